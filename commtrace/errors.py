@@ -1,0 +1,17 @@
+"""The errors that commtrace raises, all under one root so that callers can catch them together."""
+
+
+class CommtraceError(Exception):
+    """Root of every error raised by commtrace."""
+
+
+class ConfigurationError(CommtraceError, ValueError):
+    """An option or environment variable has a value that cannot be used; the message says which and what to write."""
+
+
+class RunNotFoundError(CommtraceError, ValueError):
+    """The path given does not hold a recorded run."""
+
+
+class TraceFormatError(CommtraceError, ValueError):
+    """A file is not a commtrace trace, or was written by an incompatible version."""

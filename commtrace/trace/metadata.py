@@ -1,0 +1,68 @@
+"""What is known about a rank apart from its spans: identity, host, versions, clocks.
+
+It travels as JSON in the Arrow schema metadata of every segment; what changes during the run (process groups,
+topology, clock anchors, drops) is appended as rows of kind ``mark`` whose ``detail`` is JSON:
+
+=================  ===================================================================================
+mark name          detail
+=================  ===================================================================================
+process_group      {"id", "ranks", "ordinal", "role", "name", "description", "backend"}; the last one wins
+topology           {"coordinates": {"tp": 0, …}, "parallel": {"tp": 2, …}, "framework": {"name", "version"}, …}; merged
+clock_anchor       {"monotonic_ns", "realtime_ns", "bracket_ns"}
+dropped            {"kind": count, …}: spans dropped since the previous such mark
+in_flight          [{"operation", "group", "seq", "start"}, …]: communications launched and not ended
+problem            {"message"}: a part of commtrace was disabled, and why
+end                {}: the recorder was closed in order
+=================  ===================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ClockAnchor:
+    """The same instant on the host's monotonic clock and on its wall clock, both ns; wrong by at most the bracket."""
+
+    monotonic_ns: int
+    realtime_ns: int
+    bracket_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankMetadata:
+    """Identity of the process that wrote a trace.
+
+    ``node`` names the host for the reader: the host name, or COMMTRACE_NODE_ID where nodes are emulated. Two ranks
+    share a clock when ``boot_id`` and ``node`` are both equal. ``session`` is the epoch nanosecond at which the
+    recorder started: it tells runs apart that were written into one directory.
+    """
+
+    run_id: str
+    attempt: int
+    session: int
+    rank: int
+    local_rank: int
+    world_size: int
+    host: str
+    node: str
+    boot_id: str
+    pid: int
+    backend: str
+    device: str
+    device_uuid: str
+    versions: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    anchor: ClockAnchor = ClockAnchor(0, 0)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RankMetadata:
+        fields: dict[str, Any] = json.loads(text)
+        known = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
+        return cls(**{**known, "anchor": ClockAnchor(**fields["anchor"])})

@@ -1,0 +1,289 @@
+"""Reads a run directory back: the only code besides the writer that knows the file layout.
+
+>>> from commtrace.trace.reader import load_run
+>>> run = load_run("commtrace-runs/my-run", steps="10:20")      # doctest: +SKIP
+>>> run.ranks[0].spans.start                                    # doctest: +SKIP
+
+A torn file (a killed rank, a full disk, a run that is still going on) is read up to its last whole batch; what could
+not be read is said in ``Run.problems``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from commtrace.errors import RunNotFoundError, TraceFormatError
+from commtrace.trace import schema
+from commtrace.trace.groups import Group
+from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Spans
+from commtrace.trace.step_range import StepRange
+from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, SEGMENT_PATTERN, segment_step_ranges
+
+_READ_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    path: Path
+    metadata: RankMetadata
+    first_step: int
+
+
+def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
+    """Load the newest attempt recorded in ``path``.
+
+    Args:
+        path: a run directory, or a directory that holds exactly one.
+        steps: only the spans of these steps: ``"A:B"``, ``"A:B:k"`` or ``"A"`` (B is exclusive).
+
+    Raises:
+        RunNotFoundError: nothing was recorded there.
+        TraceFormatError: the files were written by a newer, incompatible commtrace.
+        ConfigurationError: ``steps`` cannot be parsed.
+    """
+    directory = find_run_directory(Path(path))
+    wanted = StepRange.parse(steps) if isinstance(steps, str) else steps
+    problems: list[str] = []
+    segments = _newest_session(_scan(directory, problems), problems)
+    names: list[str] = []
+    with ThreadPoolExecutor(_READ_THREADS) as pool:
+        tables = pool.map(lambda rank: _read_rank(segments[rank], wanted), sorted(segments))
+        ranks = {}
+        for rank, (table, notes) in zip(sorted(segments), tables, strict=True):
+            problems += notes
+            if table is not None:
+                ranks[rank] = _rank_trace(segments[rank][0].metadata, table, wanted, names, problems)
+    if not ranks:
+        raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
+    problems += _missing_ranks(ranks)
+    return Run(path=directory, ranks=ranks, names=names, problems=tuple(problems))
+
+
+def find_run_directory(path: Path) -> Path:
+    """``path`` itself if ranks were recorded in it, else the only run directory directly below it."""
+    if not path.is_dir():
+        raise RunNotFoundError(f"{path}: no such directory. Pass the directory given to COMMTRACE_DIR.")
+    if _rank_directories(path):
+        return path
+    below = [child for child in sorted(path.iterdir()) if child.is_dir() and _rank_directories(child)]
+    if len(below) == 1:
+        return below[0]
+    if below:
+        listing = ", ".join(child.name for child in below)
+        raise RunNotFoundError(f"{path} holds {len(below)} runs: {listing}. Pass the path of one of them.")
+    raise RunNotFoundError(
+        f"{path} holds no recorded run (no rank-NNNNN folders). Was the job started with `import commtrace.auto` "
+        "or `commtrace run`, and did it call torch.distributed.init_process_group?"
+    )
+
+
+def _rank_directories(directory: Path) -> list[Path]:
+    return sorted(child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
+
+
+def _scan(directory: Path, problems: list[str]) -> list[_Segment]:
+    """The segments of all ranks, each with the metadata in its header."""
+    found = []
+    for rank_directory in _rank_directories(directory):
+        for path in sorted(rank_directory.iterdir()):
+            if not SEGMENT_PATTERN.match(path.name):
+                continue
+            try:
+                found.append(_read_header(path))
+            except (pa.ArrowException, OSError) as error:
+                problems.append(f"{path}: skipped, its header is not readable ({_first_line(error)}).")
+    return found
+
+
+def _read_header(path: Path) -> _Segment:
+    with pa.OSFile(str(path), "rb") as file:
+        metadata = pa.ipc.open_stream(file).schema.metadata or {}
+    if schema.METADATA_KEY not in metadata:
+        raise TraceFormatError(f"{path} is an Arrow stream but not a commtrace segment.")
+    version = int(metadata[b"commtrace.format"])
+    if version > schema.FORMAT_VERSION:
+        raise TraceFormatError(
+            f"{path} has format {version}; this commtrace reads up to {schema.FORMAT_VERSION}. "
+            "Update it: pip install --upgrade commtrace"
+        )
+    rank_metadata = RankMetadata.from_json(metadata[schema.METADATA_KEY])
+    return _Segment(path, rank_metadata, int(metadata[b"commtrace.first_step"]))
+
+
+def _newest_session(segments: list[_Segment], problems: list[str]) -> dict[int, list[_Segment]]:
+    """Of what may be several runs in one directory, the segments of the newest run and attempt, by rank."""
+    if not segments:
+        return {}
+    newest = max(segments, key=lambda segment: segment.metadata.session).metadata
+    chosen: dict[int, list[_Segment]] = {}
+    for segment in segments:
+        metadata = segment.metadata
+        if (metadata.run_id, metadata.attempt) == (newest.run_id, newest.attempt):
+            chosen.setdefault(metadata.rank, []).append(segment)
+    for rank, own in chosen.items():
+        session = max(segment.metadata.session for segment in own)
+        chosen[rank] = [segment for segment in own if segment.metadata.session == session]
+    others = len(segments) - sum(map(len, chosen.values()))
+    if others:
+        problems.append(
+            f"{others} segments of earlier runs or attempts in the same directory were left out; "
+            f"shown is run {newest.run_id}, attempt {newest.attempt}."
+        )
+    return chosen
+
+
+def _read_rank(segments: list[_Segment], steps: StepRange | None) -> tuple[pa.Table | None, list[str]]:
+    tables, notes = [], []
+    ranges = segment_step_ranges([segment.first_step for segment in segments])
+    for position, (segment, (first, last)) in enumerate(zip(segments, ranges, strict=True)):
+        newest = position == len(segments) - 1
+        # The first segment holds the marks that describe the rank, the newest the latest ones: read both in any case.
+        if steps is not None and position > 0 and not newest and not steps.overlaps(first, last):
+            continue
+        batches, note = _read_batches(segment.path)
+        tables += [pa.Table.from_batches(batches)] if batches else []
+        notes += [note] if note else []
+    if not tables:
+        return None, notes
+    return pa.concat_tables([table.replace_schema_metadata() for table in tables]), notes
+
+
+def _read_batches(path: Path) -> tuple[list[pa.RecordBatch], str | None]:
+    batches = []
+    with pa.OSFile(str(path), "rb") as file:
+        stream = pa.ipc.open_stream(file)
+        try:
+            for batch in stream:
+                batches.append(batch)  # noqa: PERF402 -- one at a time, so that a torn tail costs only itself
+        except (pa.ArrowException, OSError) as error:
+            return batches, f"{path}: torn after {len(batches)} batches, read up to there ({_first_line(error)})."
+    return batches, None
+
+
+def _rank_trace(
+    metadata: RankMetadata, table: pa.Table, steps: StepRange | None, names: list[str], problems: list[str]
+) -> RankTrace:
+    table = table.unify_dictionaries().combine_chunks()
+    columns = {name: _column(table, name, names) for name in DTYPE_OF_COLUMN}
+    spans = Spans(**columns)
+    marks = spans.kind == schema.MARK
+    told = _Marks(metadata.rank, problems)
+    mark_rows = np.flatnonzero(marks)
+    for row, detail in zip(mark_rows, table["detail"].take(pa.array(mark_rows)).to_pylist(), strict=True):
+        told.read(names[spans.name[row]], json.loads(detail) if detail else {})
+    selected = ~marks if steps is None else ~marks & steps.mask(spans.step)
+    kept = spans.take(selected)
+    kept = kept.take(np.lexsort((-kept.end, kept.start)))
+    return RankTrace(
+        metadata=metadata,
+        spans=kept,
+        groups=told.groups,
+        coordinates=told.topology.pop("coordinates", {}),
+        parallel=told.topology.pop("parallel", {}),
+        topology=told.topology,
+        dropped=told.dropped,
+        anchors=(metadata.anchor, *told.anchors),
+        in_flight=tuple(told.in_flight),
+        closed=told.closed,
+        details=_details(table, spans, selected),
+    )
+
+
+class _Marks:
+    """Collects what the marks of a rank tell, in the order in which they were written."""
+
+    def __init__(self, rank: int, problems: list[str]) -> None:
+        self._rank = rank
+        self._problems = problems
+        self.groups: dict[int, Group] = {}
+        self.topology: dict[str, Any] = {}
+        self.dropped: dict[str, int] = {}
+        self.anchors: list[ClockAnchor] = []
+        self.in_flight: list[dict[str, Any]] = []
+        self.closed = False
+
+    def read(self, name: str, detail: Any) -> None:
+        if name == "process_group":
+            self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
+        elif name == "topology":
+            self.topology.update(detail)
+        elif name == "dropped":
+            for kind, count in detail.items():
+                self.dropped[kind] = self.dropped.get(kind, 0) + count
+        elif name == "clock_anchor":
+            self.anchors.append(ClockAnchor(**detail))
+        elif name == "in_flight":
+            self.in_flight = detail
+        elif name == "problem":
+            self._problems.append(f"rank {self._rank}: {detail['message']}")
+        elif name == "end":
+            self.closed = True
+
+
+def _column(table: pa.Table, name: str, names: list[str]) -> Any:
+    dtype = DTYPE_OF_COLUMN[name]
+    if name not in table.column_names:
+        raise TraceFormatError(f"the trace has no column {name!r}; it was written by an incompatible commtrace")
+    column = table[name]
+    array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    if not pa.types.is_dictionary(array.type):
+        return array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    code_of_word = np.array(_codes(name, array.dictionary.to_pylist(), names) or [schema.NOT_APPLICABLE], dtype)
+    indices = array.indices
+    if not indices.null_count:
+        return code_of_word[indices.to_numpy(zero_copy_only=False)]
+    present = indices.is_valid().to_numpy(zero_copy_only=False)
+    coded = np.full(len(array), schema.NOT_APPLICABLE, dtype)
+    coded[present] = code_of_word[indices.fill_null(0).to_numpy(zero_copy_only=False)[present]]
+    return coded
+
+
+def _codes(column: str, words: Sequence[str], names: list[str]) -> list[int]:
+    vocabulary = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}.get(column)
+    if vocabulary is not None:
+        return [vocabulary.index(word) for word in words]
+    position = {name: code for code, name in enumerate(names)}
+    for word in words:
+        if word not in position:
+            position[word] = len(names)
+            names.append(word)
+    return [position[word] for word in words]
+
+
+def _details(table: pa.Table, spans: Spans, selected: Any) -> dict[int, str]:
+    detail = table["detail"]
+    if detail.null_count == len(detail):
+        return {}
+    rows = np.flatnonzero(selected & detail.combine_chunks().is_valid().to_numpy(zero_copy_only=False))
+    texts = detail.take(pa.array(rows)).to_pylist()
+    return {int(spans.id[row]): text for row, text in zip(rows, texts, strict=True)}
+
+
+def _missing_ranks(ranks: dict[int, RankTrace]) -> list[str]:
+    world_size = max(trace.metadata.world_size for trace in ranks.values())
+    missing = sorted(set(range(world_size)) - set(ranks))
+    if not missing:
+        return []
+    return [
+        f"{len(missing)} of {world_size} ranks have no readable files: {_abbreviated(missing)}. "
+        "Copy their rank-NNNNN folders from their nodes into the run directory, or use a shared file system."
+    ]
+
+
+def _abbreviated(ranks: Iterable[int], most: int = 16) -> str:
+    listed = list(ranks)
+    return ", ".join(map(str, listed[:most])) + (" …" if len(listed) > most else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,82 @@
+"""A recorded run in memory: what every analysis, view and export starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from commtrace.trace.groups import Group
+from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.spans import Spans
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """Everything that one rank recorded.
+
+    Attributes:
+        metadata: who the rank is.
+        spans: its rows, marks left out, sorted by start (at equal starts the longer one first).
+        groups: the process groups that it is a member of, by ``Group.id``.
+        coordinates: position in each parallel dimension, e.g. ``{"tp": 0, "pp": 1, "dp": 0}``; empty if unknown.
+        parallel: size of each parallel dimension, e.g. ``{"tp": 2, "pp": 2, "dp": 1}``; empty if unknown.
+        topology: whatever else the framework integration told: ``framework``, ``schedule``, ``microbatches``, …
+        dropped: spans that the recorder had to drop, by kind.
+        anchors: the monotonic clock against the wall clock, over the run.
+        in_flight: communications that had been launched and had not ended when the rank last reported.
+        closed: False when the rank did not end in order (killed, or still running).
+        details: JSON extras of communications, by span id.
+    """
+
+    metadata: RankMetadata
+    spans: Spans
+    groups: Mapping[int, Group] = field(default_factory=dict)
+    coordinates: Mapping[str, int] = field(default_factory=dict)
+    parallel: Mapping[str, int] = field(default_factory=dict)
+    topology: Mapping[str, Any] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    anchors: tuple[ClockAnchor, ...] = ()
+    in_flight: tuple[Mapping[str, Any], ...] = ()
+    closed: bool = True
+    details: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        return self.metadata.rank
+
+    @property
+    def clock_key(self) -> tuple[str, str]:
+        """Ranks with an equal key read the same clock."""
+        return (self.metadata.node, self.metadata.boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All ranks of one attempt of one job.
+
+    Attributes:
+        path: the run directory.
+        ranks: the ranks that were found, ascending by rank; ``world_size`` tells how many there should be.
+        names: the words that the codes in ``Spans.name`` and ``Spans.dtype`` stand for.
+        problems: sentences for the user: missing ranks, torn files, parts of commtrace that were disabled.
+    """
+
+    path: Path
+    ranks: Mapping[int, RankTrace]
+    names: list[str]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def any_metadata(self) -> RankMetadata:
+        """Metadata of the lowest rank found, for what is equal on all of them."""
+        return next(iter(self.ranks.values())).metadata
+
+    @property
+    def world_size(self) -> int:
+        return max(trace.metadata.world_size for trace in self.ranks.values())
+
+    def name_code(self, name: str) -> int:
+        """The code of a name, or −2 (a code that no row has) if the run does not hold it."""
+        return self.names.index(name) if name in self.names else -2

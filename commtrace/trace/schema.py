@@ -1,0 +1,78 @@
+"""The one table that commtrace records: a row is a span of time on one rank.
+
+Everything that commtrace shows is computed from these rows. Times are int64 nanoseconds of the host's monotonic clock
+(``CLOCK_MONOTONIC``), which all ranks of one boot of one host share and which no clock step can bend; the anchors in
+the rank's metadata translate them to the epoch.
+
+The words of the closed vocabularies (``KINDS``, ``LANES``, ``TIMINGS``) are stored as Arrow dictionaries, so that
+pandas, polars and duckdb show words; inside commtrace they are small integer codes: the position in these tuples.
+Append to the tuples, never reorder them: files hold the codes of the version that wrote them next to the words.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+FORMAT_VERSION: Final = 1
+
+KINDS: Final = (
+    "step",
+    "forward",
+    "backward",
+    "recompute",
+    "module",
+    "optimizer",
+    "collective",
+    "p2p",
+    "stall",
+    "data",
+    "checkpoint",
+    "gc",
+    "mark",
+    "evaluation",
+    "user",
+    "phase",
+)
+LANES: Final = ("host", "compute", "communication")
+TIMINGS: Final = ("host", "cuda_event", "nccl_timing", "kernel", "unknown")
+
+STEP, FORWARD, BACKWARD, RECOMPUTE, MODULE, OPTIMIZER, COLLECTIVE, P2P, STALL, DATA, CHECKPOINT, GC, MARK = range(13)
+EVALUATION, USER, PHASE = 13, 14, 15
+HOST, COMPUTE, COMMUNICATION = range(3)
+HOST_TIMING, CUDA_EVENT_TIMING, NCCL_TIMING, KERNEL_TIMING, UNKNOWN_TIMING = range(5)
+
+NOT_APPLICABLE: Final = -1
+"""In an integer column: this field has no meaning for this row."""
+
+_WORD = pa.dictionary(pa.int8(), pa.string())
+
+SCHEMA: Final = pa.schema(
+    [
+        ("kind", _WORD),
+        ("name", pa.dictionary(pa.int32(), pa.string())),  # the operation of a communication; else a free name
+        ("lane", _WORD),
+        ("start", pa.int64()),  # ns, host monotonic clock
+        ("end", pa.int64()),
+        ("step", pa.int32()),
+        ("microbatch", pa.int32()),
+        ("chunk", pa.int32()),  # virtual pipeline chunk on this rank
+        ("stage", pa.int32()),  # pipeline stage
+        ("group", pa.int64()),  # process group: the same number on every member (trace/groups.py)
+        ("seq", pa.int64()),  # per group for collectives; per (group, ordered pair) for P2P
+        ("op_in_seq", pa.int32()),  # index inside a coalesced group of operations, which takes one seq
+        ("bytes", pa.int64()),  # of the full tensor (docs/definitions.md)
+        ("self_bytes", pa.int64()),  # of an uneven all_to_all: what the rank sends to itself; else -1
+        ("dtype", _WORD),
+        ("peer", pa.int32()),  # global rank: P2P partner, or root of a rooted collective
+        ("is_async", pa.bool_()),
+        ("id", pa.int64()),  # of a communication: unique on this rank
+        ("stalled_on", pa.int64()),  # of a stall: the id of the communication that it waited for
+        ("timing", _WORD),
+        ("detail", pa.string()),  # JSON payload of marks and rare extras; null otherwise
+    ]
+)
+
+METADATA_KEY: Final = b"commtrace"
+"""Key of the schema metadata that holds the rank's metadata as JSON."""

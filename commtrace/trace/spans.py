@@ -1,0 +1,125 @@
+"""Spans as columns: the form in which they are analysed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.trace import schema
+
+Int8 = npt.NDArray[np.int8]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+DTYPE_OF_COLUMN: Mapping[str, Any] = {
+    "kind": np.int8,
+    "name": np.int32,
+    "lane": np.int8,
+    "start": np.int64,
+    "end": np.int64,
+    "step": np.int32,
+    "microbatch": np.int32,
+    "chunk": np.int32,
+    "stage": np.int32,
+    "group": np.int64,
+    "seq": np.int64,
+    "op_in_seq": np.int32,
+    "bytes": np.int64,
+    "self_bytes": np.int64,
+    "dtype": np.int32,
+    "peer": np.int32,
+    "is_async": np.bool_,
+    "id": np.int64,
+    "stalled_on": np.int64,
+    "timing": np.int8,
+}
+"""Every column but ``detail``: that one is read into marks by the reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Rows of one rank, column by column; all arrays have the same length.
+
+    ``kind``, ``lane`` and ``timing`` hold codes of the vocabularies in :mod:`commtrace.trace.schema`; ``name`` and
+    ``dtype`` index the list of names of the run (``Run.names``), shared by all its ranks, so that codes compare
+    across ranks. The other columns are described in the schema. −1 means "does not apply".
+    """
+
+    kind: Int8
+    name: Int32
+    lane: Int8
+    start: Int64
+    end: Int64
+    step: Int32
+    microbatch: Int32
+    chunk: Int32
+    stage: Int32
+    group: Int64
+    seq: Int64
+    op_in_seq: Int32
+    bytes: Int64
+    self_bytes: Int64
+    dtype: Int32
+    peer: Int32
+    is_async: Bool
+    id: Int64
+    stalled_on: Int64
+    timing: Int8
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def take(self, rows: npt.NDArray[Any]) -> Spans:
+        """The rows selected by a mask or by indices, in that order."""
+        return Spans(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    def replace(self, **columns: npt.NDArray[Any]) -> Spans:
+        """These spans with some columns exchanged."""
+        return Spans(*(columns.get(column.name, getattr(self, column.name)) for column in fields(self)))
+
+    @classmethod
+    def empty(cls) -> Spans:
+        return cls(*(np.empty(0, dtype) for dtype in DTYPE_OF_COLUMN.values()))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Spans]) -> Spans:
+        if not parts:
+            return cls.empty()
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in DTYPE_OF_COLUMN))
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Mapping[str, Any]], names: list[str]) -> Spans:
+        """Spans from dictionaries, for tests and small importers.
+
+        Missing columns are "does not apply". Words (``kind="forward"``, ``name="all_reduce"``) are coded; new names
+        are appended to ``names``.
+        """
+        table = [_coded(row, names) for row in rows]
+        defaults = {"start": 0, "end": 0, "op_in_seq": 0, "is_async": False, "timing": 0, "lane": schema.COMPUTE}
+        return cls(
+            *(
+                np.array([row.get(name, defaults.get(name, schema.NOT_APPLICABLE)) for row in table], dtype)
+                for name, dtype in DTYPE_OF_COLUMN.items()
+            )
+        )
+
+
+def _coded(row: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    unknown = set(row) - set(DTYPE_OF_COLUMN)
+    if unknown:
+        raise ValueError(f"no such columns: {sorted(unknown)}; the columns are {list(DTYPE_OF_COLUMN)}")
+    coded = dict(row)
+    for column, words in (("kind", schema.KINDS), ("lane", schema.LANES), ("timing", schema.TIMINGS)):
+        if isinstance(coded.get(column), str):
+            coded[column] = words.index(coded[column])
+    for column in ("name", "dtype"):
+        if isinstance(coded.get(column), str):
+            if coded[column] not in names:
+                names.append(coded[column])
+            coded[column] = names.index(coded[column])
+    return coded

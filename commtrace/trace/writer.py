@@ -1,0 +1,141 @@
+"""Writes one rank's spans into segments: ``RUN_DIR/rank-00003/spans-0007.arrows``.
+
+A segment is an Arrow IPC *stream*: written batch by batch straight to the file descriptor, so a process that is killed
+leaves everything up to its last batch readable. Segments rotate by steps, so that a range of steps can be read without
+the rest of a long run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from commtrace.trace import schema
+from commtrace.trace.metadata import RankMetadata
+
+Row = tuple[Any, ...]
+"""One span in the order of ``schema.SCHEMA``; kind, lane and timing as codes, name and dtype as words (or None)."""
+
+SEGMENT_PATTERN: Final = re.compile(r"^spans-(\d+)\.arrows$")
+RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
+
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+_CLOSED_VOCABULARIES: Final = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}
+_STEP_COLUMN: Final = schema.SCHEMA.get_field_index("step")
+
+
+def rank_directory(run_directory: Path, rank: int) -> Path:
+    """Where the segments of ``rank`` are kept."""
+    return run_directory / f"rank-{rank:05d}"
+
+
+class SegmentWriter:
+    """Appends rows to the current segment of one rank and starts the next one every ``steps_per_segment`` steps.
+
+    An :class:`OSError` (disk full, directory gone) leaves through :meth:`write`; what was written before stays
+    readable. The segment that failed is abandoned: the next call of :meth:`write` starts a new one.
+    """
+
+    def __init__(self, run_directory: Path, metadata: RankMetadata, *, steps_per_segment: int = 100) -> None:
+        self.directory = rank_directory(run_directory, metadata.rank)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._metadata = metadata
+        self._steps_per_segment = steps_per_segment
+        self._number = _next_segment_number(self.directory)
+        self._first_step = 0
+        self._words: dict[str, _Vocabulary] = {"name": _Vocabulary(pa.int32()), "dtype": _Vocabulary(pa.int8())}
+        self._file: Any = None
+        self._stream: Any = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows as one record batch per segment they fall into."""
+        if not rows:
+            return
+        newest = max(row[_STEP_COLUMN] for row in rows)
+        if self._stream is not None and newest >= self._first_step + self._steps_per_segment:
+            self.close()
+        if self._stream is None:
+            self._open(max(0, newest))
+        try:
+            self._stream.write_batch(self._batch(rows))
+        except (OSError, pa.ArrowException):
+            self._abandon()
+            raise
+
+    def close(self) -> None:
+        """End the current segment in order."""
+        stream, file = self._stream, self._file
+        self._stream = self._file = None
+        if stream is not None:
+            stream.close()
+            file.close()
+
+    def _open(self, first_step: int) -> None:
+        path = self.directory / f"spans-{self._number:04d}.arrows"
+        metadata = {schema.METADATA_KEY: self._metadata.to_json(), b"commtrace.format": str(schema.FORMAT_VERSION)}
+        metadata[b"commtrace.first_step"] = str(first_step)
+        self._number += 1
+        self._first_step = first_step
+        self._file = pa.OSFile(str(path), "wb")
+        self._stream = pa.ipc.new_stream(self._file, schema.SCHEMA.with_metadata(metadata), options=_OPTIONS)
+
+    def _abandon(self) -> None:
+        file, self._stream, self._file = self._file, None, None
+        if file is not None:
+            file.close()
+
+    def _batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        columns = list(zip(*rows, strict=True))
+        return pa.RecordBatch.from_arrays(
+            [self._array(field, values) for field, values in zip(schema.SCHEMA, columns, strict=True)],
+            schema=schema.SCHEMA,
+        )
+
+    def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
+        if field.name in _CLOSED_VOCABULARIES:
+            words = pa.array(_CLOSED_VOCABULARIES[field.name])
+            return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), words)
+        if field.name in self._words:
+            return self._words[field.name].encode(values)
+        return pa.array(values, field.type)
+
+
+class _Vocabulary:
+    """Codes words with a dictionary that only grows, so that a stream repeats it only when a word is new."""
+
+    def __init__(self, index_type: pa.DataType) -> None:
+        self._index_type = index_type
+        self._codes: dict[str | None, int | None] = {None: None}
+        self._words: pa.Array = pa.array([], pa.string())
+
+    def encode(self, values: Sequence[str | None]) -> pa.Array:
+        try:
+            codes = [self._codes[value] for value in values]
+        except KeyError:
+            self._learn(values)
+            codes = [self._codes[value] for value in values]
+        return pa.DictionaryArray.from_arrays(pa.array(codes, self._index_type), self._words)
+
+    def _learn(self, values: Sequence[str | None]) -> None:
+        for value in values:
+            self._codes.setdefault(value, len(self._codes) - 1)
+        self._words = pa.array([word for word in self._codes if word is not None], pa.string())
+
+
+def _next_segment_number(directory: Path) -> int:
+    taken = [int(match[1]) for path in directory.iterdir() if (match := SEGMENT_PATTERN.match(path.name))]
+    return max(taken, default=-1) + 1
+
+
+def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last step that segments starting at ``first_steps`` can hold.
+
+    A span is written when it has ended, so a segment can also hold late rows of the step before its first one.
+    """
+    lasts = [after for _, after in pairwise(first_steps)]
+    return [(first - 1, last) for first, last in zip(first_steps, [*lasts, 2**31 - 1], strict=True)]

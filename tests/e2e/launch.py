@@ -1,0 +1,95 @@
+"""Runs a training script on several processes, and never waits for a hang.
+
+>>> completed = launch(["examples/train_megatron_gpt.py", "--iterations", "2"], nproc=4)   # doctest: +SKIP
+>>> assert completed.returncode == 0, completed.stdout                                     # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+_SECONDS_TO_DUMP_STACKS = 5.0
+
+
+class Completed(NamedTuple):
+    """A job that has ended. ``stdout`` holds stderr too; after a timeout also the stacks of all its processes."""
+
+    stdout: str
+    returncode: int
+    timed_out: bool = False
+
+
+def launch(
+    script_args: Sequence[str | Path],
+    nproc: int,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+) -> Completed:
+    """Run ``torchrun --nproc-per-node nproc script_args`` from the root of the repository.
+
+    ``env`` is added to the environment, from which all COMMTRACE_* variables of the caller are removed.
+    """
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    return run([sys.executable, *torchrun, *map(str, script_args)], env, timeout)
+
+
+def run(command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120.0) -> Completed:
+    """Run any command from the root of the repository, with the environment and the hard timeout of :func:`launch`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
+    environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
+    # A file, not a pipe: a process that outlives the launcher would hold a pipe open and keep us waiting.
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+        timed_out = False
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            if process.poll() is None:
+                _abort(process)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    note = f"\n[no end after {timeout:g} s: aborted; the stacks of its processes are above]" if timed_out else ""
+    return Completed(text + note, process.returncode, timed_out)
+
+
+def _abort(process: subprocess.Popen[bytes]) -> None:
+    """SIGABRT makes faulthandler write every thread's stack; what is left after that is killed."""
+    descendants = _descendants(process.pid)
+    _signal(descendants, signal.SIGABRT)
+    deadline = time.monotonic() + _SECONDS_TO_DUMP_STACKS
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    _signal([*descendants, *_descendants(process.pid)], signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        listing = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:  # it has ended meanwhile
+        return []
+    children = [int(child) for child in listing.split()]
+    return children + [below for child in children for below in _descendants(child)]
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue

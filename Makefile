@@ -1,0 +1,52 @@
+# `make demo` shows what commtrace does, `make test` checks everything that .ci/run checks. Both need only Python >= 3.10
+# and a package index; everything is installed into .venv.
+
+PYTHON ?= python3
+# The demo and the tests run on any torch >= 2.4. For a machine without a GPU whose package index offers CUDA builds only:
+#   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --timeout 120
+export PIP_NO_INPUT := 1
+
+.PHONY: demo test lint types unit e2e bench install clean
+
+demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
+	$(BIN)/python examples/demo.py
+
+test: lint types  ## Everything; pytest's closing line is the last one.
+	$(BIN)/python -m pytest tests
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy -p commtrace
+	$(BIN)/mypy examples
+	$(BIN)/mypy bench
+
+unit: $(INSTALLED)
+	$(BIN)/python -m pytest tests -m "not e2e"
+
+e2e: $(INSTALLED)
+	$(BIN)/python -m pytest tests -m e2e
+
+bench: $(INSTALLED)
+	$(BIN)/python bench/overhead.py
+
+install: $(INSTALLED)
+
+# torch on its own and first: left to a dependency of another package, pip would take the newest build, with CUDA.
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH)
+	$(PIP) install --editable '.[megatron,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build commtrace.egg-info commtrace-runs demo-run report.html
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

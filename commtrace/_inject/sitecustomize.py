@@ -1,0 +1,76 @@
+"""Starts commtrace in processes that import torch; ``commtrace run`` puts this folder first on PYTHONPATH.
+
+Every Python below the command executes this file at start-up: launchers, compilers, data loaders, in whatever
+environment they live. So it imports next to nothing, never fails, and works where commtrace is not installed. A
+15-line finder stands in for wrapt here because importing wrapt would cost each of these processes more than Python's
+own start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+TYPE_CHECKING = False  # typing's, without the import of typing
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+class _TorchFinder:
+    """Finds torch as the other finders do, and has commtrace imported once torch has executed.
+
+    At the end of torch rather than of torch.distributed: torch imports torch.distributed itself, half-way through its
+    own import. The finder stays until torch executes because libraries look a module up only to see if it is there.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, specs), None)
+        if spec is not None and spec.loader is not None:
+            self._import_commtrace_after(spec.loader)
+        return spec
+
+    def _import_commtrace_after(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            loader.exec_module = execute
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _import_commtrace()
+
+        loader.exec_module = exec_module
+
+
+def _import_commtrace() -> None:
+    try:
+        import commtrace.auto  # noqa: F401
+    except Exception as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        hint = f" Install it there: {sys.executable} -m pip install commtrace" if missing else ""
+        problem = f"commtrace: nothing is recorded in process {os.getpid()}: {type(error).__name__}: {error}."
+        print(problem + hint, file=sys.stderr)
+
+
+def _execute_the_hidden_sitecustomize() -> None:
+    """Python executes only the first sitecustomize of sys.path: execute the one that this file hides."""
+    elsewhere = [entry for entry in sys.path if os.path.abspath(entry) != _FOLDER]
+    spec = PathFinder.find_spec("sitecustomize", elsewhere)
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+sys.meta_path.insert(0, _TorchFinder())
+# Last, and unguarded: if it raises, Python reports it and goes on, exactly as it does without commtrace.
+_execute_the_hidden_sitecustomize()

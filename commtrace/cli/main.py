@@ -1,0 +1,91 @@
+"""The ``commtrace`` command: one module of this package per command, imported only when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from commtrace import __version__
+from commtrace.errors import CommtraceError
+
+_USER_ERROR = 2
+
+
+class _Command(NamedTuple):
+    """A command NAME is the function NAME of the module ``commtrace.cli.NAME``.
+
+    Attributes:
+        summary: first line of the function's docstring, kept here so that ``commtrace --help`` imports no command.
+        settings: of the command's context; see typer's ``context_settings``.
+    """
+
+    summary: str
+    settings: Mapping[str, Any] = {}
+
+
+COMMANDS: Final[Mapping[str, _Command]] = {
+    "run": _Command(
+        "Run a training command and record it; its script needs no change.",
+        {"allow_interspersed_args": False},  # what follows the command's first word is the command's
+    ),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """Lists commands by their summaries and imports the one that is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands.update({name: TyperCommand(name, help=command.summary) for name, command in COMMANDS.items()})
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        name, command, rest = super().resolve_command(context, arguments)
+        return name, command and load_command(str(name)), rest
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except CommtraceError as error:
+            if context.params["traceback"]:
+                raise
+            typer.echo(f"commtrace: {error}", err=True)
+            raise typer.Exit(_USER_ERROR) from error
+
+
+def load_command(name: str) -> TyperCommand:
+    """The command with its arguments and options."""
+    function = getattr(import_module(f"commtrace.cli.{name}"), name)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, context_settings=dict(COMMANDS[name].settings))(function)
+    command = typer.main.get_command(single)
+    assert isinstance(command, TyperCommand)
+    return command
+
+
+# Plain help: rich's markup would turn the ":B:" of "A:B:k" into an emoji.
+app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"commtrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def commtrace(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error was raised.")] = False,
+) -> None:
+    """Where does the time of a training job go? Record it, and read it from every rank."""
+
+
+def main() -> None:
+    """Entry point of the ``commtrace`` command."""
+    app()

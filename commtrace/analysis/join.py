@@ -1,0 +1,106 @@
+"""Brings together the rows of all ranks that are one communication: one sort over all communication rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.keys import pack
+from commtrace.analysis.operations import communication_rows, named, unfinished_rows
+from commtrace.trace import schema
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Spans
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+class Rows(NamedTuple):
+    """Communication rows of all ranks, one rank after the other.
+
+    Attributes:
+        rank: which rank the row is of.
+        clock: number of the clock that its times were read on.
+        position: of the row among the rank's spans.
+        is_send: it is the sending side of a point-to-point operation.
+        finished: its end was seen.
+        spans: the rows themselves.
+    """
+
+    rank: Int32
+    clock: Int32
+    position: Int64
+    is_send: Bool
+    finished: Bool
+    spans: Spans
+
+
+class Buckets(NamedTuple):
+    """Rows sorted so that those of one communication are neighbours.
+
+    Attributes:
+        order: sorts the rows.
+        first: where each bucket begins in the sorted rows.
+        size: how many rows each bucket has.
+        of_sorted_row: the bucket of each sorted row.
+    """
+
+    order: Int64
+    first: Int64
+    size: Int64
+    of_sorted_row: Int64
+
+    def maximum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Largest value in each bucket, of values aligned with the unsorted rows."""
+        return np.asarray(np.maximum.reduceat(values[self.order], self.first))
+
+    def minimum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Smallest value in each bucket."""
+        return np.asarray(np.minimum.reduceat(values[self.order], self.first))
+
+    def of_row(self) -> Int64:
+        """The bucket of each unsorted row."""
+        buckets = np.empty(len(self.order), np.int64)
+        buckets[self.order] = self.of_sorted_row
+        return buckets
+
+
+def gather(run: Run) -> Rows:
+    """The communication rows of a run that know their group."""
+    number_of_clock = {key: number for number, key in enumerate(dict.fromkeys(t.clock_key for t in run.ranks.values()))}
+    parts = []
+    for rank, trace in run.ranks.items():
+        position = np.flatnonzero(communication_rows(trace.spans) & (trace.spans.group >= 0))
+        spans = trace.spans.take(position)
+        parts.append(
+            Rows(
+                rank=np.full(len(position), rank, np.int32),
+                clock=np.full(len(position), number_of_clock[trace.clock_key], np.int32),
+                position=position,
+                is_send=(spans.kind == schema.P2P) & named(run, spans, ("send",)),
+                finished=~unfinished_rows(trace)[position],
+                spans=spans,
+            )
+        )
+    columns = list(zip(*parts, strict=True))
+    return Rows(*(np.concatenate(column) for column in columns[:-1]), Spans.concatenate(columns[-1]))
+
+
+def bucket(rows: Rows) -> Buckets:
+    """Sort the rows by what identifies a communication."""
+    spans = rows.spans
+    p2p = spans.kind == schema.P2P
+    sender = np.where(p2p, np.where(rows.is_send, rows.rank, spans.peer), schema.NOT_APPLICABLE)
+    receiver = np.where(p2p, np.where(rows.is_send, spans.peer, rows.rank), schema.NOT_APPLICABLE)
+    # The seq of a P2P counts its pair alone; only collectives of one bracket need the index to tell them apart.
+    op_in_seq = np.where(p2p, 0, spans.op_in_seq)
+    key = pack((spans.group, sender, receiver, spans.seq, op_in_seq))
+    order = np.argsort(key)
+    ordered = key[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    first = np.flatnonzero(is_first)
+    return Buckets(order, first, np.diff(np.append(first, len(order))), np.cumsum(is_first) - 1)

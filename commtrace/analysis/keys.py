@@ -1,0 +1,42 @@
+"""One sortable integer per row out of several columns: joining rows is then one sort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+
+_LARGEST = 2**62
+
+
+def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
+    """Numbers that are equal exactly where all integer columns are equal, and that sort like the columns do."""
+    first, *others = columns
+    key, key_range = _from_zero(first)
+    for column in others:
+        digits, digits_range = _from_zero(column)
+        if key_range * digits_range > _LARGEST:
+            key, key_range = _dense(key)
+        if key_range * digits_range > _LARGEST:
+            digits, digits_range = _dense(digits)
+        key = key * digits_range + digits
+        key_range *= digits_range
+    return key
+
+
+def _from_zero(column: npt.NDArray[Any]) -> tuple[Int64, int]:
+    if not len(column):
+        return column.astype(np.int64), 1
+    low, high = int(column.min()), int(column.max())
+    if high - low >= _LARGEST:
+        return _dense(column)
+    return column.astype(np.int64) - low, high - low + 1
+
+
+def _dense(column: npt.NDArray[Any]) -> tuple[Int64, int]:
+    values, positions = np.unique(column, return_inverse=True)
+    return positions.reshape(-1).astype(np.int64), max(len(values), 1)

@@ -1,0 +1,210 @@
+"""Which operations of different ranks are one communication, and when its last participant arrived.
+
+A collective is joined on (group, seq, op_in_seq), a point-to-point operation on (group, sender, receiver, seq): the
+n-th send from a to b meets the n-th receive. Never on names, never on order in time.
+
+>>> matches = match(run)                                        # doctest: +SKIP
+>>> matches.ranks[0].wait_ns(run.ranks[0].spans)                # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.join import Buckets, Rows, bucket, gather
+from commtrace.analysis.operations import BYTES_DIFFER, ROOTED, SYNCHRONISING, named
+from commtrace.trace import schema
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Spans
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+_UNKNOWN_SIZE = -1
+_LARGEST = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class RankMatches:
+    """The join seen from one rank: every array is aligned with the rank's span rows.
+
+    Rows that are no communication have bucket −1, no participants, and ``last_start = ready = start``.
+
+    Attributes:
+        bucket: number of the communication in the whole run; its rows on all ranks have the same number.
+        participants: how many rows met, the own one included.
+        complete: every member was seen, and wait can be told from transfer.
+        mismatched: the participants disagree on operation, bytes or dtype.
+        last_start: ns at which the last participant seen had arrived, on this rank's clock.
+        last_rank: the rank that arrived last; −1 where that is not known.
+        ready: ns in [start, end] from which the operation waited for nobody: before it is wait, after it transfer.
+            A send or a rooted collective that ended before its last participant came did not wait for it. Members
+            of a point-to-point bracket share their times, so they are ready together.
+    """
+
+    bucket: Int64
+    participants: Int32
+    complete: Bool
+    mismatched: Bool
+    last_start: Int64
+    last_rank: Int32
+    ready: Int64
+
+    def wait_ns(self, spans: Spans) -> Int64:
+        """Time in flight before the last participant arrived: max(0, last − start)."""
+        return self.ready - spans.start
+
+    def transfer_ns(self, spans: Spans) -> Int64:
+        """Time in flight after it: end − max(last, start)."""
+        return np.maximum(spans.end - self.ready, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The join of a run.
+
+    Attributes:
+        ranks: by rank.
+        clocks_agree: False when the hosts' clocks could not be aligned. Then, between hosts, the member of a
+            synchronising collective with the shortest duration counts as the last arriver, and rooted
+            collectives and point-to-point operations are not complete.
+    """
+
+    ranks: Mapping[int, RankMatches]
+    clocks_agree: bool = True
+
+
+def match(run: Run, *, clocks_agree: bool = True) -> Matches:
+    """Join the communications of all ranks.
+
+    Args:
+        run: with all ranks on one clock (see :mod:`commtrace.analysis.align`).
+        clocks_agree: False if that could not be had; times of different hosts are then never compared.
+    """
+    rows = gather(run)
+    ranks = {rank: _unmatched(trace.spans) for rank, trace in run.ranks.items()}
+    if not len(rows.rank):
+        return Matches(ranks, clocks_agree)
+    joined = _join(run, rows, clocks_agree)
+    for rank, own in ranks.items():
+        begin, end = np.searchsorted(rows.rank, [rank, rank + 1])
+        for column in fields(own):
+            getattr(own, column.name)[rows.position[begin:end]] = getattr(joined, column.name)[begin:end]
+    return Matches(ranks, clocks_agree)
+
+
+def _unmatched(spans: Spans) -> RankMatches:
+    count = len(spans)
+    return RankMatches(
+        bucket=np.full(count, -1, np.int64),
+        participants=np.zeros(count, np.int32),
+        complete=np.zeros(count, np.bool_),
+        mismatched=np.zeros(count, np.bool_),
+        last_start=spans.start.copy(),
+        last_rank=np.full(count, -1, np.int32),
+        ready=spans.start.copy(),
+    )
+
+
+def _join(run: Run, rows: Rows, clocks_agree: bool) -> RankMatches:
+    """What is known of each communication row, aligned with the gathered rows."""
+    buckets = bucket(rows)
+    of_row = buckets.of_row()
+    participants = buckets.size[of_row].astype(np.int32)
+    last_start, last_rank, comparable = _last_arrival(run, rows, buckets, of_row, clocks_agree)
+    return RankMatches(
+        bucket=of_row,
+        participants=participants,
+        complete=comparable & (participants == _expected_participants(run, rows)),
+        mismatched=_mismatched(run, rows, buckets)[of_row],
+        last_start=last_start,
+        last_rank=last_rank,
+        ready=_ready(run, rows, last_start),
+    )
+
+
+def _last_arrival(
+    run: Run, rows: Rows, buckets: Buckets, of_row: Int64, clocks_agree: bool
+) -> tuple[Int64, Int32, Bool]:
+    """Start of the last participant, its rank, and whether the participants' times could be compared."""
+    start = rows.spans.start
+    last_start = buckets.maximum(start)[of_row]
+    is_last = start == last_start
+    comparable = np.ones(len(start), np.bool_)
+    if not clocks_agree:
+        apart = (buckets.maximum(rows.clock) != buckets.minimum(rows.clock))[of_row]
+        synchronising = named(run, rows.spans, SYNCHRONISING) & (rows.spans.kind == schema.COLLECTIVE)
+        duration = np.where(rows.finished, rows.spans.end - start, _LARGEST)
+        shortest = buckets.minimum(duration)[of_row]
+        by_duration = apart & synchronising & (shortest != _LARGEST)
+        last_start = np.where(by_duration, np.maximum(rows.spans.end - shortest, start), last_start)
+        last_start = np.where(apart & ~by_duration, start, last_start)
+        is_last = np.where(by_duration, duration == shortest, is_last & ~apart)
+        comparable = ~apart | by_duration
+    last_rank = buckets.maximum(np.where(is_last, rows.rank, -1))[of_row]
+    return last_start, last_rank.astype(np.int32), comparable
+
+
+def _expected_participants(run: Run, rows: Rows) -> Int32:
+    """Members of each row's group; 2 for point-to-point; −1 where no rank told what the group is."""
+    sizes = {number: group.size for trace in run.ranks.values() for number, group in trace.groups.items()}
+    known = np.array(sorted(sizes), np.int64)
+    size_of_known = np.array([*(sizes[number] for number in sorted(sizes)), _UNKNOWN_SIZE], np.int32)
+    slot = np.searchsorted(known, rows.spans.group)
+    found = np.append(known, -1)[slot] == rows.spans.group
+    expected = np.where(found, size_of_known[slot], _UNKNOWN_SIZE)
+    return np.where(rows.spans.kind == schema.P2P, 2, expected).astype(np.int32)
+
+
+def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
+    """Buckets whose rows were not issued for one and the same communication."""
+    spans = rows.spans
+    p2p = spans.kind == schema.P2P
+    # The two sides of a P2P rightly have different names; two sends would be no pair.
+    operation = np.where(p2p, 0, spans.name)
+    bytes_of_all = np.where(named(run, spans, BYTES_DIFFER), schema.NOT_APPLICABLE, spans.bytes)
+    one_sided = p2p & (buckets.size == 2)[buckets.of_row()]
+    sides = np.where(one_sided, rows.is_send, -1)
+    same_side = (buckets.maximum(sides) == buckets.minimum(sides)) & (buckets.maximum(sides) >= 0)
+    return (
+        (buckets.maximum(operation) != buckets.minimum(operation))
+        | _known_values_differ(buckets, bytes_of_all)
+        | _known_values_differ(buckets, spans.dtype)
+        | same_side
+    )
+
+
+def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:
+    """Where two values that are not "does not apply" differ."""
+    smallest_known = buckets.minimum(np.where(values == schema.NOT_APPLICABLE, _LARGEST, values))
+    return np.asarray((smallest_known != _LARGEST) & (smallest_known != buckets.maximum(values)))
+
+
+def _ready(run: Run, rows: Rows, last_start: Int64) -> Int64:
+    spans = rows.spans
+    may_leave_early = rows.is_send | ((spans.kind == schema.COLLECTIVE) & named(run, spans, ROOTED))
+    did_not_wait = may_leave_early & (last_start > spans.end)
+    ready = np.where(did_not_wait, spans.start, np.clip(last_start, spans.start, np.maximum(spans.end, spans.start)))
+    return _shared_in_brackets(rows, ready)
+
+
+def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
+    """A bracket of point-to-point operations is waited for as a whole: it is ready when its last member is.
+
+    Members of a bracket have consecutive ids, and ``op_in_seq`` counts them from 0.
+    """
+    p2p = np.flatnonzero(rows.spans.kind == schema.P2P)
+    if not len(p2p) or not rows.spans.op_in_seq[p2p].any():
+        return ready
+    ordered = p2p[np.lexsort((rows.spans.id[p2p], rows.rank[p2p]))]
+    begins = rows.spans.op_in_seq[ordered] == 0
+    begins[0] = True
+    of_row = np.cumsum(begins) - 1
+    shared = ready.copy()
+    shared[ordered] = np.maximum.reduceat(ready[ordered], np.flatnonzero(begins))[of_row]
+    return shared

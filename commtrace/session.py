@@ -1,19 +1,134 @@
-"""placeholder"""
+"""Starting and stopping commtrace in a training process: puts capture, recorder and trace files together.
 
+A process has at most one session. Nothing here raises into a training loop: what cannot start is logged and left off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 from commtrace.config import Config
+from commtrace.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from commtrace.capture.instrumentation import Instrumentation
+
+_logger = logging.getLogger("commtrace")
+_lock = threading.Lock()
+_current: Instrumentation | None = None
 
 
-def start(config: Config | None = None) -> None: ...
-def stop() -> None: ...
+def start(config: Config | None = None) -> None:
+    """Start recording in this process.
+
+    Idempotent: a second call warns and changes nothing. Configuration errors and failures to start are logged, never
+    raised.
+
+    Args:
+        config: options; read from COMMTRACE_* variables if None.
+    """
+    global _current
+    with _lock:
+        if _current is not None:
+            _logger.warning("commtrace is already recording; call commtrace.stop() before starting it again")
+            return
+        try:
+            chosen = Config.from_env() if config is None else config
+            if not chosen.enabled:
+                return
+            _current = _started(chosen)
+        except ConfigurationError as error:
+            _logger.error("commtrace is off in this process: %s", error)
+        except Exception:
+            _logger.exception("commtrace could not start and is off in this process; training is not affected")
+
+
+def stop() -> None:
+    """Stop recording, write what is left, and put every patched function back. Idempotent; never raises."""
+    global _current
+    with _lock:
+        session, _current = _current, None
+    if session is None:
+        return
+    try:
+        session.stop()
+    except Exception:
+        _logger.exception("commtrace could not stop cleanly; its files may miss the last second")
 
 
 @contextmanager
-def step(number: int) -> Iterator[None]:
-    yield
+def step(number: int | None = None) -> Iterator[None]:
+    """Mark one training step, in a loop that no integration knows.
+
+    Args:
+        number: of the step; counted up from the previous one if None.
+    """
+    tracer = _tracer()
+    if tracer is not None:
+        _guarded(tracer, lambda: tracer.begin_step(number))
+    try:
+        yield
+    finally:
+        if tracer is not None:
+            _guarded(tracer, tracer.end_step)
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    yield
+    """Mark a piece of work of your own, e.g. ``with commtrace.span("augment"):``.
+
+    Args:
+        name: low in cardinality: it becomes a label, so no step numbers in it.
+    """
+    tracer = _tracer()
+    opened: list[Any] = []
+    if tracer is not None:
+        from commtrace.trace import schema
+
+        _guarded(tracer, lambda: opened.append(tracer.enter(schema.USER, name)))
+    try:
+        yield
+    finally:
+        if opened:
+            _guarded(tracer, lambda: tracer.leave(opened[0]))
+
+
+def _tracer() -> Any:
+    return None if _current is None else _current.tracer
+
+
+def _guarded(tracer: Any, action: Callable[[], Any]) -> None:
+    try:
+        action()
+    except Exception as error:
+        tracer.failed("commtrace.step and commtrace.span", error)
+
+
+def _started(config: Config) -> Instrumentation:
+    # Imported here: `import commtrace` alone must cost nothing.
+    from commtrace.capture.instrumentation import Instrumentation
+    from commtrace.integrations import INTEGRATIONS
+
+    session = Instrumentation(config, INTEGRATIONS)
+    session.start()
+    atexit.register(stop)
+    return session
+
+
+def _after_fork_in_child() -> None:
+    """A forked child (a DataLoader worker) records nothing: the thread and the files are its parent's."""
+    global _current, _lock
+    _lock = threading.Lock()
+    session, _current = _current, None
+    if session is not None:
+        session.abandon_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

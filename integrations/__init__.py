@@ -1,0 +1,18 @@
+"""One module per training framework. Each installs itself when, and only when, its framework is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from commtrace.capture.tracer import Tracer
+
+
+def _megatron(tracer: Tracer) -> Callable[[], None]:
+    from commtrace.integrations import megatron
+
+    return megatron.install(tracer)
+
+
+INTEGRATIONS: Final = (("megatron", _megatron),)
+"""Name and installer of every integration; an installer returns what takes it out again."""

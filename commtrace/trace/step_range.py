@@ -47,8 +47,8 @@ class StepRange(NamedTuple):
 
     def mask(self, steps: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Which entries of an array of step numbers are in the range."""
-        inside = (steps >= self.first) & (steps < self.end)
-        return inside & ((steps - self.first) % self.every == 0)
+        inside: npt.NDArray[np.bool_] = (steps >= self.first) & (steps < self.end)
+        inside &= (steps - self.first) % self.every == 0
 
     def __str__(self) -> str:
         end = "" if self.end == _OPEN_END else str(self.end)

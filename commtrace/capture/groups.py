@@ -1,0 +1,155 @@
+"""Which process group is which: identity, members, role and sequence numbers of every group of this process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from commtrace.capture.records import Call, Queue
+from commtrace.trace.groups import Group, group_id
+
+UNKNOWN_ROLE = "unknown"
+
+
+class GroupState:
+    """What capture keeps about one process group."""
+
+    __slots__ = (
+        "bracket",
+        "bracket_is_collective",
+        "collective_seq",
+        "group",
+        "p2p_seq",
+        "queues",
+        "ranks_by_group_rank",
+    )
+
+    def __init__(self, group: Group, ranks_by_group_rank: Sequence[int]) -> None:
+        self.group = group
+        self.ranks_by_group_rank = tuple(ranks_by_group_rank)
+        self.collective_seq = itertools.count()
+        self.p2p_seq: dict[tuple[bool, int], itertools.count[int]] = {}
+        self.bracket: list[Call] | None = None
+        self.bracket_is_collective = False
+        self.queues: dict[int, Queue] = {}
+
+    def next_p2p(self, is_send: bool, peer: int) -> int:
+        """Number of the next send to, or receive from, ``peer`` (a global rank)."""
+        counter = self.p2p_seq.get((is_send, peer))
+        if counter is None:
+            counter = self.p2p_seq.setdefault((is_send, peer), itertools.count())
+        return next(counter)
+
+    def queue(self, peer: int) -> Queue:
+        """The stream that operations with this peer share; −1 for collectives."""
+        found = self.queues.get(peer)
+        return found if found is not None else self.queues.setdefault(peer, Queue())
+
+
+class GroupRegistry:
+    """Maps ``ProcessGroup`` objects to their state.
+
+    Groups are numbered among those of the same members in the order of their creation, which is the same on all
+    members: torch requires it. So they are registered when they are created; groups that existed before are found in
+    torch's own table, which keeps that order.
+
+    Objects are looked up by ``id`` because hashing a ``ProcessGroup`` is slower than the rest of the lookup; a weak
+    reference removes the entry before the id can be used again.
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[int, GroupState] = {}
+        self.version = 0
+        self._lock = threading.RLock()
+        self._ordinals: dict[tuple[int, ...], itertools.count[int]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._history: dict[int, Group] = {}
+
+    def state(self, process_group: Any) -> GroupState:
+        """The state of a group, registering it if it is new. The fast path is ``states.get(id(group))``."""
+        found = self.states.get(id(process_group))
+        if found is not None:
+            return found
+        with self._lock:
+            self.register_known_groups()
+            return self.states.get(id(process_group)) or self._register(process_group)
+
+    def register_known_groups(self) -> None:
+        """Register every group that torch knows, oldest first."""
+        from torch.distributed import distributed_c10d
+
+        with self._lock:
+            for process_group in list(distributed_c10d._world.pg_map):
+                if id(process_group) not in self.states and hasattr(process_group, "allreduce"):
+                    self._register(process_group)
+
+    def set_role(self, process_group: Any, role: str) -> None:
+        """Say what a group is for. The first framework that knows wins over torch's description."""
+        state = self.state(process_group)
+        with self._lock:
+            if state.group.role != role:
+                state.group = state.group._replace(role=role)
+                self._history[state.group.id] = state.group
+                self.version += 1
+
+    def known_groups(self) -> list[Group]:
+        """All groups there have been, destroyed ones too."""
+        with self._lock:
+            return list(self._history.values())
+
+    def _register(self, process_group: Any) -> GroupState:
+        ranks_by_group_rank = _global_ranks(process_group)
+        ranks = tuple(sorted(ranks_by_group_rank))
+        ordinal = next(self._ordinals.setdefault(ranks, itertools.count()))
+        group = Group(
+            id=group_id(ranks, ordinal),
+            ranks=ranks,
+            ordinal=ordinal,
+            role=_role_from_description(process_group),
+            name=str(process_group.group_name),
+            description=str(process_group.group_desc),
+            backend=_backend_name(process_group),
+        )
+        state = GroupState(group, ranks_by_group_rank)
+        key = id(process_group)
+        self.states[key] = state
+        self._references[key] = weakref.ref(process_group, lambda _: self._forget(key, state))
+        self._history[group.id] = group
+        self.version += 1
+        return state
+
+    def _forget(self, key: int, state: GroupState) -> None:
+        # No lock: this runs wherever the last reference is dropped, perhaps inside code that holds the lock.
+        if self.states.get(key) is state:
+            self.states.pop(key, None)
+            self._references.pop(key, None)
+
+
+def _global_ranks(process_group: Any) -> list[int]:
+    """Global ranks in the order of the ranks inside the group."""
+    from torch.distributed import distributed_c10d
+
+    global_rank_to_group_rank = distributed_c10d._world.pg_group_ranks.get(process_group)
+    if global_rank_to_group_rank:
+        return sorted(global_rank_to_group_rank, key=global_rank_to_group_rank.__getitem__)
+    return list(range(process_group.size()))
+
+
+def _role_from_description(process_group: Any) -> str:
+    """torch's own words: ``default_pg`` → world, the ``mesh_dp`` of a DeviceMesh → dp."""
+    description = str(process_group.group_desc)
+    if description == "default_pg":
+        return "world"
+    if description.startswith("mesh_"):
+        return description.removeprefix("mesh_")
+    return UNKNOWN_ROLE if description in ("", "undefined") else description
+
+
+def _backend_name(process_group: Any) -> str:
+    from torch.distributed import distributed_c10d
+
+    known = distributed_c10d._world.pg_map.get(process_group)
+    return "" if known is None else str(known[0])

@@ -1,0 +1,44 @@
+"""Keeps commtrace's own failures away from training.
+
+Every hook catches what goes wrong inside commtrace and reports it here: the part that failed is switched off, one
+warning says what that means, and the run's files say it too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+_logger = logging.getLogger("commtrace")
+
+
+class Guard:
+    """The parts of commtrace that have failed in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failed: dict[str, str] = {}
+        self._untold: list[str] = []
+
+    def failed(self, part: str, error: BaseException) -> None:
+        """Note that ``part`` failed; warns the first time."""
+        with self._lock:
+            if part in self._failed:
+                return
+            message = (
+                f"{part} is switched off for the rest of this run: {type(error).__name__}: {error}. Training is not "
+                "affected; what this part would have recorded is missing."
+            )
+            self._failed[part] = message
+            self._untold.append(message)
+        _logger.warning("commtrace: %s", message, exc_info=error)
+
+    def works(self, part: str) -> bool:
+        """Whether ``part`` has not failed."""
+        return part not in self._failed
+
+    def take_untold(self) -> list[str]:
+        """Messages since the last call, for the trace files."""
+        with self._lock:
+            untold, self._untold = self._untold, []
+        return untold

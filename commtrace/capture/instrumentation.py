@@ -1,0 +1,164 @@
+"""Everything that commtrace installs in one training process, and how it is taken out again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from commtrace import identity
+from commtrace.capture.clock import DeviceClock
+from commtrace.capture.garbage import GarbageCollections
+from commtrace.capture.optimizers import OptimizerPhase
+from commtrace.capture.process_groups import ProcessGroupCapture
+from commtrace.capture.tracer import Tracer
+from commtrace.config import Config
+from commtrace.recorder import Recorder, Sink
+from commtrace.trace.step_range import StepRange
+from commtrace.trace.writer import SegmentWriter
+
+_logger = logging.getLogger("commtrace")
+
+ANCHOR_SECONDS: Final = 10.0
+"""How often the monotonic clock is compared with the wall clock."""
+
+MOST_IN_FLIGHT: Final = 32
+"""The oldest so many unfinished communications are told: the first one is what a hung rank hangs in."""
+
+Install = Callable[[Tracer], Callable[[], None]]
+"""An integration: installs itself and returns what takes it out again."""
+
+
+class Instrumentation:
+    """Recorder, tracer and patches of one process.
+
+    Args:
+        config: options.
+        integrations: what to install beside the capture of torch.distributed.
+    """
+
+    def __init__(self, config: Config, integrations: Sequence[tuple[str, Install]] = ()) -> None:
+        self._config = config
+        self._integrations = integrations
+        self._run_id = identity.run_id(config)
+        self.directory = Path(config.dir or f"commtrace-runs/{self._run_id}").absolute()
+        self.recorder = Recorder(
+            self._open_sinks, ready=_is_rank_known, capacity=config.buffer_spans, before_pass=self._marks
+        )
+        self._device_clock = _device_clock()
+        window = StepRange.parse(config.steps) if config.steps else None
+        self.tracer = Tracer(self.recorder, clock=self._device_clock, window=window)
+        self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
+        self._optimizers = OptimizerPhase(self.tracer)
+        self._garbage = GarbageCollections(self.tracer)
+        self._uninstallers: list[tuple[str, Callable[[], None]]] = []
+        self._told_groups: dict[int, Any] = {}
+        self._told_groups_version = -1
+        self._told_topology_version = 0
+        self._next_anchor_ns = 0
+        self._told_in_flight: list[Any] = []
+        self._seen_in_flight: set[int] = set()
+
+    def start(self) -> None:
+        """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
+        from commtrace.capture import creation
+
+        self._install("capture of communication", self._process_groups.install, self._process_groups.uninstall)
+        self._install("capture of optimizer steps", self._optimizers.install, self._optimizers.uninstall)
+        self._install("capture of garbage collections", self._garbage.install, self._garbage.uninstall)
+        for name, install in (("process group creation", creation.install), *self._integrations):
+            try:
+                self._uninstallers.append((name, install(self.tracer)))
+            except Exception as error:
+                self.tracer.failed(name, error)
+        self.recorder.start()
+
+    def stop(self) -> None:
+        """Close the last step, take every patch out, and write what is left."""
+        self.tracer.finish()
+        self.tracer.recording = False
+        while self._uninstallers:
+            name, uninstall = self._uninstallers.pop()
+            try:
+                uninstall()
+            except Exception as error:
+                self.tracer.failed(name, error)
+        self.recorder.stop()
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: stay silent. The patches stay and pass everything through."""
+        self.tracer.recording = False
+        self.recorder.abandon_after_fork()
+
+    def _install(self, name: str, install: Callable[[], None], uninstall: Callable[[], None]) -> None:
+        try:
+            install()
+        except Exception as error:
+            self.tracer.failed(name, error)
+        self._uninstallers.append((name, uninstall))
+
+    def _open_sinks(self) -> list[Sink]:
+        metadata = identity.collect(self._config, self._run_id)
+        writer = SegmentWriter(self.directory, metadata, steps_per_segment=self._config.steps_per_segment)
+        if metadata.rank == 0:
+            _logger.info("commtrace records to %s", self.directory)
+        return [writer]
+
+    def _marks(self) -> Iterator[tuple[str, Any]]:
+        """What has changed since the last pass and is not a span. Runs on the harvester thread."""
+        if self._device_clock is not None:
+            self._device_clock.refresh()
+        yield from self._group_marks()
+        topology_version, topology = self.tracer.topology()
+        if topology_version != self._told_topology_version:
+            self._told_topology_version = topology_version
+            yield "topology", topology
+        for message in self.tracer.guard.take_untold():
+            yield "problem", {"message": message}
+        anchor = identity.clock_anchor()
+        if anchor.monotonic_ns >= self._next_anchor_ns:
+            self._next_anchor_ns = anchor.monotonic_ns + int(ANCHOR_SECONDS * 1e9)
+            yield "clock_anchor", asdict(anchor)
+        in_flight = self._in_flight()
+        if in_flight != self._told_in_flight:
+            self._told_in_flight = in_flight
+            yield "in_flight", in_flight
+
+    def _group_marks(self) -> Iterator[tuple[str, Any]]:
+        groups = self.tracer.groups
+        version = groups.version
+        if version == self._told_groups_version:
+            return
+        self._told_groups_version = version
+        for group in groups.known_groups():
+            if self._told_groups.get(group.id) != group:
+                self._told_groups[group.id] = group
+                yield "process_group", {**group._asdict(), "ranks": list(group.ranks)}
+
+    def _in_flight(self) -> list[dict[str, Any]]:
+        """Communications that have been under way since before the last pass: what a hang report starts from."""
+        unfinished = sorted(self._process_groups.unfinished(), key=lambda call: call.id)
+        before, self._seen_in_flight = self._seen_in_flight, {call.id for call in unfinished}
+        return [
+            {"operation": call.name, "group": call.group, "seq": call.seq, "peer": call.peer, "id": call.id}
+            for call in unfinished
+            if call.id in before
+        ][:MOST_IN_FLIGHT]
+
+
+def _is_rank_known() -> bool:
+    import torch.distributed
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _device_clock() -> DeviceClock | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    from commtrace.capture.cuda_clock import CudaClock
+
+    return CudaClock()

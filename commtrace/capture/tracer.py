@@ -1,0 +1,135 @@
+"""Where training is in its schedule, and the phases it goes through.
+
+One :class:`Tracer` per process. Integrations tell it about steps, microbatches and phases; communication capture reads
+``coordinates`` from it. Everything here runs on training threads: a mark, a tuple, an append.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from commtrace.capture.clock import DeviceClock, HostClock, Mark
+from commtrace.capture.groups import GroupRegistry
+from commtrace.capture.guard import Guard
+from commtrace.capture.records import Coordinates, Span
+from commtrace.recorder import Recorder
+from commtrace.trace import schema
+from commtrace.trace.step_range import StepRange
+
+_HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
+
+
+class Tracer:
+    """The recorder as instrumentation sees it.
+
+    Attributes:
+        coordinates: step, microbatch, chunk and stage that training is in now.
+        recording: False outside the window of steps that the user asked for; sequence numbers are counted
+            nevertheless, so that ranks stay joined.
+        clock: times the compute lane.
+        saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
+        open_optimizers: how many optimizer phases are open now.
+        last_mark: the latest end of a phase or a stall: where an unfinished last step ends.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        clock: DeviceClock | None = None,
+        window: StepRange | None = None,
+        guard: Guard | None = None,
+        groups: GroupRegistry | None = None,
+    ) -> None:
+        self.recorder = recorder
+        self.append = recorder.append
+        self.clock: DeviceClock = clock or HostClock()
+        self.window = window
+        self.guard = guard or Guard()
+        self.groups = groups or GroupRegistry()
+        self.coordinates = Coordinates()
+        self.recording = window is None
+        self.last_mark: Mark | None = None
+        self.saw_graph_capture = False
+        self.open_optimizers = 0
+        self._step: Span | None = None
+        self._topology: dict[str, Any] = {}
+        self._topology_version = 0
+        self._lock = threading.Lock()
+
+    def begin_step(self, number: int | None = None) -> None:
+        """Close the current step and open the next one, at this instant.
+
+        Args:
+            number: of the new step; the previous one plus 1 if None.
+        """
+        now = self.clock.mark()
+        self._close_step(now)
+        self.open_optimizers = 0  # an optimizer that raised never left its phase
+        step = self.coordinates.step + 1 if number is None else number
+        self.coordinates = Coordinates(step)
+        self.recording = self.window is None or step in self.window
+        self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now)
+
+    def end_step(self) -> None:
+        """Close the current step here; what follows belongs to no step until the next one begins."""
+        self._close_step(self.clock.mark())
+
+    def finish(self) -> None:
+        """At the end of the run: the last step ends where its last phase or stall ended, not at process exit."""
+        self._close_step(self.last_mark)
+
+    def _close_step(self, end: Mark | None) -> None:
+        step, self._step = self._step, None
+        if step is not None and end is not None and self.recording:
+            step.end = end
+            self.append(step)
+
+    def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span:
+        """Begin a phase; pass what this returns to :meth:`leave`, in a ``finally``.
+
+        Microbatch, chunk and stage that are −1 are taken from the phase around this one.
+        """
+        outer = self.coordinates
+        lane = schema.HOST if kind in _HOST_LANE_KINDS else schema.COMPUTE
+        span = Span(kind, name, lane, outer, self.clock, None)
+        self.coordinates = Coordinates(
+            outer.step,
+            microbatch if microbatch >= 0 else outer.microbatch,
+            chunk if chunk >= 0 else outer.chunk,
+            stage if stage >= 0 else outer.stage,
+        )
+        self.open_optimizers += kind == schema.OPTIMIZER
+        span.start = self.clock.mark()
+        return span
+
+    def leave(self, span: Span) -> None:
+        """End a phase."""
+        self.last_mark = span.end = self.clock.mark()
+        self.open_optimizers -= span.kind == schema.OPTIMIZER and self.open_optimizers > 0
+        inner, outer = self.coordinates, span.coordinates
+        # A step that began inside the phase (an iteration called from a phase of the user's) stays.
+        self.coordinates = outer if outer.step == inner.step else outer._replace(step=inner.step)
+        span.coordinates = Coordinates(outer.step, *inner[1:])
+        if self.recording:
+            self.append(span)
+
+    def set_role(self, process_group: Any, role: str) -> None:
+        """Say what a process group is for: ``tp``, ``pp``, ``dp``, …"""
+        self.groups.set_role(process_group, role)
+
+    def set_topology(self, topology: dict[str, Any]) -> None:
+        """Say where this rank stands: ``coordinates``, ``parallel``, ``framework``, ``schedule``, … Keys are merged."""
+        with self._lock:
+            self._topology.update(topology)
+            self._topology_version += 1
+
+    def topology(self) -> tuple[int, dict[str, Any]]:
+        """A version that changes with the topology, and the topology."""
+        with self._lock:
+            return self._topology_version, dict(self._topology)
+
+    def failed(self, part: str, error: BaseException) -> None:
+        """A hook of ``part`` failed: warn once, and have the part stop."""
+        self.guard.failed(part, error)

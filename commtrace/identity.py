@@ -1,0 +1,113 @@
+"""Who this process is: everything that goes into :class:`~commtrace.trace.metadata.RankMetadata`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from commtrace.config import Config
+from commtrace.trace.metadata import ClockAnchor, RankMetadata
+
+_PACKAGES: Final = ("commtrace", "torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-nccl-cu12")
+_ENVIRONMENT_PREFIXES: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS")
+"""Settings that change timings. Nothing else of the environment is stored: it holds secrets."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def collect(config: Config, run_id: str) -> RankMetadata:
+    """Read the rank's identity from torch.distributed if it is initialised, else from the launcher's variables."""
+    rank, world_size, backend = _position()
+    device, device_uuid = _device()
+    host = socket.gethostname()
+    return RankMetadata(
+        run_id=run_id,
+        attempt=attempt(),
+        session=time.time_ns(),
+        rank=rank,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        world_size=world_size,
+        host=host,
+        node=config.node_id or host,
+        boot_id=_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "",
+        pid=os.getpid(),
+        backend=backend,
+        device=device,
+        device_uuid=device_uuid,
+        versions=_versions(),
+        environment={name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT_PREFIXES)},
+        anchor=clock_anchor(),
+    )
+
+
+def attempt(environment: Mapping[str, str] = os.environ) -> int:
+    """How often the launcher has restarted the job."""
+    return int(environment.get("TORCHELASTIC_RESTART_COUNT") or environment.get("SLURM_RESTART_COUNT") or 0)
+
+
+def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
+    """A name for the run that all its ranks find without talking to each other.
+
+    Multi-node jobs get it from COMMTRACE_RUN_ID, torchrun's ``--rdzv-id`` or Slurm. On one node the launcher's process
+    is what the ranks have in common.
+    """
+    launcher = environment.get("TORCHELASTIC_RUN_ID", "")
+    if config.run_id:
+        return config.run_id
+    if launcher and launcher != "none":
+        return launcher
+    if environment.get("SLURM_JOB_ID"):
+        return f"slurm-{environment['SLURM_JOB_ID']}"
+    if "RANK" in environment:
+        return f"{time.strftime('%Y%m%d')}-{environment.get('MASTER_PORT', '0')}-{os.getppid()}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def clock_anchor(tries: int = 5) -> ClockAnchor:
+    """The monotonic clock against the wall clock: of a few readings, the one taken in the shortest time."""
+    best = None
+    for _ in range(tries):
+        before = time.monotonic_ns()
+        realtime = time.time_ns()
+        after = time.monotonic_ns()
+        if best is None or after - before < best.bracket_ns:
+            best = ClockAnchor((before + after) // 2, realtime, after - before)
+    assert best is not None
+    return best
+
+
+def _position() -> tuple[int, int, str]:
+    """Rank, world size and backend."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size(), str(distributed.get_backend())
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), ""
+
+
+def _device() -> tuple[str, str]:
+    """Name and UUID of the accelerator, without creating a context on it."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return platform.machine() + " cpu", ""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return str(properties.name), str(getattr(properties, "uuid", ""))
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and getattr(torch.version, "cuda", None):
+        found["cuda"] = str(torch.version.cuda)
+    return found

@@ -1,0 +1,273 @@
+"""The recorder: a bounded buffer that training threads fill, and a thread that empties it into sinks.
+
+Training threads call :meth:`Recorder.append` with a *record* — a small list or tuple that knows how to become rows —
+and never wait: when the buffer is full the record is dropped and counted. The harvester thread turns records into rows
+of the trace schema as soon as the device has reached their marks, and hands them to the sinks twice a second, so that a
+killed process loses less than a second.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from commtrace.trace import schema
+from commtrace.trace.writer import Row
+
+_logger = logging.getLogger("commtrace")
+
+FLUSH_SECONDS: Final = 0.5
+"""How often rows reach the file: what a killed process can lose, with the time that one pass takes on top."""
+
+_RETRY_SECONDS: Final = 10.0
+_RECORDS_BETWEEN_YIELDS: Final = 64
+_RECORDS_NOT_REACHED: Final = 256
+_NO = schema.NOT_APPLICABLE
+
+
+class Record(Protocol):
+    """What capture appends: something that becomes rows once its marks are resolved."""
+
+    kind: int
+    """Code of ``schema.KINDS``, for counting drops."""
+
+    def rows(self) -> list[Row] | None:
+        """Rows in schema order, or None while a mark has not been reached. Called by the harvester only."""
+
+
+class Sink(Protocol):
+    """Receives finished rows on the harvester thread."""
+
+    def write(self, rows: list[Row]) -> None:
+        """Take these rows. An OSError makes the recorder drop and count them, and try again later."""
+
+    def close(self) -> None:
+        """No more rows will come."""
+
+
+class Recorder:
+    """Buffers records, resolves them in a thread of its own, and feeds the sinks.
+
+    Args:
+        open_sinks: called once on the harvester thread, as soon as ``ready`` says so: the rank is known only after
+            the job has initialised torch.distributed.
+        ready: whether the sinks can be opened.
+        capacity: records that the buffer holds.
+        before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
+    """
+
+    def __init__(
+        self,
+        open_sinks: Callable[[], list[Sink]],
+        *,
+        ready: Callable[[], bool] = lambda: True,
+        capacity: int = 200_000,
+        before_pass: Callable[[], Iterable[tuple[str, Any]]] = lambda: (),
+    ) -> None:
+        self.recording = True
+        self._open_sinks = open_sinks
+        self._ready = ready
+        self._capacity = capacity
+        self._before_pass = before_pass
+        self._buffer: deque[Record] = deque()
+        self._unresolved: deque[Record] = deque()
+        self._drops = tuple(itertools.count() for _ in schema.KINDS)
+        self._drop_reads = 0
+        self._drops_told = [0] * len(schema.KINDS)
+        self._lost_in_sink = [0] * len(schema.KINDS)
+        self._sinks: list[Sink] | None = None
+        self._sink_retry_at = 0.0
+        self._sink_failed = False
+        self._wake = threading.Event()
+        self._stopping = False
+        self._pass_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.captured = [0] * len(schema.KINDS)
+
+    def append(self, record: Record) -> None:
+        """Called by training threads. One deque append: atomic under the GIL, no lock."""
+        if len(self._buffer) < self._capacity:
+            self._buffer.append(record)
+        else:
+            next(self._drops[record.kind])
+
+    def start(self) -> None:
+        """Start the harvester thread."""
+        self._thread = threading.Thread(target=self._run, name="commtrace-harvester", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 5.0) -> bool:
+        """Harvest what is left and close the sinks. False if the harvester did not come to an end in time."""
+        self.recording = False
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+            if self._thread.is_alive():
+                _logger.warning(
+                    "commtrace: the harvester did not end within %s s; its last spans are lost", timeout_seconds
+                )
+                return False
+        return True
+
+    def flush(self) -> None:
+        """Harvest now, on the calling thread. For tests and for the end of the run."""
+        with self._pass_lock:
+            self._harvest(last=False)
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: the harvester thread does not exist there and the files belong to the parent."""
+        self.recording = False
+        self._stopping = True
+        self._thread = None
+        self._sinks = []
+        self._buffer.clear()
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Spans dropped so far, by kind: those the buffer had no room for and those no sink could take.
+
+        To be read by one thread at a time.
+        """
+        counts = {}
+        for kind, (drops, lost) in enumerate(zip(self._drops, self._lost_in_sink, strict=True)):
+            # Advancing a counter is atomic under the GIL, reading it is advancing it: so subtract the earlier reads.
+            total = next(drops) - self._drop_reads + lost
+            if total:
+                counts[schema.KINDS[kind]] = total
+        self._drop_reads += 1
+        return counts
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(FLUSH_SECONDS)
+            self._guarded_pass(last=self._stopping)
+        self._guarded_pass(last=True)
+        self._close_sinks()
+
+    def _guarded_pass(self, *, last: bool) -> None:
+        try:
+            with self._pass_lock:
+                self._harvest(last=last)
+        except Exception:
+            # The harvester must survive anything a record or sink does: training cannot see it die.
+            self._sink_retry_at = time.monotonic() + _RETRY_SECONDS
+            _logger.warning("commtrace: a harvest failed; trying again in %s s", _RETRY_SECONDS, exc_info=True)
+
+    def _harvest(self, *, last: bool) -> None:
+        if self._sinks is None:
+            if not (self._ready() or (last and self._buffer)) or time.monotonic() < self._sink_retry_at:
+                return
+            if not self._try_open():
+                return
+        rows = [mark_row(name, detail) for name, detail in self._before_pass()]
+        rows += self._resolved_rows()
+        if last:
+            self._count_unreached()
+        rows += self._drop_marks()
+        if last:
+            rows.append(mark_row("end", {}))
+        self._write(rows)
+
+    def _try_open(self) -> bool:
+        try:
+            self._sinks = self._open_sinks()
+        except OSError as error:
+            self._tell_sink_failure(error)
+            return False
+        return True
+
+    def _resolved_rows(self) -> list[Row]:
+        rows: list[Row] = []
+        waiting: deque[Record] = deque()
+        not_reached = 0
+        for position, record in enumerate(self._take()):
+            if position % _RECORDS_BETWEEN_YIELDS == 0:
+                # Let go of the GIL: a training thread that waits for it would otherwise wait a whole switch interval.
+                time.sleep(0)
+            own = record.rows() if not_reached < _RECORDS_NOT_REACHED else None
+            if own is None:
+                not_reached += 1
+                waiting.append(record)
+                continue
+            rows += own
+        self._unresolved = waiting
+        return rows
+
+    def _take(self) -> Iterable[Record]:
+        while self._unresolved:
+            yield self._unresolved.popleft()
+        for _ in range(len(self._buffer)):
+            yield self._buffer.popleft()
+
+    def _count_unreached(self) -> None:
+        """At the end of the run, work that the device never reached cannot be timed: it is counted, not invented."""
+        for record in self._unresolved:
+            self._lost_in_sink[record.kind] += 1
+        self._unresolved.clear()
+
+    def _drop_marks(self) -> list[Row]:
+        now = self.dropped
+        news = {
+            word: now[word] - self._drops_told[kind]
+            for kind, word in enumerate(schema.KINDS)
+            if now.get(word, 0) > self._drops_told[kind]
+        }
+        for word in news:
+            self._drops_told[schema.KINDS.index(word)] = now[word]
+        return [mark_row("dropped", news)] if news else []
+
+    def _write(self, rows: list[Row]) -> None:
+        if not rows:
+            return
+        if time.monotonic() < self._sink_retry_at:
+            self._count_lost(rows)
+            return
+        for sink in self._sinks or ():
+            try:
+                sink.write(rows)
+                self._sink_failed = False
+            except OSError as error:
+                self._tell_sink_failure(error)
+                self._count_lost(rows)
+                return
+        for row in rows:
+            self.captured[row[0]] += 1
+
+    def _count_lost(self, rows: list[Row]) -> None:
+        for row in rows:
+            if row[0] != schema.MARK:
+                self._lost_in_sink[row[0]] += 1
+
+    def _tell_sink_failure(self, error: OSError) -> None:
+        self._sink_retry_at = time.monotonic() + _RETRY_SECONDS
+        if not self._sink_failed:
+            self._sink_failed = True
+            _logger.warning(
+                "commtrace: cannot write its trace (%s). Training goes on; spans are dropped and counted, and writing "
+                "is tried again every %s s. Free some space or set COMMTRACE_DIR to a writable directory.",
+                error,
+                _RETRY_SECONDS,
+            )
+
+    def _close_sinks(self) -> None:
+        for sink in self._sinks or ():
+            try:
+                sink.close()
+            except OSError as error:
+                _logger.warning("commtrace: could not close its trace: %s", error)
+
+
+def mark_row(name: str, detail: Mapping[str, Any] | list[Any]) -> Row:
+    """A row of kind ``mark``: what is told once in a while and is not a span (see trace/metadata.py)."""
+    now = time.monotonic_ns()
+    return (
+        schema.MARK, name, schema.HOST, now, now, _NO, _NO, _NO, _NO, _NO, _NO, 0, _NO, _NO, None, _NO, False, _NO, _NO,
+        schema.HOST_TIMING, json.dumps(detail, separators=(",", ":")),
+    )  # fmt: skip

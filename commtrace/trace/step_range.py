@@ -49,6 +49,8 @@ class StepRange(NamedTuple):
         """Which entries of an array of step numbers are in the range."""
         inside: npt.NDArray[np.bool_] = (steps >= self.first) & (steps < self.end)
         inside &= (steps - self.first) % self.every == 0
+        return inside
+        return inside
 
     def __str__(self) -> str:
         end = "" if self.end == _OPEN_END else str(self.end)

@@ -54,13 +54,18 @@ class SegmentWriter:
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows as one record batch per segment they fall into."""
-        if not rows:
-            return
-        newest = max(row[_STEP_COLUMN] for row in rows)
-        if self._stream is not None and newest >= self._first_step + self._steps_per_segment:
-            self.close()
-        if self._stream is None:
-            self._open(max(0, newest))
+        while rows:
+            if self._stream is None:
+                self._open(min((row[_STEP_COLUMN] for row in rows if row[_STEP_COLUMN] >= 0), default=0))
+            end = self._first_step + self._steps_per_segment
+            current = [row for row in rows if row[_STEP_COLUMN] < end]
+            rows = [row for row in rows if row[_STEP_COLUMN] >= end]
+            if current:
+                self._append(current)
+            if rows:
+                self.close()
+
+    def _append(self, rows: Sequence[Row]) -> None:
         try:
             self._stream.write_batch(self._batch(rows))
         except (OSError, pa.ArrowException):
@@ -72,8 +77,10 @@ class SegmentWriter:
         stream, file = self._stream, self._file
         self._stream = self._file = None
         if stream is not None:
-            stream.close()
-            file.close()
+            try:
+                stream.close()
+            finally:
+                file.close()
 
     def _open(self, first_step: int) -> None:
         path = self.directory / f"spans-{self._number:04d}.arrows"
@@ -82,7 +89,11 @@ class SegmentWriter:
         self._number += 1
         self._first_step = first_step
         self._file = pa.OSFile(str(path), "wb")
-        self._stream = pa.ipc.new_stream(self._file, schema.SCHEMA.with_metadata(metadata), options=_OPTIONS)
+        try:
+            self._stream = pa.ipc.new_stream(self._file, schema.SCHEMA.with_metadata(metadata), options=_OPTIONS)
+        except (OSError, pa.ArrowException):
+            self._abandon()
+            raise
 
     def _abandon(self) -> None:
         file, self._stream, self._file = self._file, None, None

@@ -1,0 +1,326 @@
+// Puts the report together: the header, the timeline's controls, and the panels of the summary.
+"use strict";
+
+const report = JSON.parse(document.getElementById("data").textContent);
+report.timeline.steps = JSON.parse(document.getElementById("boxes").textContent);
+const summary = report.summary;
+const byId = (id) => document.getElementById(id);
+
+// What the colours are called in the style sheet, with patterns made of them; forgotten when the theme changes.
+class Colours {
+  constructor() {
+    this.forget();
+  }
+
+  forget() {
+    this.style = getComputedStyle(document.documentElement);
+    this.known = new Map();
+  }
+
+  has(name) {
+    return this.of(name) !== "";
+  }
+
+  of(name) {
+    if (!this.known.has(name)) this.known.set(name, this.style.getPropertyValue(`--${name}`).trim());
+    return this.known.get(name);
+  }
+
+  role(role) {
+    const family = { "dp-cp": "dp", "expert-dp": "dp", "expert-tp": "tp", embedding: "pp", "position-embedding": "pp" };
+    const name = family[role] || role;
+    return ["tp", "pp", "dp", "cp", "ep"].includes(name) ? name : "role";
+  }
+
+  hatched(ink, paper) {
+    const key = `${ink}/${paper}`;
+    if (!this.known.has(key)) this.known.set(key, this.hatch(this.of(ink), this.of(paper)));
+    return this.known.get(key);
+  }
+
+  hatch(ink, paper) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const context = tile.getContext("2d");
+    context.fillStyle = paper;
+    context.fillRect(0, 0, 6, 6);
+    context.strokeStyle = ink;
+    context.lineWidth = 1.5;
+    for (const offset of [-6, 0, 6]) {
+      context.moveTo(offset - 1, 7);
+      context.lineTo(offset + 7, -1);
+    }
+    context.stroke();
+    return context.createPattern(tile, "repeat");
+  }
+}
+
+const colours = new Colours();
+
+function swatch(colour, label, hatched = false) {
+  const item = element("span");
+  const mark = element("i", "", hatched ? "swatch hatched" : "swatch");
+  mark.style.setProperty("--colour", `var(--${colour})`);
+  item.append(mark, label);
+  return item;
+}
+
+function table(header, rows) {
+  const [wordy, names] = [header.map((cell) => cell.startsWith("<")), header.map((cell) => cell.replace("<", ""))];
+  const body = element("table");
+  const line = (tag, cells) => {
+    const row = element("tr");
+    row.append(...cells.map((cell, column) => element(tag, String(cell), wordy[column] ? "word" : "")));
+    return row;
+  };
+  const [head, content] = [element("thead"), element("tbody")];
+  head.append(line("th", names));
+  content.append(...rows.map((cells) => line("td", cells)));
+  body.append(head, content);
+  return body;
+}
+
+function joined(parts) {
+  return parts.filter((part) => part !== "" && part !== undefined && part !== null).join(" · ");
+}
+
+// ---- header
+
+function showHeader() {
+  const { run } = summary;
+  const stepCount = report.steps.recorded;
+  byId("title").textContent = `commtrace · ${run.id}` + (run.attempt > 0 ? ` · attempt ${run.attempt}` : "");
+  const parallel = Object.entries(run.parallel || {}).filter(([, size]) => size > 1);
+  byId("facts").textContent = joined([
+    `${run.world_size} ranks`, `${run.hosts.length} ${run.hosts.length === 1 ? "host" : "hosts"}`,
+    `${stepCount} ${stepCount === 1 ? "step" : "steps"}`,
+    parallel.map(([name, size]) => `${name} ${size}`).join(", "), run.backend, run.device, clocks(),
+  ]);
+  byId("verdict").textContent = report.verdict;
+  byId("notes").append(...report.problems.map((problem) => element("li", problem)));
+}
+
+function clocks() {
+  const { method, residual_ns: residual } = summary.alignment;
+  return residual ? `clocks: ${method}, residual p99 ${formatDuration(residual.p99)}` : `clocks: ${method}`;
+}
+
+// ---- timeline
+
+function showTimeline() {
+  const { timeline: data } = report;
+  if (!data.steps.length) {
+    byId("timeline").parentElement.replaceChildren(element("p", report.steps.note, "empty"));
+    return null;
+  }
+  const view = new Timeline(byId("timeline"), byId("tooltip"), data, colours);
+  const select = byId("step");
+  data.steps.forEach((step, index) => {
+    const option = element("option", `${step.step} · ${formatDuration(step.duration_ns)}${step.note ? ` · ${step.note}` : ""}`);
+    option.value = index;
+    select.append(option);
+  });
+  const choose = (index) => {
+    if (index < 0 || index >= data.steps.length) return;
+    select.value = index;
+    view.show(data.steps[index]);
+    byId("previous").disabled = index === 0;
+    byId("next").disabled = index === data.steps.length - 1;
+    byId("timeline").setAttribute("aria-label", `Timeline of step ${data.steps[index].step}; the table below has the numbers`);
+  };
+  const shift = (by) => choose(Number(select.value) + by);
+  const toggleLanes = () => byId("lanes").setAttribute("aria-pressed", String(view.toggleAll()));
+  select.addEventListener("change", () => choose(Number(select.value)));
+  byId("previous").addEventListener("click", () => shift(-1));
+  byId("next").addEventListener("click", () => shift(1));
+  byId("zoom-in").addEventListener("click", () => view.zoom(0.6));
+  byId("zoom-out").addEventListener("click", () => view.zoom(1 / 0.6));
+  byId("fit").addEventListener("click", () => view.fit());
+  byId("lanes").addEventListener("click", toggleLanes);
+  byId("timeline").addEventListener("keydown", (event) => {
+    const keys = { "[": () => shift(-1), "]": () => shift(1), c: toggleLanes };
+    if (keys[event.key] && !event.ctrlKey && !event.metaKey) keys[event.key]();
+  });
+  byId("embedded").textContent = report.steps.note;
+  byId("precision").textContent = precision(data);
+  byId("legend").append(...timelineLegend(data));
+  choose(report.steps.first_shown);
+  return view;
+}
+
+function precision(data) {
+  if (!data.residual_ns) return "The clocks of the hosts could not be aligned: compare times within a host only.";
+  if (!data.residual_ns.p99) return "";
+  return `Times of different ranks are comparable to within ${formatDuration(data.residual_ns.p99)} (p99): the band at the pointer is that wide.`;
+}
+
+function timelineLegend(data) {
+  const kinds = new Set();
+  const roles = new Set();
+  for (const step of data.steps) {
+    for (const { work, host, stalls } of step.ranks) {
+      for (const kind of [...work.kind, ...host.kind]) kinds.add(data.kinds[kind]);
+      for (const [index, state] of stalls.state.entries()) {
+        if (data.states[state] !== "bubble") roles.add(data.roles[stalls.role[index]]);
+      }
+    }
+  }
+  const named = ["forward", "backward", "recompute", "optimizer", "data", "checkpoint", "gc"].filter((kind) => kinds.has(kind));
+  const numbered = (kind) => (kind === "forward" || kind === "backward" ? `${kind} (microbatch)` : kind);
+  return [
+    ...named.map((kind) => swatch(kind, numbered(kind))),
+    swatch("bubble", "pipeline bubble", true),
+    ...[...roles].sort().flatMap((role) => [
+      swatch(colours.role(role), `wait for ${role}`, true), swatch(colours.role(role), `transfer on ${role}`),
+    ]),
+  ];
+}
+
+// ---- breakdown
+
+// The parts of a rank's step in the order in which they are stacked; together they are its wall time.
+function parts(rank) {
+  const exposed = Object.entries(rank.exposed_ns).sort().flatMap(([role, { wait, transfer }]) => [
+    { name: `${role} wait`, ns: wait, colour: colours.role(role), hatched: true },
+    { name: `${role} transfer`, ns: transfer, colour: colours.role(role) },
+  ]);
+  return [
+    { name: "compute", ns: rank.compute_ns, colour: "forward" }, ...exposed,
+    { name: "exposed memory", ns: rank.exposed_memory_ns, colour: "span" },
+    { name: "pipeline bubble", ns: rank.bubble_ns, colour: "bubble", hatched: true },
+    { name: "idle", ns: rank.idle_ns, colour: "idle" }, { name: "data", ns: rank.data_ns, colour: "data" },
+    { name: "checkpoint", ns: rank.checkpoint_ns, colour: "checkpoint" }, { name: "gc", ns: rank.gc_ns, colour: "gc" },
+    { name: "other", ns: rank.other_ns, colour: "other" },
+  ];
+}
+
+function showBreakdown() {
+  const longest = Math.max(1, ...summary.ranks.map((rank) => rank.wall_ns));
+  const rows = summary.ranks.map((rank) => ({ rank, parts: parts(rank) }));
+  const present = new Map();
+  for (const row of rows) for (const part of row.parts) if (part.ns > 0 || part.name === "other") present.set(part.name, part);
+  byId("breakdown-hint").textContent = `Mean per step over ${summary.run.steps.count ?? report.steps.recorded} steps. The parts of a rank add up to its wall time; what is in no span is shown as other.`;
+  byId("breakdown-legend").append(...[...present.values()].map((part) => swatch(part.colour, part.name, part.hatched)));
+  const labels = new Map(report.timeline.ranks.map((rank) => [rank.rank, rank.label]));
+  for (const { rank, parts: own } of rows) {
+    const stack = element("div", "", "stack");
+    for (const part of own.filter((candidate) => candidate.ns > 0)) {
+      const piece = element("i", "", part.hatched ? "hatched" : "");
+      piece.style.setProperty("--colour", `var(--${part.colour})`);
+      piece.style.width = `${(100 * part.ns) / longest}%`;
+      piece.title = `${part.name}: ${formatDuration(part.ns)}, ${formatPercent(part.ns / rank.wall_ns)} of the step`;
+      stack.append(piece);
+    }
+    byId("breakdown").append(element("span", labels.get(rank.rank) || `rank ${rank.rank}`), stack, element("span", formatDuration(rank.wall_ns)));
+  }
+  const names = [...present.keys()];
+  byId("breakdown-table").append(table(
+    ["<rank", "wall ms", ...names.map((name) => `${name} ms`), "hidden communication ms"],
+    rows.map(({ rank, parts: own }) => {
+      const value = new Map(own.map((part) => [part.name, part.ns]));
+      const shown = names.map((name) => formatMilliseconds(value.get(name) || 0));
+      return [labels.get(rank.rank) || `rank ${rank.rank}`, formatMilliseconds(rank.wall_ns), ...shown, formatMilliseconds(rank.hidden_ns)];
+    }),
+  ));
+}
+
+// ---- the other panels
+
+function showStragglers() {
+  const rows = summary.stragglers.map((found) => [
+    `rank ${found.rank}`, found.host, found.cause, found.cost_ms_per_step.toFixed(2), evidence(found.evidence),
+  ]);
+  byId("stragglers").append(rows.length
+    ? table(["<rank", "<host", "<cause", "cost ms per step", "<evidence"], rows)
+    : element("p", "No rank was found to slow the others down.", "empty"));
+}
+
+function evidence(value) {
+  if (value === null || typeof value !== "object") return value ?? "";
+  return Object.entries(value).map(([name, part]) => `${name.replaceAll("_", " ")}: ${evidence(part)}`).join("; ");
+}
+
+function showPipeline() {
+  const { pipeline } = summary;
+  if (!pipeline || !(pipeline.stages > 1)) {
+    byId("pipeline").append(element("p", "The run has no pipeline stages.", "empty"));
+    return;
+  }
+  const { measured, ideal } = pipeline.bubble_fraction_of_total;
+  byId("pipeline").append(element("p", joined([
+    pipeline.schedule, `${pipeline.stages} stages`, pipeline.chunks > 1 ? `${pipeline.chunks} chunks per rank` : "",
+    `${pipeline.microbatches} microbatches`,
+    `bubble ${formatPercent(measured)} of the step, ideal ${formatPercent(ideal)}`,
+  ])));
+  const stages = pipeline.per_stage || [];
+  if (!stages.length) return;
+  const columns = Object.keys(stages[0]);
+  byId("pipeline").append(table(columns.map((name) => name.replaceAll("_", " ").replace(/ ns$/, " ms")), stages.map((stage) =>
+    columns.map((name) => (name.endsWith("_ns") ? formatMilliseconds(stage[name]) : formatCell(name, stage[name]))))));
+}
+
+function formatCell(name, value) {
+  if (value === null || value === undefined) return "–";
+  if (/fraction|ratio/.test(name) && typeof value === "number") return formatPercent(value);
+  if (Array.isArray(value)) return formatRanks(value);
+  return typeof value === "object" ? evidence(value) : value;
+}
+
+function showCommunication() {
+  const rows = summary.communication;
+  if (!rows.length) {
+    byId("communication").append(element("p", "No communication was recorded.", "empty"));
+    return;
+  }
+  const bandwidth = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
+  byId("communication").append(table(
+    ["<role", "<operation", "group size", "count", "bytes", "p50", "p99", "max", "algbw GB/s", "busbw GB/s", "exposed", "hidden", "wait"],
+    rows.map((row) => [
+      row.role, row.operation, row.group_size, row.count, formatBytes(row.bytes),
+      formatDuration(row.duration_ns.p50), formatDuration(row.duration_ns.p99), formatDuration(row.duration_ns.max),
+      bandwidth(row.algbw_gbps), bandwidth(row.busbw_gbps),
+      formatDuration(row.exposed_ns), formatDuration(row.hidden_ns), formatDuration(row.wait_ns),
+    ]),
+  ));
+}
+
+function showCoverage() {
+  const { alignment, coverage, run } = summary;
+  const residual = alignment.residual_ns;
+  const versions = Object.entries(run.versions || {}).map(([name, version]) => `${name} ${version}`).join(", ");
+  const hosts = alignment.hosts.map((host) => `${host.host}: offset ${formatDuration(host.offset_ns)}, drift ${host.drift_ppm.toFixed(2)} ppm`);
+  const spread = residual ? `residual p50 ${formatDuration(residual.p50)}, p99 ${formatDuration(residual.p99)}, max ${formatDuration(residual.max)}` : "";
+  byId("coverage").append(table(["<what", "<value"], [
+    ["clock alignment", joined([alignment.method, `${alignment.observations} observations`, spread])],
+    ["clocks of the hosts", hosts.join("; ") || "–"],
+    ["captured", evidence(coverage.captured)], ["dropped", evidence(coverage.dropped) || "nothing"],
+    ["not visible", Array.isArray(coverage.not_visible) ? coverage.not_visible.join("; ") || "–" : evidence(coverage.not_visible)],
+    ["versions", versions || "–"],
+  ]));
+}
+
+function setTheme(theme, view) {
+  document.documentElement.dataset.theme = theme;
+  colours.forget();
+  if (view) view.redraw();
+}
+
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+setTheme(prefersDark.matches ? "dark" : "light", null);
+showHeader();
+const view = showTimeline();
+showBreakdown();
+showStragglers();
+showPipeline();
+showCommunication();
+showCoverage();
+byId("theme").addEventListener("click", () => {
+  setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark", view);
+});
+prefersDark.addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light", view));
+
+// For tests: what is drawn, without reading pixels.
+window.commtrace = {
+  visibleBoxes: () => (view ? view.visibleBoxes() : []),
+  window: () => (view ? { step: view.step.step, from: view.from, to: view.to } : null),
+};

@@ -1,0 +1,161 @@
+"""One HTML file that shows a run and opens offline: no server, no network, nothing to install.
+
+>>> page = render(summary, verdict, timeline)                   # doctest: +SKIP
+>>> Path("report.html").write_text(page.html, encoding="utf-8") # doctest: +SKIP
+
+A page holds a bounded number of steps and says which ones; the numbers beside the timeline are those of all steps.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Final
+
+from commtrace.analysis.timeline import Timeline
+
+MOST_STEPS: Final = 10
+MOST_BYTES: Final = 24_000_000
+"""A browser opens a page of this size at once; larger ones take seconds."""
+
+_SCRIPTS: Final = ("format.js", "timeline.js", "report.js")
+_PLACEHOLDER: Final = re.compile(r"\{\{(\w+)\}\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A rendered report.
+
+    Attributes:
+        html: the whole file.
+        embedded: the steps in its timeline, ascending.
+        note: a sentence that says which steps these are and why.
+    """
+
+    html: str
+    embedded: tuple[int, ...]
+    note: str
+
+
+def render(
+    summary: Mapping[str, Any],
+    verdict: str,
+    timeline: Timeline,
+    *,
+    problems: Sequence[str] = (),
+    most_steps: int | None = MOST_STEPS,
+    most_bytes: int = MOST_BYTES,
+) -> Page:
+    """The report of a run.
+
+    Args:
+        summary: what :func:`commtrace.analysis.summary.summarise` returns.
+        verdict: the sentence that says what to look at.
+        timeline: the steps to choose from.
+        problems: sentences about what is missing, shown at the top.
+        most_steps: how many steps the timeline holds at most; None for all.
+        most_bytes: no step is added once its data would exceed this; one step is always there.
+    """
+    durations = {step: timeline.duration_ns(step) for step in timeline.steps}
+    preferred = _by_interest(durations, most_steps)
+    encoded = _encode_within(timeline, preferred, durations, most_bytes)
+    embedded = tuple(sorted(encoded))
+    note = _describe_choice(durations, preferred, embedded, most_bytes)
+    steps = {
+        "recorded": len(durations),
+        "first_shown": embedded.index(preferred[0]) if embedded else 0,
+        "note": note,
+    }
+    data = {
+        "summary": summary,
+        "verdict": verdict,
+        "problems": list(problems),
+        "steps": steps,
+        "timeline": timeline.outline(),
+    }
+    boxes = "[" + ",".join(encoded[step] for step in embedded) + "]"
+    return Page(_fill_template(f"commtrace · {summary['run']['id']}", _json(data), boxes), embedded, note)
+
+
+def _by_interest(durations: Mapping[int, int], most: int | None) -> list[int]:
+    """The typical step, the slowest one, and others spread evenly over the run."""
+    steps = sorted(durations)
+    if not steps:
+        return []
+    by_duration = sorted(steps, key=lambda step: (durations[step], step))
+    typical, slowest = by_duration[(len(steps) - 1) // 2], by_duration[-1]
+    if most is None or most >= len(steps):
+        spread = steps
+    else:
+        spread = [steps[position * (len(steps) - 1) // max(most - 3, 1)] for position in range(most - 2)]
+    return list(dict.fromkeys([typical, slowest, *spread]))[:most]
+
+
+def _encode_within(
+    timeline: Timeline, preferred: Sequence[int], durations: Mapping[int, int], most_bytes: int
+) -> dict[int, str]:
+    encoded: dict[int, str] = {}
+    size = 0
+    for step in preferred:
+        text = _json({**timeline.step(step), "note": _name_of_step(step, preferred, durations)})
+        size += len(text)
+        if encoded and size > most_bytes:
+            break
+        encoded[step] = text
+    return encoded
+
+
+def _name_of_step(step: int, preferred: Sequence[int], durations: Mapping[int, int]) -> str:
+    if len(durations) < 2:
+        return ""
+    return dict(zip(preferred, ("typical", "slowest"), strict=False)).get(step, "")
+
+
+def _describe_choice(
+    durations: Mapping[int, int], preferred: Sequence[int], embedded: Sequence[int], most_bytes: int
+) -> str:
+    if not durations:
+        return "No step was recorded, so there is no timeline."
+    if len(embedded) == len(durations):
+        return f"The timeline holds all {len(durations)} steps." if len(durations) > 1 else ""
+    named = [
+        f"the {_name_of_step(step, preferred, durations)} one ({step})" for step in preferred[:2] if step in embedded
+    ]
+    others = ["others spread over the run"] if len(embedded) > len(named) else []
+    left_out = len(preferred) - len(embedded)
+    sentences = [
+        f"The timeline holds {len(embedded)} of the {len(durations)} steps: {', '.join(named + others)}.",
+        f"{left_out} more would have made this page larger than {most_bytes / 1e6:g} MB." if left_out else "",
+        "The numbers below are those of all steps.",
+        "For other steps: commtrace report RUN --steps A:B",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _json(value: Any) -> str:
+    # "<" as an escape: no text of a user can end the script element that holds the data, or start a comment in it.
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _fill_template(title: str, data: str, boxes: str) -> str:
+    script = "\n".join(_asset(name) for name in _SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    values = {
+        "title": html.escape(title),
+        "style": _asset("report.css"),
+        "data": data,
+        "boxes": boxes,
+        "script": script,
+        "script_hash": f"sha256-{digest}",
+    }
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], _asset("report.html"))
+
+
+def _asset(name: str) -> str:
+    return files("commtrace.viewer").joinpath("assets", name).read_text("utf-8")

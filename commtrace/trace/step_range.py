@@ -50,7 +50,6 @@ class StepRange(NamedTuple):
         inside: npt.NDArray[np.bool_] = (steps >= self.first) & (steps < self.end)
         inside &= (steps - self.first) % self.every == 0
         return inside
-        return inside
 
     def __str__(self) -> str:
         end = "" if self.end == _OPEN_END else str(self.end)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import pack
-from commtrace.analysis.operations import communication_rows, named, unfinished_rows
+from commtrace.analysis.operations import named, unfinished_rows
 from commtrace.trace import schema
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Spans
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 
 class Rows(NamedTuple):
@@ -68,12 +65,12 @@ class Buckets(NamedTuple):
         return buckets
 
 
-def gather(run: Run) -> Rows:
+def gather(run: Run, kinds: Sequence[int] = (schema.COLLECTIVE, schema.P2P)) -> Rows:
     """The communication rows of a run that know their group."""
     number_of_clock = {key: number for number, key in enumerate(dict.fromkeys(t.clock_key for t in run.ranks.values()))}
     parts = []
     for rank, trace in run.ranks.items():
-        position = np.flatnonzero(communication_rows(trace.spans) & (trace.spans.group >= 0))
+        position = np.flatnonzero(np.isin(trace.spans.kind, kinds) & (trace.spans.group >= 0))
         spans = trace.spans.take(position)
         parts.append(
             Rows(
@@ -85,8 +82,15 @@ def gather(run: Run) -> Rows:
                 spans=spans,
             )
         )
-    columns = list(zip(*parts, strict=True))
-    return Rows(*(np.concatenate(column) for column in columns[:-1]), Spans.concatenate(columns[-1]))
+    rank, clock, position, is_send, finished, spans_of_ranks = zip(*parts, strict=True)
+    return Rows(
+        np.concatenate(rank),
+        np.concatenate(clock),
+        np.concatenate(position),
+        np.concatenate(is_send),
+        np.concatenate(finished),
+        Spans.concatenate(spans_of_ranks),
+    )
 
 
 def bucket(rows: Rows) -> Buckets:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from commtrace.trace.spans import Int64
 
 _LARGEST = 2**62
 

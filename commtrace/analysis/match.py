@@ -19,11 +19,7 @@ from commtrace.analysis.join import Buckets, Rows, bucket, gather
 from commtrace.analysis.operations import BYTES_DIFFER, ROOTED, SYNCHRONISING, named
 from commtrace.trace import schema
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Spans
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 _UNKNOWN_SIZE = -1
 _LARGEST = np.iinfo(np.int64).max
@@ -57,7 +53,7 @@ class RankMatches:
 
     def wait_ns(self, spans: Spans) -> Int64:
         """Time in flight before the last participant arrived: max(0, last − start)."""
-        return self.ready - spans.start
+        return np.asarray(self.ready - spans.start)
 
     def transfer_ns(self, spans: Spans) -> Int64:
         """Time in flight after it: end − max(last, start)."""
@@ -171,7 +167,7 @@ def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
     one_sided = p2p & (buckets.size == 2)[buckets.of_row()]
     sides = np.where(one_sided, rows.is_send, -1)
     same_side = (buckets.maximum(sides) == buckets.minimum(sides)) & (buckets.maximum(sides) >= 0)
-    return (
+    return np.asarray(
         (buckets.maximum(operation) != buckets.minimum(operation))
         | _known_values_differ(buckets, bytes_of_all)
         | _known_values_differ(buckets, spans.dtype)

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Spans
+from commtrace.trace.spans import Bool, Spans
 
 ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
 """Collectives with a root: a member may leave before the last one has arrived."""
@@ -22,19 +21,19 @@ BYTES_DIFFER: Final = ("all_to_all", "gather", "scatter", "barrier")
 """Collectives whose members may rightly record different numbers of bytes."""
 
 
-def communication_rows(spans: Spans) -> npt.NDArray[np.bool_]:
+def communication_rows(spans: Spans) -> Bool:
     """Which rows are collectives or point-to-point operations."""
-    return (spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P)
+    return np.asarray((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
 
 
-def named(run: Run, spans: Spans, operations: Iterable[str]) -> npt.NDArray[np.bool_]:
+def named(run: Run, spans: Spans, operations: Iterable[str]) -> Bool:
     """Which rows carry one of these names."""
     chosen = np.zeros(max(len(run.names), 1) + 1, np.bool_)
     chosen[[code for operation in operations if (code := run.name_code(operation)) >= 0]] = True
     return chosen[spans.name]  # name −1 reads the last entry, which is never chosen
 
 
-def unfinished_rows(trace: RankTrace) -> npt.NDArray[np.bool_]:
+def unfinished_rows(trace: RankTrace) -> Bool:
     """Which rows are communications whose end was never seen: their duration is unknown."""
     ids = [number for number, detail in trace.details.items() if '"unfinished"' in detail]
     return communication_rows(trace.spans) & np.isin(trace.spans.id, ids)

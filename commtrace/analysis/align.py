@@ -1,0 +1,142 @@
+"""Puts the spans of all hosts on one clock, and says how well that went.
+
+Ranks of one boot of one host read the same clock. Clocks of different hosts differ by an offset and a drift. No member
+can leave a synchronising collective before every member has arrived, so its ends are one instant seen on several
+clocks: :mod:`commtrace.analysis.clock_fit` finds the offsets and drifts under which they agree.
+
+>>> alignment = align(run)                                      # doctest: +SKIP
+>>> aligned = apply(run, alignment)                             # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from commtrace.analysis.causality import without_violations
+from commtrace.analysis.clock_fit import LinearClock, Residual, fit_clocks, unconnected
+from commtrace.analysis.clock_observations import observe
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Int64
+
+ClockKey = tuple[str, str]
+
+SHARED_CLOCK: Final = "shared clock"
+COLLECTIVE_ENDS: Final = "collective ends"
+NOT_ALIGNED: Final = "not aligned"
+
+
+@dataclass(frozen=True, slots=True)
+class HostClock:
+    """How one host's clock differs from the reference host's.
+
+    Attributes:
+        host: name of the node.
+        offset_ns: its clock minus the reference clock, at ``origin_ns``.
+        drift_ppm: how much faster it runs, in parts per million.
+        origin_ns: the instant on its own clock at which the offset holds.
+        key: of the ranks that read this clock.
+    """
+
+    host: str
+    offset_ns: int
+    drift_ppm: float
+    origin_ns: int = 0
+    key: ClockKey = ("", "")
+
+    def to_reference(self, times: Int64) -> Int64:
+        """These times of the host's clock, on the reference clock."""
+        return LinearClock(self.origin_ns, self.offset_ns, self.drift_ppm * 1e-6).to_reference(times)
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How the hosts' clocks were brought together.
+
+    Attributes:
+        method: ``shared clock``, ``collective ends`` or ``not aligned``.
+        observations: pairs of ends that two hosts saw of one collective, and that the fit used.
+        residual_ns: by how much such a pair still disagrees after the fit: p50, p99, max.
+        hosts: every clock; the first one is the reference.
+        refused: why the clocks could not be aligned, or None.
+    """
+
+    method: str
+    observations: int = 0
+    residual_ns: Mapping[str, int] = field(default_factory=lambda: {"p50": 0, "p99": 0, "max": 0})
+    hosts: tuple[HostClock, ...] = ()
+    refused: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "observations": self.observations,
+            "residual_ns": dict(self.residual_ns) if self.refused is None else None,
+            "hosts": [
+                {"host": clock.host, "offset_ns": clock.offset_ns, "drift_ppm": round(clock.drift_ppm, 4)}
+                for clock in self.hosts
+            ],
+            "refused": self.refused,
+        }
+
+
+def align(run: Run) -> Alignment:
+    """Find how the hosts' clocks differ. The reference is the host on which the run began first."""
+    keys = _clocks_earliest_first(run)
+    unaligned = tuple(HostClock(key[0], 0, 0.0, key=key) for key in keys)
+    if len(keys) == 1:
+        return Alignment(SHARED_CLOCK, hosts=unaligned)
+    observations = observe(run, keys)
+    missing = unconnected(observations, len(keys))
+    if missing:
+        return Alignment(NOT_ALIGNED, len(observations), hosts=unaligned, refused=_refusal([keys[i] for i in missing]))
+    clocks = without_violations(run, keys, fit_clocks(observations, len(keys)))
+    residual = Residual.of(observations, clocks)
+    return Alignment(
+        COLLECTIVE_ENDS,
+        len(observations),
+        {"p50": residual.p50, "p99": residual.p99, "max": residual.max},
+        tuple(
+            HostClock(key[0], clock.offset_ns, clock.drift * 1e6, clock.origin_ns, key)
+            for key, clock in zip(keys, clocks, strict=True)
+        ),
+    )
+
+
+def apply(run: Run, alignment: Alignment) -> Run:
+    """The run with all times on the reference host's clock; the run itself if nothing has to move."""
+    moving = {clock.key: clock for clock in alignment.hosts if clock.offset_ns or clock.drift_ppm}
+    if not moving:
+        return run
+    return replace(run, ranks={rank: _moved(trace, moving.get(trace.clock_key)) for rank, trace in run.ranks.items()})
+
+
+def _moved(trace: RankTrace, clock: HostClock | None) -> RankTrace:
+    if clock is None:
+        return trace
+    spans = trace.spans
+    return replace(trace, spans=spans.replace(start=clock.to_reference(spans.start), end=clock.to_reference(spans.end)))
+
+
+def _clocks_earliest_first(run: Run) -> list[ClockKey]:
+    """The clocks of the run, first the one on which, by the wall clock, the first span began."""
+    begins: dict[ClockKey, tuple[int, int]] = {}
+    for rank, trace in run.ranks.items():
+        begin = (_wall_clock_begin(trace), rank)
+        begins[trace.clock_key] = min(begin, begins.get(trace.clock_key, begin))
+    return sorted(begins, key=lambda key: begins[key])
+
+
+def _wall_clock_begin(trace: RankTrace) -> int:
+    anchor = trace.metadata.anchor
+    first = int(trace.spans.start.min()) if len(trace.spans) else anchor.monotonic_ns
+    return anchor.realtime_ns + first - anchor.monotonic_ns
+
+
+def _refusal(missing: list[ClockKey]) -> str:
+    hosts = ", ".join(key[0] for key in missing[:8]) + (" …" if len(missing) > 8 else "")
+    return (
+        f"no collective that synchronises connects {hosts} with the other hosts, directly or through others; "
+        "times of different hosts are not compared. An all_reduce or barrier over all ranks, once per step, is enough."
+    )

@@ -1,0 +1,154 @@
+"""Offsets and drifts of clocks from pairs of readings: one robust least-squares problem over all of them.
+
+A clock reading T of clock h is T − o_h − d_h·(T − origin_h) on the reference clock. Every observation asks that two
+clocks give the same result, which is linear in all o and d. Readings that are wrong by far more than the others (a rank
+that was descheduled before it took the time) lose their weight by Huber's rule; the problem stays convex, so the start
+does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.clock_observations import Observations
+from commtrace.trace.spans import Int64
+
+Float64 = npt.NDArray[np.float64]
+
+_ROUNDS = 60
+_HUBER_K = 1.345
+_SMALLEST_SCALE_NS = 100.0
+_MAD_TO_SIGMA = 1.4826
+# A crystal drifts by less than this; it decides where too few observations cannot (one alone: no drift).
+_LIKELY_DRIFT = 200e-6
+
+
+class LinearClock(NamedTuple):
+    """A clock that is ``offset_ns`` ahead of the reference at ``origin_ns`` and runs faster by ``drift``."""
+
+    origin_ns: int
+    offset_ns: int
+    drift: float
+
+    def to_reference(self, times: Int64) -> Int64:
+        """These readings, on the reference clock."""
+        drifted = np.rint((times - self.origin_ns) * self.drift).astype(np.int64)
+        return np.asarray(times - self.offset_ns - drifted)
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """By how much two readings of one instant differ on the reference clock, ns."""
+
+    p50: int
+    p99: int
+    max: int
+
+    @classmethod
+    def of(cls, observations: Observations, clocks: Sequence[LinearClock]) -> Residual:
+        differences = np.empty(len(observations), np.int64)
+        times_a, times_b = _on_reference(observations, clocks)
+        differences = np.sort(np.abs(times_a - times_b))
+        last = len(differences) - 1
+        return cls(*(int(differences[round(last * part)]) for part in (0.5, 0.99, 1.0)))
+
+
+def unconnected(observations: Observations, count: int) -> list[int]:
+    """Clocks that no chain of observations connects with clock 0."""
+    reached = np.zeros(count, np.bool_)
+    reached[0] = True
+    pairs = np.unique(np.stack([observations.clock_a, observations.clock_b]), axis=1)
+    for _ in range(count):
+        touched = reached[pairs[0]] | reached[pairs[1]]
+        if reached[pairs[:, touched]].all():
+            break
+        reached[pairs[:, touched]] = True
+    return np.flatnonzero(~reached).tolist()
+
+
+def fit_clocks(observations: Observations, count: int) -> list[LinearClock]:
+    """The clocks under which the observations agree best; clock 0 is the reference. All must be connected."""
+    origins = _origins(observations, count)
+    since_a = (observations.time_a - origins[observations.clock_a]).astype(np.float64)
+    since_b = (observations.time_b - origins[observations.clock_b]).astype(np.float64)
+    design = _Design(observations, since_a, since_b, count)
+    solution = np.zeros(2 * count)
+    scale, weights = 1e6, np.ones(len(observations))
+    for _ in range(_ROUNDS):
+        previous, solution = solution, design.solve(weights, scale)
+        size = np.abs(design.residual(solution))
+        scale = max(_MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
+        weights = np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
+        if np.abs(solution - previous).max() < 0.1:
+            break
+    offsets, seconds_of_drift = solution[0::2], solution[1::2]
+    return [
+        LinearClock(
+            int(origins[clock]),
+            int(origins[clock] - origins[0]) + round(offsets[clock]),
+            float(seconds_of_drift[clock] / design.length),
+        )
+        for clock in range(count)
+    ]
+
+
+def _origins(observations: Observations, count: int) -> Int64:
+    """The first reading of each clock, as an instant from which float64 counts exactly."""
+    origins = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(origins, observations.clock_a, observations.time_a)
+    np.minimum.at(origins, observations.clock_b, observations.time_b)
+    return origins
+
+
+class _Design:
+    """The linear problem: unknowns are offset and drift of each clock, in turn; clock 0 is held at zero.
+
+    Drift is counted in ns over ``length``, the time that the observations span, so that all unknowns are of one size.
+    """
+
+    def __init__(self, observations: Observations, since_a: Float64, since_b: Float64, count: int) -> None:
+        self._count = count
+        self.length = max(float(since_a.max()), float(since_b.max()), 1.0)
+        self._target = since_a - since_b
+        ones = np.ones(len(since_a))
+        self._columns = np.stack(
+            [
+                2 * observations.clock_a,
+                2 * observations.clock_a + 1,
+                2 * observations.clock_b,
+                2 * observations.clock_b + 1,
+            ]
+        )
+        self._factors = np.stack([ones, since_a / self.length, -ones, -since_b / self.length])
+
+    def residual(self, solution: Float64) -> Float64:
+        return np.asarray(self._target - (solution[self._columns] * self._factors).sum(axis=0))
+
+    def solve(self, weights: Float64, scale: float) -> Float64:
+        """Weighted least squares, for readings that are wrong by ``scale`` ns."""
+        size = 2 * self._count
+        normal, right = np.zeros(size * size), np.zeros(size)
+        for column, factor in zip(self._columns, self._factors, strict=True):
+            right += np.bincount(column, weights * factor * self._target, size)
+            for other, other_factor in zip(self._columns, self._factors, strict=True):
+                normal += np.bincount(column * size + other, weights * factor * other_factor, size * size)
+        matrix = normal.reshape(size, size)
+        drifts = np.arange(1, size, 2)
+        matrix[drifts, drifts] += (scale / (_LIKELY_DRIFT * self.length)) ** 2
+        solution = np.zeros(size)
+        solution[2:] = np.linalg.solve(matrix[2:, 2:], right[2:])
+        return solution
+
+
+def _on_reference(observations: Observations, clocks: Sequence[LinearClock]) -> tuple[Int64, Int64]:
+    times_a, times_b = np.empty_like(observations.time_a), np.empty_like(observations.time_b)
+    for number, clock in enumerate(clocks):
+        a, b = observations.clock_a == number, observations.clock_b == number
+        times_a[a] = clock.to_reference(observations.time_a[a])
+        times_b[b] = clock.to_reference(observations.time_b[b])
+    return times_a, times_b

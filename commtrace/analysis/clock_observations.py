@@ -1,0 +1,76 @@
+"""What two clocks showed at one instant: ends of collectives that nobody can leave before everybody has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.keys import pack
+from commtrace.analysis.operations import SYNCHRONISING, named, unfinished_rows
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Int64, Spans
+
+_ENOUGH_ROWS = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Pairs of readings of one instant; all arrays have the same length.
+
+    Attributes:
+        clock_a, clock_b: numbers of two clocks.
+        time_a, time_b: what they showed, ns.
+    """
+
+    clock_a: Int64
+    clock_b: Int64
+    time_a: Int64
+    time_b: Int64
+
+    def __len__(self) -> int:
+        return len(self.time_a)
+
+
+def observe(run: Run, keys: Sequence[tuple[str, str]]) -> Observations:
+    """Compare the hosts' readings of each collective; clock i is ``keys[i]``.
+
+    A host's reading is the median of its ranks' ends. Of k hosts that took part, neighbours are compared: k − 1 pairs.
+    """
+    group, seq, clock, end = _ends(run, keys)
+    bucket = pack((group, seq))
+    order = np.lexsort((end, clock, bucket))
+    bucket, clock, end = bucket[order], clock[order], end[order]
+    begins = np.flatnonzero(_changes(bucket) | _changes(clock))
+    middle = (begins + np.append(begins[1:], len(end)) - 1) // 2  # lower median: ends are seen late, never early
+    bucket, clock, end = bucket[middle], clock[middle], end[middle]
+    pair = np.flatnonzero(bucket[1:] == bucket[:-1])
+    return Observations(clock[pair], clock[pair + 1], end[pair], end[pair + 1])
+
+
+def _changes(values: Int64) -> npt.NDArray[np.bool_]:
+    changes = np.ones(len(values), np.bool_)
+    changes[1:] = values[1:] != values[:-1]
+    return changes
+
+
+def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Int64, Int64, Int64, Int64]:
+    """Group, seq, clock and end of the synchronising collectives of all ranks."""
+    number = {key: position for position, key in enumerate(keys)}
+    parts = [(number[trace.clock_key], _synchronising(run, trace)) for trace in run.ranks.values()]
+    group, seq, end = (np.concatenate([getattr(part, name) for _, part in parts]) for name in ("group", "seq", "end"))
+    clock = np.concatenate([np.full(len(part), at, np.int64) for at, part in parts])
+    # Which collectives are left out must not depend on the rank: every member keeps the same ones.
+    one_in = max(1, len(seq) // _ENOUGH_ROWS)
+    kept = seq % one_in == 0
+    return group[kept], seq[kept], clock[kept], end[kept]
+
+
+def _synchronising(run: Run, trace: RankTrace) -> Spans:
+    spans = trace.spans
+    rows = (spans.kind == schema.COLLECTIVE) & named(run, spans, SYNCHRONISING) & ~unfinished_rows(trace)
+    # An uneven all_to_all does not end together; nor is an operation without group or number an observation.
+    return spans.take(rows & (spans.self_bytes < 0) & (spans.group >= 0) & (spans.seq >= 0))

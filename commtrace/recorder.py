@@ -162,7 +162,7 @@ class Recorder:
 
     def _harvest(self, *, last: bool) -> None:
         if self._sinks is None:
-            if not (self._ready() or (last and self._buffer)) or time.monotonic() < self._sink_retry_at:
+            if not (self._ready() or (last and self._trained())) or time.monotonic() < self._sink_retry_at:
                 return
             if not self._try_open():
                 return
@@ -174,6 +174,10 @@ class Recorder:
         if last:
             rows.append(mark_row("end", {}))
         self._write(rows)
+
+    def _trained(self) -> bool:
+        """Whether anything but garbage was recorded: a launcher or data loader is no rank and must not write as one."""
+        return any(record.kind != schema.GC for record in self._buffer)
 
     def _try_open(self) -> bool:
         try:

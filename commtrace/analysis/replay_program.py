@@ -1,0 +1,473 @@
+"""A recorded run as a dependency graph that can be replayed with other durations.
+
+Per rank and step the compute lane is a chain: stretches of work, and stalls on communications. A communication starts
+at a position of that chain; it ends, on each participant, its *transfer* after the last participant started. Replaying
+the measured durations gives the measured times back; replaying others answers "what if".
+
+* The transfer of a participant is its measured end minus the latest start, so waiting is not a duration but follows
+  from the graph.
+* A participant that was done before the last one started (the eager send of a small message, the root of a broadcast)
+  did not depend on it: it ends its own duration after its own start. Those that start later still depend on it.
+* Steps are replayed one by one, each from a common start of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.keys import pack
+from commtrace.analysis.match import Matches
+from commtrace.analysis.operations import named
+from commtrace.analysis.replay import ReplayError, ReplayGraph
+from commtrace.analysis.replay_lane import Lane, Launches, Segments, read_lane
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int64, Spans
+
+_ROOT_FIRST: Final = ("broadcast", "scatter")
+"""Collectives whose members need the root only, not one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """The part of every communication, per participant, that is not waiting. Columns of equal length.
+
+    Attributes:
+        rank: the participant.
+        row: its row of the communication.
+        step: index into the steps of the program.
+        join: number shared by the participants of one communication.
+        participants: how many of them were found.
+        ns: measured end minus latest start; its own duration where ``eager``.
+    """
+
+    rank: Int64
+    row: Int64
+    step: Int64
+    join: Int64
+    participants: Int64
+    eager: Bool
+    ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Weight of an edge: pieces ``first_piece`` to ``end_piece`` plus a transfer (−1: none) plus ``fixed_ns``."""
+
+    source: Int64
+    target: Int64
+    first_piece: Int64
+    end_piece: Int64
+    transfer: Int64
+    fixed_ns: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class StallNodes:
+    """The stalls of all lanes: what is needed to say, after a replay, how long each one lasted and why.
+
+    Attributes:
+        rank, row, step: which stall it is.
+        node: instant at which the lane goes on.
+        lane_edge: the edge into it along the lane: when the stall began, but for the edge's ``fixed_ns``.
+        join_node: instant at which the last participant had started; −1 where the stall did not depend on others.
+    """
+
+    rank: Int64
+    row: Int64
+    step: Int64
+    node: Int64
+    lane_edge: Int64
+    join_node: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The dependency graph of some steps of a run, and the measured durations.
+
+    Attributes:
+        steps: the step numbers, ascending.
+        ranks: the ranks, ascending.
+        first_node, last_node: start and end of each step on each rank, shape (ranks, steps).
+        start_ns, end_ns: the same instants as measured, shape (ranks, steps).
+    """
+
+    graph: ReplayGraph
+    edges: Edges
+    segments: Segments
+    transfers: Transfers
+    stalls: StallNodes
+    piece_ns: Int64
+    piece_segment: Int64
+    steps: Int64
+    ranks: Int64
+    first_node: Int64
+    last_node: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    def times(
+        self,
+        segment_ns: npt.NDArray[np.int64] | None = None,
+        transfer_ns: npt.NDArray[np.int64] | None = None,
+        origins: Int64 | None = None,
+    ) -> Int64:
+        """Instants of all nodes with these durations; the measured ones where None.
+
+        Args:
+            segment_ns: per segment, what it shall last.
+            transfer_ns: per transfer.
+            origins: instants of ``first_node``, shape (ranks, steps); all 0 by default.
+        """
+        weights = self._weights(segment_ns, transfer_ns)
+        if origins is None:
+            return self.graph.times(weights)
+        at = np.zeros(self.graph.num_nodes, np.int64)
+        at[self.first_node] = origins
+        return self.graph.times(weights, at)
+
+    def step_times(
+        self, segment_ns: npt.NDArray[np.int64] | None = None, transfer_ns: npt.NDArray[np.int64] | None = None
+    ) -> Int64:
+        """Replayed duration of every step, ns: the latest end of all ranks after a common start."""
+        return np.asarray(self.times(segment_ns, transfer_ns)[self.last_node].max(axis=0))
+
+    def measured_step_times(self) -> Int64:
+        """Recorded duration of every step, ns: the mean over ranks."""
+        return np.asarray(np.rint((self.end_ns - self.start_ns).mean(axis=0)), np.int64)
+
+    def _weights(self, segment_ns: Int64 | None, transfer_ns: Int64 | None) -> Int64:
+        pieces = self.piece_ns
+        if segment_ns is not None:
+            measured = np.maximum(self.segments.total_ns, 1)
+            pieces = np.rint(pieces * (segment_ns / measured)[self.piece_segment]).astype(np.int64)
+        before = np.concatenate([[0], np.cumsum(pieces)])
+        transfers = np.append(self.transfers.ns if transfer_ns is None else transfer_ns, 0)
+        edges = self.edges
+        worked = before[edges.end_piece] - before[edges.first_piece]
+        return np.asarray(worked + transfers[edges.transfer] + edges.fixed_ns)
+
+
+def build_program(run: Run, matches: Matches) -> Program:
+    """The dependency graph of the steps that every rank recorded whole.
+
+    The clocks of the ranks must have been aligned.
+
+    Raises:
+        ReplayError: no step was recorded by all ranks, or what was recorded contradicts itself.
+    """
+    ranks = np.array(sorted(run.ranks), np.int64)
+    steps = common_steps(run)
+    if not len(steps):
+        raise ReplayError("No step was recorded by all ranks, so nothing can be replayed.")
+    traces = [run.ranks[int(rank)] for rank in ranks]
+    stages = [stage_of(trace) for trace in traces]
+    lanes = [read_lane(trace, stage, steps) for trace, stage in zip(traces, stages, strict=True)]
+    node_offset = _offsets([len(lane.node_step) for lane in lanes])
+    piece_offset = _offsets([len(lane.piece_ns) for lane in lanes])
+    joins = _joins(run, matches, traces, lanes)
+    parts = [
+        _rank_edges(trace, lane, joins_of_rank, int(nodes), int(pieces))
+        for trace, lane, joins_of_rank, nodes, pieces in zip(
+            traces, lanes, joins.per_rank, node_offset[:-1], piece_offset[:-1], strict=True
+        )
+    ]
+    edges = _concatenate([*(part.edges for part in parts), _bracket_edges(joins.members)], Edges)
+    stalls = _concatenate([part.stalls for part in parts], StallNodes)
+    edge_offset = np.repeat(
+        _offsets([len(part.edges.source) for part in parts])[:-1], [len(part.stalls.row) for part in parts]
+    )
+    # Joins are numbered behind the nodes of the lanes; so far they were counted from −2 downwards.
+    lane_nodes = int(node_offset[-1])
+    edges = replace(edges, source=_join_nodes(edges.source, lane_nodes), target=_join_nodes(edges.target, lane_nodes))
+    stalls = replace(
+        stalls, lane_edge=stalls.lane_edge + edge_offset, join_node=_join_nodes(stalls.join_node, lane_nodes)
+    )
+    first, last = _step_nodes(lanes, node_offset)
+    segment_offset = _offsets([len(lane.segments) for lane in lanes])
+    return Program(
+        graph=ReplayGraph.from_edges(lane_nodes + joins.count, edges.source, edges.target),
+        edges=edges,
+        segments=_concatenate([lane.segments for lane in lanes], Segments),
+        transfers=joins.transfers,
+        stalls=stalls,
+        piece_ns=np.concatenate([lane.piece_ns for lane in lanes]),
+        piece_segment=np.concatenate(
+            [lane.piece_segment + offset for lane, offset in zip(lanes, segment_offset, strict=False)]
+        ),
+        steps=steps,
+        ranks=ranks,
+        first_node=first,
+        last_node=last,
+        start_ns=np.stack([lane.step_start for lane in lanes]),
+        end_ns=np.stack([lane.step_end for lane in lanes]),
+    )
+
+
+def common_steps(run: Run) -> Int64:
+    """Numbers of the steps that every rank recorded, ascending."""
+    common: Int64 | None = None
+    for trace in run.ranks.values():
+        own = np.unique(trace.spans.step[trace.spans.kind == schema.STEP]).astype(np.int64)
+        common = own if common is None else np.intersect1d(common, own, assume_unique=True)
+    return np.zeros(0, np.int64) if common is None else common
+
+
+def stage_of(trace: RankTrace) -> int:
+    """The pipeline stage of a rank: as the framework told, else as its forward rows say, else 0."""
+    if "pp" in trace.coordinates:
+        return int(trace.coordinates["pp"])
+    spans = trace.spans
+    stages = spans.stage[(spans.kind == schema.FORWARD) & (spans.stage >= 0)]
+    return int(stages[0]) if len(stages) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _RankJoins:
+    """The communications of one rank: its launches, and what they are part of. Columns aligned with the launches.
+
+    ``join`` is what the launch helps to start (−1: others do not wait for it), ``waits_for`` what it ends after.
+    """
+
+    launches: Launches
+    transfer: Int64
+    join: Int64
+    waits_for: Int64
+    eager: Bool
+    end: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class _Joins:
+    """All communications: ``members`` leads from the join of one to that of a bracket that it is part of."""
+
+    count: int
+    members: tuple[Int64, Int64]
+    transfers: Transfers
+    per_rank: list[_RankJoins]
+
+
+def _joins(run: Run, matches: Matches, traces: Sequence[RankTrace], lanes: Sequence[Lane]) -> _Joins:
+    """Which launches of different ranks are one communication, and how long each took after its last start."""
+    rows = [lane.launches.row for lane in lanes]
+    bounds = _offsets([len(part) for part in rows])
+    spans = Spans.concatenate([trace.spans.take(part) for trace, part in zip(traces, rows, strict=True)])
+    rank = np.repeat([trace.rank for trace in traces], np.diff(bounds)).astype(np.int64)
+    step = np.concatenate([lane.launches.step for lane in lanes])
+    _, join = np.unique(_communication_keys(matches, traces, rows, step), return_inverse=True)
+    join = join.reshape(-1).astype(np.int64)
+    count = int(join.max()) + 1 if len(join) else 0
+
+    needs_root = named(run, spans, _ROOT_FIRST) & (spans.kind == schema.COLLECTIVE)
+    supplies = ~needs_root | (spans.peer == rank) | (spans.peer < 0)
+    last_start = np.full(count, np.iinfo(np.int64).min)
+    np.maximum.at(last_start, join[supplies], spans.start[supplies])
+    latest = np.where(needs_root, np.maximum(last_start[join], spans.start), last_start[join])
+    if not matches.clocks_agree:
+        latest = np.concatenate([matches.ranks[t.rank].last_start[part] for t, part in zip(traces, rows, strict=True)])
+
+    bracket, sources = _brackets(spans, rank, step)
+    waits_for = np.where(bracket >= 0, count + bracket, join)
+    if len(sources):
+        shared = np.full(int(bracket.max()) + 1, np.iinfo(np.int64).min)
+        np.maximum.at(shared, bracket[sources], latest[sources])
+        latest = np.where(bracket >= 0, shared[bracket], latest)
+    eager = spans.end < latest
+    transfers = Transfers(
+        rank=rank,
+        row=np.concatenate(rows),
+        step=step,
+        join=join,
+        participants=np.bincount(join, minlength=count)[join],
+        eager=eager,
+        ns=spans.end - np.where(eager, spans.start, latest),
+    )
+    per_rank = [
+        _RankJoins(
+            launches=lane.launches,
+            transfer=np.arange(first, end),
+            join=np.where(supplies, join, -1)[first:end],
+            waits_for=waits_for[first:end],
+            eager=eager[first:end],
+            end=spans.end[first:end],
+        )
+        for lane, first, end in zip(lanes, bounds[:-1], bounds[1:], strict=True)
+    ]
+    number_of_brackets = int(bracket.max(initial=-1)) + 1
+    return _Joins(count + number_of_brackets, (join[sources], waits_for[sources]), transfers, per_rank)
+
+
+def _communication_keys(matches: Matches, traces: Sequence[RankTrace], rows: Sequence[Int64], step: Int64) -> Int64:
+    """Numbers that are equal for the participants, in one step, of one communication."""
+    own = [matches.ranks[trace.rank] for trace in traces]
+    bucket = np.concatenate([match.bucket[part] for match, part in zip(own, rows, strict=True)])
+    comparable = np.concatenate([match.complete[part] for match, part in zip(own, rows, strict=True)])
+    alone = (bucket < 0) | (~comparable & (not matches.clocks_agree))
+    return pack([np.where(alone, -1, bucket), step, np.where(alone, np.arange(len(bucket)), -1)])
+
+
+def _brackets(spans: Spans, rank: Int64, step: Int64) -> tuple[Int64, Int64]:
+    """The bracket of each point-to-point row that shares its times with others, else −1; and the rows that have one.
+
+    Members of a bracket have consecutive ids on their rank, and ``op_in_seq`` counts them from 0.
+    """
+    bracket = np.full(len(spans), -1, np.int64)
+    p2p = np.flatnonzero(spans.kind == schema.P2P)
+    if not len(p2p) or not spans.op_in_seq[p2p].any():
+        return bracket, np.zeros(0, np.int64)
+    ordered = p2p[np.lexsort((spans.id[p2p], step[p2p], rank[p2p]))]
+    begins = (spans.op_in_seq[ordered] == 0) | (np.diff(pack([rank[ordered], step[ordered]]), prepend=-1) != 0)
+    number = np.cumsum(begins) - 1
+    several = np.bincount(number)[number] > 1
+    members = ordered[several]
+    _, bracket[members] = np.unique(number[several], return_inverse=True)
+    return bracket, members
+
+
+@dataclass(frozen=True, slots=True)
+class _RankEdges:
+    edges: Edges
+    stalls: StallNodes
+
+
+def _rank_edges(trace: RankTrace, lane: Lane, joins: _RankJoins, node_offset: int, piece_offset: int) -> _RankEdges:
+    """Edges along one lane, from it to the joins, and back from them to its stalls."""
+    spans, launches = trace.spans, joins.launches
+    nodes = np.arange(len(lane.node_step))
+    into = np.flatnonzero(np.concatenate([[False], lane.node_step[1:] == lane.node_step[:-1]]))
+    stall = np.flatnonzero(lane.node_row >= 0)
+    row = lane.node_row[stall]
+    waited = _launch_of_stall(spans, row, launches, lane.node_step[stall])
+    known = waited >= 0
+    which = np.where(known, waited, 0)
+
+    start, end = spans.start[row], spans.end[row]
+    communication_end = joins.end[which] if len(joins.end) else np.zeros(len(row), np.int64)
+    waits = known & (communication_end > start)
+    # After a stall that really waited the lane goes on when the communication has ended (and what little the recorder
+    # saw between the two); one that found it ended only has a length of its own, which it keeps.
+    along = np.zeros(len(nodes), np.int64)
+    along[stall] = np.where(waits, 0, end - start)
+    back_fixed = np.where(waits, end - communication_end, end - start)
+
+    lane_edges = _edges(into - 1, into, lane.node_piece[into - 1], lane.node_piece[into], None, along[into])
+    supplied = np.flatnonzero(joins.join >= 0)
+    to_join = _edges(
+        launches.node[supplied],
+        -2 - joins.join[supplied],
+        lane.node_piece[launches.node[supplied]],
+        launches.piece[supplied],
+        None,
+        launches.extra_ns[supplied],
+    )
+    depends, own = _stall_edges(lane, joins, stall[known], which[known], back_fixed[known])
+    edges = _shifted(_concatenate([lane_edges, to_join, depends, own], Edges), node_offset, piece_offset)
+
+    edge_of_node = np.full(len(nodes), -1, np.int64)
+    edge_of_node[into] = np.arange(len(into))
+    stalls = StallNodes(
+        rank=np.full(len(row), trace.rank, np.int64),
+        row=row,
+        step=lane.node_step[stall],
+        node=stall + node_offset,
+        lane_edge=edge_of_node[stall],
+        join_node=np.where(known & ~_pick(joins.eager, which), -2 - _pick(joins.waits_for, which), -1),
+    )
+    return _RankEdges(edges, stalls)
+
+
+def _launch_of_stall(spans: Spans, rows: Int64, launches: Launches, steps: Int64) -> Int64:
+    """Index of the launch, in the same step, that each stall waited for; −1 where it is not known."""
+    if not len(launches.row):
+        return np.full(len(rows), -1)
+    ids = spans.id[launches.row]
+    order = np.argsort(ids, kind="stable")
+    found = order[np.minimum(np.searchsorted(ids[order], spans.stalled_on[rows]), len(ids) - 1)]
+    same = (ids[found] == spans.stalled_on[rows]) & (launches.step[found] == steps)
+    return np.where(same & (spans.stalled_on[rows] >= 0), found, -1)
+
+
+def _stall_edges(lane: Lane, joins: _RankJoins, node: Int64, which: Int64, fixed_ns: Int64) -> tuple[Edges, Edges]:
+    """Edges that let a stall end: from the join, or, where it did not depend on others, from its own launch."""
+    eager = _pick(joins.eager, which)
+    on_join, on_own = np.flatnonzero(~eager), np.flatnonzero(eager | (_pick(joins.join, which) < 0))
+    zeros = np.zeros(len(on_join), np.int64)
+    depends = _edges(
+        -2 - joins.waits_for[which[on_join]],
+        node[on_join],
+        zeros,
+        zeros,
+        joins.transfer[which[on_join]],
+        fixed_ns[on_join],
+    )
+    launch, own = joins.launches, which[on_own]
+    alone = _edges(
+        launch.node[own],
+        node[on_own],
+        lane.node_piece[launch.node[own]],
+        launch.piece[own],
+        joins.transfer[own],
+        launch.extra_ns[own] + fixed_ns[on_own],
+    )
+    return depends, alone
+
+
+def _edges(
+    source: Int64, target: Int64, first_piece: Int64, end_piece: Int64, transfer: Int64 | None, fixed_ns: Int64
+) -> Edges:
+    none = np.full(len(source), -1, np.int64)
+    return Edges(source, target, first_piece, end_piece, none if transfer is None else transfer, fixed_ns)
+
+
+def _bracket_edges(members: tuple[Int64, Int64]) -> Edges:
+    """A bracket has started when each of its members has."""
+    member, bracket = members
+    zeros = np.zeros(len(member), np.int64)
+    return _edges(-2 - member, -2 - bracket, zeros, zeros, None, zeros)
+
+
+def _shifted(edges: Edges, node_offset: int, piece_offset: int) -> Edges:
+    """The edges with the lane's nodes and pieces numbered in the whole program; joins keep their negative numbers."""
+    return Edges(
+        np.where(edges.source >= 0, edges.source + node_offset, edges.source),
+        np.where(edges.target >= 0, edges.target + node_offset, edges.target),
+        edges.first_piece + piece_offset,
+        edges.end_piece + piece_offset,
+        edges.transfer,
+        edges.fixed_ns,
+    )
+
+
+def _join_nodes(nodes: Int64, lane_nodes: int) -> Int64:
+    return np.where(nodes <= -2, lane_nodes - 2 - nodes, nodes)
+
+
+def _step_nodes(lanes: Sequence[Lane], node_offset: Int64) -> tuple[Int64, Int64]:
+    edges_of_steps = [
+        np.flatnonzero(lane.node_row < 0) + offset for lane, offset in zip(lanes, node_offset, strict=False)
+    ]
+    return np.stack([nodes[::2] for nodes in edges_of_steps]), np.stack([nodes[1::2] for nodes in edges_of_steps])
+
+
+def _pick(values: npt.NDArray[Any], index: Int64) -> npt.NDArray[Any]:
+    """``values[index]``, also where there are no values and the index is a placeholder."""
+    return values[index] if len(values) else np.zeros(len(index), values.dtype)
+
+
+def _offsets(sizes: Sequence[int]) -> Int64:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+_Columns = TypeVar("_Columns", Edges, Segments, StallNodes)
+
+
+def _concatenate(parts: Sequence[_Columns], kind: type[_Columns]) -> _Columns:
+    return kind(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(kind)))

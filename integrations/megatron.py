@@ -1,0 +1,389 @@
+"""Megatron: every iteration a step, every microbatch a forward and a backward, every process group its role.
+
+``import commtrace.auto`` is all that a script needs, before or after its imports of Megatron. From then on
+
+* a call of a schedule (``get_forward_backward_func()``) begins a step; with ``forward_only=True`` it is an
+  ``evaluation`` span inside the current one;
+* ``forward_step`` and ``backward_step``, which all schedules look up late, are spans with microbatch, chunk and stage;
+* the step of the outermost Megatron optimizer is an ``optimizer`` span;
+* the repeated forward of activation checkpointing is a ``recompute`` span inside its backward;
+* the roles of all groups are read whenever ``megatron.core.parallel_state`` has set them up.
+
+With ``overlap_moe_expert_parallel_comm`` Megatron interleaves one microbatch's forward with another one's backward,
+layer by layer: there are steps then, but no microbatch spans.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import wrapt
+
+from commtrace.capture.records import Span
+from commtrace.capture.tracer import Tracer
+from commtrace.integrations.megatron_topology import collection_roles, framework, group_roles, topology
+from commtrace.trace import schema
+
+PART: Final = "megatron"
+
+_SCHEDULES: Final[Mapping[str, str]] = {
+    "forward_backward_no_pipelining": "no pipelining",
+    "forward_backward_pipelining_without_interleaving": "1f1b",
+    "forward_backward_pipelining_with_interleaving": "interleaved 1f1b",
+}
+_OPTIMIZER_MODULES: Final = ("optimizer", "distrib_optimizer", "layer_wise_optimizer")
+
+
+def install(tracer: Tracer) -> Callable[[], None]:
+    """Instrument megatron-core as soon as it is imported, or now if it has been.
+
+    Returns:
+        What puts every original back.
+    """
+    integration = MegatronIntegration(tracer)
+    integration.install()
+    return integration.uninstall
+
+
+class Place(NamedTuple):
+    """Which piece of the iteration's work a forward or backward is."""
+
+    microbatch: int
+    chunk: int
+
+
+class MegatronIntegration:
+    """The hooks in megatron-core, and what they must remember between a forward and its backward."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._active = False
+        self._patches: list[tuple[Any, str, Any, Any]] = []
+        self._parallel_state: ModuleType | None = None
+        self._optimizer_module: ModuleType | None = None
+        self._known_groups: tuple[int, ...] = ()
+        self._stage = 0
+        self._schedule: dict[str, Any] = {}
+        self._evaluations = 0
+        self._open_optimizers = 0
+        self._forwards: Counter[int] = Counter()
+        self._awaiting_backward: dict[int, Place] = {}
+
+    def install(self) -> None:
+        """Register the hooks."""
+        self._active = True
+        hooks = {
+            "megatron.core.parallel_state": self._hook_parallel_state,
+            "megatron.core.pipeline_parallel.schedules": self._hook_schedules,
+            "megatron.core.tensor_parallel.random": self._hook_recompute,
+            **{f"megatron.core.optimizer.{name}": self._hook_optimizers for name in _OPTIMIZER_MODULES},
+        }
+        for name, hook in hooks.items():
+            wrapt.register_post_import_hook(functools.partial(self._on_import, hook), name)
+
+    def uninstall(self) -> None:
+        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        self._active = False
+        while self._patches:
+            owner, name, original, replacement = self._patches.pop()
+            if vars(owner).get(name) is replacement:
+                setattr(owner, name, original)
+        self._awaiting_backward.clear()
+
+    def _on_import(self, hook: Callable[[ModuleType], None], module: ModuleType) -> None:
+        if self._active:
+            self._guarded(hook, module)
+
+    def _guarded(self, action: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``action`` returns; None if it fails, after which this integration is off."""
+        try:
+            return action(*arguments)
+        except Exception as error:
+            self._active = False
+            self._tracer.failed(PART, error)
+            return None
+
+    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        original = vars(owner).get(name)
+        if original is None:  # another version of Megatron
+            return
+        static = isinstance(original, staticmethod)
+        wrapper = wrap(original.__func__ if static else original)
+        replacement = staticmethod(wrapper) if static else wrapper
+        self._patches.append((owner, name, original, replacement))
+        setattr(owner, name, replacement)
+
+    # Process groups
+
+    def _hook_parallel_state(self, module: ModuleType) -> None:
+        self._parallel_state = module
+        for name in ("initialize_model_parallel", "destroy_model_parallel"):
+            self._replace(module, name, self._then_read_groups)
+        self._read_groups()
+
+    def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self._active:
+                self._guarded(self._read_groups)
+            return result
+
+        return wrapper
+
+    def _read_groups(self) -> None:
+        """Tell the tracer about groups that it does not know yet."""
+        if self._parallel_state is None:
+            return
+        roles = group_roles(self._parallel_state)
+        groups = tuple(id(group) for group, _ in roles)
+        if groups == self._known_groups:
+            return
+        self._known_groups = groups
+        for group, role in roles:
+            self._tracer.set_role(group, role)
+        if self._parallel_state.model_parallel_is_initialized():
+            found = topology(self._parallel_state)
+            self._stage = found["coordinates"]["pp"]
+            self._tracer.set_topology(found)
+
+    # Iterations
+
+    def _hook_schedules(self, module: ModuleType) -> None:
+        self._replace(module, "forward_step", self._wrap_forward)
+        self._replace(module, "backward_step", self._wrap_backward)
+        for name in _SCHEDULES:
+            self._replace(module, name, self._wrap_schedule)
+
+    def _wrap_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def schedule(*args: Any, **kwargs: Any) -> Any:
+            if not self._active:
+                return original(*args, **kwargs)
+            if kwargs.get("forward_only"):
+                return self._evaluate(original, args, kwargs)
+            self._guarded(self._begin_iteration, original.__name__, kwargs)
+            return original(*args, **kwargs)
+
+        return schedule
+
+    def _begin_iteration(self, schedule: str, arguments: Mapping[str, Any]) -> None:
+        self._forwards.clear()
+        self._awaiting_backward.clear()
+        self._open_optimizers = 0
+        self._read_groups()
+        self._wrap_optimizers()
+        collection = arguments.get("pg_collection")
+        if collection is not None:
+            self._read_collection(collection)
+        self._tell_schedule(schedule, arguments)
+        self._tracer.begin_step()
+
+    def _read_collection(self, collection: Any) -> None:
+        for group, role in collection_roles(collection):
+            self._tracer.set_role(group, role)
+            if role == "pp":
+                self._stage = group.rank()
+
+    def _tell_schedule(self, schedule: str, arguments: Mapping[str, Any]) -> None:
+        model = arguments.get("model")
+        parallel_state = self._parallel_state
+        pipeline = parallel_state is not None and parallel_state.model_parallel_is_initialized()
+        told = {
+            "name": _SCHEDULES[schedule],
+            "stages": int(parallel_state.get_pipeline_model_parallel_world_size())
+            if pipeline and parallel_state
+            else 1,
+            "chunks": len(model) if isinstance(model, Sequence) else 1,
+            "microbatches": arguments.get("num_microbatches", schema.NOT_APPLICABLE),
+        }
+        if told != self._schedule:
+            self._schedule = told
+            self._tracer.set_topology({"schedule": told, "framework": framework()})
+
+    def _evaluate(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        span = self._guarded(self._tracer.enter, schema.EVALUATION, "evaluation")
+        self._evaluations += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._evaluations -= 1
+            self._leave(span)
+
+    # Microbatches
+
+    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        argument = _argument_getter(original)
+
+        @functools.wraps(original)
+        def forward_step(*args: Any, **kwargs: Any) -> Any:
+            if not self._active or self._evaluations:
+                return original(*args, **kwargs)
+            place = self._guarded(self._place_of_forward, argument, args, kwargs)
+            span = self._enter(schema.FORWARD, "forward", place)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._leave(span)
+            if place is not None:
+                self._guarded(self._remember, result, place)
+            return result
+
+        return forward_step
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        argument = _argument_getter(original)
+
+        @functools.wraps(original)
+        def backward_step(*args: Any, **kwargs: Any) -> Any:
+            if not self._active:
+                return original(*args, **kwargs)
+            place = self._guarded(self._place_of_backward, argument, args, kwargs)
+            span = self._enter(schema.BACKWARD, "backward", place)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._leave(span)
+
+        return backward_step
+
+    def _place_of_forward(self, argument: Callable[..., Any], args: Any, kwargs: Any) -> Place:
+        chunk = argument(args, kwargs, "vp_stage")
+        if chunk is None:
+            chunk = self._chunk_of_model(argument(args, kwargs, "model"))
+        microbatch = argument(args, kwargs, "current_microbatch")
+        if microbatch is None:
+            microbatch = self._forwards[chunk]
+        self._forwards[chunk] += 1
+        return Place(int(microbatch), int(chunk))
+
+    def _chunk_of_model(self, model: Any) -> int:
+        """For versions of Megatron that do not pass the chunk: the model or the global state knows it."""
+        while model is not None:
+            chunk = getattr(model, "vp_stage", None)
+            if chunk is not None:
+                return int(chunk)
+            model = getattr(model, "module", None)
+        return int(getattr(self._parallel_state, "_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK", None) or 0)
+
+    def _remember(self, result: Any, place: Place) -> None:
+        # The schedule keeps the tensor until its backward, so the id cannot be used again before that.
+        output = _first_tensor(result)
+        if output is not None:
+            self._awaiting_backward[id(output)] = place
+
+    def _place_of_backward(self, argument: Callable[..., Any], args: Any, kwargs: Any) -> Place | None:
+        output = _first_tensor(argument(args, kwargs, "output_tensor"))
+        place = self._awaiting_backward.pop(id(output), None)
+        if place is None and self._awaiting_backward:
+            # Another tensor than the forward returned: schedules run backwards in the order of the forwards.
+            place = self._awaiting_backward.pop(next(iter(self._awaiting_backward)))
+        return place
+
+    def _enter(self, kind: int, name: str, place: Place | None) -> Span | None:
+        microbatch, chunk = place or (schema.NOT_APPLICABLE, schema.NOT_APPLICABLE)
+        span: Span | None = self._guarded(self._tracer.enter, kind, name, microbatch, chunk, self._stage)
+        return span
+
+    def _leave(self, span: Span | None) -> None:
+        if span is not None:
+            self._guarded(self._tracer.leave, span)
+
+    # Activation recomputation
+
+    def _hook_recompute(self, module: ModuleType) -> None:
+        checkpoint = getattr(module, "CheckpointFunction", None)
+        if checkpoint is not None:
+            self._replace(checkpoint, "backward", self._time_run_function)
+        without_output = getattr(module, "CheckpointWithoutOutput", None)
+        if without_output is not None:
+            self._replace(without_output, "_recompute", self._time_run_function)
+
+    def _time_run_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The backward of a checkpoint calls ``run_function``, its forward, again: that call is the recompute."""
+
+        @functools.wraps(original)
+        def backward(checkpoint: Any, *gradients: Any) -> Any:
+            run_function = getattr(checkpoint, "run_function", None)
+            if not self._active or run_function is None:
+                return original(checkpoint, *gradients)
+
+            def recompute(*args: Any, **kwargs: Any) -> Any:
+                span = self._guarded(self._tracer.enter, schema.RECOMPUTE, "recompute")
+                try:
+                    return run_function(*args, **kwargs)
+                finally:
+                    self._leave(span)
+
+            checkpoint.run_function = recompute
+            try:
+                return original(checkpoint, *gradients)
+            finally:
+                if checkpoint.run_function is recompute:
+                    checkpoint.run_function = run_function
+
+        return backward
+
+    # Optimizers
+
+    def _hook_optimizers(self, module: ModuleType) -> None:
+        if hasattr(module, "MegatronOptimizer"):
+            self._optimizer_module = module
+        self._wrap_optimizers()
+
+    def _wrap_optimizers(self) -> None:
+        """Wrap ``step`` of every optimizer class there is by now; the caller may define more of them later."""
+        base = getattr(self._optimizer_module, "MegatronOptimizer", None)
+        if base is None:
+            return
+        wrapped = {owner for owner, name, _, _ in self._patches if name == "step"}
+        for optimizer in _subclasses(base):
+            if "step" in vars(optimizer) and optimizer not in wrapped:
+                self._replace(optimizer, "step", self._wrap_optimizer_step)
+
+    def _wrap_optimizer_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._active or self._open_optimizers:
+                return original(optimizer, *args, **kwargs)
+            span = self._guarded(self._tracer.enter, schema.OPTIMIZER, type(optimizer).__name__)
+            self._open_optimizers += 1
+            try:
+                return original(optimizer, *args, **kwargs)
+            finally:
+                self._open_optimizers -= 1
+                self._leave(span)
+
+        return step
+
+
+def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any], str], Any]:
+    """Reads an argument by name, however it was passed; None where this version has no such parameter."""
+    positions = {name: position for position, name in enumerate(inspect.signature(function).parameters)}
+
+    def argument(args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+        if name in kwargs:
+            return kwargs[name]
+        position = positions.get(name, len(args))
+        return args[position] if position < len(args) else None
+
+    return argument
+
+
+def _first_tensor(value: Any) -> Any:
+    """``forward_step`` returns a tensor or a list of them, in newer versions beside the number of tokens."""
+    while isinstance(value, (list, tuple)):
+        value = value[0] if value else None
+    return value
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    child: type
+    for child in base.__subclasses__():
+        yield child
+        yield from _subclasses(child)

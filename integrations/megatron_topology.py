@@ -1,0 +1,140 @@
+"""Reads from megatron-core what its process groups are for, and where this rank stands among them.
+
+Groups are recognised by identity: Megatron has several of the same members (with one tensor-parallel rank, the
+data-parallel group and the world), so members say nothing about the role.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from torch.distributed import ProcessGroup
+
+# First come, first served: where two names hold one group, the first one says what it is for.
+_ROLE_OF_GLOBAL: Final[Mapping[str, str]] = {
+    "_TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "_PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "_DATA_PARALLEL_GROUP": "dp",
+    "_DATA_PARALLEL_GROUP_GLOO": "dp",
+    "_CONTEXT_PARALLEL_GROUP": "cp",
+    "_HIERARCHICAL_CONTEXT_PARALLEL_GROUPS": "cp",
+    "_DATA_PARALLEL_GROUP_WITH_CP": "dp-cp",
+    "_DATA_PARALLEL_GROUP_WITH_CP_AG": "dp-cp",
+    "_DATA_PARALLEL_GROUP_WITH_CP_GLOO": "dp-cp",
+    "_HYBRID_DP_CP_GROUPS": "dp-cp",
+    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp-shard",
+    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO": "dp-shard",
+    "_INTER_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp-replicate",
+    "_EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "_EXPERT_TENSOR_PARALLEL_GROUP": "expert-tp",
+    "_EXPERT_DATA_PARALLEL_GROUP": "expert-dp",
+    "_EXPERT_DATA_PARALLEL_GROUP_GLOO": "expert-dp",
+    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "expert-dp-shard",
+    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO": "expert-dp-shard",
+    "_INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "dp-replicate",
+    "_EMBEDDING_GROUP": "embedding",
+    "_POSITION_EMBEDDING_GROUP": "position-embedding",
+    "_MODEL_PARALLEL_GROUP": "mp",
+    "_TENSOR_AND_DATA_PARALLEL_GROUP": "tp-dp",
+    "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp-dp-cp",
+    "_TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp-cp",
+    "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp-ep",
+    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp-ep-pp",
+    "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "optimizer-instance",
+}
+
+_ROLE_OF_COLLECTION_FIELD: Final[Mapping[str, str]] = {
+    "tp": "tp",
+    "pp": "pp",
+    "dp": "dp",
+    "cp": "cp",
+    "hcp": "cp",
+    "dp_cp": "dp-cp",
+    "intra_dp_cp": "dp-shard",
+    "ep": "ep",
+    "expt_tp": "expert-tp",
+    "expt_dp": "expert-dp",
+    "intra_expt_dp": "expert-dp-shard",
+    "inter_dist_opt": "dp-replicate",
+    "embd": "embedding",
+    "pos_embd": "position-embedding",
+    "mp": "mp",
+    "tp_dp_cp": "tp-dp-cp",
+    "tp_cp": "tp-cp",
+    "tp_ep": "tp-ep",
+    "tp_ep_pp": "tp-ep-pp",
+    "intra_dist_opt": "optimizer-instance",
+}
+
+_DIMENSIONS: Final[Mapping[str, str]] = {
+    "tp": "tensor_model_parallel",
+    "pp": "pipeline_model_parallel",
+    "dp": "data_parallel",
+    "cp": "context_parallel",
+    "ep": "expert_model_parallel",
+    "expert-tp": "expert_tensor_parallel",
+}
+
+
+def group_roles(parallel_state: Any) -> list[tuple[ProcessGroup, str]]:
+    """Every group that ``megatron.core.parallel_state`` holds, once, with its role."""
+    holdings = vars(parallel_state)
+    unknown = {name: _role_from_name(name) for name in holdings if _holds_a_group(name) and name not in _ROLE_OF_GLOBAL}
+    roles = {**_ROLE_OF_GLOBAL, **unknown}
+    return list(_distinct((holdings.get(name), role) for name, role in roles.items()))
+
+
+def collection_roles(collection: Any) -> list[tuple[ProcessGroup, str]]:
+    """The same for a ``ProcessGroupCollection``, which scripts that do without parallel_state hand to the schedules."""
+    fields = _ROLE_OF_COLLECTION_FIELD.items()
+    return list(_distinct((getattr(collection, field, None), role) for field, role in fields))
+
+
+def topology(parallel_state: Any) -> dict[str, Any]:
+    """Coordinates of this rank, sizes of every dimension, and the framework's version."""
+    coordinates, sizes = {}, {}
+    for dimension, name in _DIMENSIONS.items():
+        rank = getattr(parallel_state, f"get_{name}_rank", None)
+        size = getattr(parallel_state, f"get_{name}_world_size", None)
+        if rank is not None and size is not None:
+            coordinates[dimension], sizes[dimension] = int(rank()), int(size())
+    sizes["vpp"] = int(getattr(parallel_state, "_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE", None) or 1)
+    return {"coordinates": coordinates, "parallel": sizes, "framework": framework()}
+
+
+def framework() -> dict[str, str]:
+    """Name and version of the megatron-core in this process."""
+    version = getattr(sys.modules.get("megatron.core"), "__version__", "")
+    return {"name": "megatron-core", "version": str(version)}
+
+
+def _distinct(candidates: Iterator[tuple[Any, str]]) -> Iterator[tuple[ProcessGroup, str]]:
+    found: list[tuple[ProcessGroup, str]] = []
+    known: set[int] = set()
+    for holding, role in candidates:
+        for group in _groups_in(holding):
+            if id(group) not in known:
+                known.add(id(group))
+                found.append((group, role))
+    without_context_parallelism = all(group.size() == 1 for group, role in found if role == "cp")
+    for group, role in found:
+        yield group, role.removesuffix("-cp") if without_context_parallelism else role
+
+
+def _groups_in(holding: Any) -> list[ProcessGroup]:
+    if isinstance(holding, dict):
+        holding = list(holding.values())
+    if isinstance(holding, (list, tuple)):
+        return [group for group in holding if isinstance(group, ProcessGroup)]
+    return [holding] if isinstance(holding, ProcessGroup) else []
+
+
+def _holds_a_group(name: str) -> bool:
+    return name.isupper() and "_GROUP" in name
+
+
+def _role_from_name(name: str) -> str:
+    """For a group that a later Megatron adds: ``_VISION_ENCODER_GROUP`` → ``vision-encoder``."""
+    return name.strip("_").replace("_GROUPS", "").replace("_GROUP", "").lower().replace("_", "-")

@@ -88,4 +88,4 @@ def commtrace(
 
 def main() -> None:
     """Entry point of the ``commtrace`` command."""
-    app()
+    app(prog_name="commtrace")

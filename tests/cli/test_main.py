@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace import __version__
+from commtrace.cli.main import COMMANDS, app, load_command
+from commtrace.errors import RunNotFoundError
+
+runner = CliRunner()
+
+
+def _commtrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "commtrace", *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_version() -> None:
+    result = runner.invoke(app, ["--version"])
+
+    assert (result.exit_code, result.output) == (0, f"commtrace {__version__}\n")
+
+
+def test_without_arguments_it_says_what_it_can_do() -> None:
+    result = runner.invoke(app, [], prog_name="commtrace")
+
+    assert "Usage: commtrace" in result.output
+    assert all(command in result.output for command in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_listed_with_the_first_line_of_its_docstring(name: str) -> None:
+    function = getattr(importlib.import_module(f"commtrace.cli.{name}"), name)
+
+    first_line = (inspect.getdoc(function) or "").splitlines()[0]
+    assert COMMANDS[name].summary == first_line
+    assert len(first_line) <= 70, "longer ones are cut off in an 80-column terminal"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    result = runner.invoke(app, [name, "--help"], prog_name="commtrace")
+
+    assert result.exit_code == 0
+    assert f"Usage: commtrace {name}" in result.output
+    undocumented = [parameter.name for parameter in load_command(name).params if not getattr(parameter, "help", None)]
+    assert undocumented == []
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
+    result = runner.invoke(app, ["rnu"])
+
+    assert result.exit_code == 2
+    assert "Did you mean 'run'?" in result.output
+
+
+def test_help_imports_no_command_and_nothing_slow() -> None:
+    script = (
+        "import sys; from commtrace.cli.main import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "slow = {'torch', 'numpy', 'pyarrow', 'commtrace.cli.run'} & set(sys.modules)\n"
+        "print('slow:', sorted(slow))"
+    )
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+
+    assert completed.stdout.endswith("slow: []\n"), completed.stdout + completed.stderr
+
+
+def test_an_error_of_the_user_is_one_line_without_a_traceback(tmp_path: Path) -> None:
+    completed = _commtrace("run", "--steps", "9:3", "--", "true")
+
+    assert completed.returncode == 2
+    assert completed.stdout == ""
+    assert completed.stderr == "commtrace: steps '9:3' holds no step: A must be below B, and k at least 1\n"
+
+
+def test_traceback_shows_where_an_error_came_from() -> None:
+    completed = _commtrace("--traceback", "run", "--steps", "9:3", "--", "true")
+
+    assert completed.returncode == 1
+    assert "Traceback (most recent call last)" in completed.stderr
+    assert "step_range.py" in completed.stderr
+
+
+def test_a_fault_of_commtrace_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("commtrace.cli.run.injected_environment", broken)
+
+    assert isinstance(runner.invoke(app, ["run", "--", "true"]).exception, ZeroDivisionError)
+
+
+def test_errors_of_any_command_are_reported_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_run(*_: object) -> None:
+        raise RunNotFoundError("nowhere: no such directory")
+
+    monkeypatch.setattr("commtrace.cli.run.injected_environment", no_run)
+    result = runner.invoke(app, ["run", "--", "true"])
+
+    assert (result.exit_code, result.stderr) == (2, "commtrace: nowhere: no such directory\n")

@@ -41,6 +41,7 @@ import numpy.typing as npt
 from commtrace.analysis.keys import pack
 from commtrace.analysis.match import Matches, RankMatches
 from commtrace.analysis.operations import communication_rows, unfinished_rows
+from commtrace.analysis.roles import PIPELINE, UNKNOWN, find_roles, is_p2p
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
@@ -54,7 +55,6 @@ _COORDINATES: Final = ("pp", "dp", "cp", "tp", "ep")
 
 _LANE_ORDER: Final = {role: number for number, role in enumerate(("pp", "tp", "cp", "ep", "dp", "dp-cp", "expert-dp"))}
 
-_UNKNOWN: Final = "unknown"
 _MOST_RUNS: Final = 4
 
 Columns = dict[str, list[int]]
@@ -112,7 +112,7 @@ class Timeline:
         self._run = run
         self._residual_ns = None if residual_ns is None else dict(residual_ns)
         self._ranks = [_prepare(index, trace, matches) for index, trace in enumerate(run.ranks.values())]
-        self._roles = sorted({_UNKNOWN} | {lane["role"] for rank in self._ranks for lane in rank.lanes})
+        self._roles = find_roles(run)
         self._bounds = [_step_bounds(rank.trace.spans) for rank in self._ranks]
 
     @property
@@ -135,7 +135,7 @@ class Timeline:
             "kinds": list(schema.KINDS),
             "states": list(STATES),
             "timings": list(schema.TIMINGS),
-            "roles": self._roles,
+            "roles": list(self._roles.words),
             "names": self._run.names,
             "ranks": [
                 {
@@ -190,12 +190,11 @@ class Timeline:
     def _stalls(self, rank: _Rank, rows: Int64, depth: Int64, communication: Int64, base: int) -> Columns:
         spans = rank.trace.spans
         stalled_on = rank.communication_of(rows)
-        known = stalled_on >= 0
-        complete = known & rank.matched.complete[stalled_on]
-        roles = [rank.lanes[lane]["role"] if lane >= 0 else _UNKNOWN for lane in _lanes_of(rank, stalled_on)]
-        is_bubble = (np.array(roles, object) == "pp") & (spans.kind[stalled_on] == schema.P2P)
-        cut = np.clip(rank.matched.ready[stalled_on], spans.start[rows], spans.end[rows])
+        complete = (stalled_on >= 0) & rank.matched.complete[stalled_on]
+        role = self._roles.ranks[rank.trace.rank].role[rows]
+        is_bubble = (role == self._roles.code(PIPELINE)) & is_p2p(self._run, spans)[rows]
         before = np.where(complete, np.where(is_bubble, BUBBLE, WAIT), UNMATCHED)
+        cut = np.clip(rank.matched.ready[stalled_on], spans.start[rows], spans.end[rows])
         # A stall becomes two pieces, one after the other; what cannot be split is one piece of its full length.
         cut = np.where(complete, cut, spans.end[rows])
         start = np.stack([spans.start[rows], cut], axis=1).reshape(-1)
@@ -207,7 +206,7 @@ class Timeline:
         row = rows[piece]
         return {
             "state": state[kept].tolist(),
-            "role": [self._roles.index(roles[number]) for number in piece],
+            "role": role[piece].tolist(),
             "communication": _positions(communication, stalled_on[piece]).tolist(),
             "start": (start[kept] - base).tolist(),
             "duration": (end[kept] - start[kept]).tolist(),
@@ -273,11 +272,6 @@ def _sublanes(lane: Int64, start: Int64, end: Int64) -> list[int]:
         ends[free : free + 1] = [finish]
         chosen.append(free)
     return chosen
-
-
-def _lanes_of(rank: _Rank, rows: Int64) -> list[int]:
-    """The communication lane of each row; −1 where the row is −1."""
-    return [int(rank.lane_of_row[row]) if row >= 0 else -1 for row in rows]
 
 
 def _positions(rows: Int64, wanted: Int64) -> Int64:
@@ -347,13 +341,13 @@ def _communication_lanes(trace: RankTrace, rows: Int64) -> tuple[Int64, list[dic
 
 
 def _group_of(trace: RankTrace, row: int, *, is_p2p: bool) -> Group:
-    """The group of a communication; of a P2P the narrowest pipeline group that holds both peers, if there is one."""
+    """The group that gives a communication its role (:mod:`commtrace.analysis.roles`)."""
     number, peer = int(trace.spans.group[row]), int(trace.spans.peer[row])
     if is_p2p:
-        holding = [group for group in trace.groups.values() if group.role == "pp" and peer in group.ranks]
+        holding = [group for group in trace.groups.values() if group.role == PIPELINE and peer in group.ranks]
         if holding:
             return min(holding, key=lambda group: (group.size, group.ordinal, group.id))
-    unknown = Group(number, (trace.rank,), 0, _UNKNOWN)
+    unknown = Group(number, (trace.rank,), 0, UNKNOWN)
     return trace.groups.get(number, unknown)
 
 

@@ -39,7 +39,7 @@ class Timeline {
       const row = { rank, columns, y, lanes: [] };
       y += MAIN;
       if (this.expanded.has(rank.rank)) {
-        const depths = this.laneDepths(columns.communication);
+        const depths = this.laneDepths(columns.communication, rank.lanes.length);
         rank.lanes.forEach((lane, index) => {
           row.lanes.push({ lane, y, height: LANE * depths[index], index });
           y += LANE * depths[index];
@@ -53,12 +53,12 @@ class Timeline {
     this.resize();
   }
 
-  laneDepths(communication) {
-    const depths = [];
+  laneDepths(communication, lanes) {
+    const depths = new Array(lanes).fill(1);
     communication.lane.forEach((lane, row) => {
-      depths[lane] = Math.max(depths[lane] || 1, communication.sublane[row] + 1);
+      depths[lane] = Math.max(depths[lane], communication.sublane[row] + 1);
     });
-    return Array.from({ length: 64 }, (_, lane) => depths[lane] || 1);
+    return depths;
   }
 
   resize() {
@@ -335,7 +335,7 @@ class Timeline {
       const x = Math.round(this.x(time)) + 0.5;
       c.moveTo(x, RULER - 5);
       c.lineTo(x, RULER);
-      if (x < this.width - 50) c.fillText(formatDuration(time), x + 3, 10);
+      if (x < this.width - 50) c.fillText(time === 0 ? "0" : formatDuration(time), x + 3, 10);
     }
     c.moveTo(0, RULER - 0.5);
     c.lineTo(this.width, RULER - 0.5);

@@ -1,0 +1,104 @@
+"""The JSON that chrome://tracing defined and that Perfetto, Speedscope and others open too.
+
+>>> write(outline, steps, Path("run.json"))                     # doctest: +SKIP
+
+The format has its own rules: a thread id is one thread whatever its process is, slices of one thread must nest, and
+times are doubles in microseconds, which cannot hold nanoseconds since the epoch. So every lane is a thread of its own,
+and times count from the first step; ``otherData.base_ns`` is the instant at which they are zero.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from commtrace.exporters.slices import Process, Slice, Words, is_point_to_point, join_of, processes
+
+_TIDS_PER_RANK: Final = 100
+
+
+def write(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
+    """Write steps of a timeline as Chrome trace events.
+
+    Args:
+        outline: of :meth:`commtrace.analysis.timeline.Timeline.outline`.
+        steps: of :meth:`commtrace.analysis.timeline.Timeline.step`.
+        output: the file; an existing one is replaced.
+
+    Returns:
+        The number of slices written.
+    """
+    ranks = processes(outline, steps)
+    base = min((one.start for rank in ranks for track in rank.tracks for one in track.slices), default=0)
+    header = {"displayTimeUnit": "ms", "otherData": {"base_ns": base, "clock_residual_ns": outline["residual_ns"]}}
+    num_slices = 0
+    with output.open("w", encoding="utf-8") as file:
+        file.write(_json(header)[:-1] + ',"traceEvents":[\n')
+        for number, event in enumerate(_events(ranks, Words(outline), base)):
+            num_slices += event["ph"] == "X"
+            file.write((",\n" if number else "") + _json(event))
+        file.write("\n]}\n")
+    return num_slices
+
+
+def _events(ranks: Sequence[Process], words: Words, base: int) -> Iterator[dict[str, Any]]:
+    threads = [[(track.name, layer) for track in rank.tracks for layer in track.layers()] for rank in ranks]
+    tids_per_rank = max([_TIDS_PER_RANK, *map(len, threads)])
+    for order, (rank, lanes) in enumerate(zip(ranks, threads, strict=True)):
+        pid = rank.rank + 1
+        yield _metadata("process_name", pid, 0, {"name": rank.name})
+        yield _metadata("process_sort_index", pid, 0, {"sort_index": order})
+        for lane, (name, layer) in enumerate(lanes):
+            tid = pid * tids_per_rank + lane
+            yield _metadata("thread_name", pid, tid, {"name": name})
+            yield _metadata("thread_sort_index", pid, tid, {"sort_index": lane})
+            for one in layer:
+                yield from _slice(one, words, pid, tid, base)
+        for sample in rank.bytes_in_flight:
+            yield _counter("bytes in flight", pid, sample.time - base, sample.value)
+        for sample in rank.stalled_percent:
+            yield _counter("stalled, % of the step", pid, sample.time - base, sample.value)
+
+
+def _slice(one: Slice, words: Words, pid: int, tid: int, base: int) -> Iterator[dict[str, Any]]:
+    where = {"pid": pid, "tid": tid}
+    join = join_of(one)
+    correlation = {} if join is None else {"correlation": join}
+    yield {
+        "ph": "X",
+        "name": words.name(one),
+        "cat": words.category(one),
+        "ts": _microseconds(one.start - base),
+        "dur": _microseconds(one.end - one.start),
+        **where,
+        "args": {**words.arguments(one), **correlation},
+    }
+    if join is not None and is_point_to_point(one, words):
+        yield _flow(one, words, join, base) | where
+
+
+def _flow(one: Slice, words: Words, join: int, base: int) -> dict[str, Any]:
+    """One end of an arrow. It ends in the receive when the sender had come: an arrow must not go back in time."""
+    sends = words.name(one) == "send"
+    wait = 0 if sends else max(one.columns["wait"][one.row], 0)
+    phase = {"ph": "s"} if sends else {"ph": "f", "bp": "e"}
+    return {**phase, "id": join, "name": "p2p", "cat": "p2p", "ts": _microseconds(one.start + wait - base)}
+
+
+def _counter(name: str, pid: int, time: int, value: float) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": pid, "ts": _microseconds(time), "args": {name: value}}
+
+
+def _metadata(name: str, pid: int, tid: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": arguments}
+
+
+def _microseconds(ns: int) -> float:
+    """Exact: three decimals of a double are, up to a hundred days."""
+    return ns / 1000
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

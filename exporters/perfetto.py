@@ -1,0 +1,151 @@
+"""Perfetto's native trace format, for https://ui.perfetto.dev: a process per rank, arrows from sender to receiver.
+
+>>> write(outline, steps, Path("run.pftrace"))                  # doctest: +SKIP
+
+Needs the ``perfetto`` package for its protocol buffers; :mod:`commtrace.exporters.chrome_trace` needs nothing, and the
+Perfetto UI opens it as well. What the native format has and the other has not: tracks that are not threads and keep
+their order, one colour for a collective on all ranks, and exact nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import IO, Any, Final
+
+from commtrace.errors import ConfigurationError
+from commtrace.exporters.slices import Process, Sample, Slice, Words, is_point_to_point, join_of, processes
+
+INSTALL: Final = "pip install 'perfetto>=0.12'"
+
+_SEQUENCE: Final = 1
+_ROOT_TRACK: Final = 0
+
+
+def is_available() -> bool:
+    """Whether the ``perfetto`` package is installed."""
+    return find_spec("perfetto") is not None
+
+
+def write(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]], output: Path) -> int:
+    """Write steps of a timeline as a native Perfetto trace.
+
+    Args:
+        outline: of :meth:`commtrace.analysis.timeline.Timeline.outline`.
+        steps: of :meth:`commtrace.analysis.timeline.Timeline.step`.
+        output: the file; an existing one is replaced.
+
+    Returns:
+        The number of slices written.
+
+    Raises:
+        ConfigurationError: the ``perfetto`` package is not installed.
+    """
+    if not is_available():
+        raise ConfigurationError(f"the native Perfetto format needs a package: {INSTALL}. Or write --format chrome")
+    ranks = processes(outline, steps)
+    with output.open("wb") as file:
+        return _Writer(file, Words(outline)).write(ranks)
+
+
+class _Writer:
+    def __init__(self, file: IO[bytes], words: Words) -> None:
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protocol
+        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+
+        self._protocol = protocol
+        self._builder = StreamingTraceProtoBuilder(file)
+        self._words = words
+        self._uuids = count(1)
+        self._num_slices = 0
+
+    def write(self, ranks: Iterable[Process]) -> int:
+        self._root()
+        for order, rank in enumerate(ranks):
+            self._process(rank, order)
+        return self._num_slices
+
+    def _root(self) -> None:
+        """The order of processes is a property of this track, which holds nothing."""
+        descriptor = self._protocol.TrackDescriptor(uuid=_ROOT_TRACK)
+        if "process_ordering" not in descriptor.DESCRIPTOR.fields_by_name:
+            return  # an older perfetto package: the UI then sorts the processes itself
+        descriptor.process_ordering = self._protocol.TrackDescriptor.PROCESS_ORDERING_EXPLICIT
+        self._packet(track_descriptor=descriptor)
+
+    def _process(self, rank: Process, order: int) -> None:
+        process = self._protocol.ProcessDescriptor(pid=rank.rank + 1, process_name=rank.name, legacy_sort_index=order)
+        parent = self._track(
+            name=rank.name,
+            process=process,
+            sibling_order_rank=order,
+            child_ordering=self._protocol.TrackDescriptor.EXPLICIT,
+        )
+        for position, track in enumerate(rank.tracks):
+            # Tracks of one name and parent are drawn as one: that is how overlapping communications are shown.
+            for layer in track.layers():
+                uuid = self._track(name=track.name, parent_uuid=parent, sibling_order_rank=position)
+                self._slices(uuid, layer)
+        self._counter(parent, "bytes in flight", "size_bytes", rank.bytes_in_flight, len(rank.tracks))
+        self._counter(parent, "stalled, % of the step", "percent", rank.stalled_percent, len(rank.tracks) + 1)
+
+    def _track(self, **descriptor: Any) -> int:
+        uuid = next(self._uuids)
+        self._packet(track_descriptor=self._protocol.TrackDescriptor(uuid=uuid, **descriptor))
+        return uuid
+
+    def _slices(self, uuid: int, layer: Iterable[Slice]) -> None:
+        open_ends: list[int] = []
+        for one in layer:
+            for end in _closed_by(one.start, open_ends):
+                self._event(end, track_uuid=uuid, type=self._protocol.TrackEvent.TYPE_SLICE_END)
+            self._begin(uuid, one)
+            open_ends.append(one.end)
+        for end in reversed(open_ends):
+            self._event(end, track_uuid=uuid, type=self._protocol.TrackEvent.TYPE_SLICE_END)
+
+    def _begin(self, uuid: int, one: Slice) -> None:
+        self._num_slices += 1
+        join = join_of(one)
+        same_everywhere: dict[str, Any] = {} if join is None else {"correlation_id": join + 1}
+        if join is not None and is_point_to_point(one, self._words):
+            same_everywhere["flow_ids"] = [join + 1]
+        self._event(
+            one.start,
+            track_uuid=uuid,
+            type=self._protocol.TrackEvent.TYPE_SLICE_BEGIN,
+            name=self._words.name(one),
+            categories=[self._words.category(one)],
+            debug_annotations=[self._annotation(*item) for item in self._words.arguments(one).items()],
+            **same_everywhere,
+        )
+
+    def _annotation(self, name: str, value: str | int) -> Any:
+        field = "string_value" if isinstance(value, str) else "int_value"
+        return self._protocol.DebugAnnotation(name=name, **{field: value})
+
+    def _counter(self, parent: int, name: str, unit: str, samples: Iterable[Sample], order: int) -> None:
+        descriptor = self._protocol.CounterDescriptor
+        counter = descriptor(unit=descriptor.UNIT_SIZE_BYTES) if unit == "size_bytes" else descriptor(unit_name="%")
+        uuid = self._track(name=name, parent_uuid=parent, counter=counter, sibling_order_rank=order)
+        for sample in samples:
+            self._event(
+                sample.time,
+                track_uuid=uuid,
+                type=self._protocol.TrackEvent.TYPE_COUNTER,
+                double_counter_value=sample.value,
+            )
+
+    def _event(self, time: int, **event: Any) -> None:
+        self._packet(timestamp=time, track_event=self._protocol.TrackEvent(**event))
+
+    def _packet(self, **fields: Any) -> None:
+        self._builder.write_packet(self._protocol.TracePacket(trusted_packet_sequence_id=_SEQUENCE, **fields))
+
+
+def _closed_by(time: int, open_ends: list[int]) -> Iterator[int]:
+    """Takes off the ends, innermost first, that are not after ``time``."""
+    while open_ends and open_ends[-1] <= time:
+        yield open_ends.pop()

@@ -1,0 +1,223 @@
+"""A timeline as nested slices on tracks, which is what trace viewers draw: common to all their formats.
+
+The input is the plain data of :mod:`commtrace.analysis.timeline`: its outline and any number of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+_NOT_APPLICABLE: Final = -1
+_WHERE: Final = ("microbatch", "chunk", "stage")
+
+
+class Slice(NamedTuple):
+    """A box with what is needed to describe it, which is done only when it is written.
+
+    ``start`` and ``end`` are ns on the clock of the run.
+    """
+
+    start: int
+    end: int
+    table: str
+    columns: Mapping[str, Sequence[int]]
+    row: int
+    step: int
+    rank_columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Slices that are shown in one place; see :meth:`layers` for how they overlap."""
+
+    name: str
+    slices: list[Slice] = field(default_factory=list)
+
+    def layers(self) -> list[list[Slice]]:
+        """The slices spread over as few layers as it takes for those of a layer to nest, each sorted by start."""
+        layers: list[list[Slice]] = []
+        open_ends: list[list[int]] = []
+        for one in sorted(self.slices, key=lambda candidate: (candidate.start, -candidate.end)):
+            number = next((number for number, ends in enumerate(open_ends) if _nests(one, ends)), len(layers))
+            if number == len(layers):
+                layers.append([])
+                open_ends.append([])
+            open_ends[number].append(one.end)
+            layers[number].append(one)
+        return layers
+
+
+def _nests(one: Slice, open_ends: list[int]) -> bool:
+    """Whether a slice lies inside what is still open when it starts; forgets what is not."""
+    while open_ends and open_ends[-1] <= one.start:
+        open_ends.pop()
+    return not open_ends or one.end <= open_ends[-1]
+
+
+class Sample(NamedTuple):
+    """The value of a counter from an instant on."""
+
+    time: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One rank: its tracks and counters, in the order in which they are to be shown."""
+
+    rank: int
+    name: str
+    tracks: Sequence[Track]
+    bytes_in_flight: Sequence[Sample]
+    stalled_percent: Sequence[Sample]
+
+
+class Words:
+    """Puts slices into words, with the vocabularies of an outline."""
+
+    def __init__(self, outline: Mapping[str, Any]) -> None:
+        self._outline = outline
+
+    def name(self, one: Slice) -> str:
+        """What stands in the box: ``forward 3``, ``all_reduce``, ``bubble``."""
+        if one.table == "step":
+            return f"step {one.step}"
+        if one.table == "stalls":
+            state = self._word("states", one.columns["state"][one.row])
+            return state if state == "bubble" else f"{state} {self._word('roles', one.columns['role'][one.row])}"
+        name = self._word("names", one.columns["name"][one.row])
+        if one.table == "communication":
+            return name
+        kind = self._word("kinds", one.columns["kind"][one.row])
+        microbatch = one.columns["microbatch"][one.row]
+        number = "" if microbatch == _NOT_APPLICABLE else f" {microbatch}"
+        return f"{kind}{number}" if name in ("", kind) else name
+
+    def category(self, one: Slice) -> str:
+        """The kind of a slice: what viewers filter on."""
+        if one.table in ("work", "host"):
+            return self._word("kinds", one.columns["kind"][one.row])
+        return {"step": "step", "stalls": "stall"}.get(one.table, one.table)
+
+    def arguments(self, one: Slice) -> dict[str, str | int]:
+        """What a viewer shows when the slice is selected; what does not apply is left out."""
+        arguments: dict[str, str | int] = {"step": one.step}
+        if one.table == "step":
+            return arguments
+        for column in _WHERE:
+            arguments |= _applicable(column, one.columns[column][one.row])
+        if one.table == "stalls":
+            return arguments | {"role": self._word("roles", one.columns["role"][one.row]), **self._waited_for(one)}
+        if one.table == "communication":
+            return arguments | self._communication(one)
+        return arguments
+
+    def _waited_for(self, one: Slice) -> dict[str, str | int]:
+        row = one.columns["communication"][one.row]
+        return {} if row == _NOT_APPLICABLE else self._communication(one._replace(row=row))
+
+    def _communication(self, one: Slice) -> dict[str, str | int]:
+        columns, row = one.rank_columns["communication"], one.row
+        lane = self._outline["ranks"][one.rank_columns["rank_index"]]["lanes"][columns["lane"][row]]
+        arguments: dict[str, str | int] = {"operation": self._word("names", columns["name"][row])}
+        arguments |= {"role": lane["role"], "group": lane["label"], "members": ", ".join(map(str, lane["ranks"]))}
+        for argument, column in _COMMUNICATION_ARGUMENTS.items():
+            arguments |= _applicable(argument, columns[column][row])
+        if columns["dtype"][row] != _NOT_APPLICABLE:
+            arguments["dtype"] = self._word("names", columns["dtype"][row])
+        arguments["async"] = "yes" if columns["is_async"][row] else "no"
+        arguments["timing"] = self._word("timings", columns["timing"][row])
+        if not columns["finished"][row]:
+            arguments["end"] = "never seen: the duration is not known"
+        return arguments
+
+    def _word(self, vocabulary: str, code: int) -> str:
+        return str(self._outline[vocabulary][code]) if code >= 0 else ""
+
+
+_COMMUNICATION_ARGUMENTS: Final = {
+    "seq": "seq",
+    "bytes": "bytes",
+    "peer": "peer",
+    "wait_ns": "wait",
+    "transfer_ns": "transfer",
+}
+
+
+def _applicable(name: str, value: int) -> dict[str, str | int]:
+    return {} if value == _NOT_APPLICABLE else {name: value}
+
+
+def join_of(one: Slice) -> int | None:
+    """The number that a communication has on all ranks that took part in it; None where it was seen on one only."""
+    join = one.columns["join"][one.row] if one.table == "communication" else _NOT_APPLICABLE
+    return None if join == _NOT_APPLICABLE else join
+
+
+def is_point_to_point(one: Slice, words: Words) -> bool:
+    """Whether a slice is one end of a send."""
+    return one.table == "communication" and words.name(one) in ("send", "recv")
+
+
+def processes(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> list[Process]:
+    """The ranks of a timeline with what they did in these steps."""
+    collected = [_Collected(rank) for rank in outline["ranks"]]
+    for step in steps:
+        for columns in step["ranks"]:
+            collected[columns["rank_index"]].add(step, columns)
+    return [one.process() for one in collected]
+
+
+class _Collected:
+    """Tracks of a rank while steps are added."""
+
+    def __init__(self, rank: Mapping[str, Any]) -> None:
+        self._rank = rank
+        self._step, self._schedule, self._stalls, self._host = map(Track, ("step", "schedule", "stalls", "host"))
+        self._lanes = [Track(lane["label"]) for lane in rank["lanes"]]
+        self._stalled: list[Sample] = []
+
+    def add(self, step: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
+        base = step["base_ns"]
+        begin, end = base + columns["start"], base + columns["end"]
+        self._step.slices.append(Slice(begin, end, "step", {}, 0, step["step"], columns))
+        for table, track in (("work", self._schedule), ("stalls", self._stalls), ("host", self._host)):
+            track.slices.extend(_slices(step, columns, table))
+        for lane, one in zip(columns["communication"]["lane"], _slices(step, columns, "communication"), strict=True):
+            self._lanes[lane].slices.append(one)
+        if end > begin:
+            self._stalled.append(Sample(begin, 100 * sum(columns["stalls"]["duration"]) / (end - begin)))
+
+    def process(self) -> Process:
+        tracks = [self._step, self._schedule, self._stalls, self._host, *self._lanes]
+        coordinates = " ".join(f"{name}{value}" for name, value in self._rank["coordinates"].items())
+        name = " / ".join(filter(None, [self._rank["host"], f"rank {self._rank['rank']}", coordinates]))
+        return Process(
+            self._rank["rank"],
+            name,
+            [track for track in tracks if track.slices],
+            _bytes_in_flight(one for lane in self._lanes for one in lane.slices),
+            self._stalled,
+        )
+
+
+def _slices(step: Mapping[str, Any], rank_columns: Mapping[str, Any], table: str) -> Iterator[Slice]:
+    columns, base = rank_columns[table], step["base_ns"]
+    for row, (start, duration) in enumerate(zip(columns["start"], columns["duration"], strict=True)):
+        yield Slice(base + start, base + start + duration, table, columns, row, step["step"], rank_columns)
+
+
+def _bytes_in_flight(communications: Iterable[Slice]) -> list[Sample]:
+    """How much was being communicated, at every instant at which that changed."""
+    changes: dict[int, int] = {}
+    for one in communications:
+        size = max(one.columns["bytes"][one.row], 0)
+        changes[one.start] = changes.get(one.start, 0) + size
+        changes[one.end] = changes.get(one.end, 0) - size
+    samples, total = [], 0
+    for time in sorted(changes):
+        total += changes[time]
+        samples.append(Sample(time, total))
+    return samples

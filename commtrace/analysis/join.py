@@ -82,14 +82,13 @@ def gather(run: Run, kinds: Sequence[int] = (schema.COLLECTIVE, schema.P2P)) -> 
                 spans=spans,
             )
         )
-    rank, clock, position, is_send, finished, spans_of_ranks = zip(*parts, strict=True)
     return Rows(
-        np.concatenate(rank),
-        np.concatenate(clock),
-        np.concatenate(position),
-        np.concatenate(is_send),
-        np.concatenate(finished),
-        Spans.concatenate(spans_of_ranks),
+        np.concatenate([part.rank for part in parts]),
+        np.concatenate([part.clock for part in parts]),
+        np.concatenate([part.position for part in parts]),
+        np.concatenate([part.is_send for part in parts]),
+        np.concatenate([part.finished for part in parts]),
+        Spans.concatenate([part.spans for part in parts]),
     )
 
 

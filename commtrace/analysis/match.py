@@ -57,7 +57,7 @@ class RankMatches:
 
     def transfer_ns(self, spans: Spans) -> Int64:
         """Time in flight after it: end − max(last, start)."""
-        return np.maximum(spans.end - self.ready, 0)
+        return np.asarray(np.maximum(spans.end - self.ready, 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,114 @@
+"""What a rank's spans say about its lane: intervals, each with the state that it claims."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.match import RankMatches
+from commtrace.analysis.roles import PIPELINE, RankRoles, Roles, is_p2p
+from commtrace.analysis.states import BUBBLE, CLAIM_OF_KIND, STALL_PRIORITY, TRANSFER, WAIT, State, states_of
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Int32, Int64, Spans
+
+
+class Claims(NamedTuple):
+    """Intervals of one rank; all arrays have the same length.
+
+    Attributes:
+        start, end: ns.
+        state: position in the run's states.
+        priority: where intervals overlap, the highest is believed.
+        row: the span that claims.
+    """
+
+    start: Int64
+    end: Int64
+    state: Int32
+    priority: Int32
+    row: Int64
+
+    def precedence(self) -> Int64:
+        """A number from 0 to n − 1 per claim: the higher one wins.
+
+        By priority, then the innermost (the later start, then the earlier end). The state decides what is left, so
+        that the order of the input never does.
+        """
+        order = np.lexsort((self.state, -self.end, self.start, self.priority))
+        precedence = np.empty(len(order), np.int64)
+        precedence[order] = np.arange(len(order))
+        return precedence
+
+
+def claims_of_rank(run: Run, trace: RankTrace, matches: RankMatches, roles: Roles) -> Claims:
+    """Everything that the rank's spans claim, stalls cut into their wait and their transfer."""
+    spans = trace.spans
+    states = states_of(roles.words)
+    wait, transfer = _stall_claims(run, spans, stall_ready(spans, matches), roles, roles.ranks[trace.rank], states)
+    work = _work_claims(spans, states)
+    parts = (work, wait, transfer)
+    return Claims(
+        np.concatenate([part.start for part in parts]),
+        np.concatenate([part.end for part in parts]),
+        np.concatenate([part.state for part in parts]),
+        np.concatenate([part.priority for part in parts]),
+        np.concatenate([part.row for part in parts]),
+    )
+
+
+def stall_ready(spans: Spans, matches: RankMatches) -> Int64:
+    """For each stall row: the instant from which what it stalled on waited for nobody; else the row's start.
+
+    A stall on a communication that was not recorded counts as transfer: nothing says that somebody was late.
+    """
+    stalls = np.flatnonzero(spans.kind == schema.STALL)
+    rows = communication_of(spans, stalls)
+    ready = spans.start.copy()
+    found = rows >= 0
+    ready[stalls[found]] = matches.ready[rows[found]]
+    return ready
+
+
+def communication_of(spans: Spans, stalls: Int64) -> Int64:
+    """The row of the communication that each of these stall rows names; −1 where it was not recorded."""
+    communications = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
+    if not len(communications):
+        return np.full(len(stalls), -1, np.int64)
+    communications = communications[np.argsort(spans.id[communications], kind="stable")]
+    ids = spans.id[communications]
+    at = np.minimum(np.searchsorted(ids, spans.stalled_on[stalls]), len(ids) - 1)
+    known = (ids[at] == spans.stalled_on[stalls]) & (spans.stalled_on[stalls] >= 0)
+    return np.where(known, communications[at], -1)
+
+
+def _work_claims(spans: Spans, states: tuple[State, ...]) -> Claims:
+    state_of_kind = np.full(len(schema.KINDS), -1, np.int32)
+    priority_of_kind = np.zeros(len(schema.KINDS), np.int32)
+    for kind, claim in CLAIM_OF_KIND.items():
+        state_of_kind[kind] = states.index(claim.state)
+        priority_of_kind[kind] = claim.priority
+    # Modules and users' spans on the host lane run beside the lane and say nothing about it.
+    beside = (spans.lane != schema.COMPUTE) & np.isin(spans.kind, (schema.MODULE, schema.USER, schema.PHASE))
+    rows = np.flatnonzero((state_of_kind[spans.kind] >= 0) & ~beside)
+    kinds = spans.kind[rows]
+    return Claims(spans.start[rows], spans.end[rows], state_of_kind[kinds], priority_of_kind[kinds], rows)
+
+
+def _stall_claims(
+    run: Run, spans: Spans, ready: Int64, roles: Roles, of_rank: RankRoles, states: tuple[State, ...]
+) -> tuple[Claims, Claims]:
+    rows = np.flatnonzero(spans.kind == schema.STALL)
+    role = of_rank.role[rows]
+    wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
+    transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
+    # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.
+    bubble = is_p2p(run, spans)[rows] & (role == roles.code(PIPELINE))
+    wait = np.where(bubble, states.index(State(BUBBLE)), wait_of_role[role]).astype(np.int32)
+    cut = np.clip(ready[rows], spans.start[rows], np.maximum(spans.start[rows], spans.end[rows]))
+    priority = np.full(len(rows), STALL_PRIORITY, np.int32)
+    return (
+        Claims(spans.start[rows], cut, wait, priority, rows),
+        Claims(cut, spans.end[rows], transfer_of_role[role], priority, rows),
+    )

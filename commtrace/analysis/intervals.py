@@ -1,0 +1,100 @@
+"""Interval arithmetic on whole columns: unions, lengths, and who wins where intervals overlap.
+
+Intervals are half-open [start, end) in integer nanoseconds; those with end ≤ start are empty.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.trace.spans import Int64
+
+_NOBODY = -1
+
+
+class Union(NamedTuple):
+    """Disjoint intervals in ascending order."""
+
+    start: Int64
+    end: Int64
+
+    @property
+    def length(self) -> int:
+        return int((self.end - self.start).sum())
+
+    def before(self, times: Int64) -> Int64:
+        """How much of the union lies before each of these times; the difference of two is the part between them."""
+        total = np.concatenate([[0], np.cumsum(self.end - self.start)])
+        whole = np.searchsorted(self.start, times, side="right")  # intervals that have begun
+        beyond = np.append(0, self.end)[whole] - times
+        return np.asarray(total[whole] - np.where(whole > 0, np.maximum(beyond, 0), 0))
+
+
+def union(start: Int64, end: Int64) -> Union:
+    """The points that are in at least one interval."""
+    filled = end > start
+    start, end = start[filled], end[filled]
+    if not len(start):
+        return Union(start, end)
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    begins = np.concatenate([[True], start[1:] > reach[:-1]])
+    ends = np.append(np.flatnonzero(begins)[1:] - 1, len(start) - 1)
+    return Union(start[begins], reach[ends])
+
+
+class Segments(NamedTuple):
+    """Time cut wherever an interval starts or ends.
+
+    Attributes:
+        edges: the cuts, ascending; segment i is [edges[i], edges[i + 1]).
+        winner: of each segment: the position of the interval that it belongs to, or −1.
+    """
+
+    edges: Int64
+    winner: Int64
+
+
+def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
+    """Give every instant to the one interval with the highest rank among those that hold it.
+
+    Args:
+        start, end: of the intervals.
+        rank: distinct numbers from 0 to n − 1.
+        cuts: further instants at which segments must end.
+    """
+    edges = np.unique(np.concatenate([start, end, cuts]))
+    best = _highest(np.searchsorted(edges, start), np.searchsorted(edges, end), rank, max(len(edges) - 1, 0))
+    interval_of_rank = np.empty(len(rank) + 1, np.int64)
+    interval_of_rank[rank] = np.arange(len(rank))
+    interval_of_rank[_NOBODY] = _NOBODY
+    return Segments(edges, interval_of_rank[best])
+
+
+def _highest(left: Int64, right: Int64, rank: Int64, count: int) -> Int64:
+    """For each of ``count`` slots, the highest rank of the ranges [left, right) that hold it; −1 without.
+
+    A range is the union of two, perhaps overlapping, blocks whose length is a power of two. Blocks are entered level
+    by level from the longest; going down a level, a block hands what it holds to its halves (a sparse table, filled
+    backwards). Short ranges, which are nearly all, touch only the last levels.
+    """
+    filled = right > left
+    left, right, rank = left[filled], right[filled], rank[filled]
+    if not len(left):
+        return np.full(count, _NOBODY, np.int64)
+    level_of_range = np.frexp((right - left).astype(np.float64))[1] - 1
+    highest_level = int(level_of_range.max())
+    best = np.full(count, _NOBODY, np.int64)  # slot i holds the block [i, i + 2^level)
+    for level in range(highest_level, -1, -1):
+        here = level_of_range == level
+        if here.any():
+            np.maximum.at(best, left[here], rank[here])
+            np.maximum.at(best, right[here] - 2**level, rank[here])
+        if level:
+            half = 2 ** (level - 1)
+            handed_down = best.copy()
+            np.maximum(handed_down[half:], best[:-half], out=handed_down[half:])
+            best = handed_down
+    return best

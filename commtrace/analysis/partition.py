@@ -1,0 +1,164 @@
+"""Where the time of each step went, exactly: every instant of a rank's step is in one state.
+
+>>> table = partition(run, match(run))                          # doctest: +SKIP
+>>> table.total("bubble") / table.wall_ns                       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtrace.analysis.claims import Claims, claims_of_rank
+from commtrace.analysis.intervals import Segments, Union, paint, union
+from commtrace.analysis.match import Matches, RankMatches
+from commtrace.analysis.operations import communication_rows
+from commtrace.analysis.roles import Roles, find_roles
+from commtrace.analysis.states import BUBBLE, TRANSFER, WAIT, State, states_of
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int32, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One row per rank and step, by rank and then by start.
+
+    Attributes:
+        states: the columns of ``ns``; see :mod:`commtrace.analysis.states`.
+        rank, step: which row is which.
+        start, end: of the step, ns.
+        ns: rows × states, time in each state; the sum of a row is end − start, to the nanosecond.
+        hidden_ns: time during which a communication of the rank was in flight and the lane did not stand still for
+            any; it lies beside the states, not among them.
+        stalled_ns: by rank, aligned with its span rows: for a stall, how much of the steps it stands for as wait or
+            bubble, and as transfer (two columns). Summed up, they are the exposed and bubble states.
+    """
+
+    states: tuple[State, ...]
+    rank: Int32
+    step: Int32
+    start: Int64
+    end: Int64
+    ns: Int64
+    hidden_ns: Int64
+    stalled_ns: Mapping[int, Int64]
+
+    @property
+    def wall_ns(self) -> Int64:
+        return np.asarray(self.end - self.start)
+
+    def total(self, kind: str, detail: str | None = None) -> Int64:
+        """Time of each row in the states of a kind; of one phase or role if ``detail`` says which."""
+        chosen = [
+            column for column, state in enumerate(self.states) if state.kind == kind and detail in (None, state.detail)
+        ]
+        return np.asarray(self.ns[:, chosen].sum(axis=1))
+
+
+def partition(run: Run, matches: Matches, roles: Roles | None = None) -> Partition:
+    """Partition every step of every rank.
+
+    Args:
+        run: on one clock.
+        matches: of this run.
+        roles: of this run, where the caller has them.
+    """
+    roles = roles or find_roles(run)
+    parts = {rank: _partition_rank(run, trace, matches.ranks[rank], roles) for rank, trace in run.ranks.items()}
+    tables = list(parts.values())
+    return Partition(
+        states=states_of(roles.words),
+        rank=np.concatenate([np.full(len(part.step), rank, np.int32) for rank, part in parts.items()]),
+        step=np.concatenate([part.step for part in tables]),
+        start=np.concatenate([part.start for part in tables]),
+        end=np.concatenate([part.end for part in tables]),
+        ns=np.concatenate([part.ns for part in tables]),
+        hidden_ns=np.concatenate([part.hidden_ns for part in tables]),
+        stalled_ns={rank: part.stalled_ns for rank, part in parts.items()},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _RankPartition:
+    """The rows of one rank; the fields are those of :class:`Partition`."""
+
+    step: Int32
+    start: Int64
+    end: Int64
+    ns: Int64
+    hidden_ns: Int64
+    stalled_ns: Int64
+
+
+def _partition_rank(run: Run, trace: RankTrace, matches: RankMatches, roles: Roles) -> _RankPartition:
+    spans = trace.spans
+    steps = np.flatnonzero(spans.kind == schema.STEP)
+    steps = steps[np.lexsort((spans.step[steps], spans.end[steps], spans.start[steps]))]
+    start, end = spans.start[steps], np.maximum(spans.start[steps], spans.end[steps])
+    states = states_of(roles.words)
+    claims = claims_of_rank(run, trace, matches, roles)
+    segments = paint(claims.start, claims.end, claims.precedence(), np.concatenate([start, end]))
+    inside = _segments_of_steps(segments, start, end)
+    state = np.append(claims.state, states.index(State("other")))[segments.winner]
+    stalled = np.isin(state, [column for column, one in enumerate(states) if one.kind in (WAIT, TRANSFER, BUBBLE)])
+    return _RankPartition(
+        step=spans.step[steps],
+        start=start,
+        end=end,
+        ns=_time_per_state(segments, inside, state, len(steps), len(states)),
+        hidden_ns=_hidden(trace, segments, inside, stalled, start, end),
+        stalled_ns=_per_stall(claims, segments, inside, stalled, states, len(spans)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """Which segments lie in which step; a segment of overlapping steps is listed for each of them."""
+
+    step: Int64
+    segment: Int64
+    length: Int64
+
+
+def _segments_of_steps(segments: Segments, start: Int64, end: Int64) -> _Inside:
+    first = np.searchsorted(segments.edges, start)
+    count = np.searchsorted(segments.edges, end) - first
+    step = np.repeat(np.arange(len(start)), count)
+    position = np.arange(len(step)) - np.repeat(np.cumsum(count) - count, count)
+    segment = first[step] + position
+    return _Inside(step, segment, np.diff(segments.edges)[segment])
+
+
+def _time_per_state(segments: Segments, inside: _Inside, state: Int32, steps: int, states: int) -> Int64:
+    # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
+    cell = inside.step * states + state[inside.segment]
+    return np.rint(np.bincount(cell, inside.length, steps * states)).astype(np.int64).reshape(steps, states)
+
+
+def _hidden(trace: RankTrace, segments: Segments, inside: _Inside, stalled: Bool, start: Int64, end: Int64) -> Int64:
+    in_flight = _in_flight(trace)
+    of_step = in_flight.before(end) - in_flight.before(start)
+    standing = stalled[inside.segment]
+    segment, step = inside.segment[standing], inside.step[standing]
+    edges_before = in_flight.before(segments.edges[np.stack([segment, segment + 1])])
+    while_standing = np.bincount(step, edges_before[1] - edges_before[0], len(start))
+    return np.asarray(of_step - np.rint(while_standing).astype(np.int64))
+
+
+def _in_flight(trace: RankTrace) -> Union:
+    rows = communication_rows(trace.spans)
+    return union(trace.spans.start[rows], trace.spans.end[rows])
+
+
+def _per_stall(
+    claims: Claims, segments: Segments, inside: _Inside, stalled: Bool, states: tuple[State, ...], spans: int
+) -> Int64:
+    """Spans × (wait or bubble, transfer)."""
+    standing = stalled[inside.segment]
+    claim = segments.winner[inside.segment[standing]]
+    is_transfer = np.array([state.kind == TRANSFER for state in states])[claims.state[claim]]
+    cell = claims.row[claim] * 2 + is_transfer
+    return np.rint(np.bincount(cell, inside.length[standing], spans * 2)).astype(np.int64).reshape(spans, 2)

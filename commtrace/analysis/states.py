@@ -1,0 +1,72 @@
+"""The states that a rank's lane can be in: the columns of the partition."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from commtrace.trace import schema
+
+COMPUTE: Final = "compute"
+WAIT: Final = "exposed wait"
+TRANSFER: Final = "exposed transfer"
+BUBBLE: Final = "bubble"
+DATA: Final = "data"
+CHECKPOINT: Final = "checkpoint"
+GC: Final = "gc"
+OTHER: Final = "other"
+
+PHASES: Final = ("forward", "backward", "recompute", "optimizer", "evaluation", "other")
+"""What the lane computes; ``other`` is work that was named (a module, a user's span) and is none of these."""
+
+
+class State(NamedTuple):
+    """One column of the partition.
+
+    Attributes:
+        kind: one of the constants of this module.
+        detail: the phase of compute, the role of what is exposed; else empty.
+    """
+
+    kind: str
+    detail: str = ""
+
+
+FIXED: Final = (
+    State(OTHER),
+    *(State(COMPUTE, phase) for phase in PHASES),
+    State(DATA),
+    State(CHECKPOINT),
+    State(GC),
+    State(BUBBLE),
+)
+"""The states of every run; those of its roles come behind them. The first one is what is left."""
+
+
+class Claim(NamedTuple):
+    """What a span of some kind says about the lane; where spans overlap, the highest priority is believed."""
+
+    state: State
+    priority: int
+
+
+CLAIM_OF_KIND: Final = {
+    schema.MODULE: Claim(State(COMPUTE, "other"), 0),
+    schema.USER: Claim(State(COMPUTE, "other"), 1),
+    schema.PHASE: Claim(State(COMPUTE, "other"), 1),
+    schema.FORWARD: Claim(State(COMPUTE, "forward"), 2),
+    schema.BACKWARD: Claim(State(COMPUTE, "backward"), 2),
+    schema.RECOMPUTE: Claim(State(COMPUTE, "recompute"), 2),
+    schema.OPTIMIZER: Claim(State(COMPUTE, "optimizer"), 2),
+    schema.EVALUATION: Claim(State(COMPUTE, "evaluation"), 3),
+    schema.DATA: Claim(State(DATA), 4),
+    schema.CHECKPOINT: Claim(State(CHECKPOINT), 5),
+    schema.GC: Claim(State(GC), 7),
+}
+"""Stalls (priority 6) are not here: their state depends on their role. At equal priority the innermost span wins."""
+
+STALL_PRIORITY: Final = 6
+
+
+def states_of(roles: tuple[str, ...]) -> tuple[State, ...]:
+    """The columns for a run with these roles: the fixed ones, then wait and transfer of each role in turn."""
+    return (*FIXED, *(State(kind, role) for role in roles for kind in (WAIT, TRANSFER)))

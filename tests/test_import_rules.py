@@ -1,0 +1,154 @@
+"""The layers of the package: who may import whom. Read from the sources, function-level imports included."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+PACKAGE: Final = Path(__file__).resolve().parents[1] / "commtrace"
+
+BASE: Final = frozenset({"errors", "config", "trace"})
+
+MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
+    # what everything rests on
+    "errors": frozenset(),
+    "trace": frozenset({"errors"}),
+    "config": frozenset({"errors", "trace"}),
+    # in the training process
+    "identity": BASE,
+    "recorder": BASE,
+    "capture": BASE | {"recorder", "identity"},
+    "integrations": BASE | {"capture", "recorder"},
+    "session": BASE | {"capture", "integrations", "exporters", "recorder"},
+    "auto": frozenset({"session"}),
+    "_inject": frozenset({"auto"}),
+    # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
+    "analysis": frozenset({"errors", "trace"}),
+    "exporters": BASE | {"recorder", "analysis"},
+    "viewer": frozenset({"errors", "trace", "analysis"}),
+    "cli": BASE | {"", "analysis", "exporters", "viewer", "_inject"},
+    # entry points
+    "": frozenset({"errors", "config", "session"}),
+    "__main__": frozenset({"cli"}),
+}
+"""By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
+
+WITHOUT_TORCH: Final = ("errors", "trace", "config", "analysis", "viewer", "cli", "", "__main__")
+
+
+def _sources() -> dict[str, Path]:
+    """Every module of the package by its dotted name, the packages behind symlinks included."""
+    below = [path for folder in [PACKAGE, *_folders(PACKAGE)] for path in folder.glob("*.py")]
+    return {_dotted(path): path for path in sorted(below)}
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    for child in folder.iterdir():
+        if child.is_dir() and child.name != "__pycache__":
+            yield child
+            yield from _folders(child)
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES: Final = _sources()
+
+
+def _imports(module: str) -> set[str]:
+    """Modules that ``module`` imports anywhere in its source, absolute and as precise as the source tells."""
+    path = SOURCES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parent = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            base = ".".join(filter(None, [parent, node.module]))
+            inner = {f"{base}.{alias.name}" for alias in node.names}
+            found |= {name if name in SOURCES else base for name in inner}
+    return found
+
+
+def _layer(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+IMPORTS: Final = {module: _imports(module) for module in SOURCES}
+
+
+def _own(module: str) -> set[str]:
+    return {name for name in IMPORTS[module] if name.split(".")[0] == "commtrace"}
+
+
+def test_the_packages_behind_symlinks_are_read() -> None:
+    assert {"commtrace.integrations", "commtrace.exporters", "commtrace.viewer", "commtrace.trace.reader"} <= set(
+        SOURCES
+    )
+
+
+def test_every_layer_has_a_rule_and_every_rule_a_layer() -> None:
+    assert {_layer(module) for module in SOURCES} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_point_one_way(module: str) -> None:
+    layer = _layer(module)
+    wrong = {name for name in _own(module) if _layer(name) not in MAY_IMPORT[layer] | {layer}}
+
+    assert wrong == set(), f"{module} ({layer or 'commtrace'}) must not import {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("module", [module for module in SOURCES if _layer(module) in WITHOUT_TORCH])
+def test_a_laptop_without_torch_can_read_a_run(module: str) -> None:
+    roots = {name.split(".")[0] for name in IMPORTS[module]}
+
+    assert not roots & {"torch", "megatron", "deepspeed"}
+
+
+def test_layers_do_not_depend_on_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for layer, allowed in MAY_IMPORT.items():
+        graph[layer] = set(allowed)
+
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    graph = {module: {name for name in _own(module) if name != module} for module in SOURCES}
+
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def _in_a_new_interpreter(source: str) -> str:
+    completed = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
+
+
+def test_importing_commtrace_alone_imports_nothing_slow() -> None:
+    source = "import sys, commtrace; print({'torch', 'numpy', 'pyarrow', 'rich', 'typer'} & set(sys.modules))"
+
+    assert _in_a_new_interpreter(source) == "set()\n"
+
+
+def test_every_reading_module_imports_where_torch_cannot_be_imported() -> None:
+    readers = [module for module in SOURCES if _layer(module) in WITHOUT_TORCH and module != "commtrace.__main__"]
+    source = (
+        "import importlib, sys\n"
+        "for name in ('torch', 'megatron', 'deepspeed'):\n    sys.modules[name] = None\n"
+        f"for name in {readers}:\n    importlib.import_module(name)\n"
+        "print('all imported')"
+    )
+
+    assert _in_a_new_interpreter(source) == "all imported\n"

@@ -1,0 +1,129 @@
+"""What a user gets from a package index: built here as pip builds it, without a network."""
+
+from __future__ import annotations
+
+import email
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from commtrace import __version__
+
+DIST_INFO = f"commtrace-{__version__}.dist-info"
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ("commtrace", "integrations", "exporters", "viewer")
+BUILD = "from setuptools import build_meta; print(build_meta.build_{kind}({out!r}))"
+
+
+def _build(kind: str, source: Path, out: Path) -> Path:
+    out.mkdir()
+    completed = subprocess.run(
+        [sys.executable, "-c", BUILD.format(kind=kind, out=str(out))],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert completed.returncode == 0, completed.stderr
+    return out / completed.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is built from the sdist: both must be whole for it to be right."""
+    work = tmp_path_factory.mktemp("packaging")
+    ignored = shutil.ignore_patterns(
+        ".git",
+        ".venv",
+        ".*_cache",
+        ".hypothesis",
+        "__pycache__",
+        "*.egg-info",
+        "build",
+        "dist",
+        "commtrace-runs",
+        "node_modules",
+    )
+    shutil.copytree(ROOT, work / "checkout", symlinks=True, ignore=ignored)
+    sdist = _build("sdist", work / "checkout", work / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(work / "unpacked", filter="data")
+    [unpacked] = (work / "unpacked").iterdir()
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
+    subprocess.run([*command, "--wheel-dir", str(work / "wheel"), str(unpacked)], check=True, timeout=200)
+    [built] = (work / "wheel").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def _shipped_as(path: Path) -> str:
+    """Where a file of the checkout is in the wheel: the symlinked folders become packages of commtrace."""
+    relative = path.relative_to(ROOT).as_posix()
+    return relative if relative.startswith("commtrace/") else f"commtrace/{relative}"
+
+
+def test_every_module_is_in_the_wheel(names: set[str]) -> None:
+    sources = [path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py")]
+    assert {"commtrace/viewer/__init__.py", "commtrace/_inject/sitecustomize.py"} <= set(map(_shipped_as, sources))
+    assert {_shipped_as(path) for path in sources} == {name for name in names if name.endswith(".py")}
+
+
+def test_the_viewer_finds_its_assets_and_type_checkers_our_types(names: set[str]) -> None:
+    assets = {_shipped_as(path) for path in (ROOT / "viewer" / "assets").rglob("*") if path.is_file()}
+
+    assert assets
+    assert assets <= names
+    assert "commtrace/py.typed" in names
+
+
+def test_nothing_but_commtrace_is_installed(names: set[str]) -> None:
+    assert {name.split("/")[0] for name in names} == {"commtrace", DIST_INFO}
+
+
+def test_what_the_package_says_of_itself(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = email.message_from_bytes(archive.read(f"{DIST_INFO}/METADATA"))
+        entry_points = archive.read(f"{DIST_INFO}/entry_points.txt").decode()
+
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.10"
+    required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert sorted(line.split(">=")[0] for line in required) == [
+        "numpy", "prometheus-client", "pyarrow", "rich", "typer", "wrapt",
+    ]  # fmt: skip
+    assert sorted(metadata.get_all("Provides-Extra", [])) == ["deepspeed", "dev", "megatron", "otlp"]
+    assert "commtrace = commtrace.cli.main:main" in entry_points
+
+
+def test_an_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
+    target = tmp_path / "installed"
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*install, str(wheel)], check=True, timeout=200)
+    source = (
+        "import commtrace, commtrace.exporters, commtrace.integrations, commtrace.viewer\n"
+        "print(commtrace.__file__, commtrace.viewer.__file__)\n"
+        "from commtrace.cli.main import app; app(['--version'])"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(target), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert completed.stdout.splitlines() == [
+        f"{target}/commtrace/__init__.py {target}/commtrace/viewer/__init__.py",
+        f"commtrace {__version__}",
+    ]

@@ -1,9 +1,9 @@
 """The recorder: a bounded buffer that training threads fill, and a thread that empties it into sinks.
 
-Training threads call :meth:`Recorder.append` with a *record* — a small list or tuple that knows how to become rows —
-and never wait: when the buffer is full the record is dropped and counted. The harvester thread turns records into rows
-of the trace schema as soon as the device has reached their marks, and hands them to the sinks twice a second, so that a
-killed process loses less than a second.
+Training threads call :meth:`Recorder.append` with an *entry* — a small tuple that knows how to become rows — and never
+wait: when the buffer is full the entry is dropped and counted. The harvester thread turns entries into rows of the
+trace schema as soon as the device has reached their marks, and hands them to the sinks twice a second, so that a killed
+process loses less than a second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
 from commtrace.trace.writer import Row
@@ -26,19 +26,15 @@ FLUSH_SECONDS: Final = 0.5
 """How often rows reach the file: what a killed process can lose, with the time that one pass takes on top."""
 
 _RETRY_SECONDS: Final = 10.0
-_RECORDS_BETWEEN_YIELDS: Final = 64
-_RECORDS_NOT_REACHED: Final = 256
+_ENTRIES_BETWEEN_YIELDS: Final = 64
+_ENTRIES_NOT_REACHED: Final = 256
 _NO = schema.NOT_APPLICABLE
 
 
-class Record(Protocol):
-    """What capture appends: something that becomes rows once its marks are resolved."""
-
-    kind: int
-    """Code of ``schema.KINDS``, for counting drops."""
-
-    def rows(self) -> list[Row] | None:
-        """Rows in schema order, or None while a mark has not been reached. Called by the harvester only."""
+Entry: TypeAlias = tuple[Any, ...]
+"""What capture appends: ``(make_rows, kind, …)``. ``make_rows(entry)`` is a list of rows, or None while the device has
+not reached a mark of the entry; it is called by the harvester only. ``kind``, a code of ``schema.KINDS``, is what the
+entry is counted as if it has to be dropped."""
 
 
 class Sink(Protocol):
@@ -58,7 +54,11 @@ class Recorder:
         open_sinks: called once on the harvester thread, as soon as ``ready`` says so: the rank is known only after
             the job has initialised torch.distributed.
         ready: whether the sinks can be opened.
-        capacity: records that the buffer holds.
+        capacity: entries that the buffer holds.
+
+    Attributes:
+        recording: False once the recorder is stopping.
+        buffer: entries not yet harvested. Hot paths may append to it themselves, minding ``capacity`` and ``drop``.
         before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
     """
 
@@ -73,10 +73,10 @@ class Recorder:
         self.recording = True
         self._open_sinks = open_sinks
         self._ready = ready
-        self._capacity = capacity
+        self.capacity = capacity
         self._before_pass = before_pass
-        self._buffer: deque[Record] = deque()
-        self._unresolved: deque[Record] = deque()
+        self.buffer: deque[Entry] = deque()
+        self._unresolved: deque[Entry] = deque()
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
         self._drop_reads = 0
         self._drops_told = [0] * len(schema.KINDS)
@@ -90,12 +90,16 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self.captured = [0] * len(schema.KINDS)
 
-    def append(self, record: Record) -> None:
+    def append(self, entry: Entry) -> None:
         """Called by training threads. One deque append: atomic under the GIL, no lock."""
-        if len(self._buffer) < self._capacity:
-            self._buffer.append(record)
+        if len(self.buffer) < self.capacity:
+            self.buffer.append(entry)
         else:
-            next(self._drops[record.kind])
+            next(self._drops[entry[1]])
+
+    def drop(self, kind: int) -> None:
+        """Count an entry for which there was no room."""
+        next(self._drops[kind])
 
     def start(self) -> None:
         """Start the harvester thread."""
@@ -127,7 +131,7 @@ class Recorder:
         self._stopping = True
         self._thread = None
         self._sinks = []
-        self._buffer.clear()
+        self.buffer.clear()
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -177,7 +181,7 @@ class Recorder:
 
     def _trained(self) -> bool:
         """Whether anything but garbage was recorded: a launcher or data loader is no rank and must not write as one."""
-        return any(record.kind != schema.GC for record in self._buffer)
+        return any(entry[1] != schema.GC for entry in list(self.buffer))
 
     def _try_open(self) -> bool:
         try:
@@ -189,31 +193,31 @@ class Recorder:
 
     def _resolved_rows(self) -> list[Row]:
         rows: list[Row] = []
-        waiting: deque[Record] = deque()
+        waiting: deque[Entry] = deque()
         not_reached = 0
-        for position, record in enumerate(self._take()):
-            if position % _RECORDS_BETWEEN_YIELDS == 0:
+        for position, entry in enumerate(self._take()):
+            if position % _ENTRIES_BETWEEN_YIELDS == 0:
                 # Let go of the GIL: a training thread that waits for it would otherwise wait a whole switch interval.
                 time.sleep(0)
-            own = record.rows() if not_reached < _RECORDS_NOT_REACHED else None
+            own = entry[0](entry) if not_reached < _ENTRIES_NOT_REACHED else None
             if own is None:
                 not_reached += 1
-                waiting.append(record)
+                waiting.append(entry)
                 continue
             rows += own
         self._unresolved = waiting
         return rows
 
-    def _take(self) -> Iterable[Record]:
+    def _take(self) -> Iterable[Entry]:
         while self._unresolved:
             yield self._unresolved.popleft()
-        for _ in range(len(self._buffer)):
-            yield self._buffer.popleft()
+        for _ in range(len(self.buffer)):
+            yield self.buffer.popleft()
 
     def _count_unreached(self) -> None:
         """At the end of the run, work that the device never reached cannot be timed: it is counted, not invented."""
-        for record in self._unresolved:
-            self._lost_in_sink[record.kind] += 1
+        for entry in self._unresolved:
+            self._lost_in_sink[entry[1]] += 1
         self._unresolved.clear()
 
     def _drop_marks(self) -> list[Row]:

@@ -1,6 +1,7 @@
 """The two clocks by which a device's work is timed, behind one small protocol.
 
-Hot code calls ``mark`` and keeps what it returns; the harvester thread later asks ``resolve`` for nanoseconds on the host's monotonic clock. On a CPU the mark *is* the time; on CUDA it is an event on the current
+Hot code calls ``mark`` and keeps what it returns; the harvester thread later asks ``resolve`` for nanoseconds on the
+host's monotonic clock. On a CPU the mark *is* the time; on CUDA it is an event on the current
 stream (:mod:`commtrace.capture.cuda_clock`).
 """
 

@@ -21,7 +21,6 @@ ANCHOR_TRIES: Final = 3
 ANCHOR_POLLS: Final = 1_000
 """Queries after which an anchor is given up: the device is busy with something that blocks even an idle stream."""
 
-ANCHORS_KEPT: Final = 64
 NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
@@ -60,7 +59,7 @@ class CudaClock:
             cuda = torch.cuda
         self._cuda = cuda
         self._pools: dict[int, deque[Any]] = {}
-        self._anchors: dict[int, deque[Anchor]] = {}
+        self._anchors: dict[int, Anchor] = {}
         self._streams: dict[int, Any] = {}
 
     def mark(self) -> CudaMark:
@@ -86,10 +85,9 @@ class CudaClock:
             return mark
         if mark.time_ns is not None:
             return mark.time_ns
-        anchors = self._anchors.get(mark.device)
-        if not anchors or not mark.event.query():
+        anchor = self._anchors.get(mark.device)
+        if anchor is None or not mark.event.query():
             return None
-        anchor = anchors[-1]
         elapsed_ns = round(anchor.event.elapsed_time(mark.event) * NANOSECONDS_PER_MILLISECOND)
         mark.time_ns = anchor.host_ns + elapsed_ns
         self._pools[mark.device].append(mark.event)
@@ -101,15 +99,12 @@ class CudaClock:
         for device in list(self._pools):
             anchor = self._take_anchor(device)
             if anchor is not None:
-                anchors = self._anchors.setdefault(device, deque())
-                anchors.append(anchor)
-                if len(anchors) > ANCHORS_KEPT:
-                    anchors.popleft()
+                self._anchors[device] = anchor
 
     def anchor_error_ns(self, device: int) -> int | None:
         """Half the bracket of the newest anchor: the error of the device's axis against the host's."""
-        anchors = self._anchors.get(device)
-        return anchors[-1].bracket_ns // 2 if anchors else None
+        anchor = self._anchors.get(device)
+        return None if anchor is None else anchor.bracket_ns // 2
 
     def _take_anchor(self, device: int) -> Anchor | None:
         """The narrowest of a few readings."""

@@ -10,7 +10,7 @@ import gc
 from typing import Any, Final
 
 from commtrace.capture.clock import HostClock, now_ns
-from commtrace.capture.records import Span
+from commtrace.capture.records import Span, span_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
@@ -47,6 +47,6 @@ class GarbageCollections:
                 name = f"generation {info['generation']}"
                 span = Span(schema.GC, name, schema.HOST, self._tracer.coordinates, self._clock, self._start_ns)
                 span.end = end
-                self._tracer.append(span)
+                self._tracer.append((span_rows, schema.GC, span))
         except Exception as error:
             self._tracer.failed(PART, error)

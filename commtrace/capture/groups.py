@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from commtrace.capture.records import Call, Queue
+from commtrace.capture.records import DeviceCall, Queue
 from commtrace.trace.groups import Group, group_id
 
 UNKNOWN_ROLE = "unknown"
@@ -32,7 +32,7 @@ class GroupState:
         self.ranks_by_group_rank = tuple(ranks_by_group_rank)
         self.collective_seq = itertools.count()
         self.p2p_seq: dict[tuple[bool, int], itertools.count[int]] = {}
-        self.bracket: list[Call] | None = None
+        self.bracket: list[DeviceCall] | None = None
         self.bracket_is_collective = False
         self.queues: dict[int, Queue] = {}
 

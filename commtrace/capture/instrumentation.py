@@ -59,7 +59,7 @@ class Instrumentation:
         self._told_topology_version = 0
         self._next_anchor_ns = 0
         self._told_in_flight: list[Any] = []
-        self._seen_in_flight: set[int] = set()
+        self._seen_in_flight: list[Any] = []
 
     def start(self) -> None:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
@@ -139,12 +139,13 @@ class Instrumentation:
 
     def _in_flight(self) -> list[dict[str, Any]]:
         """Communications that have been under way since before the last pass: what a hang report starts from."""
-        unfinished = sorted(self._process_groups.unfinished(), key=lambda call: call.id)
-        before, self._seen_in_flight = self._seen_in_flight, {call.id for call in unfinished}
+        unfinished = self._process_groups.unfinished()
+        before, self._seen_in_flight = self._seen_in_flight, unfinished
+        known = {id(launch) for launch in before}
         return [
-            {"operation": call.name, "group": call.group, "seq": call.seq, "peer": call.peer, "id": call.id}
-            for call in unfinished
-            if call.id in before
+            {"operation": launch[0].name, "group": launch[1].group.id, "seq": launch[2], "peer": launch[6]}
+            for launch in unfinished
+            if id(launch) in known
         ][:MOST_IN_FLIGHT]
 
 

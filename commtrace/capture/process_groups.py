@@ -10,19 +10,20 @@ The order of events around one operation::
     launch mark → original method → (completion callback: end mark) → wait: mark → original wait → mark
 
 A failure in our code must not reach training, hence the try around everything that is ours; a failure in the original
-must, hence nothing around that.
+must, hence nothing around that. The replaced methods are closures over local names, and flat: they are the hot path.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from commtrace.capture.clock import DeviceClock, HostClock, Mark, now_ns
+from commtrace.capture.clock import DeviceClock, now_ns
+from commtrace.capture.device_calls import DeviceCalls
+from commtrace.capture.groups import GroupState
 from commtrace.capture.operations import OPERATIONS, Operation
-from commtrace.capture.records import Call, Stall, WaitedCall
+from commtrace.capture.records import Launch, completed_rows, forgotten_rows, next_id, stall_rows, waited_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
@@ -31,19 +32,18 @@ _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
 class ProcessGroupCapture:
-    """Patches ``ProcessGroup`` and ``Work`` and turns their calls into records.
+    """Patches ``ProcessGroup`` and ``Work`` and turns their calls into entries of the recorder's buffer.
 
     Args:
-        tracer: where records go and coordinates come from.
+        tracer: where entries go and coordinates come from.
         device_clock: times communication of tensors on an accelerator; None where there is no accelerator.
     """
 
     def __init__(self, tracer: Tracer, device_clock: DeviceClock | None = None) -> None:
         self._tracer = tracer
-        self._host_clock = HostClock()
-        self._device_clock = device_clock
-        self._ids = itertools.count()
-        self._pending: dict[int, tuple[Call, ...]] = {}
+        self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
+        # By id of the Work: (launch, None) if the wait ends it, (launch, (id, waits)) if a callback does.
+        self._pending: dict[int, tuple[Launch, Any]] = {}
         self._originals: list[tuple[type, str, Any, Any]] = []
 
     def install(self) -> None:
@@ -54,10 +54,14 @@ class ProcessGroupCapture:
             return
         for name, operation in OPERATIONS.items():
             if name in ProcessGroup.__dict__:
-                self._replace(ProcessGroup, name, self._captured(name, ProcessGroup.__dict__[name], operation))
-        for name, wrap in (("_start_coalescing", self._starting), ("_end_coalescing", self._ending)):
-            if name in ProcessGroup.__dict__:
-                self._replace(ProcessGroup, name, wrap(ProcessGroup.__dict__[name]))
+                self._replace(ProcessGroup, name, self._captured(ProcessGroup.__dict__[name], operation))
+        if self._devices is not None:
+            for name, wrap in (
+                ("_start_coalescing", self._devices.starting_bracket),
+                ("_end_coalescing", self._devices.ending_bracket),
+            ):
+                if name in ProcessGroup.__dict__:
+                    self._replace(ProcessGroup, name, wrap(ProcessGroup.__dict__[name]))
         for work_type in (Work, *_subclasses(Work)):
             if "wait" in work_type.__dict__:
                 self._replace(work_type, "wait", self._waiting(work_type.__dict__["wait"]))
@@ -68,11 +72,17 @@ class ProcessGroupCapture:
             if owner.__dict__.get(name) is replacement:
                 setattr(owner, name, original)
         self._originals.clear()
+        for launch, completion in self._pending.values():
+            if completion is None:
+                self._tracer.append((forgotten_rows, _kind(launch), launch, next_id()))
         self._pending.clear()
 
-    def unfinished(self) -> list[Call]:
-        """Communications that were launched and whose end has not been seen."""
-        return [call for calls in list(self._pending.values()) for call in calls if call.end is None]
+    def unfinished(self) -> list[Launch]:
+        """Communications that were launched and whose end has not been seen, oldest first."""
+        waiting = [
+            launch for launch, completion in list(self._pending.values()) if completion is None or not completion[2]
+        ]
+        return waiting + ([] if self._devices is None else self._devices.unfinished())
 
     def _replace(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
@@ -80,214 +90,146 @@ class ProcessGroupCapture:
         setattr(owner, name, replacement)
         self._originals.append((owner, name, original, owner.__dict__[name]))
 
-    def _captured(self, name: str, original: Any, operation: Operation) -> Callable[..., Any]:
-        launch, launched, tracer = self._launch, self._launched, self._tracer
-        bound = original.__get__(None, object) if isinstance(original, staticmethod) else original
+    def _captured(self, original: Any, operation: Operation) -> Callable[..., Any]:
+        tracer, devices, pending = self._tracer, self._devices, self._pending
+        states, register = tracer.groups.states, tracer.groups.state
+        number = _p2p_number if operation.is_p2p else _collective_number
+        measure, is_collective = operation.measure, not operation.is_p2p
+        launched, forgotten = self._launched, self._forgotten
 
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            call = None
+            launch = device_call = None
             try:
-                call = launch(operation, process_group, arguments, keywords)
+                positional = _positional(arguments, keywords, operation.arguments) if keywords else arguments
+                state = states.get(id(process_group)) or register(process_group)
+                seq, peer, is_async = number(operation, state, positional)
+                if tracer.recording:
+                    num_bytes, self_bytes, dtype, tensor, members = measure(positional, process_group)
+                    launch = (
+                        operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, tracer.coordinates,
+                        members, now_ns(),
+                    )  # fmt: skip
+                    if devices is not None and tensor is not None and tensor.is_cuda:
+                        device_call, launch = devices.launch(launch), None
             except Exception as error:
                 tracer.failed(PART, error)
-            work = bound(process_group, *arguments, **keywords)
-            if call is not None:
-                try:
-                    launched(call, work)
-                except Exception as error:
-                    tracer.failed(PART, error)
+            work = original(process_group, *arguments, **keywords)
+            try:
+                if launch is not None:
+                    if work is None or (is_async and is_collective):
+                        launched(launch, work)
+                    else:
+                        key = id(work)
+                        if key in pending:
+                            forgotten(pending[key])
+                        pending[key] = (launch, None)
+                elif device_call is not None and devices is not None:
+                    devices.launched(device_call, work)
+            except Exception as error:
+                tracer.failed(PART, error)
             return work
 
         return method
 
-    def _launch(
-        self, operation: Operation, process_group: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> Call | None:
-        """Number the operation; if it is to be recorded, measure it and take the launch mark."""
+    def _launched(self, launch: Launch, work: Any) -> None:
+        """An operation that is over already, or one whose completion will call back."""
         tracer = self._tracer
-        state = tracer.groups.states.get(id(process_group)) or tracer.groups.state(process_group)
-        if keywords:
-            arguments = _positional(arguments, keywords, operation.arguments)
-        peer = -1
-        is_async: bool | None
-        if operation.is_p2p:
-            position = operation.peer_argument
-            peer = -1 if position is None else state.ranks_by_group_rank[arguments[position]]
-            seq = state.next_p2p(operation.is_send, peer)
-            # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
-            is_async = sys._getframe(2).f_code.co_name not in _SYNCHRONOUS_P2P
-            kind = schema.P2P
-        else:
-            seq = next(state.collective_seq) if state.bracket is None else -1
-            options = arguments[-1] if arguments else None
-            is_async = getattr(options, "asyncOp", None)
-            if is_async is None:
-                is_async = bool(sys._getframe(2).f_locals.get("async_op", False))
-            kind = schema.COLLECTIVE
-            if operation.peer_argument is not None:
-                root = getattr(options, "rootRank", options)
-                peer = state.ranks_by_group_rank[root] if isinstance(root, int) else -1
-        if not tracer.recording:
-            state.bracket_is_collective |= kind == schema.COLLECTIVE
-            return None
-        num_bytes, self_bytes, dtype, tensor, members = operation.measure(arguments, process_group.rank())
-        clock: DeviceClock = self._host_clock
-        if self._device_clock is not None and tensor is not None and tensor.is_cuda:
-            clock = self._device_clock
-            if clock.is_capturing():
-                tracer.saw_graph_capture = True
-                return None
-        call = Call(
-            kind, operation.name, state.group.id, seq, num_bytes, self_bytes, dtype, peer, is_async,
-            tracer.coordinates, next(self._ids), clock, None,
-        )  # fmt: skip
-        if members:
-            call.detail = {"members": members}
-        if state.bracket is not None:
-            state.bracket_is_collective |= kind == schema.COLLECTIVE
-            call.op_in_seq = len(state.bracket)
-            state.bracket.append(call)
-            return None
-        if clock is not self._host_clock and is_async:
-            call.queue = state.queue(peer)
-        call.start = clock.mark()
-        return call
-
-    def _launched(self, call: Call, work: Any) -> None:
-        """The operation is under way: see to it that its end will be known."""
-        if work is None:
-            # Nobody can wait for it: it was blocking, or it runs on the current stream, which it holds up.
-            tracer = self._tracer
-            call.end = tracer.last_mark = end = call.clock.mark()
-            tracer.append(WaitedCall(call, Stall((call,), tracer.coordinates, call.start, end)))
+        if work is None:  # It was blocking.
+            tracer.last_mark = end = now_ns()
+            tracer.append((waited_rows, _kind(launch), launch, tracer.coordinates, launch[-1], end))
             return
-        self._remember(work, (call,))
-        # gloo's P2P works have no future.
-        if call.is_async and (call.kind == schema.COLLECTIVE or call.clock is not self._host_clock):
-            self._end_from_future(call, work)
-
-    def _remember(self, work: Any, calls: tuple[Call, ...]) -> None:
         key = id(work)
-        forgotten = self._pending.get(key)
-        if forgotten is not None:
-            # That Work is gone (its id is in use again) and nobody waited for it.
-            for call in forgotten:
-                if call.end is None:
-                    self._tracer.append(call)
-        self._pending[key] = calls
-
-    def _end_from_future(self, call: Call, work: Any) -> None:
-        """Have the end of an asynchronous collective marked when it comes, not when somebody asks."""
-        append, mark = self._tracer.append, call.clock.mark
-
-        def completed(_future: Any) -> None:
-            call.end = mark()
-            append(call)
-
+        if key in self._pending:
+            self._forgotten(self._pending[key])
         try:
             future = work.get_future()
-        except RuntimeError:
-            return  # This backend's work has no future: the return of the wait is its end.
-        # `then` runs the callback on a stream that waits for the communication; `add_done_callback` does not.
-        call.awaits_callback = True
-        if call.clock is self._host_clock:
-            future.add_done_callback(completed)
-        else:
-            future.then(completed)
+        except RuntimeError:  # This backend's work has none: the return of the wait is its end.
+            self._pending[key] = (launch, None)
+            return
+        number = next_id()
+        waits: list[int] = []
+        done: list[int] = []
+        append = tracer.append
+
+        def completed(_future: Any) -> None:
+            end = now_ns()
+            done.append(end)
+            append((completed_rows, schema.COLLECTIVE, launch, number, end, waits))
+
+        self._pending[key] = (launch, (number, waits, done))
+        future.add_done_callback(completed)
+
+    def _forgotten(self, pending: tuple[Launch, Any]) -> None:
+        """The Work is gone, for its id is in use again, and nobody waited for it."""
+        launch, completion = pending
+        if completion is None:
+            self._tracer.append((forgotten_rows, _kind(launch), launch, next_id()))
 
     def _waiting(self, original: Any) -> Callable[..., Any]:
-        pending, tracer, waited = self._pending, self._tracer, self._waited
-        host_clock = self._host_clock
+        pending, tracer, devices = self._pending, self._tracer, self._devices
+        buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
         def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            calls = pending.get(id(work))
-            if calls is None:
-                return original(work, *arguments, **keywords)
-            clock = calls[0].clock
-            start = now_ns() if clock is host_clock else clock.mark()
+            key = id(work)
+            if key not in pending:
+                return (
+                    original(work, *arguments, **keywords)
+                    if devices is None
+                    else devices.wait(original, work, arguments, keywords)
+                )
+            start = now_ns()
             result = original(work, *arguments, **keywords)
+            end = now_ns()
             try:
-                waited(work, calls, start, clock.mark())
+                launch, completion = pending.pop(key)
+                entry: tuple[Any, ...]
+                tracer.last_mark = end
+                if completion is None:
+                    kind = schema.P2P if launch[0].is_p2p else schema.COLLECTIVE
+                    entry = (waited_rows, kind, launch, tracer.coordinates, start, end)
+                else:
+                    completion[1].append(end)
+                    entry = (stall_rows, schema.STALL, launch, completion[0], tracer.coordinates, start, end)
+                if len(buffer) < capacity:
+                    buffer.append(entry)
+                else:
+                    drop(entry[1])
             except Exception as error:
                 tracer.failed(PART, error)
             return result
 
         return wait
 
-    def _waited(self, work: Any, calls: tuple[Call, ...], start: Mark, end: Mark) -> None:
-        if self._pending.pop(id(work), None) is None:
-            return
-        tracer = self._tracer
-        tracer.last_mark = end
-        call = calls[0]
-        stall = Stall(calls, tracer.coordinates, start, end)
-        if len(calls) == 1 and not call.awaits_callback and call.end is None:
-            call.end = end
-            tracer.append(WaitedCall(call, stall))
-            return
-        for member in calls:
-            member.waited_until = end
-            if member.end is None and not member.awaits_callback:
-                member.end = end
-                tracer.append(member)
-        tracer.append(stall)
 
-    def _starting(self, original: Any) -> Callable[..., Any]:
-        tracer = self._tracer
+def _collective_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
+    """Sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
+    options = arguments[-1] if arguments else None
+    try:
+        is_async = options.asyncOp  # type: ignore[union-attr]
+    except AttributeError:
+        # torch before 2.8 tells it only to its own Python function, which is the caller of the replaced method.
+        is_async = bool(sys._getframe(2).f_locals.get("async_op", False))
+    peer = -1
+    if operation.has_root:
+        root = getattr(options, "rootRank", options)
+        peer = state.ranks_by_group_rank[root] if isinstance(root, int) else -1
+    if state.bracket is not None:
+        state.bracket_is_collective = True
+        return -1, peer, is_async
+    return next(state.collective_seq), peer, is_async
 
-        def start_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            try:
-                state = tracer.groups.state(process_group)
-                state.bracket, state.bracket_is_collective = [], False
-            except Exception as error:
-                tracer.failed(PART, error)
-            return original(process_group, *arguments, **keywords)
 
-        return start_coalescing
+def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
+    """Sequence number towards the peer, the peer's global rank, and whether the caller gets the Work."""
+    # The peer of a receive from anybody is not known when it is posted.
+    peer = state.ranks_by_group_rank[arguments[1]] if len(arguments) > 2 else -1
+    # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
+    is_async = sys._getframe(2).f_code.co_name not in _SYNCHRONOUS_P2P
+    return state.next_p2p(operation.is_send, peer), peer, is_async
 
-    def _ending(self, original: Any) -> Callable[..., Any]:
-        tracer, close_bracket, bracket_launched = self._tracer, self._close_bracket, self._bracket_launched
 
-        def end_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            calls: tuple[Call, ...] = ()
-            try:
-                calls = close_bracket(process_group)
-            except Exception as error:
-                tracer.failed(PART, error)
-            work = original(process_group, *arguments, **keywords)
-            if calls:
-                try:
-                    bracket_launched(calls, work)
-                except Exception as error:
-                    tracer.failed(PART, error)
-            return work
-
-        return end_coalescing
-
-    def _close_bracket(self, process_group: Any) -> tuple[Call, ...]:
-        """The members of a bracket are launched together, here: they share the time, and collectives the number."""
-        state = self._tracer.groups.state(process_group)
-        calls, state.bracket = tuple(state.bracket or ()), None
-        # Counted also where nothing is recorded: members of the group must agree on the numbers that follow.
-        collective_seq = next(state.collective_seq) if state.bracket_is_collective else -1
-        if not calls:
-            return ()
-        start = calls[0].clock.mark()
-        for call in calls:
-            call.start = start
-            if call.kind == schema.COLLECTIVE:
-                call.seq = collective_seq
-        return calls
-
-    def _bracket_launched(self, calls: tuple[Call, ...], work: Any) -> None:
-        if work is not None:
-            self._remember(work, calls)
-            return
-        end = calls[0].clock.mark()
-        for call in calls:
-            call.end = end
-            self._tracer.append(call)
-        self._tracer.append(Stall(calls, self._tracer.coordinates, calls[0].start, end))
+def _kind(launch: Launch) -> int:
+    return schema.P2P if launch[0].is_p2p else schema.COLLECTIVE
 
 
 def _positional(arguments: tuple[Any, ...], keywords: dict[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:

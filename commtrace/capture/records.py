@@ -1,20 +1,33 @@
-"""What the training threads put into the recorder's buffer, and how it becomes rows.
+"""What the training threads put into the recorder's buffer, and how the harvester turns it into rows.
 
-A :class:`Call` is created when a communication is launched and is completed in place by whoever learns its end: the
-wait, the completion callback, or the end of a coalescing bracket. Slots instead of a dictionary, no base class:
-creating one is most of what a captured communication costs.
+An entry of the buffer is a tuple: the function that makes its rows (or returns None while the device has not reached
+one of its marks), the kind of span as which it is counted if it is dropped, and what the function needs. What a hot path
+appends is as flat as it can be: a plain tuple costs a fifth of an object.
+
+A *launch* is what is known when a communication starts, as the plain tuple
+``(operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, coordinates, members, start)``.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.clock import DeviceClock, Mark
 from commtrace.trace import schema
 from commtrace.trace.writer import Row
 
 _NO = schema.NOT_APPLICABLE
+
+Entry: TypeAlias = tuple[Any, ...]
+"""``(make_rows, kind, …)``: see the functions below."""
+
+Launch: TypeAlias = tuple[Any, ...]
+
+next_id: Final[Callable[[], int]] = itertools.count().__next__
+"""Numbers communications: unique in the process. Atomic under the GIL."""
 
 
 class Coordinates(NamedTuple):
@@ -26,65 +39,70 @@ class Coordinates(NamedTuple):
     stage: int = _NO
 
 
-class Call:
-    """One communication, from its launch to its end."""
+def waited_rows(entry: Entry) -> list[Row]:
+    """Host-timed communication that ended when the wait for it returned.
 
-    __slots__ = (
-        "awaits_callback", "clock", "coordinates", "detail", "dtype", "end", "group", "id", "is_async", "kind", "name",
-        "num_bytes", "op_in_seq", "peer", "queue", "self_bytes", "seq", "start", "waited_until",
-    )  # fmt: skip
+    Entry: ``(waited_rows, kind, launch, coordinates at the wait, wait start, wait end)``.
+    """
+    _, _, launch, coordinates, start, end = entry
+    number = next_id()
+    timing = schema.HOST_TIMING
+    return [
+        _communication_row(launch, launch[-1], end, number, timing, False),
+        _stall_row(launch, coordinates, start, end, number, timing),
+    ]
 
-    def __init__(
-        self, kind: int, name: str, group: int, seq: int, num_bytes: int, self_bytes: int, dtype: Any, peer: int,
-        is_async: bool, coordinates: Coordinates, call_id: int, clock: DeviceClock, start: Mark,
-    ) -> None:  # fmt: skip
-        self.kind = kind
-        self.name = name
-        self.group = group
-        self.seq = seq
-        self.op_in_seq = 0
-        self.num_bytes = num_bytes
-        self.self_bytes = self_bytes
-        self.dtype = dtype
-        self.peer = peer
-        self.is_async = is_async
-        self.coordinates = coordinates
-        self.id = call_id
+
+def completed_rows(entry: Entry) -> list[Row]:
+    """Host-timed communication whose completion called back.
+
+    Entry: ``(completed_rows, kind, launch, id, end, waits)``; ``waits`` holds the ends of the waits that have returned.
+    """
+    _, _, launch, number, end, waits = entry
+    # The callback runs when it gets the GIL; a wait that returned earlier saw the end earlier.
+    end = min(end, *waits) if waits else end
+    return [_communication_row(launch, launch[-1], end, number, schema.HOST_TIMING, False)]
+
+
+def stall_rows(entry: Entry) -> list[Row]:
+    """Host-timed wait for a communication that has a row of its own.
+
+    Entry: ``(stall_rows, kind, launch, id, coordinates at the wait, wait start, wait end)``.
+    """
+    _, _, launch, number, coordinates, start, end = entry
+    return [_stall_row(launch, coordinates, start, end, number, schema.HOST_TIMING)]
+
+
+def forgotten_rows(entry: Entry) -> list[Row]:
+    """Communication whose end nobody saw. Entry: ``(forgotten_rows, kind, launch, id)``."""
+    _, _, launch, number = entry
+    start = launch[-1] if isinstance(launch[-1], int) else 0
+    return [_communication_row(launch, start, start, number, schema.HOST_TIMING, True)]
+
+
+class DeviceCall:
+    """One communication of an accelerator's tensors: its marks are known later than it is launched.
+
+    Attributes:
+        launch: as above; its start is a mark.
+        op_in_seq: index in the coalescing bracket.
+        queue: where it runs, if it runs on a stream of its own; None if it runs on the current stream.
+        end: mark at its end, or None if that was never seen.
+        waited_until: mark after a wait for it.
+        awaits_callback: its end will be marked by a completion callback.
+    """
+
+    __slots__ = ("awaits_callback", "clock", "end", "id", "launch", "op_in_seq", "queue", "waited_until")
+
+    def __init__(self, launch: Launch, clock: DeviceClock, queue: Queue | None) -> None:
+        self.launch = launch
         self.clock = clock
-        self.start = start
+        self.queue = queue
+        self.id = next_id()
+        self.op_in_seq = 0
         self.end: Mark | None = None
         self.waited_until: Mark | None = None
         self.awaits_callback = False
-        self.queue: Queue | None = None
-        self.detail: dict[str, Any] | None = None
-
-    def rows(self) -> list[Row] | None:
-        """The communication's row, once its start and its end are known."""
-        resolve = self.clock.resolve
-        start = resolve(self.start)
-        end = start if self.end is None else resolve(self.end)
-        waited_until = None if self.waited_until is None else resolve(self.waited_until)
-        if start is None or end is None:
-            return None
-        if self.queue is not None:
-            # The communication stream runs one operation of a group after another: what was launched while the
-            # previous one ran began when that one ended.
-            start = min(max(start, self.queue.free_at), end)
-            self.queue.free_at = max(self.queue.free_at, end)
-        if waited_until is not None:
-            # A completion callback runs when it gets the GIL; a wait that returned earlier saw the end earlier.
-            end = max(start, min(end, waited_until))
-        detail = self.detail
-        if self.end is None:
-            detail = {**(detail or {}), "unfinished": True}
-        return [
-            (
-                self.kind, self.name, schema.COMMUNICATION, start, max(start, end), *self.coordinates, self.group,
-                self.seq, self.op_in_seq, self.num_bytes, self.self_bytes, dtype_name(self.dtype), self.peer,
-                self.is_async, self.id, _NO, self.clock.timing,
-                None if detail is None else json.dumps(detail, separators=(",", ":")),
-            )
-        ]  # fmt: skip
 
 
 class Queue:
@@ -96,50 +114,33 @@ class Queue:
         self.free_at = 0
 
 
-class Stall:
-    """The time that the training thread, or the compute stream, stood still for a communication."""
-
-    __slots__ = ("calls", "coordinates", "end", "start")
-    kind = schema.STALL
-
-    def __init__(self, calls: tuple[Call, ...], coordinates: Coordinates, start: Mark, end: Mark) -> None:
-        self.calls = calls
-        self.coordinates = coordinates
-        self.start = start
-        self.end = end
-
-    def rows(self) -> list[Row] | None:
-        """The stall's row; it names the first member of a coalesced bracket."""
-        call = self.calls[0]
-        start, end = call.clock.resolve(self.start), call.clock.resolve(self.end)
-        if start is None or end is None:
-            return None
-        # The step and the phase in which the lane stood still, not those in which the communication was launched.
-        return [
-            (
-                schema.STALL, call.name, schema.COMPUTE, start, max(start, end), *self.coordinates, call.group,
-                call.seq, call.op_in_seq, _NO, _NO, None, call.peer, call.is_async, _NO, call.id, call.clock.timing, None,
-            )
-        ]  # fmt: skip
+def device_call_rows(entry: Entry) -> list[Row] | None:
+    """Device-timed communication. Entry: ``(device_call_rows, kind, call)``."""
+    call: DeviceCall = entry[2]
+    resolve = call.clock.resolve
+    start = resolve(call.launch[-1])
+    end = start if call.end is None else resolve(call.end)
+    waited_until = None if call.waited_until is None else resolve(call.waited_until)
+    if start is None or end is None:
+        return None
+    if call.queue is not None:
+        # Operations of one communication stream run one after another: what was launched while the previous one ran
+        # began when that one ended.
+        start = min(max(start, call.queue.free_at), end)
+        call.queue.free_at = max(call.queue.free_at, end)
+    if waited_until is not None:
+        end = min(end, waited_until)
+    end = max(start, end)
+    return [_communication_row(call.launch, start, end, call.id, call.clock.timing, call.end is None, call.op_in_seq)]
 
 
-class WaitedCall:
-    """A communication whose end is the return of the wait for it: its row and the stall's in one record."""
-
-    __slots__ = ("call", "kind", "stall")
-
-    def __init__(self, call: Call, stall: Stall) -> None:
-        self.kind = call.kind
-        self.call = call
-        self.stall = stall
-
-    def rows(self) -> list[Row] | None:
-        """Two rows."""
-        stall = self.stall.rows()
-        if stall is None:
-            return None
-        communication = self.call.rows()
-        return None if communication is None else communication + stall
+def device_stall_rows(entry: Entry) -> list[Row] | None:
+    """Device-timed stall. Entry: ``(device_stall_rows, kind, call, coordinates at the wait, start mark, end mark)``."""
+    call, coordinates, start_mark, end_mark = entry[2:]
+    start, end = call.clock.resolve(start_mark), call.clock.resolve(end_mark)
+    if start is None or end is None:
+        return None
+    return [_stall_row(call.launch, coordinates, start, end, call.id, call.clock.timing, call.op_in_seq)]
 
 
 class Span:
@@ -158,17 +159,45 @@ class Span:
         self.start = start
         self.end: Mark = None
 
-    def rows(self) -> list[Row] | None:
-        """The span's row."""
-        start, end = self.clock.resolve(self.start), self.clock.resolve(self.end)
-        if start is None or end is None:
-            return None
-        return [
-            (
-                self.kind, self.name, self.lane, start, max(start, end), *self.coordinates, _NO, _NO, 0, _NO, _NO, None,
-                _NO, False, _NO, _NO, self.clock.timing, None,
-            )
-        ]  # fmt: skip
+
+def span_rows(entry: Entry) -> list[Row] | None:
+    """A phase. Entry: ``(span_rows, kind, span)``."""
+    span: Span = entry[2]
+    start, end = span.clock.resolve(span.start), span.clock.resolve(span.end)
+    if start is None or end is None:
+        return None
+    return [
+        (
+            span.kind, span.name, span.lane, start, max(start, end), *span.coordinates, _NO, _NO, 0, _NO, _NO, None,
+            _NO, False, _NO, _NO, span.clock.timing, None,
+        )
+    ]  # fmt: skip
+
+
+def _communication_row(
+    launch: Launch, start: int, end: int, number: int, timing: int, unfinished: bool, op_in_seq: int = 0
+) -> Row:
+    operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, coordinates, members, _ = launch
+    extras: dict[str, Any] = {}
+    if members:
+        extras["members"] = members
+    if unfinished:
+        extras["unfinished"] = True
+    return (
+        schema.P2P if operation.is_p2p else schema.COLLECTIVE, operation.name, schema.COMMUNICATION, start, end,
+        *coordinates, state.group.id, seq, op_in_seq, num_bytes, self_bytes, dtype_name(dtype), peer, bool(is_async),
+        number, _NO, timing, json.dumps(extras, separators=(",", ":")) if extras else None,
+    )  # fmt: skip
+
+
+def _stall_row(
+    launch: Launch, coordinates: Coordinates, start: int, end: int, number: int, timing: int, op_in_seq: int = 0
+) -> Row:
+    operation, state, seq, _, _, _, peer, is_async, _, _, _ = launch
+    return (
+        schema.STALL, operation.name, schema.COMPUTE, start, max(start, end), *coordinates, state.group.id, seq,
+        op_in_seq, _NO, _NO, None, peer, bool(is_async), _NO, number, timing, None,
+    )  # fmt: skip
 
 
 def dtype_name(dtype: Any) -> str | None:

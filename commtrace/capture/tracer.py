@@ -12,7 +12,7 @@ from typing import Any
 from commtrace.capture.clock import DeviceClock, HostClock, Mark
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.guard import Guard
-from commtrace.capture.records import Coordinates, Span
+from commtrace.capture.records import Coordinates, Span, span_rows
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.step_range import StepRange
@@ -84,7 +84,7 @@ class Tracer:
         step, self._step = self._step, None
         if step is not None and end is not None and self.recording:
             step.end = end
-            self.append(step)
+            self.append((span_rows, schema.STEP, step))
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span:
         """Begin a phase; pass what this returns to :meth:`leave`, in a ``finally``.
@@ -113,7 +113,7 @@ class Tracer:
         self.coordinates = outer if outer.step == inner.step else outer._replace(step=inner.step)
         span.coordinates = Coordinates(outer.step, *inner[1:])
         if self.recording:
-            self.append(span)
+            self.append((span_rows, span.kind, span))
 
     def set_role(self, process_group: Any, role: str) -> None:
         """Say what a process group is for: ``tp``, ``pp``, ``dp``, …"""

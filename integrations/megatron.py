@@ -195,7 +195,7 @@ class MegatronIntegration:
         parallel_state = self._parallel_state
         pipeline = parallel_state is not None and parallel_state.model_parallel_is_initialized()
         told = {
-            "name": _SCHEDULES[schedule],
+            "schedule": _SCHEDULES[schedule],
             "stages": int(parallel_state.get_pipeline_model_parallel_world_size())
             if pipeline and parallel_state
             else 1,
@@ -204,7 +204,7 @@ class MegatronIntegration:
         }
         if told != self._schedule:
             self._schedule = told
-            self._tracer.set_topology({"schedule": told, "framework": framework()})
+            self._tracer.set_topology({**told, "framework": framework()})
 
     def _evaluate(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         span = self._guarded(self._tracer.enter, schema.EVALUATION, "evaluation")

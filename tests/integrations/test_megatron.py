@@ -1,0 +1,374 @@
+"""The Megatron integration against the real modules of megatron-core, with a tracer that only takes notes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from commtrace.integrations import megatron
+from commtrace.trace import schema
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Megatron names the accelerator libraries that it does without
+    from megatron.core import parallel_state
+    from megatron.core.models import gpt  # noqa: F401  (the schedules import it while they run)
+    from megatron.core.optimizer import optimizer as optimizers
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+    from megatron.core.pipeline_parallel import schedules
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.tensor_parallel import random as checkpointing
+
+
+def initialize(*sizes: int, **options: int) -> None:
+    """Set up Megatron's groups; not those of gloo, which the fake backend cannot make."""
+    parallel_state.initialize_model_parallel(*sizes, **options, create_gloo_process_groups=False)
+
+
+class NotingTracer:
+    """Writes down what it is told: ``"+forward m0 c1 s2"`` when a phase begins, ``"-forward"`` when it ends."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.roles: dict[int, str] = {}
+        self.topology: dict[str, Any] = {}
+        self.failures: list[str] = []
+
+    def begin_step(self, number: int | None = None) -> None:
+        self.notes.append("step")
+
+    def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> str:
+        word = schema.KINDS[kind]
+        place = "" if microbatch < 0 else f" m{microbatch} c{chunk} s{stage}"
+        self.notes.append(f"+{word}{place}")
+        return word
+
+    def leave(self, span: str) -> None:
+        self.notes.append(f"-{span}")
+
+    def set_role(self, process_group: Any, role: str) -> None:
+        self.roles[id(process_group)] = role
+
+    def set_topology(self, topology: dict[str, Any]) -> None:
+        self.topology.update(topology)
+
+    def failed(self, part: str, error: BaseException) -> None:
+        self.failures.append(f"{part}: {error}")
+
+
+@pytest.fixture
+def tracer() -> Iterator[NotingTracer]:
+    tracer = NotingTracer()
+    uninstall = megatron.install(tracer)
+    yield tracer
+    uninstall()
+
+
+@pytest.fixture
+def rank_1_of_8() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
+    yield
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+def loss_of(output: torch.Tensor) -> tuple[torch.Tensor, float]:
+    return output.sum(), 0.0
+
+
+def forward(model: torch.nn.Module, microbatch: int | None, chunk: int | None = None) -> torch.Tensor:
+    """One forward as the schedules call it."""
+    config = SimpleNamespace(
+        timers=None, enable_autocast=False, calculate_per_token_loss=False, num_moe_experts=None, mtp_num_layers=None
+    )
+    output, _ = schedules.forward_step(
+        lambda data, model: (model(torch.ones(1, 2)), loss_of),
+        None,
+        model,
+        1,
+        None,
+        [],
+        config,
+        1,
+        current_microbatch=microbatch,
+        vp_stage=chunk,
+        is_last_stage=True,
+    )
+    return output
+
+
+def backward(output: torch.Tensor) -> None:
+    config = SimpleNamespace(timers=None, grad_scale_func=None, deallocate_pipeline_outputs=False)
+    schedules.backward_step(None, output, None, None, config)
+
+
+def tiny_model() -> torch.nn.Module:
+    model = torch.nn.Linear(2, 1)
+    model.set_input_tensor = lambda tensor: None
+    return model
+
+
+def test_backwards_are_matched_to_forwards_by_their_tensor(tracer: NotingTracer) -> None:
+    model = tiny_model()
+
+    first, second, third = forward(model, 0, 0), forward(model, 1, 0), forward(model, 0, 1)
+    for output in (third, second, first):
+        backward(output)
+
+    assert tracer.notes == [
+        "+forward m0 c0 s0", "-forward",
+        "+forward m1 c0 s0", "-forward",
+        "+forward m0 c1 s0", "-forward",
+        "+backward m0 c1 s0", "-backward",
+        "+backward m1 c0 s0", "-backward",
+        "+backward m0 c0 s0", "-backward",
+    ]  # fmt: skip
+    assert tracer.failures == []
+
+
+def test_a_tensor_that_no_forward_returned_belongs_to_the_oldest_forward(tracer: NotingTracer) -> None:
+    model = tiny_model()
+    forward(model, 4)
+    forward(model, 5)
+
+    backward(model(torch.ones(1, 2)).sum())
+
+    assert tracer.notes[-2:] == ["+backward m4 c0 s0", "-backward"]
+
+
+def test_microbatches_are_counted_when_megatron_does_not_number_them(tracer: NotingTracer) -> None:
+    model = tiny_model()
+    forward(model, None)
+    forward(model, None)
+
+    assert tracer.notes[0::2] == ["+forward m0 c0 s0", "+forward m1 c0 s0"]
+
+
+def test_the_chunk_is_the_models_when_megatron_does_not_pass_it(tracer: NotingTracer) -> None:
+    model = tiny_model()
+    model.vp_stage = 1
+    forward(model, 0)
+
+    assert tracer.notes == ["+forward m0 c1 s0", "-forward"]
+
+
+def test_an_error_of_training_passes_through_and_closes_the_span(tracer: NotingTracer) -> None:
+    def broken(tensor: torch.Tensor) -> None:
+        raise ValueError("no such token")
+
+    model = tiny_model()
+    model.forward = broken
+
+    with pytest.raises(ValueError, match="no such token"):
+        forward(model, 0)
+
+    assert tracer.notes == ["+forward m0 c0 s0", "-forward"]
+    assert tracer.failures == []
+
+
+def test_a_failure_of_the_tracer_switches_the_integration_off_and_not_training(tracer: NotingTracer) -> None:
+    def broken(*_: Any) -> str:
+        raise RuntimeError("full")
+
+    tracer.enter = broken  # type: ignore[assignment]
+    model = tiny_model()
+
+    for _ in range(2):
+        backward(forward(model, 0))
+
+    assert tracer.failures == ["megatron: full"]
+    assert tracer.notes == []
+
+
+def schedule_call(**options: Any) -> None:
+    """A call of the real schedule that stops at its first assertion: what surrounds it is what is tested."""
+    with pytest.raises(AssertionError):
+        schedules.forward_backward_no_pipelining(
+            forward_step_func=None, data_iterator=None, model=[None, None], num_microbatches=4, seq_length=8,
+            micro_batch_size=1, **options,
+        )  # fmt: skip
+
+
+def test_a_call_of_a_schedule_is_a_step_and_tells_its_shape(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    initialize(1, 1)
+    schedule_call()
+    schedule_call(forward_only=False)
+
+    assert tracer.notes == ["step", "step"]
+    assert {name: tracer.topology[name] for name in ("schedule", "stages", "chunks", "microbatches")} == {
+        "schedule": "no pipelining",
+        "stages": 1,
+        "chunks": 2,
+        "microbatches": 4,
+    }
+
+
+def test_a_forward_only_call_is_an_evaluation_and_no_step(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    initialize(1, 1)
+    schedule_call(forward_only=True)
+
+    assert tracer.notes == ["+evaluation", "-evaluation"]
+
+
+def test_every_group_has_its_role(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    initialize(2, 2, context_parallel_size=2)
+
+    roles = {
+        name: tracer.roles[id(group)]
+        for name, group in vars(parallel_state).items()
+        if isinstance(group, dist.ProcessGroup)
+    }
+    assert roles == {
+        "_TENSOR_MODEL_PARALLEL_GROUP": "tp",
+        "_PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+        "_DATA_PARALLEL_GROUP": "dp",
+        "_CONTEXT_PARALLEL_GROUP": "cp",
+        "_DATA_PARALLEL_GROUP_WITH_CP": "dp-cp",
+        "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp-cp",
+        "_EXPERT_MODEL_PARALLEL_GROUP": "ep",
+        "_EXPERT_TENSOR_PARALLEL_GROUP": "expert-tp",
+        "_EXPERT_DATA_PARALLEL_GROUP": "expert-dp",
+        "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "expert-dp",
+        "_EMBEDDING_GROUP": "embedding",
+        "_POSITION_EMBEDDING_GROUP": "position-embedding",
+        "_MODEL_PARALLEL_GROUP": "mp",
+        "_TENSOR_AND_DATA_PARALLEL_GROUP": "tp-dp",
+        "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp-dp-cp",
+        "_TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp-cp",
+        "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp-ep",
+        "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp-ep-pp",
+        "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "optimizer-instance",
+    }
+    assert tracer.failures == []
+
+
+def test_without_context_parallelism_dp_cp_is_dp(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    initialize(2, 2)
+
+    assert tracer.roles[id(parallel_state.get_data_parallel_group(with_context_parallel=True))] == "dp"
+    assert tracer.roles[id(parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True))] == "tp-dp"
+
+
+def test_coordinates_and_sizes(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    initialize(2, 2, virtual_pipeline_model_parallel_size=3)
+
+    assert tracer.topology["coordinates"] == {"tp": 1, "pp": 0, "dp": 0, "cp": 0, "ep": 0, "expert-tp": 1}
+    assert tracer.topology["parallel"] == {"tp": 2, "pp": 2, "dp": 2, "cp": 1, "ep": 1, "expert-tp": 2, "vpp": 3}
+    assert tracer.topology["framework"]["name"] == "megatron-core"
+    assert tracer.topology["framework"]["version"]
+
+
+def test_groups_are_read_again_when_megatron_sets_them_up_again(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    initialize(2, 2)
+    parallel_state.destroy_model_parallel()
+    initialize(4, 1)
+
+    assert tracer.topology["parallel"]["tp"] == 4
+    assert tracer.roles[id(parallel_state.get_tensor_model_parallel_group())] == "tp"
+
+
+def test_groups_that_were_there_before_commtrace_are_read_at_once(rank_1_of_8: None) -> None:
+    initialize(2, 2)
+    tracer = NotingTracer()
+
+    megatron.install(tracer)()
+
+    assert tracer.topology["coordinates"]["tp"] == 1
+
+
+def test_a_collection_of_groups_does_instead_of_parallel_state(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    collection = ProcessGroupCollection()
+    collection.tp, collection.pp = dist.new_group([0, 1]), dist.new_group([1, 3, 5, 7])
+    schedule_call(pg_collection=collection)
+
+    assert (tracer.roles[id(collection.tp)], tracer.roles[id(collection.pp)]) == ("tp", "pp")
+
+
+def test_only_the_outermost_optimizer_is_a_span(tracer: NotingTracer) -> None:
+    class Stopped(LayerWiseDistributedOptimizer):
+        """Its step calls the step of its base class, ChainedOptimizer, which stops at an overflow."""
+
+        def __init__(self) -> None:
+            self.chained_optimizers = []
+
+        def prepare_grads(self) -> bool:
+            return True
+
+        def allgather_params(self) -> None:
+            tracer.notes.append("gather")
+
+    assert Stopped().step() == (False, None, None)
+
+    assert tracer.notes == ["+optimizer", "gather", "-optimizer"]
+
+
+def test_an_optimizer_class_of_the_users_own_is_found_at_the_next_step(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    class Own(optimizers.FP32Optimizer):
+        def __init__(self) -> None:
+            self.is_stub_optimizer = True
+
+        def step(self) -> bool:
+            return True
+
+    initialize(1, 1)
+    schedule_call()
+
+    assert Own().step()
+    assert tracer.notes == ["step", "+optimizer", "-optimizer"]
+
+
+def test_a_repeated_forward_is_a_recompute(tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointing, "_get_all_rng_states", lambda: ())
+    monkeypatch.setattr(checkpointing, "_set_all_rng_states", lambda: None)
+    layer = torch.nn.Linear(2, 2)
+    value = torch.ones(1, 2, requires_grad=True)
+
+    output = checkpointing.checkpoint(layer, False, value)
+    assert tracer.notes == []
+    output.sum().backward()
+
+    assert tracer.notes == ["+recompute", "-recompute"]
+    assert layer.weight.grad is not None
+    assert value.grad is not None
+
+
+def test_uninstall_puts_every_original_back() -> None:
+    owners: list[Any] = [
+        schedules, parallel_state, checkpointing.CheckpointFunction, checkpointing.CheckpointWithoutOutput,
+        optimizers.MixedPrecisionOptimizer, optimizers.FP32Optimizer, optimizers.ChainedOptimizer,
+        LayerWiseDistributedOptimizer,
+    ]  # fmt: skip
+    before = [dict(vars(owner)) for owner in owners]
+
+    uninstall = megatron.install(NotingTracer())
+    now = [dict(vars(owner)) for owner in owners]
+    uninstall()
+
+    assert sum(then[name] is not held[name] for then, held in zip(before, now, strict=True) for name in then) == 13
+    for owner, then in zip(owners, before, strict=True):
+        assert {name for name, value in then.items() if vars(owner).get(name) is not value} == set()
+
+
+def test_functions_bound_before_uninstall_still_work_and_record_nothing() -> None:
+    tracer = NotingTracer()
+    uninstall = megatron.install(tracer)
+    bound = schedules.backward_step
+    model = tiny_model()
+    output = forward(model, 0)
+    uninstall()
+    tracer.notes.clear()
+
+    bound(
+        None, output, None, None, SimpleNamespace(timers=None, grad_scale_func=None, deallocate_pipeline_outputs=False)
+    )
+
+    assert tracer.notes == []
+    assert model.weight.grad is not None

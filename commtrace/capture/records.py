@@ -1,8 +1,8 @@
 """What the training threads put into the recorder's buffer, and how the harvester turns it into rows.
 
-An entry of the buffer is a tuple: the function that makes its rows (or returns None while the device has not reached
-one of its marks), the kind of span as which it is counted if it is dropped, and what the function needs. What a hot path
-appends is as flat as it can be: a plain tuple costs a fifth of an object.
+An entry of the buffer is a tuple: the function that makes its rows (or returns None while the device has not
+reached one of its marks), the kind of span as which it is counted if it is dropped, and what the function needs. What a
+hot path appends is as flat as it can be: a plain tuple costs a fifth of an object.
 
 A *launch* is what is known when a communication starts, as the plain tuple
 ``(operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, coordinates, members, start)``.

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.config import VARIABLES, Config
+from commtrace.errors import ConfigurationError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_without_variables_the_defaults_hold() -> None:
+    assert Config.from_env({"PATH": "/bin", "NCCL_DEBUG": "INFO"}) == Config()
+
+
+def test_every_variable_sets_its_option() -> None:
+    environment = {
+        "COMMTRACE_ENABLED": "0",
+        "COMMTRACE_DIR": " runs/a ",
+        "COMMTRACE_RUN_ID": "r1",
+        "COMMTRACE_STEPS": "100:110",
+        "COMMTRACE_NODE_ID": "n2",
+        "COMMTRACE_BUFFER_SPANS": "5000",
+        "COMMTRACE_STEPS_PER_SEGMENT": "20",
+    }
+
+    assert set(environment) == set(VARIABLES)
+    assert Config.from_env(environment) == Config(
+        enabled=False,
+        dir="runs/a",
+        run_id="r1",
+        steps="100:110",
+        node_id="n2",
+        buffer_spans=5000,
+        steps_per_segment=20,
+    )
+
+
+def test_every_option_has_a_variable() -> None:
+    assert {f"COMMTRACE_{field.name.upper()}" for field in fields(Config)} == set(VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("word", "enabled"),
+    [
+        ("1", True),
+        ("true", True),
+        ("YES", True),
+        ("on", True),
+        ("0", False),
+        ("False", False),
+        ("no", False),
+        ("off ", False),
+    ],
+)
+def test_words_for_on_and_off(word: str, enabled: bool) -> None:
+    assert Config.from_env({"COMMTRACE_ENABLED": word}).enabled is enabled
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("COMMTRACE_ENABLED", "maybe", "COMMTRACE_ENABLED='maybe': write 1 or 0"),
+        ("COMMTRACE_STEPS", "5", None),
+        ("COMMTRACE_STEPS", "ten", "steps 'ten': write A:B"),
+        ("COMMTRACE_STEPS", "9:3", "steps '9:3' holds no step"),
+        ("COMMTRACE_BUFFER_SPANS", "0", "COMMTRACE_BUFFER_SPANS='0': write a whole number of at least 1"),
+        ("COMMTRACE_STEPS_PER_SEGMENT", "1.5", "COMMTRACE_STEPS_PER_SEGMENT='1.5': write a whole number"),
+        ("COMMTRACE_STEP", "1:2", "unknown variables COMMTRACE_STEP; commtrace reads COMMTRACE_BUFFER_SPANS, "),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_what_to_write(name: str, value: str, said: str | None) -> None:
+    if said is None:
+        assert Config.from_env({name: value}).steps == value
+        return
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        Config.from_env({name: value})
+
+
+def test_an_empty_choice_of_steps_is_all_steps() -> None:
+    assert Config.from_env({"COMMTRACE_STEPS": ""}).steps == ""
+
+
+def _table() -> list[list[str]]:
+    text = (ROOT / "docs" / "environment-variables.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `COMMTRACE_")]
+    return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
+
+
+def _as_default(variable: str, cell: str) -> Any:
+    return VARIABLES[variable](variable, "" if cell == "–" else cell)
+
+
+def test_the_documented_variables_are_those_that_are_read() -> None:
+    assert [row[0] for row in _table()] == list(VARIABLES)
+
+
+@pytest.mark.parametrize("row", _table(), ids=lambda row: row[0])
+def test_a_documented_variable_has_its_meaning_its_default_and_an_example_that_works(row: list[str]) -> None:
+    variable, meaning, default, example = row
+    field = variable.removeprefix("COMMTRACE_").lower()
+
+    assert len(meaning) > 20
+    assert _as_default(variable, default) == getattr(Config(), field)
+    assert getattr(Config.from_env({variable: example}), field) != getattr(Config(), field)
+
+
+def test_only_the_configuration_reads_variables_of_commtrace() -> None:
+    """`commtrace run` sets them, for the processes that it starts."""
+    package = ROOT / "commtrace"
+    roots = [package, ROOT / "integrations", ROOT / "exporters", ROOT / "viewer"]
+    sources = {path for root in roots for path in root.rglob("*.py")}
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"COMMTRACE_\w+", node.value)
+    }
+
+    assert named == {"commtrace/config.py", "commtrace/cli/run.py"}

@@ -1,0 +1,132 @@
+"""The documentation promises only what is there: commands, options, files, links, variables."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commtrace.cli.main import COMMANDS, load_command
+from commtrace.config import VARIABLES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    """Page and command line of everything behind a ``$`` in a console block."""
+    for page in PAGES:
+        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("$ "):
+                    yield page.name, line.removeprefix("$ ").partition("  #")[0].strip()
+
+
+COMMAND_LINES = sorted(set(_commands()))
+
+
+@pytest.mark.parametrize(("page", "line"), COMMAND_LINES)
+def test_a_command_in_the_documentation_can_be_given(page: str, line: str) -> None:
+    words = shlex.split(line)
+    checks = {
+        "commtrace": _check_commtrace,
+        "make": _check_make,
+        "pip": _check_pip,
+        "python": _check_script,
+        "torchrun": _check_script,
+        "git": lambda words: None,
+        "cd": lambda words: None,
+    }
+    program = Path(words[0]).name
+    assert program in checks, f"{page}: nothing here knows how to check `{line}`"
+    checks[program](words[1:])
+
+
+def _check_commtrace(words: list[str]) -> None:
+    """The command exists and parses these arguments; nothing is executed."""
+    if words[0].startswith("--"):
+        assert words[0] in {"--version", "--help"}
+        return
+    name, *arguments = words
+    assert name in COMMANDS
+    command = load_command(name)
+    if name == "run":
+        assert "--" in arguments
+        _check_training_command(arguments[arguments.index("--") + 1 :])
+    command.make_context(name, arguments, resilient_parsing=False)
+
+
+def _check_training_command(words: list[str]) -> None:
+    if words[0] in {"torchrun", "python"}:
+        _check_script(words[1:])
+
+
+def _check_script(words: list[str]) -> None:
+    """The script is there, unless it is the reader's own ``train.py``, and names every option that it is given."""
+    scripts = [word for word in words if word.endswith(".py")]
+    assert len(scripts) == 1
+    if scripts == ["train.py"]:
+        return
+    source = (ROOT / scripts[0]).read_text()
+    for option in words[words.index(scripts[0]) + 1 :]:
+        if option.startswith("--"):
+            assert f'"{option}"' in source, f"{scripts[0]} has no option {option}"
+
+
+def _check_make(words: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = [word for word in words if "=" not in word]
+    assert all(re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE) for target in targets)
+    variables = [word.partition("=")[0] for word in words if "=" in word]
+    assert all(re.search(rf"^{re.escape(variable)} \?=", makefile, re.MULTILINE) for variable in variables)
+
+
+def _check_pip(words: list[str]) -> None:
+    extras = importlib.metadata.metadata("commtrace").get_all("Provides-Extra")
+    assert extras is not None
+    assert words[0] == "install"
+    for named in re.findall(r"\[(.*?)\]", " ".join(words)):
+        assert set(named.split(",")) <= set(extras)
+
+
+def test_every_command_is_documented() -> None:
+    used = {shlex.split(line)[1] for _, line in COMMAND_LINES if line.startswith("commtrace ")}
+
+    assert set(COMMANDS) <= used
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]*)(?:#[^)]*)?\)", page.read_text()):
+        if target and "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_into_a_page_meet_a_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)]*)\)", page.read_text()):
+        other = page.parent / target if target else page
+        headings = re.findall(r"^#+ (.*)$", other.read_text(), re.MULTILINE)
+        slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in slugs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_only_variables_that_exist_are_named(page: Path) -> None:
+    assert set(re.findall(r"COMMTRACE_[A-Z][A-Z_]*[A-Z]", page.read_text())) <= set(VARIABLES)
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+
+    assert [
+        page.name for page in PAGES if page.parent.name == "docs" and page.name not in {"index.md"} | _linked(index)
+    ] == []
+
+
+def _linked(text: str) -> set[str]:
+    return set(re.findall(r"\]\(([\w-]+\.md)\)", text))

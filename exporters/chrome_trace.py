@@ -10,11 +10,12 @@ and times count from the first step; ``otherData.base_ns`` is the instant at whi
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from commtrace.exporters.slices import Process, Slice, Words, is_point_to_point, join_of, processes
+from commtrace.exporters.slices import Process, Slice, Words, arrow_of, join_of, layers, processes
 
 _TIDS_PER_RANK: Final = 100
 
@@ -44,22 +45,25 @@ def write(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]], output
 
 
 def _events(ranks: Sequence[Process], words: Words, base: int) -> Iterator[dict[str, Any]]:
-    threads = [[(track.name, layer) for track in rank.tracks for layer in track.layers()] for rank in ranks]
-    tids_per_rank = max([_TIDS_PER_RANK, *map(len, threads)])
-    for order, (rank, lanes) in enumerate(zip(ranks, threads, strict=True)):
-        pid = rank.rank + 1
-        yield _metadata("process_name", pid, 0, {"name": rank.name})
-        yield _metadata("process_sort_index", pid, 0, {"sort_index": order})
-        for lane, (name, layer) in enumerate(lanes):
-            tid = pid * tids_per_rank + lane
-            yield _metadata("thread_name", pid, tid, {"name": name})
-            yield _metadata("thread_sort_index", pid, tid, {"sort_index": lane})
-            for one in layer:
-                yield from _slice(one, words, pid, tid, base)
+    for order, rank in enumerate(ranks):
+        yield _metadata("process_name", rank.rank + 1, 0, {"name": rank.name})
+        yield _metadata("process_sort_index", rank.rank + 1, 0, {"sort_index": order})
         for sample in rank.bytes_in_flight:
-            yield _counter("bytes in flight", pid, sample.time - base, sample.value)
+            yield _counter("bytes in flight", rank.rank + 1, sample.time - base, sample.value)
         for sample in rank.stalled_percent:
-            yield _counter("stalled, % of the step", pid, sample.time - base, sample.value)
+            yield _counter("stalled, % of the step", rank.rank + 1, sample.time - base, sample.value)
+    all_layers = layers(ranks, words)
+    lanes = Counter(layer.process for layer in all_layers)
+    tids_per_rank = max([_TIDS_PER_RANK, *lanes.values()])
+    used: Counter[int] = Counter()
+    for layer in all_layers:
+        pid = ranks[layer.process].rank + 1
+        tid = pid * tids_per_rank + used[layer.process]
+        used[layer.process] += 1
+        yield _metadata("thread_name", pid, tid, {"name": layer.name})
+        yield _metadata("thread_sort_index", pid, tid, {"sort_index": layer.track})
+        for one in layer.slices:
+            yield from _slice(one, words, pid, tid, base)
 
 
 def _slice(one: Slice, words: Words, pid: int, tid: int, base: int) -> Iterator[dict[str, Any]]:
@@ -75,16 +79,11 @@ def _slice(one: Slice, words: Words, pid: int, tid: int, base: int) -> Iterator[
         **where,
         "args": {**words.arguments(one), **correlation},
     }
-    if join is not None and is_point_to_point(one, words):
-        yield _flow(one, words, join, base) | where
-
-
-def _flow(one: Slice, words: Words, join: int, base: int) -> dict[str, Any]:
-    """One end of an arrow. It ends in the receive when the sender had come: an arrow must not go back in time."""
-    sends = words.name(one) == "send"
-    wait = 0 if sends else max(one.columns["wait"][one.row], 0)
-    phase = {"ph": "s"} if sends else {"ph": "f", "bp": "e"}
-    return {**phase, "id": join, "name": "p2p", "cat": "p2p", "ts": _microseconds(one.start + wait - base)}
+    arrow = arrow_of(one, words)
+    if arrow is not None:
+        phase = {"ph": "s"} if arrow.is_source else {"ph": "f", "bp": "e"}
+        at = _microseconds(one.start - base)
+        yield {**phase, "id": arrow.number, "name": "p2p", "cat": "p2p", "ts": at, **where}
 
 
 def _counter(name: str, pid: int, time: int, value: float) -> dict[str, Any]:

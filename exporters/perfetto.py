@@ -9,14 +9,14 @@ their order, one colour for a collective on all ranks, and exact nanoseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, Final
 
 from commtrace.errors import ConfigurationError
-from commtrace.exporters.slices import Process, Sample, Slice, Words, is_point_to_point, join_of, processes
+from commtrace.exporters.slices import Process, Sample, Slice, Words, arrow_of, join_of, layers, processes
 
 INSTALL: Final = "pip install 'perfetto>=0.12'"
 
@@ -61,10 +61,13 @@ class _Writer:
         self._uuids = count(1)
         self._num_slices = 0
 
-    def write(self, ranks: Iterable[Process]) -> int:
+    def write(self, ranks: Sequence[Process]) -> int:
         self._root()
-        for order, rank in enumerate(ranks):
-            self._process(rank, order)
+        parents = [self._process(rank, order) for order, rank in enumerate(ranks)]
+        for layer in layers(ranks, self._words):
+            # Tracks of one name and parent are drawn as one: that is how overlapping communications are shown.
+            parent = parents[layer.process]
+            self._slices(self._track(name=layer.name, parent_uuid=parent, sibling_order_rank=layer.track), layer.slices)
         return self._num_slices
 
     def _root(self) -> None:
@@ -75,7 +78,8 @@ class _Writer:
         descriptor.process_ordering = self._protocol.TrackDescriptor.PROCESS_ORDERING_EXPLICIT
         self._packet(track_descriptor=descriptor)
 
-    def _process(self, rank: Process, order: int) -> None:
+    def _process(self, rank: Process, order: int) -> int:
+        """Declare a rank and its counters."""
         process = self._protocol.ProcessDescriptor(pid=rank.rank + 1, process_name=rank.name, legacy_sort_index=order)
         parent = self._track(
             name=rank.name,
@@ -83,13 +87,9 @@ class _Writer:
             sibling_order_rank=order,
             child_ordering=self._protocol.TrackDescriptor.EXPLICIT,
         )
-        for position, track in enumerate(rank.tracks):
-            # Tracks of one name and parent are drawn as one: that is how overlapping communications are shown.
-            for layer in track.layers():
-                uuid = self._track(name=track.name, parent_uuid=parent, sibling_order_rank=position)
-                self._slices(uuid, layer)
         self._counter(parent, "bytes in flight", "size_bytes", rank.bytes_in_flight, len(rank.tracks))
         self._counter(parent, "stalled, % of the step", "percent", rank.stalled_percent, len(rank.tracks) + 1)
+        return parent
 
     def _track(self, **descriptor: Any) -> int:
         uuid = next(self._uuids)
@@ -108,10 +108,11 @@ class _Writer:
 
     def _begin(self, uuid: int, one: Slice) -> None:
         self._num_slices += 1
-        join = join_of(one)
+        join, arrow = join_of(one), arrow_of(one, self._words)
         same_everywhere: dict[str, Any] = {} if join is None else {"correlation_id": join + 1}
-        if join is not None and is_point_to_point(one, self._words):
-            same_everywhere["flow_ids"] = [join + 1]
+        if arrow is not None:
+            end = "flow_ids" if arrow.is_source else "terminating_flow_ids"
+            same_everywhere[end] = [arrow.number + 1]
         self._event(
             one.start,
             track_uuid=uuid,

@@ -56,6 +56,15 @@ def _nests(one: Slice, open_ends: list[int]) -> bool:
     return not open_ends or one.end <= open_ends[-1]
 
 
+class Layer(NamedTuple):
+    """Slices that nest, and where they belong."""
+
+    process: int
+    track: int
+    name: str
+    slices: Sequence[Slice]
+
+
 class Sample(NamedTuple):
     """The value of a counter from an instant on."""
 
@@ -90,16 +99,24 @@ class Words:
         name = self._word("names", one.columns["name"][one.row])
         if one.table == "communication":
             return name
+        if one.table == "transfer":
+            return "transfer"
         kind = self._word("kinds", one.columns["kind"][one.row])
         microbatch = one.columns["microbatch"][one.row]
         number = "" if microbatch == _NOT_APPLICABLE else f" {microbatch}"
         return f"{kind}{number}" if name in ("", kind) else name
 
+    def operation(self, one: Slice) -> str:
+        """The operation of a communication; nothing for other slices."""
+        if one.table not in ("communication", "transfer"):
+            return ""
+        return self._word("names", one.columns["name"][one.row])
+
     def category(self, one: Slice) -> str:
         """The kind of a slice: what viewers filter on."""
         if one.table in ("work", "host"):
             return self._word("kinds", one.columns["kind"][one.row])
-        return {"step": "step", "stalls": "stall"}.get(one.table, one.table)
+        return {"stalls": "stall"}.get(one.table, one.table)
 
     def arguments(self, one: Slice) -> dict[str, str | int]:
         """What a viewer shows when the slice is selected; what does not apply is left out."""
@@ -110,7 +127,7 @@ class Words:
             arguments |= _applicable(column, one.columns[column][one.row])
         if one.table == "stalls":
             return arguments | {"role": self._word("roles", one.columns["role"][one.row]), **self._waited_for(one)}
-        if one.table == "communication":
+        if one.table in ("communication", "transfer"):
             return arguments | self._communication(one)
         return arguments
 
@@ -156,14 +173,48 @@ def join_of(one: Slice) -> int | None:
     return None if join == _NOT_APPLICABLE else join
 
 
-def is_point_to_point(one: Slice, words: Words) -> bool:
-    """Whether a slice is one end of a send."""
-    return one.table == "communication" and words.name(one) in ("send", "recv")
+class Arrow(NamedTuple):
+    """One end of the arrow from a send to its receive, to be attached to a slice."""
+
+    number: int
+    is_source: bool
+
+
+def arrow_of(one: Slice, words: Words) -> Arrow | None:
+    """The arrow that starts or ends in a slice.
+
+    It ends where the send had come: in the transfer of a receive that waited, which is a slice of its own, because
+    viewers draw arrows forward in time only.
+    """
+    if one.table not in ("communication", "transfer"):
+        return None
+    operation, join = words.operation(one), one.columns["join"][one.row]
+    waited = one.columns["wait"][one.row] > 0
+    if join == _NOT_APPLICABLE or operation not in ("send", "recv"):
+        return None
+    if operation == "send":
+        return Arrow(join, True) if one.table == "communication" else None
+    return Arrow(join, False) if (one.table == "transfer") == waited else None
+
+
+def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
+    """All slices, in layers; those that send come first.
+
+    Viewers sort events by time and keep the order of the file where times are equal. A receive that is already there
+    transfers from the very instant at which the send starts, and an arrow must be begun before it is ended.
+    """
+    found = [
+        Layer(process, position, track.name, layer)
+        for process, rank in enumerate(ranks)
+        for position, track in enumerate(rank.tracks)
+        for layer in track.layers()
+    ]
+    return sorted(found, key=lambda layer: words.operation(layer.slices[0]) != "send")
 
 
 def processes(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> list[Process]:
     """The ranks of a timeline with what they did in these steps."""
-    collected = [_Collected(rank) for rank in outline["ranks"]]
+    collected = [_Collected(outline, rank) for rank in outline["ranks"]]
     for step in steps:
         for columns in step["ranks"]:
             collected[columns["rank_index"]].add(step, columns)
@@ -171,12 +222,14 @@ def processes(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) ->
 
 
 class _Collected:
-    """Tracks of a rank while steps are added."""
+    """Tracks of a rank while steps are added. Sends have tracks of their own, see :func:`layers`."""
 
-    def __init__(self, rank: Mapping[str, Any]) -> None:
+    def __init__(self, outline: Mapping[str, Any], rank: Mapping[str, Any]) -> None:
         self._rank = rank
         self._step, self._schedule, self._stalls, self._host = map(Track, ("step", "schedule", "stalls", "host"))
+        self._names = outline["names"]
         self._lanes = [Track(lane["label"]) for lane in rank["lanes"]]
+        self._sends = [Track(lane["label"]) for lane in rank["lanes"]]
         self._stalled: list[Sample] = []
 
     def add(self, step: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
@@ -185,20 +238,23 @@ class _Collected:
         self._step.slices.append(Slice(begin, end, "step", {}, 0, step["step"], columns))
         for table, track in (("work", self._schedule), ("stalls", self._stalls), ("host", self._host)):
             track.slices.extend(_slices(step, columns, table))
-        for lane, one in zip(columns["communication"]["lane"], _slices(step, columns, "communication"), strict=True):
-            self._lanes[lane].slices.append(one)
+        for one in _slices(step, columns, "communication"):
+            lane = one.columns["lane"][one.row]
+            sends = self._names[one.columns["name"][one.row]] == "send"
+            (self._sends if sends else self._lanes)[lane].slices.extend(_with_transfer(one))
         if end > begin:
             self._stalled.append(Sample(begin, 100 * sum(columns["stalls"]["duration"]) / (end - begin)))
 
     def process(self) -> Process:
-        tracks = [self._step, self._schedule, self._stalls, self._host, *self._lanes]
+        lanes = [track for pair in zip(self._lanes, self._sends, strict=True) for track in pair]
+        tracks = [self._step, self._schedule, self._stalls, self._host, *lanes]
         coordinates = " ".join(f"{name}{value}" for name, value in self._rank["coordinates"].items())
         name = " / ".join(filter(None, [self._rank["host"], f"rank {self._rank['rank']}", coordinates]))
         return Process(
             self._rank["rank"],
             name,
             [track for track in tracks if track.slices],
-            _bytes_in_flight(one for lane in self._lanes for one in lane.slices),
+            _bytes_in_flight(one for lane in lanes for one in lane.slices if one.table == "communication"),
             self._stalled,
         )
 
@@ -207,6 +263,14 @@ def _slices(step: Mapping[str, Any], rank_columns: Mapping[str, Any], table: str
     columns, base = rank_columns[table], step["base_ns"]
     for row, (start, duration) in enumerate(zip(columns["start"], columns["duration"], strict=True)):
         yield Slice(base + start, base + start + duration, table, columns, row, step["step"], rank_columns)
+
+
+def _with_transfer(one: Slice) -> Iterator[Slice]:
+    """A communication and, inside it, the part after its last participant arrived, unless that is all of it."""
+    yield one
+    wait = one.columns["wait"][one.row]
+    if wait > 0:
+        yield one._replace(start=min(one.start + wait, one.end), table="transfer")
 
 
 def _bytes_in_flight(communications: Iterable[Slice]) -> list[Sample]:

@@ -16,8 +16,8 @@ step; a box is a start and a duration.
 =================  ==================================================================================================
 work               phases and spans of the compute lane: kind, name, start, duration, microbatch, chunk, stage, depth
 stalls             the compute lane stood still: state, role, communication, start, duration, microbatch, chunk,
-                   stage, depth. A stall on a matched communication is two rows, before and after its last
-                   participant arrived; the first of them is a ``bubble`` on pipeline P2P, else a ``wait``
+                   stage, depth. A stall is cut, as in the partition, where the last participant of its
+                   communication arrived: before it is a ``bubble`` on pipeline P2P, else a ``wait``
 host               data, checkpoint, gc, evaluation: kind, name, start, duration
 communication      name, lane, sublane, start, duration, bytes, dtype, peer, seq, microbatch, chunk, stage, wait,
                    transfer, join, is_async, timing, finished
@@ -38,6 +38,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.claims import communication_of, stall_ready
 from commtrace.analysis.keys import pack
 from commtrace.analysis.match import Matches, RankMatches
 from commtrace.analysis.operations import communication_rows, unfinished_rows
@@ -47,8 +48,8 @@ from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
 
-STATES: Final = ("wait", "transfer", "bubble", "unmatched")
-WAIT, TRANSFER, BUBBLE, UNMATCHED = range(4)
+STATES: Final = ("wait", "transfer", "bubble")
+WAIT, TRANSFER, BUBBLE = range(3)
 
 _COORDINATES: Final = ("pp", "dp", "cp", "tp", "ep")
 """Order of the parallel dimensions in labels: outermost first."""
@@ -67,7 +68,8 @@ class _Rank:
     Attributes:
         order: rows, sorted by step.
         sorted_steps: their steps.
-        row_of_id: rows of communications, sorted by span id; ``sorted_ids`` are the ids.
+        stalled_on: for each stall row, the row of the communication that it waited for, or −1; −1 for other rows.
+        ready: for each stall row, the instant from which that communication waited for nobody.
         lane_of_row: index of the communication lane of each row; −1 for other rows.
         lanes: the communication lanes, see :meth:`Timeline.outline`.
     """
@@ -77,8 +79,8 @@ class _Rank:
     matched: RankMatches
     order: Int64
     sorted_steps: npt.NDArray[np.int32]
-    row_of_id: Int64
-    sorted_ids: Int64
+    stalled_on: Int64
+    ready: Int64
     lane_of_row: Int64
     lanes: list[dict[str, Any]]
     unfinished: npt.NDArray[np.bool_]
@@ -87,14 +89,6 @@ class _Rank:
         """Rows of a step, in the order of the spans: by start, at equal starts the longer one first."""
         first, end = np.searchsorted(self.sorted_steps, [step, step + 1])
         return np.sort(self.order[first:end])
-
-    def communication_of(self, stall_rows: Int64) -> Int64:
-        """Row of the communication that each stall waited for; −1 where it was not recorded."""
-        if not len(self.sorted_ids):
-            return np.full(len(stall_rows), -1)
-        wanted = self.trace.spans.stalled_on[stall_rows]
-        position = np.minimum(np.searchsorted(self.sorted_ids, wanted), len(self.sorted_ids) - 1)
-        return np.where(self.sorted_ids[position] == wanted, self.row_of_id[position], -1)
 
 
 class Timeline:
@@ -189,14 +183,10 @@ class Timeline:
 
     def _stalls(self, rank: _Rank, rows: Int64, depth: Int64, communication: Int64, base: int) -> Columns:
         spans = rank.trace.spans
-        stalled_on = rank.communication_of(rows)
-        complete = (stalled_on >= 0) & rank.matched.complete[stalled_on]
         role = self._roles.ranks[rank.trace.rank].role[rows]
         is_bubble = (role == self._roles.code(PIPELINE)) & is_p2p(self._run, spans)[rows]
-        before = np.where(complete, np.where(is_bubble, BUBBLE, WAIT), UNMATCHED)
-        cut = np.clip(rank.matched.ready[stalled_on], spans.start[rows], spans.end[rows])
-        # A stall becomes two pieces, one after the other; what cannot be split is one piece of its full length.
-        cut = np.where(complete, cut, spans.end[rows])
+        before = np.where(is_bubble, BUBBLE, WAIT)
+        cut = np.clip(rank.ready[rows], spans.start[rows], spans.end[rows])
         start = np.stack([spans.start[rows], cut], axis=1).reshape(-1)
         end = np.stack([cut, spans.end[rows]], axis=1).reshape(-1)
         state = np.stack([before, np.full(len(rows), TRANSFER)], axis=1).reshape(-1)
@@ -207,7 +197,7 @@ class Timeline:
         return {
             "state": state[kept].tolist(),
             "role": role[piece].tolist(),
-            "communication": _positions(communication, stalled_on[piece]).tolist(),
+            "communication": _positions(communication, rank.stalled_on[row]).tolist(),
             "start": (start[kept] - base).tolist(),
             "duration": (end[kept] - start[kept]).tolist(),
             "microbatch": spans.microbatch[row].tolist(),
@@ -227,17 +217,19 @@ def rank_label(trace: RankTrace) -> str:
 def _prepare(index: int, trace: RankTrace, matches: Matches) -> _Rank:
     spans = trace.spans
     order = np.argsort(spans.step, kind="stable")
-    communication = np.flatnonzero(communication_rows(spans))
-    by_id = communication[np.argsort(spans.id[communication], kind="stable")]
-    lane_of_row, lanes = _communication_lanes(trace, communication)
+    stalls = np.flatnonzero(spans.kind == schema.STALL)
+    stalled_on = np.full(len(spans), -1, np.int64)
+    stalled_on[stalls] = communication_of(spans, stalls)
+    matched = matches.ranks[trace.rank]
+    lane_of_row, lanes = _communication_lanes(trace, np.flatnonzero(communication_rows(spans)))
     return _Rank(
         index,
         trace,
-        matches.ranks[trace.rank],
+        matched,
         order,
         spans.step[order],
-        by_id,
-        spans.id[by_id],
+        stalled_on,
+        stall_ready(spans, matched),
         lane_of_row,
         lanes,
         unfinished_rows(trace),

@@ -215,7 +215,7 @@ class Timeline {
   stallFill(state, role) {
     if (state === "bubble") return this.colours.hatched("bubble", "bubble-soft");
     if (state === "wait") return this.colours.hatched(this.colours.role(role), "surface");
-    return this.colours.of(state === "transfer" ? this.colours.role(role) : "unmatched");
+    return this.colours.of(this.colours.role(role));
   }
 
   drawHost(row, y) {
@@ -465,8 +465,7 @@ class Timeline {
     if (table === "stalls") {
       const role = this.data.roles[columns.role[index]];
       const state = this.data.states[columns.state[index]];
-      return { bubble: "pipeline bubble", wait: `wait for ${role}`, transfer: `transfer on ${role}` }[state]
-        || `stalled on ${role}`;
+      return { bubble: "pipeline bubble", wait: `wait for ${role}`, transfer: `transfer on ${role}` }[state];
     }
     if (table === "communication") {
       return `${this.data.names[columns.name[index]]} · ${row.rank.lanes[columns.lane[index]].role}`;

@@ -45,6 +45,8 @@ def waited_rows(entry: Entry) -> list[Row]:
     Entry: ``(waited_rows, kind, launch, coordinates at the wait, wait start, wait end)``.
     """
     _, _, launch, coordinates, start, end = entry
+    if not launch[7]:
+        start = launch[-1]  # the caller of a synchronous operation does nothing between its launch and its wait
     number = next_id()
     timing = schema.HOST_TIMING
     return [

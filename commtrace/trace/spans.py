@@ -74,8 +74,8 @@ class Spans:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def take(self, rows: npt.NDArray[Any]) -> Spans:
-        """The rows selected by a mask or by indices, in that order."""
+    def take(self, rows: npt.NDArray[Any] | slice) -> Spans:
+        """The rows selected by a mask, by indices (in that order) or by a slice (without copying)."""
         return Spans(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def replace(self, **columns: npt.NDArray[Any]) -> Spans:

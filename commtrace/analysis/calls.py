@@ -1,0 +1,122 @@
+"""Communications of a rank as calls: what the table of communication adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.intervals import union
+from commtrace.analysis.keys import pack
+from commtrace.analysis.match import RankMatches
+from commtrace.analysis.operations import communication_rows, unfinished_rows
+from commtrace.analysis.roles import RankRoles
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace
+from commtrace.trace.spans import Bool, Int32, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls, column by column; a stall is a row that makes no call and has nothing but ``exposed``.
+
+    Attributes:
+        role, name, group_size: codes of the role and the operation, and the members of the group.
+        calls: 1 for a call, 0 for a stall.
+        num_bytes, self_bytes: as recorded.
+        duration, transfer, wait: ns in flight, after and before the last participant arrived.
+        exposed: ns that the lane stood still.
+        hidden: ns in flight while the lane did not stand still.
+        finished, complete, mismatched: end seen, matched on all members, members disagree.
+    """
+
+    role: Int32
+    name: Int32
+    group_size: Int32
+    calls: Int64
+    num_bytes: Int64
+    self_bytes: Int64
+    duration: Int64
+    transfer: Int64
+    wait: Int64
+    exposed: Int64
+    hidden: Int64
+    finished: Bool
+    complete: Bool
+    mismatched: Bool
+
+    def __len__(self) -> int:
+        return len(self.role)
+
+    def take(self, rows: Int64) -> Calls:
+        return Calls(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Calls]) -> Calls:
+        return cls(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(cls)))
+
+    @classmethod
+    def empty(cls, count: int, **columns: npt.NDArray[Any]) -> Calls:
+        """Rows with nothing but these columns."""
+        zeros = np.zeros(count, np.int64)
+        flags = ("finished", "complete", "mismatched")
+        names = [column.name for column in fields(cls)]
+        return cls(*(columns.get(name, zeros.astype(np.bool_) if name in flags else zeros) for name in names))
+
+
+def calls_of_rank(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, roles: RankRoles) -> Calls:
+    """The calls and stalls of one rank."""
+    spans = trace.spans
+    stalls = np.flatnonzero((spans.kind == schema.STALL) & stalled_ns.any(axis=1))
+    of_stalls = Calls.empty(
+        len(stalls),
+        role=roles.role[stalls],
+        name=spans.name[stalls],
+        group_size=roles.group_size[stalls],
+        exposed=stalled_ns[stalls].sum(axis=1),
+    )
+    return Calls.concatenate([_communications(trace, matches, roles), of_stalls])
+
+
+def _communications(trace: RankTrace, matches: RankMatches, roles: RankRoles) -> Calls:
+    spans = trace.spans
+    rows = np.flatnonzero(communication_rows(spans))
+    stalls = spans.kind == schema.STALL
+    standing = union(spans.start[stalls], spans.end[stalls])
+    duration = np.maximum(spans.end[rows] - spans.start[rows], 0)
+    inside = standing.before(np.maximum(spans.end, spans.start)[rows]) - standing.before(spans.start[rows])
+    calls = Calls(
+        role=roles.role[rows],
+        name=spans.name[rows],
+        group_size=roles.group_size[rows],
+        calls=np.ones(len(rows), np.int64),
+        num_bytes=np.maximum(spans.bytes[rows], 0),
+        self_bytes=spans.self_bytes[rows],
+        duration=duration,
+        transfer=matches.transfer_ns(spans)[rows],
+        wait=matches.wait_ns(spans)[rows],
+        exposed=np.zeros(len(rows), np.int64),
+        hidden=duration - inside,
+        finished=~unfinished_rows(trace)[rows],
+        complete=matches.complete[rows],
+        mismatched=matches.mismatched[rows],
+    )
+    collective = spans.kind[rows] == schema.COLLECTIVE
+    if not spans.op_in_seq[rows[collective]].any():
+        return calls
+    members = np.flatnonzero(collective)
+    merged = _merged_brackets(calls.take(members), spans.group[rows[members]], spans.seq[rows[members]])
+    return Calls.concatenate([calls.take(np.flatnonzero(~collective)), merged])
+
+
+def _merged_brackets(calls: Calls, group: Int64, seq: Int64) -> Calls:
+    """One call per operation of a bracket: its members share group, seq and times; their bytes add up."""
+    _, first, which = np.unique(pack((group, seq, calls.name)), return_index=True, return_inverse=True)
+    merged = calls.take(first)
+    num_bytes, self_bytes = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+    np.add.at(num_bytes, which.reshape(-1), calls.num_bytes)
+    np.add.at(self_bytes, which.reshape(-1), calls.self_bytes)
+    return replace(merged, num_bytes=num_bytes, self_bytes=np.where(merged.self_bytes < 0, -1, self_bytes))

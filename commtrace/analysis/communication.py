@@ -1,0 +1,161 @@
+"""The table of communication: one row per role, operation and group size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
+from commtrace.analysis.calls import Calls, calls_of_rank
+from commtrace.analysis.keys import pack
+from commtrace.analysis.match import Matches
+from commtrace.analysis.partition import Partition
+from commtrace.analysis.roles import Roles
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """All calls of one operation, for one role, in groups of one size, on all ranks.
+
+    Attributes:
+        role, operation: in the field's words.
+        group_size: members of the group; None where no rank told.
+        count: calls, counted on every rank that made them; of a coalesced bracket once per operation.
+        num_bytes: of all calls, full tensors.
+        duration_p50_ns, duration_p99_ns, duration_max_ns, duration_sum_ns: of the calls whose end was seen (nearest
+            rank); None if none was.
+        algbw_gbps, busbw_gbps: 10⁹ bytes per second over all calls; None where there is none to tell.
+        bandwidth_time: ``transfer`` or ``duration``: what the bandwidths were divided by. Transfer is after the last
+            participant arrived, and needs calls matched on all members; duration includes waiting for them.
+        exposed_ns: time the ranks' lanes stood still for these calls.
+        hidden_ns: time in flight while the rank's lane stood still for no communication at all.
+        wait_ns: time in flight before the last participant arrived; None if no call was matched on all members.
+        unfinished: calls whose end was never seen.
+        unmatched: calls that were not matched on all members.
+        mismatched: calls whose members disagree on operation, bytes or dtype.
+    """
+
+    role: str
+    operation: str
+    group_size: int | None
+    count: int
+    num_bytes: int
+    duration_p50_ns: int | None
+    duration_p99_ns: int | None
+    duration_max_ns: int | None
+    duration_sum_ns: int
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    bandwidth_time: str | None
+    exposed_ns: int
+    hidden_ns: int
+    wait_ns: int | None
+    unfinished: int
+    unmatched: int
+    mismatched: int
+
+    @property
+    def exposed_ratio(self) -> float | None:
+        """Share of the time in flight that the lanes stood still for; None where nothing was in flight."""
+        in_flight = self.exposed_ns + self.hidden_ns
+        return self.exposed_ns / in_flight if in_flight else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "role": self.role,
+            "operation": self.operation,
+            "group_size": self.group_size,
+            "count": self.count,
+            "bytes": self.num_bytes,
+            "duration_ns": {
+                "p50": self.duration_p50_ns,
+                "p99": self.duration_p99_ns,
+                "max": self.duration_max_ns,
+                "sum": self.duration_sum_ns,
+            },
+            "algbw_gbps": self.algbw_gbps,
+            "busbw_gbps": self.busbw_gbps,
+            "bandwidth_time": self.bandwidth_time,
+            "exposed_ns": self.exposed_ns,
+            "exposed_ratio": self.exposed_ratio,
+            "hidden_ns": self.hidden_ns,
+            "wait_ns": self.wait_ns,
+            "unfinished": self.unfinished,
+            "unmatched": self.unmatched,
+            "mismatched": self.mismatched,
+        }
+
+
+def communication_table(run: Run, matches: Matches, partition: Partition, roles: Roles) -> list[Communication]:
+    """One row per (role, operation, group size), the most exposed first.
+
+    Args:
+        run: on one clock, only the steps that count.
+        matches, partition, roles: of this run.
+    """
+    parts = [
+        calls_of_rank(trace, matches.ranks[rank], partition.stalled_ns[rank], roles.ranks[rank])
+        for rank, trace in run.ranks.items()
+    ]
+    calls = Calls.concatenate(parts)
+    if not len(calls):
+        return []
+    key = pack((calls.role, calls.name, calls.group_size))
+    order = np.argsort(key, kind="stable")
+    begins = np.flatnonzero(np.diff(key[order], prepend=-1))
+    table = [_summarise(run, roles, calls.take(rows)) for rows in np.split(order, begins[1:])]
+    return sorted(table, key=lambda row: (-row.exposed_ns, -row.duration_sum_ns, row.role, row.operation))
+
+
+def _summarise(run: Run, roles: Roles, calls: Calls) -> Communication:
+    operation = run.names[calls.name[0]] if calls.name[0] >= 0 else "unknown"
+    group_size = int(calls.group_size[0])
+    made = calls.calls > 0
+    durations = np.sort(calls.duration[made & calls.finished])
+    algbw, busbw, bandwidth_time = _bandwidth(operation, group_size, calls)
+    return Communication(
+        role=roles.words[calls.role[0]],
+        operation=operation,
+        group_size=group_size if group_size > 0 else None,
+        count=int(calls.calls.sum()),
+        num_bytes=int(calls.num_bytes.sum()),
+        duration_p50_ns=_nearest_rank(durations, 50),
+        duration_p99_ns=_nearest_rank(durations, 99),
+        duration_max_ns=_nearest_rank(durations, 100),
+        duration_sum_ns=int(durations.sum()),
+        algbw_gbps=algbw,
+        busbw_gbps=busbw,
+        bandwidth_time=bandwidth_time,
+        exposed_ns=int(calls.exposed.sum()),
+        hidden_ns=int(calls.hidden.sum()),
+        wait_ns=int(calls.wait.sum()) if calls.complete.any() else None,
+        unfinished=int((made & ~calls.finished).sum()),
+        unmatched=int((made & ~calls.complete).sum()),
+        mismatched=int(calls.mismatched.sum()),
+    )
+
+
+def _bandwidth(operation: str, group_size: int, calls: Calls) -> tuple[float | None, float | None, str | None]:
+    """algbw and busbw, GB/s, and what they were divided by: transfer times if any call was matched."""
+    usable = (calls.calls > 0) & calls.finished
+    matched = usable & calls.complete
+    rows, times, label = (
+        (matched, calls.transfer, "transfer") if matched.any() else (usable, calls.duration, "duration")
+    )
+    time = int(times[rows].sum())
+    if operation in WITHOUT_BANDWIDTH or group_size < 2 or time == 0:
+        return None, None, None
+    moved = moved_bytes(operation, calls.num_bytes[rows], calls.self_bytes[rows])
+    on_the_bus = moved * bus_factors(operation, group_size, calls.self_bytes[rows])
+    return float(moved.sum() / time), float(on_the_bus.sum() / time), label
+
+
+def _nearest_rank(ordered: Int64, percent: int) -> int | None:
+    """The smallest value that at least ``percent`` % of the values do not exceed."""
+    if not len(ordered):
+        return None
+    return int(ordered[-(-percent * len(ordered) // 100) - 1])

@@ -1,0 +1,64 @@
+"""Every communication of a real Megatron iteration is recorded once, with its role and its bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.traces import role_of, rows
+
+pytestmark = pytest.mark.e2e
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
+
+REFERENCE = Path(os.environ.get("COMMTRACE_REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "megatron_counts"
+PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "megatron_counts.py"
+
+LAYOUTS = {
+    "tp2": (2, ["--tp", "2"]),
+    "tp2_sp": (2, ["--tp", "2", "--sp"]),
+    "pp4": (4, ["--pp", "4", "--mb", "8"]),
+    "tp2_pp2_sp": (4, ["--tp", "2", "--pp", "2", "--sp"]),
+}
+OPERATIONS = {
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "isend": "send",
+    "irecv": "recv",
+}
+ROLES = {"EMB": "embedding"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_counts_are_those_of_megatron_itself(layout: str, tmp_path: Path) -> None:
+    if not REFERENCE.is_dir():
+        pytest.skip(f"no reference counts in {REFERENCE}; set COMMTRACE_REFERENCE_DATA to the folder that holds them")
+    processes, options = LAYOUTS[layout]
+
+    completed = launch([PROGRAM, *options], processes, {"COMMTRACE_DIR": str(tmp_path)}, timeout=180)
+
+    assert completed.returncode == 0, completed.stdout
+    run = load_run(tmp_path)
+    assert run.problems == ()
+    for rank in range(processes):
+        recorded = Counter(
+            (row["name"], role_of(run.ranks[rank], row["group"], row["peer"]), row["bytes"])
+            for row in rows(run, rank, schema.COLLECTIVE, schema.P2P, step=0)
+        )
+        assert recorded == reference(layout, rank)
+
+
+def reference(layout: str, rank: int) -> Counter[tuple[str, str, int]]:
+    recorded = json.loads((REFERENCE / layout / f"r{rank}.json").read_text())["rec"]
+    return Counter(
+        {
+            (OPERATIONS.get(operation, operation), ROLES.get(role, role.lower()), num_bytes): calls
+            for operation, role, num_bytes, calls in recorded
+        }
+    )

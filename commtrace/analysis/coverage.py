@@ -1,0 +1,73 @@
+"""What the recording holds, what it lost, and what it cannot have seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.analysis.operations import communication_rows
+from commtrace.analysis.roles import Roles
+from commtrace.trace import schema
+from commtrace.trace.run import Run
+
+_USUAL_BYPASS: Final = {
+    "tp": "user buffers of Transformer Engine or symmetric memory",
+    "ep": "DeepEP or NVSHMEM",
+    "cp": "a kernel of its own",
+    "dp": "a reducer in C++",
+    "pp": "NVSHMEM or NCCL called from C++",
+}
+"""By parallel dimension: how its communication is known to pass by what torch.distributed shows to Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Attributes:
+    captured: rows by kind.
+    dropped: rows that the recorders had to drop, by kind.
+    not_visible: sentences: paths that were active, or must have been, and that were not seen.
+    """
+
+    captured: dict[str, int]
+    dropped: dict[str, int]
+    not_visible: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"captured": self.captured, "dropped": self.dropped, "not_visible": list(self.not_visible)}
+
+
+def find_coverage(run: Run, roles: Roles) -> Coverage:
+    """Add up all ranks. ``topology["not_visible"]`` of a rank is where integrations name paths that they found."""
+    captured, dropped = Counter[str](), Counter[str]()
+    for trace in run.ranks.values():
+        counts = np.bincount(trace.spans.kind, minlength=len(schema.KINDS))
+        captured.update({kind: int(count) for kind, count in zip(schema.KINDS, counts, strict=True) if count})
+        dropped.update(trace.dropped)
+    told = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
+    return Coverage(dict(captured), dict(dropped), (*sorted(told), *_silent_dimensions(run, roles)))
+
+
+def _silent_dimensions(run: Run, roles: Roles) -> Iterable[str]:
+    """Parallel dimensions that must communicate and of which nothing was seen."""
+    heard = _roles_that_communicated(run, roles)
+    sizes: dict[str, int] = {}
+    for trace in run.ranks.values():
+        sizes.update(trace.parallel)
+    for dimension, bypass in _USUAL_BYPASS.items():
+        if sizes.get(dimension, 1) > 1 and not any(dimension in role.split("-") for role in heard):
+            yield (
+                f"{dimension} communication: {dimension} = {sizes[dimension]}, and none was seen. It may have gone "
+                f"through {bypass}; its time is not zero, it is unknown."
+            )
+
+
+def _roles_that_communicated(run: Run, roles: Roles) -> set[str]:
+    heard: set[str] = set()
+    for rank, trace in run.ranks.items():
+        codes = np.unique(roles.ranks[rank].role[communication_rows(trace.spans)])
+        heard.update(roles.words[code] for code in codes)
+    return heard

@@ -1,0 +1,100 @@
+"""What a reader of the numbers must know before believing them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.communication import Communication
+from commtrace.trace.run import RankTrace
+
+NO_COMMUNICATION = "No communication was recorded in these steps."
+
+_COARSE_RESIDUAL_NS = 1_000_000
+_MOST_RANKS_LISTED = 16
+
+
+def find_problems(analysis: Analysis, communication: Sequence[Communication]) -> list[str]:
+    """Sentences, the reader's own first."""
+    return [
+        *analysis.recorded.problems,
+        *_steps(analysis),
+        *_endings(analysis.recorded.ranks.values()),
+        *_drops(analysis.recorded.ranks.values()),
+        *_clocks(analysis),
+        *_matching(communication),
+    ]
+
+
+def _steps(analysis: Analysis) -> Iterable[str]:
+    recorded, choice = analysis.recorded, analysis.steps
+    if not choice.used and not choice.left_out:
+        yield (
+            "No step was recorded; all of the recording is shown as one. Mark steps with `with commtrace.step(i):` "
+            "or train with a framework that commtrace knows."
+        )
+    elif not choice.used:
+        yield "No step was recorded in full by every rank; there is nothing to show."
+    silent = sorted(set(recorded.ranks) - set(choice.ranks))
+    if silent:
+        yield f"Left out, because they recorded no complete step: {_ranks(silent)}."
+    incomplete = sum(reason != "warm-up" for reason in choice.left_out.values())
+    if choice.used and incomplete:
+        yield f"{incomplete} steps were left out because not every rank recorded them in full."
+
+
+def _endings(traces: Iterable[RankTrace]) -> Iterable[str]:
+    unclosed = [trace for trace in traces if not trace.closed]
+    if unclosed:
+        yield f"Not ended in order (killed, or still running): {_ranks([trace.rank for trace in unclosed])}."
+    for trace in unclosed:
+        if trace.in_flight:
+            words = [
+                f"{operation.get('operation', 'communication')} number {operation.get('seq', '?')}"
+                for operation in trace.in_flight
+            ]
+            yield f"Rank {trace.rank} was last seen in {', '.join(words[:4])}{' …' if len(words) > 4 else ''}."
+
+
+def _drops(traces: Iterable[RankTrace]) -> Iterable[str]:
+    dropped = {trace.rank: sum(trace.dropped.values()) for trace in traces if trace.dropped}
+    if dropped:
+        yield (
+            f"{sum(dropped.values())} spans were dropped on {_ranks(sorted(dropped))}; the numbers of these ranks are "
+            "too small. Raise COMMTRACE_BUFFER_SPANS or record fewer steps."
+        )
+
+
+def _clocks(analysis: Analysis) -> Iterable[str]:
+    alignment = analysis.alignment
+    if alignment.refused:
+        yield (
+            f"Clocks are not aligned: {alignment.refused} Between hosts, the rank with the shortest collective counts "
+            "as the last to arrive, and waits for point-to-point operations count as transfer."
+        )
+    elif alignment.residual_ns["p99"] > _COARSE_RESIDUAL_NS:
+        residual = alignment.residual_ns["p99"] / 1e6
+        yield f"Clocks of the hosts agree only to {residual:.1f} ms (p99): waits between hosts are no finer than that."
+
+
+def _matching(communication: Sequence[Communication]) -> Iterable[str]:
+    calls = sum(row.count for row in communication)
+    if not calls:
+        yield NO_COMMUNICATION
+    unmatched = sum(row.unmatched for row in communication)
+    if unmatched:
+        yield (
+            f"{unmatched} of {calls} communications could not be matched on all members: their wait is a lower bound, "
+            "and what is not wait counts as transfer."
+        )
+    mismatched = sum(row.mismatched for row in communication)
+    if mismatched:
+        yield f"{mismatched} communications differ between their members in operation, bytes or dtype."
+    unfinished = sum(row.unfinished for row in communication)
+    if unfinished:
+        yield f"{unfinished} communications were never seen to end (nobody waited for them): no duration is known."
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:_MOST_RANKS_LISTED])) + (" …" if len(ranks) > _MOST_RANKS_LISTED else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"{len(ranks)} ranks ({listed})"

@@ -1,0 +1,105 @@
+"""A rank's mean step, in whole nanoseconds that still add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from commtrace.analysis.partition import Partition
+from commtrace.analysis.states import BUBBLE, CHECKPOINT, COMPUTE, DATA, GC, OTHER, PHASES, TRANSFER, WAIT, State
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Int64
+
+
+@dataclass(frozen=True, slots=True)
+class RankMean:
+    """The mean over a rank's steps; all times ns per step.
+
+    Attributes:
+        rank, host, coordinates: which rank it is.
+        wall_ns: of the step, rounded down.
+        of_state: time in each state; they add up to ``wall_ns``.
+        hidden_ns: communication in flight while the lane did not stand still for any.
+    """
+
+    rank: int
+    host: str
+    coordinates: dict[str, int]
+    wall_ns: int
+    hidden_ns: int
+    of_state: dict[State, int] = field(default_factory=dict)
+
+    def total(self, kind: str) -> int:
+        """Time in the states of a kind."""
+        return sum(time for state, time in self.of_state.items() if state.kind == kind)
+
+    @property
+    def exposed_ns(self) -> dict[str, dict[str, int]]:
+        """By role: wait and transfer. Roles for which the lane never stood still are left out."""
+        roles = sorted(
+            {state.detail for state, time in self.of_state.items() if state.kind in (WAIT, TRANSFER) and time}
+        )
+        return {
+            role: {
+                "wait": self.of_state.get(State(WAIT, role), 0),
+                "transfer": self.of_state.get(State(TRANSFER, role), 0),
+            }
+            for role in roles
+        }
+
+    @property
+    def exposed_total_ns(self) -> int:
+        return self.total(WAIT) + self.total(TRANSFER)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "coordinates": self.coordinates,
+            "wall_ns": self.wall_ns,
+            "compute_ns": self.total(COMPUTE),
+            "compute_phases_ns": {phase: self.of_state.get(State(COMPUTE, phase), 0) for phase in PHASES},
+            "exposed_total_ns": self.exposed_total_ns,
+            "exposed_ns": self.exposed_ns,
+            "hidden_ns": self.hidden_ns,
+            "exposed_memory_ns": 0,  # known only where kernels were traced
+            "bubble_ns": self.total(BUBBLE),
+            "idle_ns": 0,
+            "data_ns": self.total(DATA),
+            "checkpoint_ns": self.total(CHECKPOINT),
+            "gc_ns": self.total(GC),
+            "other_ns": self.total(OTHER),
+        }
+
+
+def rank_means(run: Run, partition: Partition) -> list[RankMean]:
+    """The mean step of every rank that has steps, by rank."""
+    return [_mean_of_rank(run, partition, rank) for rank in run.ranks if (partition.rank == rank).any()]
+
+
+def _mean_of_rank(run: Run, partition: Partition, rank: int) -> RankMean:
+    trace = run.ranks[rank]
+    rows = partition.rank == rank
+    times = apportion(partition.ns[rows].sum(axis=0), int(rows.sum()))
+    return RankMean(
+        rank=rank,
+        host=trace.metadata.node,
+        coordinates=dict(trace.coordinates),
+        wall_ns=sum(times),
+        hidden_ns=int(partition.hidden_ns[rows].sum()) // int(rows.sum()),
+        of_state=dict(zip(partition.states, times, strict=True)),
+    )
+
+
+def apportion(totals: Int64, count: int) -> Sequence[int]:
+    """Each total divided by ``count``, as integers whose sum is the sum of the totals divided by ``count``.
+
+    Everything is rounded down, and what is then missing goes, 1 ns each, to the largest remainders.
+    """
+    shares, remainders = np.divmod(totals, count)
+    missing = int(totals.sum()) // count - int(shares.sum())
+    shares[np.argsort(-remainders, kind="stable")[:missing]] += 1
+    return [int(share) for share in shares]

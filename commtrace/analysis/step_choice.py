@@ -1,0 +1,122 @@
+"""Which steps a summary is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.analysis.match import Matches, RankMatches
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Spans
+
+_ENOUGH_STEPS_FOR_A_WARM_UP: Final = 3
+_NO_STEP: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """The steps that count.
+
+    Attributes:
+        used: their numbers, ascending. Empty when no step was recorded: then the whole recording counts as one.
+        left_out: the others, with the reason for each.
+        ranks: the ranks that recorded the steps.
+    """
+
+    used: tuple[int, ...]
+    left_out: Mapping[int, str]
+    ranks: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "first": self.used[0] if self.used else None,
+            "last": self.used[-1] if self.used else None,
+            "count": len(self.used),
+            "left_out": [
+                {"first": steps[0], "last": steps[-1], "count": len(steps), "reason": reason}
+                for reason, group in groupby(self.left_out, key=lambda step: self.left_out[step])
+                if (steps := list(group))
+            ],
+        }
+
+
+def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
+    """The steps that every rank recorded in full, without the first one recorded.
+
+    Ranks that recorded no step at all (killed in the first one) do not decide. The first step is left out as warm-up
+    when at least three are complete.
+
+    Args:
+        run: whatever was loaded.
+        keep_warm_up: True when the user chose the steps.
+    """
+    of_rank = {rank: set(_recorded_steps(trace)) for rank, trace in run.ranks.items()}
+    reporting = tuple(rank for rank, steps in of_rank.items() if steps)
+    if not reporting:
+        return StepChoice((), {}, tuple(of_rank))
+    recorded = sorted(set[int]().union(*of_rank.values()))
+    complete = sorted(set(recorded).intersection(*(of_rank[rank] for rank in reporting)))
+    left_out = {step: "not recorded in full by every rank" for step in recorded if step not in complete}
+    if not keep_warm_up and len(complete) >= _ENOUGH_STEPS_FOR_A_WARM_UP:
+        left_out[complete[0]] = "warm-up"
+        complete = complete[1:]
+    return StepChoice(tuple(complete), dict(sorted(left_out.items())), reporting)
+
+
+def _recorded_steps(trace: RankTrace) -> list[int]:
+    spans = trace.spans
+    return [int(step) for step in np.unique(spans.step[spans.kind == schema.STEP])]
+
+
+def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Matches]:
+    """Only the ranks and the rows of the chosen steps, matched as before."""
+    ranks, matched = {}, {}
+    for rank in choice.ranks:
+        rows = _contiguous(np.isin(run.ranks[rank].spans.step, choice.used))
+        ranks[rank] = replace(run.ranks[rank], spans=run.ranks[rank].spans.take(rows))
+        matched[rank] = _take(matches.ranks[rank], rows)
+    return replace(run, ranks=ranks), replace(matches, ranks=matched)
+
+
+def _take(matches: RankMatches, rows: Bool | slice) -> RankMatches:
+    return RankMatches(
+        matches.bucket[rows],
+        matches.participants[rows],
+        matches.complete[rows],
+        matches.mismatched[rows],
+        matches.last_start[rows],
+        matches.last_rank[rows],
+        matches.ready[rows],
+    )
+
+
+def _contiguous(rows: Bool) -> Bool | slice:
+    """A slice in place of a mask wherever the chosen rows follow each other, as they nearly always do: no copy."""
+    chosen = np.flatnonzero(rows)
+    if len(chosen) and chosen[-1] - chosen[0] + 1 == len(chosen):
+        return slice(int(chosen[0]), int(chosen[-1]) + 1)
+    return rows
+
+
+def whole_recording_as_step(run: Run) -> Run:
+    """For a run without steps: one step, numbered −1, over everything that each rank recorded."""
+    return replace(run, ranks={rank: _with_step(run, trace) for rank, trace in run.ranks.items()})
+
+
+def _with_step(run: Run, trace: RankTrace) -> RankTrace:
+    spans = trace.spans
+    if not len(spans):
+        return trace
+    begin, end = int(spans.start.min()), int(spans.end.max())
+    step = Spans.from_rows([{"kind": "step", "start": begin, "end": end, "step": _NO_STEP}], run.names)
+    whole = Spans.concatenate([step, spans.replace(step=np.full(len(spans), _NO_STEP, np.int32))])
+    return replace(trace, spans=whole)
+
+
+WHOLE_RECORDING: Final = (_NO_STEP,)
+"""What :attr:`StepChoice.used` is for a run made by :func:`whole_recording_as_step`."""

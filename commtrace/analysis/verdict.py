@@ -1,0 +1,85 @@
+"""One sentence that says what to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from commtrace.analysis.rank_means import RankMean
+from commtrace.analysis.states import BUBBLE, CHECKPOINT, DATA, GC, OTHER
+
+_WORTH_A_LOOK: Final = 0.05
+"""Share of the step below which nothing is singled out."""
+
+
+class _Loss(NamedTuple):
+    """Time that was not computing: what it is, and what to look at."""
+
+    time_ns: float
+    what: str
+    look_at: str
+
+
+def verdict(ranks: Sequence[RankMean], stragglers: Sequence[Mapping[str, Any]]) -> str:
+    """What costs most, over all ranks, and where to look.
+
+    A rank that holds up the others comes first: what the others wait for is only its echo.
+    """
+    wall = sum(rank.wall_ns for rank in ranks)
+    if not wall:
+        return "No step was recorded: there is nothing to judge."
+    if stragglers:
+        return _straggler_sentence(max(stragglers, key=lambda one: one["cost_ms_per_step"]), wall / len(ranks))
+    worst = max(_losses(ranks), key=lambda loss: loss.time_ns)
+    share = worst.time_ns / wall
+    if share < _WORTH_A_LOOK:
+        return f"The ranks compute; the largest loss is {worst.what} with {share:.1%} of the step. Nothing stands out."
+    return f"Largest loss: {worst.what}, {share:.1%} of the step ({_ms(worst.time_ns / len(ranks))}). {worst.look_at}"
+
+
+def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> str:
+    cost_ns = straggler["cost_ms_per_step"] * 1e6
+    share = f"{cost_ns / mean_wall_ns:.1%} of it"
+    return (
+        f"Rank {straggler['rank']} on {straggler['host']} holds up the others ({straggler['cause']}): "
+        f"it costs {_ms(cost_ns)} of every step, {share}. Look there first."
+    )
+
+
+def _losses(ranks: Sequence[RankMean]) -> list[_Loss]:
+    def over_ranks(kind: str) -> int:
+        return sum(rank.total(kind) for rank in ranks)
+
+    return [
+        _Loss(
+            over_ranks(BUBBLE),
+            "waiting for pipeline neighbours (bubble)",
+            "More microbatches or chunks, or stages of equal length, make it smaller.",
+        ),
+        _Loss(over_ranks(DATA), "waiting for input data", "More loader workers or prefetching hide it."),
+        _Loss(over_ranks(CHECKPOINT), "saving checkpoints", "Save asynchronously or less often."),
+        _Loss(over_ranks(GC), "garbage collection", "Disable it and collect on all ranks in the same step."),
+        _Loss(
+            over_ranks(OTHER),
+            "time in no span",
+            "It is not communication; name it with commtrace.span to see what it is.",
+        ),
+        *_exposed(ranks),
+    ]
+
+
+def _exposed(ranks: Sequence[RankMean]) -> list[_Loss]:
+    losses = []
+    for role in sorted({role for rank in ranks for role in rank.exposed_ns}):
+        parts = [rank.exposed_ns.get(role, {"wait": 0, "transfer": 0}) for rank in ranks]
+        wait, transfer = (sum(part[name] for part in parts) for name in ("wait", "transfer"))
+        if wait > transfer:
+            look_at = f"{wait / (wait + transfer):.0%} of it is waiting for the last rank to arrive: balance the ranks."
+        else:
+            look_at = "Most of it is transfer: overlap it with compute, or send less."
+        losses.append(_Loss(wait + transfer, f"standing still for {role} communication", look_at))
+    return losses
+
+
+def _ms(time_ns: float) -> str:
+    return f"{time_ns / 1e6:.3g} ms" if time_ns < 1e8 else f"{time_ns / 1e6:.0f} ms"

@@ -10,7 +10,6 @@ and times count from the first step; ``otherData.base_ns`` is the instant at whi
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -53,15 +52,12 @@ def _events(ranks: Sequence[Process], words: Words, base: int) -> Iterator[dict[
         for sample in rank.stalled_percent:
             yield _counter("stalled, % of the step", rank.rank + 1, sample.time - base, sample.value)
     all_layers = layers(ranks, words)
-    lanes = Counter(layer.process for layer in all_layers)
-    tids_per_rank = max([_TIDS_PER_RANK, *lanes.values()])
-    used: Counter[int] = Counter()
+    tids_per_rank = max([_TIDS_PER_RANK, *(layer.lane + 1 for layer in all_layers)])
     for layer in all_layers:
         pid = ranks[layer.process].rank + 1
-        tid = pid * tids_per_rank + used[layer.process]
-        used[layer.process] += 1
+        tid = pid * tids_per_rank + layer.lane
         yield _metadata("thread_name", pid, tid, {"name": layer.name})
-        yield _metadata("thread_sort_index", pid, tid, {"sort_index": layer.track})
+        yield _metadata("thread_sort_index", pid, tid, {"sort_index": layer.lane})
         for one in layer.slices:
             yield from _slice(one, words, pid, tid, base)
 
@@ -87,7 +83,7 @@ def _slice(one: Slice, words: Words, pid: int, tid: int, base: int) -> Iterator[
 
 
 def _counter(name: str, pid: int, time: int, value: float) -> dict[str, Any]:
-    return {"ph": "C", "name": name, "pid": pid, "ts": _microseconds(time), "args": {name: value}}
+    return {"ph": "C", "name": name, "pid": pid, "ts": _microseconds(time), "args": {"": value}}
 
 
 def _metadata(name: str, pid: int, tid: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,4 +96,5 @@ def _microseconds(ns: int) -> float:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    # Not as ASCII: Perfetto shows escapes in the names of threads as they are written.
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)

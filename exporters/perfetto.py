@@ -79,14 +79,12 @@ class _Writer:
         self._packet(track_descriptor=descriptor)
 
     def _process(self, rank: Process, order: int) -> int:
-        """Declare a rank and its counters."""
+        """Declare a rank and its counters; returns the track that holds its other tracks."""
         process = self._protocol.ProcessDescriptor(pid=rank.rank + 1, process_name=rank.name, legacy_sort_index=order)
-        parent = self._track(
-            name=rank.name,
-            process=process,
-            sibling_order_rank=order,
-            child_ordering=self._protocol.TrackDescriptor.EXPLICIT,
-        )
+        uuid = self._track(name=rank.name, process=process, sibling_order_rank=order)
+        # A process has no order of its own for its tracks, a track has: one that holds all the others.
+        explicit = self._protocol.TrackDescriptor.EXPLICIT
+        parent = self._track(name="timeline", parent_uuid=uuid, child_ordering=explicit)
         self._counter(parent, "bytes in flight", "size_bytes", rank.bytes_in_flight, len(rank.tracks))
         self._counter(parent, "stalled, % of the step", "percent", rank.stalled_percent, len(rank.tracks) + 1)
         return parent

@@ -57,10 +57,11 @@ def _nests(one: Slice, open_ends: list[int]) -> bool:
 
 
 class Layer(NamedTuple):
-    """Slices that nest, and where they belong."""
+    """Slices that nest, and where they belong: a track of a process, and where that lies among its layers."""
 
     process: int
     track: int
+    lane: int
     name: str
     slices: Sequence[Slice]
 
@@ -203,12 +204,11 @@ def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
     Viewers sort events by time and keep the order of the file where times are equal. A receive that is already there
     transfers from the very instant at which the send starts, and an arrow must be begun before it is ended.
     """
-    found = [
-        Layer(process, position, track.name, layer)
-        for process, rank in enumerate(ranks)
-        for position, track in enumerate(rank.tracks)
-        for layer in track.layers()
-    ]
+    found = []
+    for process, rank in enumerate(ranks):
+        tracks = enumerate(rank.tracks)
+        parts = [(position, track.name, layer) for position, track in tracks for layer in track.layers()]
+        found += [Layer(process, position, lane, name, layer) for lane, (position, name, layer) in enumerate(parts)]
     return sorted(found, key=lambda layer: words.operation(layer.slices[0]) != "send")
 
 

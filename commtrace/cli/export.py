@@ -1,0 +1,65 @@
+"""``commtrace export RUN --format perfetto``: a run for another program to open."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from commtrace.analysis.align import align, apply
+from commtrace.analysis.match import match
+from commtrace.analysis.timeline import Timeline
+from commtrace.exporters import chrome_trace, perfetto
+from commtrace.trace.reader import load_run
+
+_MANY_SLICES = 2_000_000
+
+
+class Format(str, Enum):
+    """What to write."""
+
+    PERFETTO = "perfetto"
+    CHROME = "chrome"
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    format: Annotated[Format, typer.Option(help="perfetto (for ui.perfetto.dev) or chrome (JSON).")] = Format.PERFETTO,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The file to write. Default: trace.pftrace or trace.json.", show_default=False
+        ),
+    ] = None,
+    steps: Annotated[
+        str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
+    ] = "",
+) -> None:
+    """Write a run as a trace for the Perfetto UI or another viewer.
+
+    A process per rank; in it the schedule, the stalls and a track for every process group; arrows from sends to their
+    receives. The perfetto format is Perfetto's own and needs the perfetto package; without it the Chrome JSON is
+    written, which the Perfetto UI opens as well.
+    """
+    console = Console(stderr=True, highlight=False)
+    loaded = load_run(run, steps or None)
+    alignment = align(loaded)
+    aligned = apply(loaded, alignment)
+    matches = match(aligned, clocks_agree=alignment.refused is None)
+    timeline = Timeline(aligned, matches, None if alignment.refused else alignment.residual_ns)
+    native = format is Format.PERFETTO and perfetto.is_available()
+    target = output or Path("trace.pftrace" if native else "trace.json")
+    with console.status(f"Writing {target}"):
+        num_slices = (perfetto if native else chrome_trace).write(
+            timeline.outline(), map(timeline.step, timeline.steps), target
+        )
+    for problem in loaded.problems:
+        console.print(f"[yellow]note[/]  {problem}", markup=True)
+    if format is Format.PERFETTO and not native:
+        console.print(f"The perfetto package is not installed ({perfetto.INSTALL}), so this is Chrome JSON.")
+    if num_slices > _MANY_SLICES:
+        console.print("That is more than a browser draws smoothly: choose steps with --steps A:B.")
+    typer.echo(f"{target}: {len(timeline.steps)} steps, {num_slices} slices. Next: open it at https://ui.perfetto.dev")

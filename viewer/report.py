@@ -1,6 +1,6 @@
 """One HTML file that shows a run and opens offline: no server, no network, nothing to install.
 
->>> page = render(summary, verdict, timeline)                   # doctest: +SKIP
+>>> page = render(summary, timeline)                            # doctest: +SKIP
 >>> Path("report.html").write_text(page.html, encoding="utf-8") # doctest: +SKIP
 
 A page holds a bounded number of steps and says which ones; the numbers beside the timeline are those of all steps.
@@ -45,10 +45,8 @@ class Page:
 
 def render(
     summary: Mapping[str, Any],
-    verdict: str,
     timeline: Timeline,
     *,
-    problems: Sequence[str] = (),
     most_steps: int | None = MOST_STEPS,
     most_bytes: int = MOST_BYTES,
 ) -> Page:
@@ -56,9 +54,7 @@ def render(
 
     Args:
         summary: what :func:`commtrace.analysis.summary.summarise` returns.
-        verdict: the sentence that says what to look at.
         timeline: the steps to choose from.
-        problems: sentences about what is missing, shown at the top.
         most_steps: how many steps the timeline holds at most; None for all.
         most_bytes: no step is added once its data would exceed this; one step is always there.
     """
@@ -74,8 +70,6 @@ def render(
     }
     data = {
         "summary": summary,
-        "verdict": verdict,
-        "problems": list(problems),
         "steps": steps,
         "timeline": timeline.outline(),
     }

@@ -2,9 +2,9 @@
 
 This is the interface between the analysis and everything that draws or exports: the report, the viewer, Perfetto.
 All values are integers, words and lists, ready for JSON. Times are nanoseconds relative to the ``base_ns`` of their
-step; a box is a start and a duration.
+step; a box is a start and a duration. Step −1 is all of a recording that has no steps.
 
->>> timeline = Timeline(run, matches, residual_ns={"p50": 0, "p99": 0, "max": 0})     # doctest: +SKIP
+>>> timeline = Timeline.of_analysis(analyse("commtrace-runs/my-run"))                 # doctest: +SKIP
 >>> timeline.outline()["ranks"][3]["label"]                                           # doctest: +SKIP
 'rank 3 · pp1 dp1 · node0'
 >>> timeline.step(7)["ranks"][3]["work"]["microbatch"]                                # doctest: +SKIP
@@ -38,11 +38,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.align import Alignment, align, apply
+from commtrace.analysis.chain import Analysis
 from commtrace.analysis.claims import communication_of, stall_ready
 from commtrace.analysis.keys import pack
-from commtrace.analysis.match import Matches, RankMatches
+from commtrace.analysis.match import Matches, RankMatches, match
 from commtrace.analysis.operations import communication_rows, unfinished_rows
-from commtrace.analysis.roles import PIPELINE, UNKNOWN, find_roles, is_p2p
+from commtrace.analysis.roles import PIPELINE, UNKNOWN, Roles, find_roles, is_p2p
+from commtrace.analysis.step_choice import whole_recording_as_step
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
@@ -94,20 +97,35 @@ class _Rank:
 class Timeline:
     """The steps of an aligned run, one at a time."""
 
-    def __init__(self, run: Run, matches: Matches, residual_ns: Mapping[str, int] | None) -> None:
+    def __init__(self, run: Run, matches: Matches, roles: Roles, residual_ns: Mapping[str, int] | None) -> None:
         """Prepare the run.
 
         Args:
             run: with all ranks on one clock.
             matches: the join of the run.
+            roles: what its communications are for.
             residual_ns: what is left of the difference between the clocks of the ranks: p50, p99 and max. None if
                 the clocks could not be aligned.
         """
         self._run = run
+        self._roles = roles
         self._residual_ns = None if residual_ns is None else dict(residual_ns)
         self._ranks = [_prepare(index, trace, matches) for index, trace in enumerate(run.ranks.values())]
-        self._roles = find_roles(run)
         self._bounds = [_step_bounds(rank.trace.spans) for rank in self._ranks]
+
+    @classmethod
+    def of_analysis(cls, analysis: Analysis) -> Timeline:
+        """The steps that the numbers of an analysis are about."""
+        return cls(analysis.run, analysis.matches, analysis.roles, _residual(analysis.alignment))
+
+    @classmethod
+    def of_recording(cls, run: Run) -> Timeline:
+        """Everything that was recorded, the warm-up and incomplete steps too; as one step if it has none."""
+        alignment = align(run)
+        has_steps = any((trace.spans.kind == schema.STEP).any() for trace in run.ranks.values())
+        aligned = apply(run if has_steps else whole_recording_as_step(run), alignment)
+        matches = match(aligned, clocks_agree=alignment.refused is None)
+        return cls(aligned, matches, find_roles(aligned), _residual(alignment))
 
     @property
     def steps(self) -> list[int]:
@@ -207,6 +225,10 @@ class Timeline:
         }
 
 
+def _residual(alignment: Alignment) -> Mapping[str, int] | None:
+    return None if alignment.refused else alignment.residual_ns
+
+
 def rank_label(trace: RankTrace) -> str:
     """A rank in the words of its job: ``rank 3 · pp1 dp0 tp0 · node0``; dimensions of size 1 are left out."""
     shown = [name for name in _COORDINATES if trace.parallel.get(name, 2) > 1 and name in trace.coordinates]
@@ -239,7 +261,7 @@ def _prepare(index: int, trace: RankTrace, matches: Matches) -> _Rank:
 def _step_bounds(spans: Spans) -> dict[int, tuple[int, int]]:
     rows = np.flatnonzero(spans.kind == schema.STEP)
     columns = (spans.step[rows].tolist(), spans.start[rows].tolist(), spans.end[rows].tolist())
-    return {step: (start, end) for step, start, end in zip(*columns, strict=True) if step >= 0}
+    return {step: (start, end) for step, start, end in zip(*columns, strict=True)}
 
 
 def _depths(start: Int64, end: Int64) -> Int64:

@@ -9,8 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from commtrace.analysis.align import align, apply
-from commtrace.analysis.match import match
 from commtrace.analysis.timeline import Timeline
 from commtrace.exporters import chrome_trace, perfetto
 from commtrace.trace.reader import load_run
@@ -45,18 +43,15 @@ def export(
     written, which the Perfetto UI opens as well.
     """
     console = Console(stderr=True, highlight=False)
-    loaded = load_run(run, steps or None)
-    alignment = align(loaded)
-    aligned = apply(loaded, alignment)
-    matches = match(aligned, clocks_agree=alignment.refused is None)
-    timeline = Timeline(aligned, matches, None if alignment.refused else alignment.residual_ns)
+    recorded = load_run(run, steps or None)
+    timeline = Timeline.of_recording(recorded)
     native = format is Format.PERFETTO and perfetto.is_available()
     target = output or Path("trace.pftrace" if native else "trace.json")
     with console.status(f"Writing {target}"):
         num_slices = (perfetto if native else chrome_trace).write(
             timeline.outline(), map(timeline.step, timeline.steps), target
         )
-    for problem in loaded.problems:
+    for problem in recorded.problems:
         console.print(f"[yellow]note[/]  {problem}", markup=True)
     if format is Format.PERFETTO and not native:
         console.print(f"The perfetto package is not installed ({perfetto.INSTALL}), so this is Chrome JSON.")

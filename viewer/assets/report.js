@@ -88,21 +88,29 @@ function joined(parts) {
 
 function showHeader() {
   const { run } = summary;
-  const stepCount = report.steps.recorded;
   byId("title").textContent = `commtrace · ${run.id}` + (run.attempt > 0 ? ` · attempt ${run.attempt}` : "");
   const parallel = Object.entries(run.parallel || {}).filter(([, size]) => size > 1);
   byId("facts").textContent = joined([
     `${run.world_size} ranks`, `${run.hosts.length} ${run.hosts.length === 1 ? "host" : "hosts"}`,
-    `${stepCount} ${stepCount === 1 ? "step" : "steps"}`,
+    stepCount(run.steps),
     parallel.map(([name, size]) => `${name} ${size}`).join(", "), run.backend, run.device, clocks(),
   ]);
-  byId("verdict").textContent = report.verdict;
-  byId("notes").append(...report.problems.map((problem) => element("li", problem)));
+  byId("verdict").textContent = summary.verdict;
+  byId("notes").append(...summary.problems.map((problem) => element("li", problem)));
+}
+
+function stepCount({ count, left_out: leftOut }) {
+  const others = (leftOut || []).map((part) => `${part.count} left out: ${part.reason}`);
+  return `${count} ${count === 1 ? "step" : "steps"}` + (others.length ? ` (${others.join("; ")})` : "");
+}
+
+function stepName(step) {
+  return step < 0 ? "whole recording" : `step ${step}`;
 }
 
 function clocks() {
   const { method, residual_ns: residual } = summary.alignment;
-  return residual ? `clocks: ${method}, residual p99 ${formatDuration(residual.p99)}` : `clocks: ${method}`;
+  return residual && residual.max ? `clocks: ${method}, residual p99 ${formatDuration(residual.p99)}` : `clocks: ${method}`;
 }
 
 // ---- timeline
@@ -116,7 +124,7 @@ function showTimeline() {
   const view = new Timeline(byId("timeline"), byId("tooltip"), data, colours);
   const select = byId("step");
   data.steps.forEach((step, index) => {
-    const option = element("option", `${step.step} · ${formatDuration(step.duration_ns)}${step.note ? ` · ${step.note}` : ""}`);
+    const option = element("option", `${step.step < 0 ? "whole recording" : step.step} · ${formatDuration(step.duration_ns)}${step.note ? ` · ${step.note}` : ""}`);
     option.value = index;
     select.append(option);
   });
@@ -126,7 +134,7 @@ function showTimeline() {
     view.show(data.steps[index]);
     byId("previous").disabled = index === 0;
     byId("next").disabled = index === data.steps.length - 1;
-    byId("timeline").setAttribute("aria-label", `Timeline of step ${data.steps[index].step}; the table below has the numbers`);
+    byId("timeline").setAttribute("aria-label", `Timeline of ${stepName(data.steps[index].step)}; the table below has the numbers`);
   };
   const shift = (by) => choose(Number(select.value) + by);
   const toggleLanes = () => byId("lanes").setAttribute("aria-pressed", String(view.toggleAll()));
@@ -199,7 +207,7 @@ function showBreakdown() {
   const rows = summary.ranks.map((rank) => ({ rank, parts: parts(rank) }));
   const present = new Map();
   for (const row of rows) for (const part of row.parts) if (part.ns > 0 || part.name === "other") present.set(part.name, part);
-  byId("breakdown-hint").textContent = `Mean per step over ${summary.run.steps.count ?? report.steps.recorded} steps. The parts of a rank add up to its wall time; what is in no span is shown as other.`;
+  byId("breakdown-hint").textContent = `Mean per step over ${summary.run.steps.count || 1} ${summary.run.steps.count > 1 ? "steps" : "step"}. The parts of a rank add up to its wall time; what is in no span is shown as other.`;
   byId("breakdown-legend").append(...[...present.values()].map((part) => swatch(part.colour, part.name, part.hatched)));
   const labels = new Map(report.timeline.ranks.map((rank) => [rank.rank, rank.label]));
   for (const { rank, parts: own } of rows) {

@@ -340,7 +340,7 @@ class Timeline {
     c.moveTo(0, RULER - 0.5);
     c.lineTo(this.width, RULER - 0.5);
     c.stroke();
-    c.fillText(`step ${this.step.step} · ${formatDuration(this.step.duration_ns)}`, 16, 11);
+    c.fillText(`${stepName(this.step.step)} · ${formatDuration(this.step.duration_ns)}`, 16, 11);
     this.drawPointer();
   }
 

@@ -1,0 +1,35 @@
+"""``commtrace report RUN -o report.html``: a run as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.timeline import Timeline
+from commtrace.viewer.report import MOST_STEPS, render
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
+    steps: Annotated[
+        str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
+    ] = "",
+) -> None:
+    """Write a run as one HTML file that opens offline: its timeline and where the time of a step goes.
+
+    The timeline holds ten steps, the typical and the slowest one among them, or the steps that --steps asks for.
+    """
+    with Console(stderr=True).status(f"Writing {output}"):
+        analysis = analyse(run, steps or None)
+        summary = summarise_analysis(analysis)
+        page = render(summary, Timeline.of_analysis(analysis), most_steps=None if steps else MOST_STEPS)
+        output.write_text(page.html, encoding="utf-8")
+    typer.echo(summary["verdict"])
+    typer.echo(f"{output}: {len(page.html.encode()) / 1e6:.1f} MB. {page.note}".rstrip())
+    typer.echo(f"Next: open it in a browser, or see every event: commtrace export {run}")

@@ -67,8 +67,8 @@ class Calls:
         return cls(*(columns.get(name, zeros.astype(np.bool_) if name in flags else zeros) for name in names))
 
 
-def calls_of_rank(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, roles: RankRoles) -> Calls:
-    """The calls and stalls of one rank."""
+def calls_of_rank(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, roles: RankRoles) -> tuple[Calls, Calls]:
+    """The calls and the stalls of one rank."""
     spans = trace.spans
     stalls = np.flatnonzero((spans.kind == schema.STALL) & stalled_ns.any(axis=1))
     of_stalls = Calls.empty(
@@ -78,7 +78,7 @@ def calls_of_rank(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, rol
         group_size=roles.group_size[stalls],
         exposed=stalled_ns[stalls].sum(axis=1),
     )
-    return Calls.concatenate([_communications(trace, matches, roles), of_stalls])
+    return _communications(trace, matches, roles), of_stalls
 
 
 def _communications(trace: RankTrace, matches: RankMatches, roles: RankRoles) -> Calls:

@@ -6,7 +6,7 @@ one clock off by that much. Point-to-point operations between the hosts bound th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +14,11 @@ import numpy as np
 from commtrace.analysis.clock_fit import LinearClock
 from commtrace.analysis.join import bucket, gather
 from commtrace.trace import schema
-from commtrace.trace.run import Run
-from commtrace.trace.spans import Int64
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int64
 
 _OUTLIERS = 0.01
+_ENOUGH_ROWS = 1_000_000
 
 
 class _Messages(NamedTuple):
@@ -44,28 +45,48 @@ def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[L
 
 
 def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[LinearClock]) -> _Messages:
-    rows = gather(run, (schema.P2P,))
+    clock_of_rank = _clock_of_rank(run, keys)
+    rows = gather(run, _between_hosts(run, clock_of_rank))
     if not len(rows.rank):
         return _Messages(*(np.empty(0, np.int64) for _ in _Messages._fields))
-    number = {key: position for position, key in enumerate(keys)}
-    clock_of_rank = np.zeros(max(run.ranks) + 1, np.int64)
-    for rank, trace in run.ranks.items():
-        clock_of_rank[rank] = number[trace.clock_key]
-    clock = clock_of_rank[rows.rank]
     buckets = bucket(rows)
     pairs = buckets.first[buckets.size == 2]
     one, other = buckets.order[pairs], buckets.order[pairs + 1]
-    usable = (clock[one] != clock[other]) & (rows.is_send[one] != rows.is_send[other])
-    one, other = one[usable], other[usable]
+    two_sides = rows.is_send[one] != rows.is_send[other]
+    one, other = one[two_sides], other[two_sides]
     send, receive = np.where(rows.is_send[one], one, other), np.where(rows.is_send[one], other, one)
     finished = rows.finished[receive]
     send, receive = send[finished], receive[finished]
+    clock = clock_of_rank[rows.rank]
     return _Messages(
         clock[send],
         clock[receive],
         _on_reference(rows.spans.start[send], clock[send], clocks),
         _on_reference(rows.spans.end[receive], clock[receive], clocks),
     )
+
+
+def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
+    """Number of the clock that each rank reads; −1 for ranks that were not found."""
+    number = {key: position for position, key in enumerate(keys)}
+    clock_of_rank = np.full(run.world_size, -1, np.int64)
+    for rank, trace in run.ranks.items():
+        clock_of_rank[rank] = number[trace.clock_key]
+    return clock_of_rank
+
+
+def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[RankTrace], Bool]:
+    """Chooses the rows whose other side is on another host; of very many, the same ones on both sides."""
+    one_in = max(1, sum(len(trace.spans) for trace in run.ranks.values()) // _ENOUGH_ROWS)
+
+    def chosen(trace: RankTrace) -> Bool:
+        spans = trace.spans
+        p2p = (spans.kind == schema.P2P) & (spans.peer >= 0) & (spans.peer < len(clock_of_rank))
+        peer_clock = clock_of_rank[np.where(p2p, spans.peer, trace.rank)]
+        other_host = (peer_clock >= 0) & (peer_clock != clock_of_rank[trace.rank])
+        return np.asarray(p2p & other_host & (spans.seq % one_in == 0))
+
+    return chosen
 
 
 def _on_reference(times: Int64, clock: Int64, clocks: Sequence[LinearClock]) -> Int64:

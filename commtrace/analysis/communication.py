@@ -9,7 +9,7 @@ import numpy as np
 
 from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
 from commtrace.analysis.calls import Calls, calls_of_rank
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.match import Matches
 from commtrace.analysis.partition import Partition
 from commtrace.analysis.roles import Roles
@@ -98,15 +98,14 @@ def communication_table(run: Run, matches: Matches, partition: Partition, roles:
         matches, partition, roles: of this run.
     """
     parts = [
-        calls_of_rank(trace, matches.ranks[rank], partition.stalled_ns[rank], roles.ranks[rank])
+        part
         for rank, trace in run.ranks.items()
+        for part in calls_of_rank(trace, matches.ranks[rank], partition.stalled_ns[rank], roles.ranks[rank])
     ]
     calls = Calls.concatenate(parts)
     if not len(calls):
         return []
-    key = pack((calls.role, calls.name, calls.group_size))
-    order = np.argsort(key, kind="stable")
-    begins = np.flatnonzero(np.diff(key[order], prepend=-1))
+    order, begins = sort_groups(pack((calls.role, calls.name, calls.group_size)))
     table = [_summarise(run, roles, calls.take(rows)) for rows in np.split(order, begins[1:])]
     return sorted(table, key=lambda row: (-row.exposed_ns, -row.duration_sum_ns, row.role, row.operation))
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import pack
-from commtrace.analysis.operations import named, unfinished_rows
+from commtrace.analysis.operations import communication_rows, named, unfinished_rows
 from commtrace.trace import schema
-from commtrace.trace.run import Run
+from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 
@@ -65,12 +65,13 @@ class Buckets(NamedTuple):
         return buckets
 
 
-def gather(run: Run, kinds: Sequence[int] = (schema.COLLECTIVE, schema.P2P)) -> Rows:
-    """The communication rows of a run that know their group."""
+def gather(run: Run, chosen: Callable[[RankTrace], Bool] | None = None) -> Rows:
+    """The communication rows of a run that know their group; of those, what ``chosen`` selects."""
     number_of_clock = {key: number for number, key in enumerate(dict.fromkeys(t.clock_key for t in run.ranks.values()))}
     parts = []
     for rank, trace in run.ranks.items():
-        position = np.flatnonzero(np.isin(trace.spans.kind, kinds) & (trace.spans.group >= 0))
+        selected = communication_rows(trace.spans) & (trace.spans.group >= 0)
+        position = np.flatnonzero(selected & chosen(trace) if chosen else selected)
         spans = trace.spans.take(position)
         parts.append(
             Rows(

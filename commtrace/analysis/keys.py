@@ -28,6 +28,16 @@ def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
     return key
 
 
+def sort_groups(key: Int64) -> tuple[Int64, Int64]:
+    """An order that brings equal keys together, and where in that order each group begins. Keys are not negative."""
+    # Small integers are sorted by radix, in linear time.
+    small = key.astype(np.uint16) if len(key) and key.max() < 2**16 else key
+    order = np.argsort(small, kind="stable")
+    changes = np.ones(len(key), np.bool_)
+    changes[1:] = np.diff(key[order]) != 0
+    return order, np.flatnonzero(changes)
+
+
 def _from_zero(column: npt.NDArray[Any]) -> tuple[Int64, int]:
     if not len(column):
         return column.astype(np.int64), 1

@@ -1,0 +1,90 @@
+"""The table of ranks: how each one's mean step divides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.table import Table
+
+from commtrace.cli.units import milliseconds, share
+
+Rank = Mapping[str, Any]
+
+_MOST_RANKS: Final = 16
+_PARTS: Final = {
+    "compute": "compute_ns",
+    "exposed": "exposed_total_ns",
+    "bubble": "bubble_ns",
+    "memory": "exposed_memory_ns",
+    "idle": "idle_ns",
+    "data": "data_ns",
+    "checkpoint": "checkpoint_ns",
+    "gc": "gc_ns",
+    "other": "other_ns",
+}
+_ALWAYS_SHOWN: Final = ("compute", "exposed", "bubble", "other")
+_PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
+
+
+def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, str]:
+    """The table, and a note on how to read it."""
+    ranks: Sequence[Rank] = summary["ranks"]
+    shown = ranks if all_ranks else _extremes(ranks, {one["rank"] for one in summary["stragglers"]})
+    parts = [part for part, key in _PARTS.items() if part in _ALWAYS_SHOWN or any(rank[key] for rank in ranks)]
+    gap = " " if len(parts) <= _PARTS_THAT_FIT_ON_ONE_LINE else "\n"
+    several_hosts = len(summary["run"]["hosts"]) > 1
+    table = Table(
+        title="Mean step of each rank, ms and share",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column("rank", justify="right", no_wrap=True)
+    if several_hosts:
+        table.add_column("host", overflow="fold")
+    table.add_column("where", overflow="fold")
+    for heading in ("step", *parts, "hidden"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for rank in shown:
+        host = [rank["host"]] if several_hosts else []
+        cells = [_cell(rank[_PARTS[part]], rank["wall_ns"], gap) for part in parts]
+        table.add_row(
+            str(rank["rank"]),
+            *host,
+            _where(rank, summary["run"]["parallel"]),
+            milliseconds(rank["wall_ns"]),
+            *cells,
+            milliseconds(rank["hidden_ns"]),
+        )
+    return table, _note(len(ranks) - len(shown))
+
+
+def _extremes(ranks: Sequence[Rank], named: set[int]) -> Sequence[Rank]:
+    """At most 16 ranks: those that compute most and least, and those that are named elsewhere."""
+    if len(ranks) <= _MOST_RANKS:
+        return ranks
+    by_compute = sorted(ranks, key=lambda rank: (rank["compute_ns"], rank["rank"]))
+    half = _MOST_RANKS // 2
+    chosen = {rank["rank"] for rank in (*by_compute[:half], *by_compute[-half:])} | named
+    return [rank for rank in ranks if rank["rank"] in chosen]
+
+
+def _cell(part_ns: int, wall_ns: int, gap: str) -> str:
+    return f"{milliseconds(part_ns)}{gap}{share(part_ns, wall_ns):>4}"
+
+
+def _where(rank: Rank, parallel: Mapping[str, int]) -> str:
+    coordinates = rank["coordinates"].items()
+    return " ".join(f"{name}{position}" for name, position in coordinates if parallel.get(name, 2) > 1)
+
+
+def _note(hidden_ranks: int) -> str:
+    note = (
+        "The parts add up to the step; other is in no span. hidden: communication that ran behind, not part of the sum."
+    )
+    if hidden_ranks:
+        note += f"\n{hidden_ranks} ranks between the extremes of compute are not shown: --all-ranks shows them."
+    return note

@@ -1,0 +1,52 @@
+"""``commtrace summary RUN``: where the time went, in a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from commtrace.analysis.summary import summarise
+from commtrace.cli.summary_view import print_summary
+
+_READABLE_WIDTH = 100
+
+
+def summary(
+    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    steps: Annotated[
+        str,
+        typer.Option(
+            help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A. Default: all but the first.",
+            show_default=False,
+        ),
+    ] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+    all_ranks: Annotated[
+        bool, typer.Option("--all-ranks", help="Show every rank; without, the extremes of more than 16.")
+    ] = False,
+) -> None:
+    """Show where the time of a run went, and what to look at.
+
+    Every rank's mean step is divided, exactly, into compute, time exposed to communication, pipeline bubble, input,
+    checkpoints, garbage collection and what is in no span; then come communication by role and operation, the
+    pipeline, stragglers, and one sentence that says what to look at. The first step is left out as warm-up unless
+    --steps says which steps to use.
+    """
+    told = summarise(run, steps or None)
+    if json_output:
+        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        return
+    print_summary(_console(), told, all_ranks=all_ranks)
+
+
+def _console() -> Console:
+    """A console wide enough for every number, also when the output goes into a file or a pager."""
+    console = Console(highlight=False)
+    if console.width < _READABLE_WIDTH:
+        console.width = _READABLE_WIDTH
+    return console

@@ -1,0 +1,196 @@
+"""The summary as tables. It is read by tired people: the verdict comes last, just above the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from commtrace.cli.rank_table import rank_table
+from commtrace.cli.units import bandwidth, duration, milliseconds, num_bytes, share
+
+Summary = Mapping[str, Any]
+
+_INDENT: Final = (0, 0, 1, 0)
+_IDENTITY_VERSIONS: Final = ("commtrace", "torch", "megatron-core", "deepspeed", "nvidia-nccl-cu12", "cuda")
+
+
+def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False) -> None:
+    """Print everything that :func:`commtrace.analysis.summary.summarise` found."""
+    for line in _header(summary):
+        console.print(line)
+    console.print()
+    if summary["ranks"]:
+        table, note = rank_table(summary, all_ranks=all_ranks)
+        console.print(table)
+        console.print(Padding(note, _INDENT), style="dim")
+    _print_exposed(console, summary)
+    _print_communication(console, summary["communication"])
+    _print_pipeline(console, summary["pipeline"])
+    _print_stragglers(console, summary["stragglers"])
+    _print_coverage(console, summary["coverage"])
+    for problem in summary["problems"]:
+        console.print(f"[yellow]![/] {escape(problem)}")
+    console.print(f"\n[bold]{escape(summary['verdict'])}[/]")
+    console.print(f"Next: commtrace report {escape(summary['run']['path'])} -o report.html", style="dim")
+
+
+def _header(summary: Summary) -> Iterable[str]:
+    run = summary["run"]
+    recorded = "" if run["ranks_recorded"] == run["world_size"] else f" ({run['ranks_recorded']} recorded)"
+    hosts = run["hosts"]
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    attempt = f", attempt {run['attempt']}" if run["attempt"] else ""
+    yield (
+        f"[bold]Run {escape(run['id'])}[/]{attempt} · {run['world_size']} ranks{recorded} on {escape(where)} · "
+        f"{run['backend'] or 'no backend'} · {escape(run['device'])}"
+    )
+    parallel = " × ".join(f"{name} {size}" for name, size in run["parallel"].items() if size > 1)
+    versions = [f"{name} {run['versions'][name]}" for name in _IDENTITY_VERSIONS if name in run["versions"]]
+    yield " · ".join(filter(None, [parallel, *versions]))
+    yield _steps_line(run["steps"])
+    yield _clock_line(summary["alignment"])
+
+
+def _steps_line(steps: Mapping[str, Any]) -> str:
+    if not steps["count"]:
+        return "Steps: none recorded in full"
+    left_out = [f"{_range(part)} ({part['reason']})" for part in steps["left_out"]]
+    used = f"Steps {_range(steps)}: {steps['count']} used"
+    return used + (f"; left out: {', '.join(left_out)}" if left_out else "")
+
+
+def _range(steps: Mapping[str, int]) -> str:
+    return str(steps["first"]) if steps["first"] == steps["last"] else f"{steps['first']}–{steps['last']}"
+
+
+def _clock_line(alignment: Mapping[str, Any]) -> str:
+    residual = alignment["residual_ns"]
+    if residual is None:
+        return f"Clocks: [yellow]{alignment['method']}[/]"
+    if not alignment["observations"]:
+        return f"Clocks: {alignment['method']}"
+    return (
+        f"Clocks: {alignment['method']}, {alignment['observations']} observations, residual "
+        f"{duration(residual['p50'])} (p50), {duration(residual['p99'])} (p99), {duration(residual['max'])} (max)"
+    )
+
+
+def _print_exposed(console: Console, summary: Summary) -> None:
+    """Time that the lanes stood still, by role: the mean over ranks, and the rank that lost most."""
+    ranks = summary["ranks"]
+    roles = sorted({role for rank in ranks for role in rank["exposed_ns"]})
+    if not roles:
+        return
+    table = _table("Standing still for communication, ms per step", ["role"])
+    for heading in ("mean wait", "mean transfer", "mean share", "most", "on rank"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    wall = sum(rank["wall_ns"] for rank in ranks)
+    for role in roles:
+        parts = [rank["exposed_ns"].get(role, {"wait": 0, "transfer": 0}) for rank in ranks]
+        wait, transfer = (sum(part[name] for part in parts) for name in ("wait", "transfer"))
+        most, on_rank = max((sum(part.values()), -rank["rank"]) for part, rank in zip(parts, ranks, strict=True))
+        table.add_row(
+            role,
+            milliseconds(wait / len(ranks)),
+            milliseconds(transfer / len(ranks)),
+            share(wait + transfer, wall),
+            milliseconds(most),
+            str(-on_rank),
+        )
+    console.print(Padding(table, _INDENT))
+
+
+def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    if not any(row["count"] for row in rows):
+        return
+    table = _table("Communication, all ranks and steps", ["role", "operation"])
+    for heading in ("n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "exposed", "wait"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        during = "*" if row["bandwidth_time"] == "duration" else ""
+        total = row["duration_ns"]["sum"]
+        table.add_row(
+            row["role"],
+            row["operation"],
+            str(row["group_size"] or "?"),
+            str(row["count"]),
+            num_bytes(row["bytes"]),
+            duration(row["duration_ns"]["p50"]),
+            duration(row["duration_ns"]["p99"]),
+            bandwidth(row["algbw_gbps"]) + during,
+            bandwidth(row["busbw_gbps"]) + during,
+            share(row["exposed_ratio"]),
+            share(row["wait_ns"], total),
+        )
+    console.print(table)
+    note = "GB/s while data moved; exposed: the lane stood still for it; wait: in flight before the last rank came."
+    if any(row["bandwidth_time"] == "duration" for row in rows):
+        note += "\n* not matched on all members: bytes per duration, waiting included."
+    console.print(Padding(note, _INDENT), style="dim")
+
+
+def _print_pipeline(console: Console, pipeline: Mapping[str, Any] | None) -> None:
+    if pipeline is None:
+        return
+    bubble = pipeline.get("bubble_fraction_of_total") or {}
+    table = _table(
+        f"Pipeline: {pipeline['schedule']}, {pipeline['stages']} stages × {pipeline['chunks']} chunks, "
+        f"{pipeline['microbatches']} microbatches; bubble {share(bubble.get('measured'))} of the step "
+        f"(ideal {share(bubble.get('ideal'))})",
+        [],
+    )
+    stages = [_scalars(stage) for stage in pipeline["per_stage"]]
+    for heading in stages[0] if stages else ():
+        table.add_column(_heading(heading), justify="right", no_wrap=True)
+    for stage in stages:
+        table.add_row(*(_cell(name, value) for name, value in stage.items()))
+    console.print(Padding(table, _INDENT))
+
+
+def _scalars(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_ns").replace("_", " ") + (" ms" if name.endswith("_ns") else "")
+
+
+def _cell(name: str, value: Any) -> str:
+    if name.endswith("_ns"):
+        return milliseconds(value)
+    return share(value) if isinstance(value, float) else str(value)
+
+
+def _print_stragglers(console: Console, stragglers: Sequence[Mapping[str, Any]]) -> None:
+    for straggler in stragglers:
+        console.print(
+            f"[bold red]Straggler: rank {straggler['rank']}[/] on {escape(straggler['host'])}, "
+            f"{straggler['cause']}: costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step"
+        )
+        console.print(Padding(escape(_evidence(straggler["evidence"])), (0, 0, 1, 2)))
+
+
+def _evidence(evidence: Any) -> str:
+    if isinstance(evidence, str):
+        return evidence
+    pairs = evidence.items() if isinstance(evidence, Mapping) else enumerate(evidence)
+    return "; ".join(f"{name}: {value}" if isinstance(name, str) else str(value) for name, value in pairs)
+
+
+def _print_coverage(console: Console, coverage: Mapping[str, Any]) -> None:
+    captured = ", ".join(f"{count} {kind}" for kind, count in coverage["captured"].items())
+    console.print(f"Captured: {captured or 'nothing'}", style="dim")
+    for path in coverage["not_visible"]:
+        console.print(f"[yellow]Not visible:[/] {escape(path)}")
+
+
+def _table(title: str, words: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for word in words:
+        table.add_column(word)
+    return table

@@ -1,0 +1,50 @@
+"""Numbers as people read them; everything before this is integer nanoseconds and bytes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+UNKNOWN: Final = "–"
+"""What is printed for a number that nobody knows: never 0."""
+
+
+def milliseconds(time_ns: float | None) -> str:
+    """``24.3``; at least three digits."""
+    return UNKNOWN if time_ns is None else _three_digits(time_ns / 1e6)
+
+
+def duration(time_ns: float | None) -> str:
+    """With its unit: ``812 ns``, ``24.3 µs``, ``1.20 ms``, ``3.00 s``."""
+    if time_ns is None:
+        return UNKNOWN
+    for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if abs(time_ns) >= size:
+            return f"{_three_digits(time_ns / size)} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def share(part: float | None, whole: float = 1.0) -> str:
+    """``31%``; ``<1%`` for what is not nothing."""
+    if part is None or not whole:
+        return UNKNOWN
+    percent = 100 * part / whole
+    return "<1%" if 0 < percent < 0.5 else f"{percent:.0f}%"
+
+
+def num_bytes(count: int) -> str:
+    """``24.3 MB``: powers of ten."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{_three_digits(count / size)} {unit}"
+    return f"{count} B"
+
+
+def bandwidth(gigabytes_per_second: float | None) -> str:
+    """GB/s, 10⁹ bytes per second."""
+    return UNKNOWN if gigabytes_per_second is None else _three_digits(gigabytes_per_second)
+
+
+def _three_digits(number: float) -> str:
+    size = abs(number)
+    decimals = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 0.01 else 4
+    return f"{number:.{decimals}f}"

@@ -40,9 +40,7 @@ def main() -> None:
     config = transformer_config(options, device)
     chunks = build_model(options, config, device)
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            lr=options.learning_rate, bf16=config.bf16, params_dtype=config.params_dtype, use_distributed_optimizer=True
-        ),
+        OptimizerConfig(lr=1e-3, bf16=config.bf16, params_dtype=config.params_dtype, use_distributed_optimizer=True),
         chunks,
     )
     config.grad_scale_func = optimizer.scale_loss
@@ -69,9 +67,8 @@ def main() -> None:
         _, gradient_norm, _ = optimizer.step()
         if last_rank:  # only the last pipeline stage knows the loss
             loss = torch.stack(losses).mean().item()
-            print(
-                f"iteration {iteration:3d}  loss {loss:.4f}  {1e3 * (time.perf_counter() - start):6.1f} ms", flush=True
-            )
+            milliseconds = 1e3 * (time.perf_counter() - start)
+            print(f"iteration {iteration:3d}  loss {loss:.4f}  {milliseconds:6.1f} ms", flush=True)
             if options.print_losses:
                 with options.print_losses.open("a") as file:
                     file.write(f"{float(loss).hex()} {float(gradient_norm).hex()}\n")
@@ -81,7 +78,7 @@ def main() -> None:
 def start_distributed(options: argparse.Namespace) -> torch.device:
     """Join the job, divide its ranks among the kinds of parallelism, and seed them."""
     torch.set_num_threads(1)
-    if torch.cuda.is_available() and dist.is_nccl_available():
+    if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)
@@ -95,16 +92,13 @@ def start_distributed(options: argparse.Namespace) -> torch.device:
         virtual_pipeline_model_parallel_size=options.virtual_pipeline,
     )
     if options.data and options.data != parallel_state.get_data_parallel_world_size():
-        raise SystemExit(f"{dist.get_world_size()} ranks are not tensor x pipeline x data = {layout(options)}")
+        sizes = f"{options.tensor} x {options.pipeline} x {options.data}"
+        raise SystemExit(f"{dist.get_world_size()} ranks are not tensor x pipeline x data = {sizes}")
     seed = options.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     torch.manual_seed(seed)
     if device.type == "cuda":
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return device
-
-
-def layout(options: argparse.Namespace) -> str:
-    return f"{options.tensor} x {options.pipeline} x {options.data}"
 
 
 def transformer_config(options: argparse.Namespace, device: torch.device) -> TransformerConfig:
@@ -200,21 +194,16 @@ def mean_loss(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small GPT with megatron-core, on CPU or GPU.")
-    parser.add_argument("--tensor", type=int, default=1, help="tensor-parallel size")
-    parser.add_argument("--pipeline", type=int, default=1, help="pipeline-parallel size")
-    parser.add_argument("--data", type=int, help="data-parallel size: checked, it follows from the others")
-    parser.add_argument("--virtual-pipeline", type=int, help="model chunks per rank (interleaved schedule)")
-    parser.add_argument("--sequence-parallel", action="store_true")
-    parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--microbatch-size", type=int, default=1)
-    parser.add_argument("--iterations", type=int, default=24)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--sequence", type=int, default=128)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--slow-rank", type=int, default=-1, help="a rank that sleeps in every forward")
-    parser.add_argument("--slow-ms", type=float, default=30.0)
+    parser.add_argument("--tensor", type=int, default=1, help="tensor-parallel ranks")
+    parser.add_argument("--pipeline", type=int, default=1, help="pipeline stages")
+    parser.add_argument("--data", type=int, help="data-parallel ranks: follows from the others, given to be checked")
+    parser.add_argument("--virtual-pipeline", type=int, help="model chunks per rank, for the interleaved schedule")
+    parser.add_argument("--sequence-parallel", action="store_true", help="with tensor parallelism")
+    sizes = {"microbatches": 8, "microbatch-size": 1, "iterations": 24, "layers": 4, "hidden": 128, "sequence": 128}
+    for name, default in {**sizes, "seed": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+    parser.add_argument("--slow-rank", type=int, help="a rank that sleeps in every forward")
+    parser.add_argument("--slow-ms", type=float, default=30.0, help="for so long (default 30)")
     parser.add_argument("--print-losses", type=Path, metavar="FILE", help="append loss and gradient norm, bit for bit")
     return parser.parse_args()
 

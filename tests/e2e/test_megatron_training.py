@@ -1,0 +1,100 @@
+"""The example trains as if commtrace were not there, and every microbatch of it is in the trace."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from commtrace.trace.run import Run
+from tests.e2e.launch import launch
+from tests.e2e.traces import role_of, rows
+
+pytestmark = pytest.mark.e2e
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
+
+EXAMPLE = "examples/train_megatron_gpt.py"
+ITERATIONS, MICROBATCHES = 3, 4
+SMALL = ["--iterations", ITERATIONS, "--microbatches", MICROBATCHES, "--hidden", 64, "--sequence", 32]
+
+
+def train(directory: Path, *options: object, enabled: bool = True, processes: int = 4) -> str:
+    """Run the example; the losses and gradient norms of its iterations, bit for bit."""
+    losses = directory / f"losses-{enabled}.txt"
+    arguments = [EXAMPLE, *map(str, [*SMALL, *options]), "--print-losses", str(losses)]
+    environment = {"COMMTRACE_DIR": str(directory / "run"), "COMMTRACE_ENABLED": str(int(enabled))}
+    completed = launch(arguments, processes, environment, timeout=180)
+    assert completed.returncode == 0, completed.stdout
+    return losses.read_text()
+
+
+def test_losses_are_bitwise_equal_with_and_without_commtrace(tmp_path: Path) -> None:
+    with_commtrace = train(tmp_path, "--pipeline", 2)
+    without = train(tmp_path, "--pipeline", 2, enabled=False)
+
+    assert with_commtrace == without
+    assert len(set(with_commtrace.splitlines())) == ITERATIONS  # the loss changes: it does train
+
+    run = load_run(tmp_path / "run")
+    assert run.problems == ()
+    assert sorted(run.ranks) == [0, 1, 2, 3]
+    for rank, trace in run.ranks.items():
+        assert trace.coordinates["pp"] == rank // 2
+        assert trace.coordinates["dp"] == rank % 2
+        assert trace.topology["schedule"] == "1f1b"
+        assert trace.topology["microbatches"] == MICROBATCHES
+        assert [row["step"] for row in rows(run, rank, schema.STEP)] == list(range(ITERATIONS))
+        for step in range(ITERATIONS):
+            assert phases(run, rank, step) == {("forward", 0): [0, 1, 2, 3], ("backward", 0): [0, 1, 2, 3]}
+            assert [row["name"] for row in rows(run, rank, schema.OPTIMIZER, step=step)] == ["ChainedOptimizer"]
+    assert_pipeline_talks_between_neighbours(run)
+
+
+def test_interleaved_schedule_with_two_chunks_per_rank(tmp_path: Path) -> None:
+    train(tmp_path, "--pipeline", 2, "--virtual-pipeline", 2, processes=2)
+
+    run = load_run(tmp_path / "run")
+    assert run.problems == ()
+    every = [0, 1, 2, 3]
+    for rank, trace in run.ranks.items():
+        assert trace.topology["schedule"] == "interleaved 1f1b"
+        assert trace.topology["chunks"] == trace.parallel["vpp"] == 2
+        for step in range(ITERATIONS):
+            assert phases(run, rank, step) == {
+                (kind, chunk): every for kind in ("forward", "backward") for chunk in (0, 1)
+            }
+    # In this layout Megatron sends one direction over the world group.
+    assert_pipeline_talks_between_neighbours(run)
+
+
+def test_tensor_and_sequence_parallelism(tmp_path: Path) -> None:
+    train(tmp_path, "--tensor", 2, "--sequence-parallel", processes=2)
+
+    run = load_run(tmp_path / "run")
+    for rank, trace in run.ranks.items():
+        assert trace.topology["schedule"] == "no pipelining"
+        in_forward = [row for row in rows(run, rank, schema.COLLECTIVE, step=1) if row["microbatch"] == 2]
+        assert {"all_gather", "reduce_scatter"} <= {row["name"] for row in in_forward}
+        assert {role_of(trace, row["group"]) for row in in_forward} == {"tp"}
+
+
+def phases(run: Run, rank: int, step: int) -> dict[tuple[str, int], list[int]]:
+    """Microbatches by phase and chunk, in the order in which they ran; all of them on the rank's own stage."""
+    found: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for row in rows(run, rank, schema.FORWARD, schema.BACKWARD, step=step):
+        assert row["stage"] == run.ranks[rank].coordinates["pp"]
+        assert row["end"] > row["start"]
+        found[row["kind"], row["chunk"]].append(row["microbatch"])
+    return dict(found)
+
+
+def assert_pipeline_talks_between_neighbours(run: Run) -> None:
+    for rank, trace in run.ranks.items():
+        transfers = list(rows(run, rank, schema.P2P))
+        assert transfers
+        for row in transfers:
+            assert role_of(trace, row["group"], row["peer"]) == "pp"
+            assert abs(run.ranks[row["peer"]].coordinates["pp"] - trace.coordinates["pp"]) == 1

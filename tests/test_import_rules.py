@@ -12,6 +12,10 @@ from typing import Final
 
 import pytest
 
+from commtrace.cli.main import COMMANDS
+from commtrace.trace import schema
+from tests.trace.rows import row, steps, write_rank
+
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "commtrace"
 
 BASE: Final = frozenset({"errors", "config", "trace"})
@@ -152,3 +156,27 @@ def test_every_reading_module_imports_where_torch_cannot_be_imported() -> None:
     )
 
     assert _in_a_new_interpreter(source) == "all imported\n"
+
+
+def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+    forward = [row(kind=schema.FORWARD, step=step, start=100 * step + 5, end=100 * step + 50) for step in range(4)]
+    write_rank(tmp_path / "run", [*steps(0, 4), *forward])
+    commands = [
+        ["summary", str(tmp_path / "run")],
+        ["summary", str(tmp_path / "run"), "--json"],
+        ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")],
+        ["export", str(tmp_path / "run"), "-o", str(tmp_path / "trace")],
+    ]
+    source = (
+        "import sys\n"
+        "for name in ('torch', 'megatron', 'deepspeed'):\n    sys.modules[name] = None\n"
+        "from commtrace.cli.main import app\n"
+        f"for command in {commands}:\n"
+        "    try:\n        app(command)\n"
+        "    except SystemExit as end:\n        assert end.code == 0, (command, end.code)\n"
+    )
+
+    assert {command[0] for command in commands} == set(COMMANDS) - {"run"}
+    _in_a_new_interpreter(source)
+    assert (tmp_path / "report.html").stat().st_size > 1_000
+    assert (tmp_path / "trace").stat().st_size > 100

@@ -19,7 +19,7 @@ class _Command(NamedTuple):
     """A command NAME is the function NAME of the module ``commtrace.cli.NAME``.
 
     Attributes:
-        summary: first line of the function's docstring, kept here so that ``commtrace --help`` imports no command.
+        summary: its line in ``commtrace --help``, kept here so that listing the commands imports none of them.
         settings: of the command's context; see typer's ``context_settings``.
     """
 
@@ -32,6 +32,9 @@ COMMANDS: Final[Mapping[str, _Command]] = {
         "Run a training command and record it; its script needs no change.",
         {"allow_interspersed_args": False},  # what follows the command's first word is the command's
     ),
+    "summary": _Command("Print where the time of a run went, and what to look at."),
+    "report": _Command("Write the timeline and the breakdown of a run as one HTML file."),
+    "export": _Command("Write a run for the Perfetto UI or another viewer."),
 }
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import commtrace.cli
 from commtrace import __version__
 from commtrace.cli.main import COMMANDS, app, load_command
 from commtrace.errors import RunNotFoundError
@@ -33,13 +36,18 @@ def test_without_arguments_it_says_what_it_can_do() -> None:
     assert all(command in result.output for command in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_listed_with_the_first_line_of_its_docstring(name: str) -> None:
-    function = getattr(importlib.import_module(f"commtrace.cli.{name}"), name)
+def test_every_module_with_a_function_of_its_name_is_a_command() -> None:
+    modules = [module.name for module in pkgutil.iter_modules(commtrace.cli.__path__)]
+    commands = {name for name in modules if hasattr(importlib.import_module(f"commtrace.cli.{name}"), name)}
 
-    first_line = (inspect.getdoc(function) or "").splitlines()[0]
-    assert COMMANDS[name].summary == first_line
-    assert len(first_line) <= 70, "longer ones are cut off in an 80-column terminal"
+    assert set(COMMANDS) == commands - {"main"}
+
+
+def test_the_list_of_commands_fits_a_terminal() -> None:
+    result = runner.invoke(app, ["--help"], terminal_width=80)
+
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.summary)}$", result.output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -50,6 +58,7 @@ def test_every_command_explains_itself(name: str) -> None:
     assert f"Usage: commtrace {name}" in result.output
     undocumented = [parameter.name for parameter in load_command(name).params if not getattr(parameter, "help", None)]
     assert undocumented == []
+    assert inspect.getdoc(getattr(importlib.import_module(f"commtrace.cli.{name}"), name))
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:

@@ -151,11 +151,11 @@ def test_ctrl_c_at_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
     os.write(master, b"\x03")
     output += _read_until(master, b"times ")
     output += os.read(master, 1)
-    process.kill()
-    process.wait(30)
+    exit_code = process.wait(30)
     os.close(master)
 
     assert output.endswith(b"times 1")
+    assert exit_code == 0
 
 
 _IN_A_TERMINAL = """

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import commtrace.cli
 from commtrace import __version__
 from commtrace.cli.main import COMMANDS, app, load_command
 from commtrace.errors import RunNotFoundError
@@ -34,13 +32,6 @@ def test_without_arguments_it_says_what_it_can_do() -> None:
 
     assert "Usage: commtrace" in result.output
     assert all(command in result.output for command in COMMANDS)
-
-
-def test_every_module_with_a_function_of_its_name_is_a_command() -> None:
-    modules = [module.name for module in pkgutil.iter_modules(commtrace.cli.__path__)]
-    commands = {name for name in modules if hasattr(importlib.import_module(f"commtrace.cli.{name}"), name)}
-
-    assert set(COMMANDS) == commands - {"main"}
 
 
 def test_the_list_of_commands_fits_a_terminal() -> None:

@@ -84,11 +84,11 @@ def _by_interest(durations: Mapping[int, int], most: int | None) -> list[int]:
         return []
     by_duration = sorted(steps, key=lambda step: (durations[step], step))
     typical, slowest = by_duration[(len(steps) - 1) // 2], by_duration[-1]
-    if most is None or most >= len(steps):
-        spread = steps
-    else:
-        spread = [steps[position * (len(steps) - 1) // max(most - 3, 1)] for position in range(most - 2)]
-    return list(dict.fromkeys([typical, slowest, *spread]))[:most]
+    first = list(dict.fromkeys([typical, slowest]))
+    others = [step for step in steps if step not in first]
+    count = len(others) if most is None else min(max(most - len(first), 0), len(others))
+    spread = [others[position * (len(others) - 1) // max(count - 1, 1)] for position in range(count)]
+    return [*first, *spread][:most]
 
 
 def _encode_within(

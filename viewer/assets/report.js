@@ -27,9 +27,9 @@ class Colours {
   }
 
   role(role) {
-    const family = { "dp-cp": "dp", "expert-dp": "dp", "expert-tp": "tp", embedding: "pp", "position-embedding": "pp" };
+    const family = { "dp-cp": "dp", "expert-dp": "dp", "expert-tp": "tp", "position-embedding": "embedding" };
     const name = family[role] || role;
-    return ["tp", "pp", "dp", "cp", "ep"].includes(name) ? name : "role";
+    return ["tp", "pp", "dp", "cp", "ep", "embedding"].includes(name) ? name : "role";
   }
 
   hatched(ink, paper) {
@@ -121,7 +121,7 @@ function showTimeline() {
     byId("timeline").parentElement.replaceChildren(element("p", report.steps.note, "empty"));
     return null;
   }
-  const view = new Timeline(byId("timeline"), byId("tooltip"), data, colours);
+  const view = new Timeline(byId("timeline"), byId("tooltip"), data, colours, new Set(summary.stragglers.map((found) => found.rank)));
   const select = byId("step");
   data.steps.forEach((step, index) => {
     const option = element("option", `${step.step < 0 ? "whole recording" : step.step} · ${formatDuration(step.duration_ns)}${step.note ? ` · ${step.note}` : ""}`);
@@ -187,11 +187,14 @@ function timelineLegend(data) {
 // ---- breakdown
 
 // The parts of a rank's step in the order in which they are stacked; together they are its wall time.
-function parts(rank) {
-  const exposed = Object.entries(rank.exposed_ns).sort().flatMap(([role, { wait, transfer }]) => [
-    { name: `${role} wait`, ns: wait, colour: colours.role(role), hatched: true },
-    { name: `${role} transfer`, ns: transfer, colour: colours.role(role) },
-  ]);
+function parts(rank, roles) {
+  const exposed = roles.flatMap((role) => {
+    const { wait, transfer } = rank.exposed_ns[role] || { wait: 0, transfer: 0 };
+    return [
+      { name: `${role} wait`, ns: wait, colour: colours.role(role), hatched: true },
+      { name: `${role} transfer`, ns: transfer, colour: colours.role(role) },
+    ];
+  });
   return [
     { name: "compute", ns: rank.compute_ns, colour: "forward" }, ...exposed,
     { name: "exposed memory", ns: rank.exposed_memory_ns, colour: "span" },
@@ -204,11 +207,12 @@ function parts(rank) {
 
 function showBreakdown() {
   const longest = Math.max(1, ...summary.ranks.map((rank) => rank.wall_ns));
-  const rows = summary.ranks.map((rank) => ({ rank, parts: parts(rank) }));
-  const present = new Map();
-  for (const row of rows) for (const part of row.parts) if (part.ns > 0 || part.name === "other") present.set(part.name, part);
+  const roles = [...new Set(summary.ranks.flatMap((rank) => Object.keys(rank.exposed_ns)))].sort();
+  const rows = summary.ranks.map((rank) => ({ rank, parts: parts(rank, roles) }));
+  const somewhere = new Set(rows.flatMap((row) => row.parts.filter((part) => part.ns > 0).map((part) => part.name)));
+  const present = rows.length ? rows[0].parts.filter((part) => somewhere.has(part.name) || part.name === "other") : [];
   byId("breakdown-hint").textContent = `Mean per step over ${summary.run.steps.count || 1} ${summary.run.steps.count > 1 ? "steps" : "step"}. The parts of a rank add up to its wall time; what is in no span is shown as other.`;
-  byId("breakdown-legend").append(...[...present.values()].map((part) => swatch(part.colour, part.name, part.hatched)));
+  byId("breakdown-legend").append(...present.map((part) => swatch(part.colour, part.name, part.hatched)));
   const labels = new Map(report.timeline.ranks.map((rank) => [rank.rank, rank.label]));
   for (const { rank, parts: own } of rows) {
     const stack = element("div", "", "stack");
@@ -221,7 +225,7 @@ function showBreakdown() {
     }
     byId("breakdown").append(element("span", labels.get(rank.rank) || `rank ${rank.rank}`), stack, element("span", formatDuration(rank.wall_ns)));
   }
-  const names = [...present.keys()];
+  const names = present.map((part) => part.name);
   byId("breakdown-table").append(table(
     ["<rank", "wall ms", ...names.map((name) => `${name} ms`), "hidden communication ms"],
     rows.map(({ rank, parts: own }) => {
@@ -251,7 +255,7 @@ function evidence(value) {
 function showPipeline() {
   const { pipeline } = summary;
   if (!pipeline || !(pipeline.stages > 1)) {
-    byId("pipeline").append(element("p", "The run has no pipeline stages.", "empty"));
+    byId("pipeline").append(element("p", "No pipeline was found in the run.", "empty"));
     return;
   }
   const { measured, ideal } = pipeline.bubble_fraction_of_total;
@@ -280,7 +284,7 @@ function showCommunication() {
     byId("communication").append(element("p", "No communication was recorded.", "empty"));
     return;
   }
-  const bandwidth = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
+  const bandwidth = (value) => (value === null || value === undefined ? "–" : significant(value));
   byId("communication").append(table(
     ["<role", "<operation", "group size", "count", "bytes", "p50", "p99", "max", "algbw GB/s", "busbw GB/s", "exposed", "hidden", "wait"],
     rows.map((row) => [

@@ -9,12 +9,13 @@ const GAP = 6;
 const MOST_OF_THE_WINDOW = 0.72;
 
 class Timeline {
-  constructor(canvas, tooltip, data, colours) {
+  constructor(canvas, tooltip, data, colours, stragglers) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
     this.tooltip = tooltip;
     this.data = data;
     this.colours = colours;
+    this.stragglers = stragglers;
     this.expanded = new Set();
     this.scroll = 0;
     this.boxes = [];
@@ -175,8 +176,9 @@ class Timeline {
     const { context: c } = this;
     c.fillStyle = this.colours.of("muted");
     c.fillText(this.expanded.has(row.rank.rank) ? "▾" : "▸", 2, y + MAIN / 2);
-    c.fillStyle = this.colours.of("text");
-    c.fillText(clip(c, row.rank.label, GUTTER - 24), 16, y + MAIN / 2);
+    const straggles = this.stragglers.has(row.rank.rank);
+    c.fillStyle = this.colours.of(straggles ? "straggler" : "text");
+    c.fillText(clip(c, straggles ? `${row.rank.label} · straggler` : row.rank.label, GUTTER - 24), 16, y + MAIN / 2);
     c.fillStyle = this.colours.of("muted");
     for (const { lane, y: laneY } of row.lanes) {
       c.fillText(clip(c, lane.label, GUTTER - 40), 30, RULER + laneY - this.scroll + LANE / 2);

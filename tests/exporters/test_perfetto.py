@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.timeline import Timeline
+from commtrace.errors import ConfigurationError
+from commtrace.exporters import perfetto
+from commtrace.trace.run import Run
+from tests.pipeline_factory import PipelineJob
+
+
+@pytest.fixture
+def protocol() -> Any:
+    return pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs the perfetto package")
+
+
+def a_job() -> Run:
+    return PipelineJob(
+        stages=2, microbatches=3, data_parallel=2, transfer_ns=100_001, all_reduce_ns=500_000, steps=2, start_ns=10**15
+    ).run()
+
+
+def exported(protocol: Any, run: Run, directory: Path) -> Any:
+    timeline = Timeline.of_recording(run)
+    output = directory / "trace.pftrace"
+    perfetto.write(timeline.outline(), map(timeline.step, timeline.steps), output)
+    return protocol.Trace.FromString(output.read_bytes())
+
+
+def descriptors(trace: Any) -> dict[int, Any]:
+    return {
+        packet.track_descriptor.uuid: packet.track_descriptor
+        for packet in trace.packet
+        if packet.HasField("track_descriptor")
+    }
+
+
+def test_a_rank_is_a_process_in_its_place(protocol: Any, tmp_path: Path) -> None:
+    tracks = descriptors(exported(protocol, a_job(), tmp_path))
+
+    processes = [track for track in tracks.values() if track.HasField("process")]
+
+    assert [(track.process.pid, track.name, track.sibling_order_rank) for track in processes] == [
+        (1, "node0 / rank 0 / pp0 dp0", 0),
+        (2, "node0 / rank 1 / pp0 dp1", 1),
+        (3, "node0 / rank 2 / pp1 dp0", 2),
+        (4, "node0 / rank 3 / pp1 dp1", 3),
+    ]
+    assert tracks[0].process_ordering == protocol.TrackDescriptor.PROCESS_ORDERING_EXPLICIT
+
+
+def test_the_tracks_of_a_rank_are_in_order(protocol: Any, tmp_path: Path) -> None:
+    tracks = descriptors(exported(protocol, a_job(), tmp_path))
+
+    process = next(uuid for uuid, track in tracks.items() if track.process.pid == 4)
+    timeline = next(uuid for uuid, track in tracks.items() if track.parent_uuid == process)
+    children = [track for track in tracks.values() if track.parent_uuid == timeline]
+
+    assert tracks[timeline].child_ordering == protocol.TrackDescriptor.EXPLICIT
+    assert [track.name for track in sorted(children, key=lambda track: track.sibling_order_rank)] == [
+        "step",
+        "schedule",
+        "stalls",
+        "pp · 1, 3",
+        "pp · 1, 3",
+        "dp · 2, 3",
+        "mp · 0–3",
+        "bytes in flight",
+        "stalled, % of the step",
+    ]
+
+
+def test_every_slice_that_begins_ends_and_the_innermost_ends_first(protocol: Any, tmp_path: Path) -> None:
+    trace = exported(protocol, a_job(), tmp_path)
+    open_slices: dict[int, list[str]] = defaultdict(list)
+    last: dict[int, int] = {}
+
+    for packet in trace.packet:
+        event = packet.track_event
+        if event.type == protocol.TrackEvent.TYPE_SLICE_BEGIN:
+            open_slices[event.track_uuid].append(event.name)
+        elif event.type == protocol.TrackEvent.TYPE_SLICE_END:
+            open_slices[event.track_uuid].pop()
+        if packet.HasField("track_event"):
+            assert packet.timestamp >= last.get(event.track_uuid, 0)
+            last[event.track_uuid] = packet.timestamp
+
+    assert not any(open_slices.values())
+
+
+def test_both_ends_of_a_message_share_a_flow_and_a_collective_a_correlation(protocol: Any, tmp_path: Path) -> None:
+    events = [packet.track_event for packet in exported(protocol, a_job(), tmp_path).packet]
+
+    begun = [flow for event in events for flow in event.flow_ids]
+    ended = [flow for event in events for flow in event.terminating_flow_ids]
+    correlated = defaultdict(int)
+    for event in events:
+        if event.name == "all_reduce":
+            correlated[event.correlation_id] += 1
+
+    assert sorted(begun) == sorted(ended)
+    assert len(begun) == len(set(begun)) == 2 * 2 * 2 * 3  # steps × replicas × (activation, gradient) × microbatches
+    assert sorted(correlated.values()) == [2, 2, 2, 2, 4, 4]  # per step: two dp groups of two, one mp group of four
+
+
+def test_slices_carry_what_is_known_about_them(protocol: Any, tmp_path: Path) -> None:
+    events = [packet.track_event for packet in exported(protocol, a_job(), tmp_path).packet]
+
+    send = next(event for event in events if event.name == "send")
+    annotations = {one.name: one.string_value or one.int_value for one in send.debug_annotations}
+
+    assert list(send.categories) == ["communication"]
+    assert annotations["bytes"] == 1024
+    assert annotations["dtype"] == "float32"
+    assert annotations["group"] == "pp · 0, 2"
+    assert annotations["transfer_ns"] == 100_001
+
+
+def test_times_are_exact(protocol: Any, tmp_path: Path) -> None:
+    packets = exported(protocol, a_job(), tmp_path).packet
+
+    assert min(packet.timestamp for packet in packets if packet.HasField("track_event")) == 10**15
+    assert 10**15 + 1_100_001 in {packet.timestamp for packet in packets}
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(perfetto, "is_available", lambda: False)
+
+    with pytest.raises(ConfigurationError, match="pip install 'perfetto"):
+        perfetto.write({}, [], tmp_path / "trace.pftrace")

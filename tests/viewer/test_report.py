@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.timeline import Timeline
+from commtrace.trace.run import Run
+from commtrace.viewer.report import Page, render
+from tests.factory import make_run, span
+from tests.pipeline_factory import PipelineJob
+
+HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> & \u2028 {{script}}"
+
+
+def rendered(run: Run, steps: str | None = None, **options: Any) -> Page:
+    analysis = analyse(run, steps)
+    return render(summarise_analysis(analysis), Timeline.of_analysis(analysis), **options)
+
+
+def scripts(page: Page) -> dict[str, str]:
+    """Contents of the script elements by id, as a browser reads them: up to the first end tag."""
+    found = re.findall(r"<script([^>]*)>(.*?)</script", page.html, re.DOTALL)
+    return {(re.findall(r'id="(\w+)"', attributes) or ["program"])[0]: text for attributes, text in found}
+
+
+def steps_of(durations: list[int]) -> Run:
+    rows, begin = [], 0
+    for step, duration in enumerate(durations):
+        rows.append(span("step", begin, begin + duration, step=step))
+        begin += duration
+    return make_run({0: rows})
+
+
+def test_a_page_holds_the_summary_and_the_steps() -> None:
+    page = rendered(PipelineJob(stages=2, microbatches=3, steps=4).run())
+
+    data, boxes = (json.loads(scripts(page)[name]) for name in ("data", "boxes"))
+
+    assert data["summary"]["run"]["id"] == "made-run"
+    assert [step["step"] for step in boxes] == [1, 2, 3]
+    assert boxes[0]["ranks"][0]["work"]["microbatch"] == [0, 1, 0, 2, 1, 2]
+    assert page.note == "The timeline holds all 3 steps."
+
+
+def test_nothing_is_fetched() -> None:
+    page = rendered(PipelineJob(stages=2, microbatches=2).run())
+
+    assert "default-src 'none'" in page.html
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)|url\(|@import|https?://""", page.html)
+
+
+def test_only_the_script_of_the_page_may_run() -> None:
+    page = rendered(PipelineJob(stages=2, microbatches=2).run())
+
+    digest = base64.b64encode(hashlib.sha256(scripts(page)["program"].encode()).digest()).decode()
+
+    assert f"script-src 'sha256-{digest}'" in page.html
+
+
+def test_names_cannot_leave_the_data() -> None:
+    run = make_run({0: [span("step", 0, 9, step=0), span("user", 1, 5, step=0) | {"name": HOSTILE}]})
+
+    page = rendered(run)
+
+    assert HOSTILE in json.loads(scripts(page)["data"])["timeline"]["names"]
+    assert page.html.count("<script") == page.html.count("</script>") == 3
+    assert "<!--" not in page.html.partition("<body>")[2]
+
+
+def test_a_long_run_shows_the_typical_the_slowest_and_others_over_the_run() -> None:
+    durations = [1000 + step % 7 for step in range(200)]
+    durations[121] = 5000
+
+    page = rendered(steps_of(durations))
+
+    assert len(page.embedded) == 10
+    assert {1, 121, 199} <= set(page.embedded)
+    assert "of the 199 steps" in page.note
+    assert "the slowest one (121)" in page.note
+    assert "--steps A:B" in page.note
+
+
+def test_the_typical_step_is_shown_first() -> None:
+    page = rendered(steps_of([9, 10, 30, 20, 5]), "0:")
+
+    first = json.loads(scripts(page)["data"])["steps"]["first_shown"]
+
+    assert page.embedded[first] == 1
+    assert [step["note"] for step in json.loads(scripts(page)["boxes"])] == ["", "typical", "slowest", "", ""]
+
+
+def test_a_page_stays_within_its_size_and_says_what_it_left_out() -> None:
+    page = rendered(PipelineJob(stages=2, microbatches=8, steps=8).run(), most_bytes=20_000)
+
+    assert 1 <= len(page.embedded) < 7
+    assert f"{7 - len(page.embedded)} more would have made this page larger than 0.02 MB." in page.note
+
+
+def test_one_step_is_shown_however_large_it_is() -> None:
+    page = rendered(PipelineJob(stages=2, microbatches=8, steps=5).run(), most_bytes=1)
+
+    assert len(page.embedded) == 1
+
+
+def test_steps_that_were_asked_for_are_all_there() -> None:
+    page = rendered(PipelineJob(stages=2, microbatches=2, steps=30).run(), "5:28", most_steps=None)
+
+    assert page.embedded == tuple(range(5, 28))
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_no_more_steps_than_asked_for(most: int) -> None:
+    page = rendered(steps_of([10, 11, 12, 13, 14, 15]), most_steps=most)
+
+    assert len(page.embedded) == most
+
+
+def test_a_run_that_ended_before_a_step_was_complete_still_has_a_page() -> None:
+    run = make_run({0: [span("step", 0, 5, step=0)], 1: [span("step", 0, 5, step=1)]})
+
+    page = rendered(run)
+
+    assert page.embedded == ()
+    assert page.note == "No step was recorded, so there is no timeline."

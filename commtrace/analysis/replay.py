@@ -73,7 +73,8 @@ class ReplayGraph:
             Instants of shape (nodes,) or (nodes, scenarios).
         """
         ordered = weights[self._edge_order]
-        times = np.zeros((self.num_nodes, *weights.shape[1:]), np.int64)
+        shape: tuple[int, ...] = (self.num_nodes, *weights.shape[1:])
+        times: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
         if origins is not None:
             times += origins[self._node_order].reshape(-1, *([1] * (weights.ndim - 1)))
         for level in self._levels:
@@ -81,7 +82,7 @@ class ReplayGraph:
             if level.heads is not None:
                 arrivals = np.maximum.reduceat(arrivals, level.heads, axis=0)
             times[level.nodes] = arrivals
-        return np.asarray(times[self._position], np.int64)
+        return times[self._position]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def _concatenated_ranges(first: Int64, end: Int64) -> Int64:
     """``arange(first[0], end[0])``, ``arange(first[1], end[1])``, … in one array."""
     lengths = end - first
     offsets = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) + np.repeat(first - offsets, lengths)
+    return np.asarray(np.arange(lengths.sum()) + np.repeat(first - offsets, lengths))
 
 
 def _level_slices(level_of_node: Int64, targets: Int64, sources: Int64) -> tuple[_Level, ...]:

@@ -110,8 +110,7 @@ def read_lane(trace: RankTrace, stage: int, steps: Int64) -> Lane:
     stall_rows = _stalls(spans, intervals)
     stalls = _Intervals(spans.start[stall_rows], spans.end[stall_rows])
     phases = _phases(spans, intervals)
-    launch_rows = np.flatnonzero(communication_rows(spans) & (intervals.holding(spans.start) >= 0))
-    launch = spans.start[launch_rows]
+    launch_rows, launch_step, launch = _launch_times(spans, steps[index_of], intervals)
 
     cuts = np.unique(
         np.concatenate([*intervals.bounds, *stalls.bounds, *phases.intervals.bounds, launch])  # sorted
@@ -124,7 +123,7 @@ def read_lane(trace: RankTrace, stage: int, steps: Int64) -> Lane:
     segments, piece_segment = _segments(spans, trace.rank, stage, starts, ends, step_of, intervals, stalls, phases)
     node_step, node_time, node_row = _nodes(intervals, stalls, stall_rows)
     node_piece = np.searchsorted(starts, node_time, side="left")
-    launches = _launches(launch_rows, launch, intervals, stalls, starts, node_row)
+    launches = _launches(launch_rows, launch_step, launch, intervals, stalls, starts, node_row)
     return Lane(
         node_step=index_of[node_step],
         node_piece=node_piece,
@@ -314,20 +313,44 @@ def _nodes(steps: _Intervals, stalls: _Intervals, stall_rows: Int64) -> tuple[In
     return step[order], time[order], row[order]
 
 
+def _launch_times(spans: Spans, numbers: Int64, steps: _Intervals) -> tuple[Int64, Int64, Int64]:
+    """Row, step and instant of each communication that starts in one of the steps with these numbers.
+
+    The step is the recorded one: an operation may start at the very instant at which its step ends.
+    """
+    if not len(numbers):
+        return (np.zeros(0, np.int64),) * 3
+    step = np.minimum(np.searchsorted(numbers, spans.step), len(numbers) - 1)
+    rows = np.flatnonzero(communication_rows(spans) & (numbers[step] == spans.step))
+    step = step[rows]
+    return rows, step, np.clip(spans.start[rows], steps.start[step], steps.end[step])
+
+
 def _launches(
-    rows: Int64, launch: Int64, steps: _Intervals, stalls: _Intervals, piece_start: Int64, node_row: Int64
+    rows: Int64,
+    step: Int64,
+    launch: Int64,
+    steps: _Intervals,
+    stalls: _Intervals,
+    piece_start: Int64,
+    node_row: Int64,
 ) -> Launches:
     """Where on the lane each communication starts.
 
     One that starts while the lane stands still starts a fixed time after that stall began: a stall begins a little
     before the device starts the operation that it waits for.
     """
-    step = steps.holding(launch)
-    begun = np.searchsorted(stalls.start, launch, side="right")
-    stalled = stalls.holding(launch) >= 0
-    in_step = begun - np.searchsorted(stalls.start, steps.start[step], side="left")
+    first = np.searchsorted(stalls.start, steps.start, side="left")
+    last = np.searchsorted(stalls.start, steps.end, side="left")
+    begun = np.minimum(np.searchsorted(stalls.start, launch, side="right"), last[step])
+    in_step = begun - first[step]
+    stalled = np.zeros(len(launch), np.bool_)
+    anchor = launch
+    if len(stalls.start):
+        newest = np.maximum(begun - 1, 0)
+        stalled = (in_step > 0) & (launch < stalls.end[newest])
+        anchor = np.where(stalled, stalls.start[newest], launch)
     start_node = np.flatnonzero(node_row < 0)[::2]
-    anchor = np.where(stalled, stalls.start[np.maximum(begun - 1, 0)] if len(stalls.start) else launch, launch)
     return Launches(
         row=rows,
         step=step,

@@ -1,0 +1,119 @@
+"""What a rank's work takes on the ranks that do the same work: the yardstick of the what-if analysis.
+
+Two segments are the same work when they belong to the same stage, chunk and kind of phase and lie between the same
+stalls of it. Their peers are the segments of the other ranks: those of other data- and tensor-parallel ranks, over all
+microbatches and steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.keys import pack
+from commtrace.analysis.replay_lane import Segments
+from commtrace.trace.spans import Bool, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerComparison:
+    """Typical durations, own and of the peers, of every kind of work on every rank.
+
+    ``own_ns`` is the median over steps of the mean over microbatches: robust against single slow steps, yet a rank
+    that is slow in some of its microbatches shows. ``peer_ns`` is the median of ``own_ns`` over the other ranks; NaN
+    where no other rank does the same.
+
+    Attributes:
+        entry: of each segment, its index in the other arrays.
+        rank, kind: of each entry.
+        per_step: how many segments of this entry a step has.
+    """
+
+    entry: Int64
+    rank: Int64
+    kind: Int64
+    own_ns: Float64
+    peer_ns: Float64
+    per_step: Float64
+
+    @property
+    def ratio(self) -> Float64:
+        """Of each segment: what it would last at the speed of the peers, as a share of what it lasts."""
+        comparable = (self.own_ns > 0) & np.isfinite(self.peer_ns)
+        ratio = np.ones(len(self.own_ns))
+        ratio[comparable] = self.peer_ns[comparable] / self.own_ns[comparable]
+        return np.asarray(ratio[self.entry])
+
+    def excess_ns(self) -> Float64:
+        """Per entry: time per step that the rank needs beyond its peers; 0 without peers."""
+        return np.asarray(np.nan_to_num(self.own_ns - self.peer_ns) * self.per_step)
+
+
+def compare_with_peers(segments: Segments, values_ns: Int64, counted: Bool) -> PeerComparison:
+    """Compare a duration of every segment with the same duration on the other ranks.
+
+    Args:
+        segments: of a program.
+        values_ns: of each segment, what is compared: its work, for example.
+        counted: which segments make the statistic; those of a warm-up step are left out.
+    """
+    work = work_keys(segments)
+    _, entry = np.unique(pack([work, segments.rank]), return_inverse=True)
+    entry = entry.reshape(-1)
+    entries = int(entry.max()) + 1
+    first = np.zeros(entries, np.int64)
+    first[entry] = np.arange(len(entry))
+    cells, cell = np.unique(pack([entry[counted], segments.step[counted]]), return_inverse=True)
+    cell = cell.reshape(-1)
+    cell_entry = np.zeros(len(cells), np.int64)
+    cell_entry[cell] = entry[counted]
+    size = np.bincount(cell, minlength=len(cells))
+    mean = np.bincount(cell, values_ns[counted], minlength=len(cells)) / np.maximum(size, 1)
+    own = grouped_median(cell_entry, mean, entries)
+    return PeerComparison(
+        entry=entry,
+        rank=segments.rank[first],
+        kind=segments.kind[first],
+        own_ns=own,
+        peer_ns=leave_one_out_median(work[first], own),
+        per_step=np.nan_to_num(grouped_median(cell_entry, size.astype(np.float64), entries)),
+    )
+
+
+def work_keys(segments: Segments) -> Int64:
+    """Numbers that are equal for segments that are the same work."""
+    return pack([segments.stage, segments.chunk, segments.kind, segments.stalls, segments.ordinal])
+
+
+def grouped_median(group: Int64, values: Float64, groups: int) -> Float64:
+    """Median of the values of each group; NaN for a group without any."""
+    order = np.lexsort((values, group))
+    first = np.searchsorted(group[order], np.arange(groups + 1))
+    size = np.diff(first)
+    medians = np.full(groups, np.nan)
+    some = size > 0
+    ordered = values[order]
+    lower, upper = first[:-1] + (size - 1) // 2, first[:-1] + size // 2
+    medians[some] = (ordered[lower[some]] + ordered[upper[some]]) / 2
+    return medians
+
+
+def leave_one_out_median(group: Int64, values: Float64) -> Float64:
+    """Of each value, the median of the other values of its group; NaN for one that is alone."""
+    order = np.lexsort((values, group))
+    ordered, ordered_group = values[order], group[order]
+    heads = np.flatnonzero(np.concatenate([[True], np.diff(ordered_group) != 0])) if len(values) else order
+    first = np.repeat(heads, np.diff(np.append(heads, len(values))))
+    size = np.repeat(np.diff(np.append(heads, len(values))), np.diff(np.append(heads, len(values))))
+    own = np.arange(len(values)) - first
+    medians = np.full(len(values), np.nan)
+    several = size > 1
+    lower, upper = np.maximum(size - 2, 0) // 2, np.maximum(size - 1, 0) // 2
+    lower, upper = lower + (lower >= own), upper + (upper >= own)
+    middle = (ordered[(first + lower)[several]] + ordered[(first + upper)[several]]) / 2
+    medians[order[several]] = middle
+    return medians

@@ -18,7 +18,7 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64
 
 _OUTLIERS = 0.01
-_ENOUGH_ROWS = 1_000_000
+_ENOUGH_ROWS = 400_000
 
 
 class _Messages(NamedTuple):

@@ -177,8 +177,10 @@ def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
 
 def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:
     """Where two values that are not "does not apply" differ."""
-    smallest_known = buckets.minimum(np.where(values == schema.NOT_APPLICABLE, _LARGEST, values))
-    return np.asarray((smallest_known != _LARGEST) & (smallest_known != buckets.maximum(values)))
+    # Widened first: numpy would squeeze the large number into a narrow column without a word.
+    wide = values.astype(np.int64)
+    smallest_known = buckets.minimum(np.where(wide == schema.NOT_APPLICABLE, _LARGEST, wide))
+    return np.asarray((smallest_known != _LARGEST) & (smallest_known != buckets.maximum(wide)))
 
 
 def _ready(run: Run, rows: Rows, last_start: Int64) -> Int64:

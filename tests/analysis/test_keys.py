@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commtrace.analysis.keys import pack, sort_groups
+
+anything = st.integers(-(2**63), 2**63 - 1)
+small = st.integers(-3, 3)
+
+
+@given(st.lists(st.tuples(st.one_of(small, anything), small, st.one_of(small, anything)), min_size=1, max_size=30))
+def test_keys_are_equal_and_sort_as_the_rows_do(rows: list[tuple[int, int, int]]) -> None:
+    keys = pack([np.array(column, np.int64) for column in zip(*rows, strict=True)]).tolist()
+    assert [a == b for a in keys for b in keys] == [a == b for a in rows for b in rows]
+    assert [a < b for a in keys for b in keys] == [a < b for a in rows for b in rows]
+
+
+@pytest.mark.parametrize("largest", [7, 2**40])
+def test_groups_are_brought_together_in_order(largest: int) -> None:
+    order, begins = sort_groups(np.array([largest, 3, largest, 0, 3]))
+    assert order.tolist() == [3, 1, 4, 0, 2]
+    assert begins.tolist() == [0, 1, 3]

@@ -40,7 +40,13 @@ def main() -> None:
     config = transformer_config(options, device)
     chunks = build_model(options, config, device)
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(lr=1e-3, bf16=config.bf16, params_dtype=config.params_dtype, use_distributed_optimizer=True),
+        OptimizerConfig(
+            lr=1e-3,
+            bf16=config.bf16,
+            params_dtype=config.params_dtype,
+            use_distributed_optimizer=True,
+            overlap_param_gather=options.overlap,
+        ),
         chunks,
     )
     config.grad_scale_func = optimizer.scale_loss
@@ -160,7 +166,13 @@ def build_model(
             share_embeddings_and_output_weights=True,
             vp_stage=virtual_stage,
         ).to(device, config.params_dtype)
-        ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+        ddp_config = DistributedDataParallelConfig(
+            use_distributed_optimizer=True,
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=options.overlap,
+            overlap_param_gather=options.overlap,
+            bucket_size=100_000,
+        )
         chunks.append(DistributedDataParallel(config, ddp_config, model, disable_bucketing=index > 0))
     return chunks
 
@@ -199,6 +211,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--data", type=int, help="data-parallel ranks: follows from the others, given to be checked")
     parser.add_argument("--virtual-pipeline", type=int, help="model chunks per rank, for the interleaved schedule")
     parser.add_argument("--sequence-parallel", action="store_true", help="with tensor parallelism")
+    parser.add_argument("--overlap", action="store_true", help="data-parallel communication beside the computation")
     sizes = {"microbatches": 8, "microbatch-size": 1, "iterations": 24, "layers": 4, "hidden": 128, "sequence": 128}
     for name, default in {**sizes, "seed": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")

@@ -32,8 +32,8 @@ def train(directory: Path, *options: object, enabled: bool = True, processes: in
 
 
 def test_losses_are_bitwise_equal_with_and_without_commtrace(tmp_path: Path) -> None:
-    with_commtrace = train(tmp_path, "--pipeline", 2)
-    without = train(tmp_path, "--pipeline", 2, enabled=False)
+    with_commtrace = train(tmp_path, "--pipeline", 2, "--overlap")
+    without = train(tmp_path, "--pipeline", 2, "--overlap", enabled=False)
 
     assert with_commtrace == without
     assert len(set(with_commtrace.splitlines())) == ITERATIONS  # the loss changes: it does train
@@ -50,6 +50,11 @@ def test_losses_are_bitwise_equal_with_and_without_commtrace(tmp_path: Path) -> 
         for step in range(ITERATIONS):
             assert phases(run, rank, step) == {("forward", 0): [0, 1, 2, 3], ("backward", 0): [0, 1, 2, 3]}
             assert [row["name"] for row in rows(run, rank, schema.OPTIMIZER, step=step)] == ["ChainedOptimizer"]
+        data_parallel = [row for row in rows(run, rank, schema.COLLECTIVE, step=1) if row["is_async"]]
+        assert {(row["name"], role_of(trace, row["group"])) for row in data_parallel} == {
+            ("reduce_scatter", "dp"),
+            ("all_gather", "dp"),
+        }
     assert_pipeline_talks_between_neighbours(run)
 
 

@@ -36,7 +36,7 @@ def export(
         str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
     ] = "",
 ) -> None:
-    """Write a run as a trace for the Perfetto UI or another viewer.
+    """Write a run for the Perfetto UI or another viewer.
 
     A process per rank; in it the schedule, the stalls and a track for every process group; arrows from sends to their
     receives. The perfetto format is Perfetto's own and needs the perfetto package; without it the Chrome JSON is
@@ -52,9 +52,12 @@ def export(
             timeline.outline(), map(timeline.step, timeline.steps), target
         )
     for problem in recorded.problems:
-        console.print(f"[yellow]note[/]  {problem}", markup=True)
+        console.print(f"note: {problem}", markup=False)
     if format is Format.PERFETTO and not native:
-        console.print(f"The perfetto package is not installed ({perfetto.INSTALL}), so this is Chrome JSON.")
+        console.print(
+            f"The perfetto package is not installed ({perfetto.INSTALL}), so this is Chrome JSON.", markup=False
+        )
     if num_slices > _MANY_SLICES:
         console.print("That is more than a browser draws smoothly: choose steps with --steps A:B.")
-    typer.echo(f"{target}: {len(timeline.steps)} steps, {num_slices} slices. Next: open it at https://ui.perfetto.dev")
+    num_steps = f"{len(timeline.steps)} step{'s' * (len(timeline.steps) != 1)}"
+    typer.echo(f"{target}: {num_steps}, {num_slices} slices. Next: open it at https://ui.perfetto.dev")

@@ -21,9 +21,10 @@ def report(
         str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
     ] = "",
 ) -> None:
-    """Write a run as one HTML file that opens offline: its timeline and where the time of a step goes.
+    """Write the timeline and the breakdown of a run as one HTML file.
 
-    The timeline holds ten steps, the typical and the slowest one among them, or the steps that --steps asks for.
+    It opens offline. The timeline holds up to ten steps, the typical and the slowest one among them, or all steps
+    that --steps asks for.
     """
     with Console(stderr=True).status(f"Writing {output}"):
         analysis = analyse(run, steps or None)

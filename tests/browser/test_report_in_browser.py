@@ -1,0 +1,302 @@
+"""The report as a reader meets it: opened from a file, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.timeline import Timeline
+from commtrace.trace.run import Run
+from commtrace.viewer.report import render
+from tests.factory import make_run, span
+from tests.pipeline_factory import PipelineJob
+from tests.viewer.test_report import HOSTILE
+
+STAGES, MICROBATCHES = 2, 4
+
+
+class Reader:
+    """A page and everything that it did."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, run: Run, directory: Path) -> Reader:
+        analysis = analyse(run)
+        path = directory / "report.html"
+        path.write_text(render(summarise_analysis(analysis), Timeline.of_analysis(analysis)).html, encoding="utf-8")
+        self.page.goto(path.as_uri())
+        self.settle()
+        return self
+
+    def settle(self) -> None:
+        """Wait until what was asked for is drawn."""
+        self.page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+
+    def boxes(self, **wanted: Any) -> list[dict[str, Any]]:
+        found = self.page.evaluate("window.commtrace.visibleBoxes()")
+        return [box for box in found if all(box[name] == value for name, value in wanted.items())]
+
+    def window(self) -> dict[str, float]:
+        window: dict[str, float] = self.page.evaluate("window.commtrace.window()")
+        return window
+
+    def point_at(self, box: dict[str, Any]) -> None:
+        canvas = self.page.locator("#timeline").bounding_box()
+        self.page.mouse.move(canvas["x"] + box["x"] + box["width"] / 2, canvas["y"] + box["y"] + box["height"] / 2)
+        self.settle()
+
+    def tooltip(self) -> str:
+        text: str = self.page.locator("#tooltip").inner_text()
+        return text
+
+
+@pytest.fixture
+def reader(browser: Any) -> Iterator[Reader]:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    yield Reader(page)
+    page.close()
+
+
+@pytest.fixture
+def opened(reader: Reader, tmp_path: Path) -> Reader:
+    job = PipelineJob(
+        stages=STAGES,
+        microbatches=MICROBATCHES,
+        data_parallel=2,
+        transfer_ns=150_000,
+        all_reduce_ns=1_000_000,
+        optimizer_ns=1_000_000,
+        steps=4,
+    )
+    return reader.open(job.run(), tmp_path)
+
+
+def test_it_opens_without_errors_and_without_the_network(opened: Reader) -> None:
+    assert opened.errors == []
+    assert [url for url in opened.requests if not url.startswith("file:")] == []
+    assert len(opened.requests) == 1
+
+
+def test_every_forward_and_backward_is_drawn_on_its_rank(opened: Reader) -> None:
+    for rank in range(2 * STAGES):
+        for kind in ("forward", "backward"):
+            drawn = opened.boxes(rank=rank, kind=kind)
+            assert [box["microbatch"] for box in drawn] == list(range(MICROBATCHES))
+
+
+def test_bubbles_are_drawn_where_a_stage_waits(opened: Reader) -> None:
+    first_forward = opened.boxes(rank=2, kind="forward")[0]
+    bubbles = opened.boxes(rank=2, kind="bubble")
+
+    assert bubbles[0]["x"] + bubbles[0]["width"] <= first_forward["x"]
+    assert bubbles[0]["width"] > 10
+
+
+def test_the_first_stage_draws_before_the_second(opened: Reader) -> None:
+    assert opened.boxes(rank=0, kind="forward")[0]["x"] < opened.boxes(rank=2, kind="forward")[0]["x"]
+
+
+def test_the_step_selector_switches_the_step(opened: Reader) -> None:
+    opened.page.select_option("#step", index=0)
+    opened.settle()
+    first = opened.window()["step"]
+    opened.page.click("#next")
+    opened.settle()
+
+    assert (first, opened.window()["step"]) == (1, 2)
+
+
+def test_the_last_step_has_no_next(opened: Reader) -> None:
+    opened.page.select_option("#step", index=2)
+
+    assert opened.page.is_disabled("#next")
+    assert opened.page.is_enabled("#previous")
+
+
+def test_the_wheel_zooms_at_the_pointer(opened: Reader) -> None:
+    box = opened.boxes(rank=0, kind="backward", microbatch=1)[0]
+    before = opened.window()
+    opened.point_at(box)
+    opened.page.mouse.wheel(0, -400)
+    opened.settle()
+    after = opened.window()
+    zoomed = opened.boxes(rank=0, kind="backward", microbatch=1)[0]
+
+    assert after["to"] - after["from"] < 0.7 * (before["to"] - before["from"])
+    assert zoomed["width"] > 1.4 * box["width"]
+    assert zoomed["x"] < box["x"] + box["width"] / 2 < zoomed["x"] + zoomed["width"]
+
+
+def test_dragging_pans(opened: Reader) -> None:
+    opened.page.click("#zoom-in")
+    opened.settle()
+    before = opened.window()
+    opened.point_at(opened.boxes(rank=1, kind="backward")[0])
+    opened.page.mouse.down()
+    opened.page.mouse.move(300, 400, steps=4)
+    opened.page.mouse.up()
+    opened.settle()
+
+    assert opened.window()["from"] != before["from"]
+    assert opened.window()["to"] - opened.window()["from"] == pytest.approx(before["to"] - before["from"])
+
+
+def test_the_keyboard_zooms_pans_and_goes_back(opened: Reader) -> None:
+    opened.page.focus("#timeline")
+    whole = opened.window()
+    opened.page.keyboard.press("+")
+    opened.settle()
+    zoomed = opened.window()
+    opened.page.keyboard.press("ArrowRight")
+    opened.settle()
+    panned = opened.window()
+    opened.page.keyboard.press("0")
+    opened.settle()
+
+    assert zoomed["to"] - zoomed["from"] < whole["to"] - whole["from"]
+    assert panned["from"] > zoomed["from"]
+    assert opened.window() == whole
+
+
+def test_the_tooltip_tells_about_a_message(opened: Reader) -> None:
+    opened.page.click("#lanes")
+    opened.settle()
+    message = max(opened.boxes(rank=2, headline="recv · pp"), key=lambda box: float(box["width"]))
+    opened.point_at(message)
+
+    assert opened.tooltip().startswith("recv · pp")
+    for fact in (
+        "rank 2 · pp1 dp0 · node0",
+        "1.02 kB",
+        "peer\nrank 0",
+        "0, 2 (seq 8)",
+        "wait\n1 ms",
+        "transfer\n150 µs",
+    ):
+        assert fact in opened.tooltip()
+
+
+def test_the_tooltip_of_a_bubble_says_what_was_waited_for(opened: Reader) -> None:
+    opened.point_at(opened.boxes(rank=2, kind="bubble")[0])
+
+    assert opened.tooltip().startswith("pipeline bubble")
+    assert "waits for\nrecv · pp" in opened.tooltip()
+
+
+def test_the_tooltip_goes_away(opened: Reader) -> None:
+    opened.point_at(opened.boxes(rank=0, kind="forward")[0])
+    opened.page.mouse.move(5, 5)
+    opened.settle()
+
+    assert opened.page.locator("#tooltip").is_hidden()
+
+
+def test_communication_lanes_are_shown_for_one_rank_or_for_all(opened: Reader) -> None:
+    none = opened.boxes(table="communication")
+    canvas = opened.page.locator("#timeline").bounding_box()
+    row = opened.boxes(rank=1, kind="forward")[0]
+    opened.page.mouse.click(canvas["x"] + 60, canvas["y"] + row["y"] + 15)
+    opened.settle()
+    one = opened.boxes(table="communication")
+    opened.page.click("#lanes")
+    opened.page.click("#lanes")
+    opened.settle()
+    every = opened.boxes(table="communication")
+
+    assert none == []
+    assert {box["rank"] for box in one} == {1}
+    assert {box["rank"] for box in every} == {0, 1, 2, 3}
+    assert opened.page.get_attribute("#lanes", "aria-pressed") == "true"
+
+
+def test_the_numbers_of_the_summary_are_there(opened: Reader) -> None:
+    text = opened.page.inner_text("main")
+
+    for panel in (
+        "Where the time of a step goes",
+        "Stragglers",
+        "Pipeline",
+        "Communication",
+        "What these numbers rest on",
+    ):
+        assert panel in text
+    assert opened.page.locator("#breakdown .stack").count() == 4
+    opened.page.click("summary")
+    cells = opened.page.locator("#breakdown-table tbody tr").nth(0).locator("td").all_inner_texts()
+    wall, *rest = [float(cell) for cell in cells[1:]]
+    assert sum(rest[:-1]) == pytest.approx(wall, abs=0.05)  # the last column is hidden communication
+
+
+def test_light_and_dark(opened: Reader) -> None:
+    def background() -> str:
+        colour: str = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return colour
+
+    light = background()
+    opened.page.click("#theme")
+
+    assert background() != light
+    opened.page.emulate_media(color_scheme="light")
+    opened.page.emulate_media(color_scheme="dark")
+    assert background() != light
+
+
+def test_a_hostile_name_is_only_text(reader: Reader, tmp_path: Path) -> None:
+    run = make_run({0: [span("step", 0, 9, step=0), span("user", 1, 8, step=0) | {"name": HOSTILE}]})
+    dialogs: list[str] = []
+    reader.page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+
+    reader.open(run, tmp_path)
+    reader.point_at(reader.boxes(kind="user")[0])
+
+    assert (reader.errors, dialogs) == ([], [])
+    assert "<script>alert(1)</script>" in reader.tooltip()
+
+
+def test_the_pointer_is_as_wide_as_the_clocks_are_uncertain(reader: Reader, tmp_path: Path) -> None:
+    run = PipelineJob(stages=2, microbatches=2, nodes={0: "node0", 1: "node1"}).run()
+    analysis = analyse(run)
+    timeline = Timeline(analysis.run, analysis.matches, analysis.roles, {"p50": 1000, "p99": 40_000, "max": 50_000})
+    path = tmp_path / "report.html"
+    path.write_text(render(summarise_analysis(analysis), timeline).html, encoding="utf-8")
+    reader.page.goto(path.as_uri())
+    reader.page.focus("#timeline")
+    for _ in range(60):
+        reader.page.keyboard.press("+")
+    reader.settle()
+
+    assert "comparable to within 40 µs" in reader.page.inner_text("#precision")
+    assert reader.window()["to"] - reader.window()["from"] >= 40_000
+
+
+def test_many_ranks_are_scrolled(reader: Reader, tmp_path: Path) -> None:
+    rows = {rank: [span("step", 0, 9, step=0), span("forward", 0, 9, step=0, microbatch=0)] for rank in range(64)}
+    reader.open(make_run(rows), tmp_path)
+    top = {box["rank"] for box in reader.boxes(kind="forward")}
+    reader.page.focus("#timeline")
+    for _ in range(80):
+        reader.page.keyboard.press("ArrowDown")
+    reader.settle()
+    bottom = {box["rank"] for box in reader.boxes(kind="forward")}
+
+    assert (min(top), max(bottom)) == (0, 63)
+    assert 63 not in top
+    assert 0 not in bottom
+
+
+def test_a_run_without_complete_steps_says_so(reader: Reader, tmp_path: Path) -> None:
+    reader.open(make_run({0: [span("step", 0, 5, step=0)], 1: [span("step", 0, 5, step=1)]}), tmp_path)
+
+    assert reader.errors == []
+    assert "No step was recorded, so there is no timeline." in reader.page.inner_text("main")

@@ -2,7 +2,7 @@
 # and a package index; everything is installed into .venv.
 
 PYTHON ?= python3
-# The demo and the tests run on any torch >= 2.4. For a machine without a GPU whose package index offers CUDA builds only:
+# For a machine without a GPU whose package index offers CUDA builds only:
 #   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
 
@@ -42,6 +42,7 @@ install: $(INSTALLED)
 
 # torch on its own and first: left to a dependency of another package, pip would take the newest build, with CUDA.
 $(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "commtrace needs Python 3.10 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install $(TORCH)
 	$(PIP) install --editable '.[megatron,dev]'

@@ -117,8 +117,18 @@ def _started(config: Config) -> Instrumentation:
 
     session = Instrumentation(config, INTEGRATIONS)
     session.start()
-    atexit.register(stop)
+    atexit.register(_end, session, os.getpid())
     return session
+
+
+def _end(session: Instrumentation, pid: int) -> None:
+    """At the end of the process that started the session, which may have stopped it long before."""
+    if os.getpid() != pid:
+        return
+    try:
+        session.await_callbacks()
+    finally:
+        stop()
 
 
 def _after_fork_in_child() -> None:

@@ -70,7 +70,8 @@ class DeviceCalls:
         start = self._clock.mark()
         result = original(work, *arguments, **keywords)
         try:
-            self._waited(work, calls, start, self._clock.mark())
+            self._pending.pop(id(work), None)
+            self.waited(calls, start, self._clock.mark())
         except Exception as error:
             self._tracer.failed(PART, error)
         return result
@@ -147,6 +148,21 @@ class DeviceCalls:
                 self._ended(call)  # That Work is gone, for its id is in use again, and nobody waited for it.
         self._pending[id(work)] = calls
 
+    def complete(self, call: DeviceCall, work: Any) -> None:
+        """Have the end of an operation marked that nobody in Python will wait for."""
+        self._end_from_future(call, work)
+
+    def waited(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
+        """The current stream has waited for these operations from ``start`` to ``end``."""
+        tracer = self._tracer
+        tracer.last_mark = end
+        for call in calls:
+            call.waited_until = end
+            if call.end is None and not call.awaits_callback:
+                call.end = end
+                self._ended(call)
+        tracer.append((device_stall_rows, schema.STALL, calls[0], tracer.coordinates, start, end))
+
     def _end_from_future(self, call: DeviceCall, work: Any) -> None:
         """Mark the end where the operation ends. ``then`` makes the stream current that waits for it."""
         try:
@@ -163,17 +179,6 @@ class DeviceCalls:
                 self._tracer.failed(PART, error)
 
         future.then(completed)
-
-    def _waited(self, work: Any, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
-        self._pending.pop(id(work), None)
-        tracer = self._tracer
-        tracer.last_mark = end
-        for call in calls:
-            call.waited_until = end
-            if call.end is None and not call.awaits_callback:
-                call.end = end
-                self._ended(call)
-        tracer.append((device_stall_rows, schema.STALL, calls[0], tracer.coordinates, start, end))
 
     def _ended(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch[0].is_p2p else schema.COLLECTIVE

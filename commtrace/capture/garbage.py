@@ -43,7 +43,10 @@ class GarbageCollections:
                 self._start_ns = now_ns()
                 return
             end = now_ns()
-            if end - self._start_ns >= SHORTEST_NS and self._tracer.recording:
+            if end - self._start_ns < SHORTEST_NS:
+                return
+            # Outside of steps collections cost no step anything: imports alone cause hundreds of them.
+            if self._tracer.recording and self._tracer.coordinates.step >= 0:
                 name = f"generation {info['generation']}"
                 span = Span(schema.GC, name, schema.HOST, self._tracer.coordinates, self._clock, self._start_ns)
                 span.end = end

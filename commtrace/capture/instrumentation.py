@@ -10,9 +10,12 @@ from typing import Any, Final
 
 from commtrace import identity
 from commtrace.capture.clock import DeviceClock
+from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.garbage import GarbageCollections
+from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.optimizers import OptimizerPhase
 from commtrace.capture.process_groups import ProcessGroupCapture
+from commtrace.capture.reducer import ReducerCapture
 from commtrace.capture.tracer import Tracer
 from commtrace.config import Config
 from commtrace.recorder import Recorder, Sink
@@ -26,6 +29,10 @@ ANCHOR_SECONDS: Final = 10.0
 
 MOST_IN_FLIGHT: Final = 32
 """The oldest so many unfinished communications are told: the first one is what a hung rank hangs in."""
+
+QUIET_SECONDS: Final = 5.0
+EXIT_SECONDS: Final = 1800.0
+"""At exit torch waits for unfinished communications until its own timeout, by default 30 minutes. So do we."""
 
 Install = Callable[[Tracer], Callable[[], None]]
 """An integration: installs itself and returns what takes it out again."""
@@ -51,6 +58,9 @@ class Instrumentation:
         window = StepRange.parse(config.steps) if config.steps else None
         self.tracer = Tracer(self.recorder, clock=self._device_clock, window=window)
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
+        self._functional = FunctionalCapture(self.tracer)
+        self._issued = IssuedCalls(self.tracer, self._process_groups.devices)
+        self._reducer = ReducerCapture(self.tracer, self._issued)
         self._optimizers = OptimizerPhase(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
@@ -66,6 +76,8 @@ class Instrumentation:
         from commtrace.capture import creation
 
         self._install("capture of communication", self._process_groups.install, self._process_groups.uninstall)
+        self._install("capture of functional collectives", self._functional.install, self._functional.uninstall)
+        self._install("capture of DistributedDataParallel", self._reducer.install, self._reducer.uninstall)
         self._install("capture of optimizer steps", self._optimizers.install, self._optimizers.uninstall)
         self._install("capture of garbage collections", self._garbage.install, self._garbage.uninstall)
         for name, install in (("process group creation", creation.install), *self._integrations):
@@ -86,6 +98,12 @@ class Instrumentation:
             except Exception as error:
                 self.tracer.failed(name, error)
         self.recorder.stop()
+
+    def await_callbacks(self) -> None:
+        """Before Python ends: wait for communications that nobody waited for, as torch will do in any case."""
+        if not self._process_groups.await_callbacks(QUIET_SECONDS):
+            _logger.warning("commtrace: waiting, as torch does, for communications that nobody has waited for")
+            self._process_groups.await_callbacks(EXIT_SECONDS)
 
     def abandon_after_fork(self) -> None:
         """In a forked child: stay silent. The patches stay and pass everything through."""
@@ -139,7 +157,9 @@ class Instrumentation:
 
     def _in_flight(self) -> list[dict[str, Any]]:
         """Communications that have been under way since before the last pass: what a hang report starts from."""
-        unfinished = self._process_groups.unfinished()
+        unfinished = [
+            *self._process_groups.unfinished(), *self._functional.unfinished(), *self._issued.unfinished(),
+        ]  # fmt: skip
         before, self._seen_in_flight = self._seen_in_flight, unfinished
         known = {id(launch) for launch in before}
         return [

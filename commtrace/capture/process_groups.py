@@ -16,7 +16,10 @@ must, hence nothing around that. The replaced methods are closures over local na
 from __future__ import annotations
 
 import sys
+import time
+import weakref
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Final
 
 from commtrace.capture.clock import DeviceClock, now_ns
@@ -28,6 +31,12 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 PART: Final = "capture of communication"
+_TOLD: Final = -1
+"""Stands for the end of an operation that was told to be unfinished."""
+CAPTURED_CODE: Final[set[CodeType]] = set()
+"""Code of the functions that have counted a communication before they hand it on. Kernels in the dispatcher, which what
+these functions call will pass, look for it in the frame below theirs."""
+
 _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
@@ -44,7 +53,14 @@ class ProcessGroupCapture:
         self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
         # By id of the Work: (launch, None) if the wait ends it, (launch, (id, waits)) if a callback does.
         self._pending: dict[int, tuple[Launch, Any]] = {}
+        # Completions that have yet to call back; weak, for an operation that is given up never does.
+        self._callbacks: dict[int, weakref.ref[Any]] = {}
         self._originals: list[tuple[type, str, Any, Any]] = []
+
+    @property
+    def devices(self) -> DeviceCalls | None:
+        """What times tensors of an accelerator; None where there is none."""
+        return self._devices
 
     def install(self) -> None:
         """Replace the methods. Idempotent."""
@@ -75,6 +91,9 @@ class ProcessGroupCapture:
         for launch, completion in self._pending.values():
             if completion is None:
                 self._tracer.append((forgotten_rows, _kind(launch), launch, next_id()))
+            elif not completion[2]:
+                completion[2].append(_TOLD)
+                self._tracer.append((forgotten_rows, _kind(launch), launch, completion[0]))
         self._pending.clear()
 
     def unfinished(self) -> list[Launch]:
@@ -83,6 +102,19 @@ class ProcessGroupCapture:
             launch for launch, completion in list(self._pending.values()) if completion is None or not completion[2]
         ]
         return waiting + ([] if self._devices is None else self._devices.unfinished())
+
+    def await_callbacks(self, timeout_seconds: float) -> bool:
+        """Wait until every completion that is to call back has done so. False if that took longer than the timeout.
+
+        A callback on one of the backend's threads that wants the GIL while Python is being finalised ends the process
+        with SIGABRT (pthread_exit unwinds through C++), so this must be called before Python ends.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while any(callback() is not None for callback in list(self._callbacks.values())):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
 
     def _replace(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
@@ -129,6 +161,7 @@ class ProcessGroupCapture:
                 tracer.failed(PART, error)
             return work
 
+        CAPTURED_CODE.add(method.__code__)
         return method
 
     def _launched(self, launch: Launch, work: Any) -> None:
@@ -149,14 +182,17 @@ class ProcessGroupCapture:
         number = next_id()
         waits: list[int] = []
         done: list[int] = []
-        append = tracer.append
+        append, callbacks = tracer.append, self._callbacks
 
         def completed(_future: Any) -> None:
             end = now_ns()
-            done.append(end)
-            append((completed_rows, schema.COLLECTIVE, launch, number, end, waits))
+            if not done:
+                done.append(end)
+                append((completed_rows, schema.COLLECTIVE, launch, number, end, waits))
+            callbacks.pop(number, None)
 
         self._pending[key] = (launch, (number, waits, done))
+        callbacks[number] = weakref.ref(completed)
         future.add_done_callback(completed)
 
     def _forgotten(self, pending: tuple[Launch, Any]) -> None:
@@ -181,7 +217,10 @@ class ProcessGroupCapture:
             result = original(work, *arguments, **keywords)
             end = now_ns()
             try:
-                launch, completion = pending.pop(key)
+                waited_for = pending.pop(key, None)
+                if waited_for is None:  # Another thread has waited for it too, and told.
+                    return result
+                launch, completion = waited_for
                 entry: tuple[Any, ...]
                 tracer.last_mark = end
                 if completion is None:

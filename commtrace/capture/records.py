@@ -42,12 +42,12 @@ class Coordinates(NamedTuple):
 def waited_rows(entry: Entry) -> list[Row]:
     """Host-timed communication that ended when the wait for it returned.
 
-    Entry: ``(waited_rows, kind, launch, coordinates at the wait, wait start, wait end)``.
+    Entry: ``(waited_rows, kind, launch, coordinates at the wait, wait start, wait end)`` and perhaps an id.
     """
-    _, _, launch, coordinates, start, end = entry
+    launch, coordinates, start, end = entry[2:6]
     if not launch[7]:
         start = launch[-1]  # the caller of a synchronous operation does nothing between its launch and its wait
-    number = next_id()
+    number = entry[6] if len(entry) > 6 else next_id()
     timing = schema.HOST_TIMING
     return [
         _communication_row(launch, launch[-1], end, number, timing, False),

@@ -1,0 +1,84 @@
+"""The operators of ``_c10d_functional`` and what each of them sends.
+
+Their tensors are arguments and results of a graph, so sizes come from the inputs: what an all_gather gathers is the
+input once per member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from commtrace.capture.operations import NO_SELF_BYTES, OPERATIONS, Operation
+
+FunctionalPayload = tuple[int, int, Any, "tuple[int, ...] | None"]
+"""``(num_bytes, self_bytes, dtype, bytes of each member if several)``, as in :mod:`commtrace.capture.operations`."""
+
+
+class FunctionalOperation(NamedTuple):
+    """An operator of ``_c10d_functional``.
+
+    Attributes:
+        operation: the operation that it is.
+        measure: payload from the arguments and the process group.
+        group_argument: position of the group (its name, or the group itself).
+        tensor_argument: position of the tensor, or list of tensors, that is sent.
+    """
+
+    operation: Operation
+    measure: Callable[[tuple[Any, ...], Any], FunctionalPayload]
+    group_argument: int
+    tensor_argument: int = 0
+
+
+def _input(arguments: tuple[Any, ...], _process_group: Any) -> FunctionalPayload:
+    tensor = arguments[0]
+    return tensor.nbytes, NO_SELF_BYTES, tensor.dtype, None
+
+
+def _input_per_member(arguments: tuple[Any, ...], process_group: Any) -> FunctionalPayload:
+    tensor = arguments[0]
+    return tensor.nbytes * process_group.size(), NO_SELF_BYTES, tensor.dtype, None
+
+
+def _inputs(arguments: tuple[Any, ...], _process_group: Any) -> FunctionalPayload:
+    return _members([tensor.nbytes for tensor in arguments[0]], arguments[0])
+
+
+def _inputs_per_member(arguments: tuple[Any, ...], process_group: Any) -> FunctionalPayload:
+    return _members([tensor.nbytes * process_group.size() for tensor in arguments[0]], arguments[0])
+
+
+def _members(sizes: list[int], tensors: Any) -> FunctionalPayload:
+    dtype = tensors[0].dtype if tensors else None
+    return sum(sizes), NO_SELF_BYTES, dtype, tuple(sizes) if len(sizes) > 1 else None
+
+
+def _splits(arguments: tuple[Any, ...], process_group: Any) -> FunctionalPayload:
+    tensor, splits = arguments[0], [int(split) for split in arguments[2]]
+    rows = tensor.size(0)
+    own = tensor.nbytes // rows * splits[process_group.rank()] if splits and rows else 0
+    return tensor.nbytes, own if len(set(splits)) > 1 else NO_SELF_BYTES, tensor.dtype, None
+
+
+_ALL_REDUCE: Final = OPERATIONS["allreduce"]
+_ALL_GATHER: Final = OPERATIONS["allgather"]
+_REDUCE_SCATTER: Final = OPERATIONS["reduce_scatter"]
+_BROADCAST: Final = OPERATIONS["broadcast"]
+
+FUNCTIONAL: Final[Mapping[str, FunctionalOperation]] = {
+    "all_reduce": FunctionalOperation(_ALL_REDUCE, _input, 2),
+    "all_reduce_": FunctionalOperation(_ALL_REDUCE, _input, 2),
+    "all_reduce_coalesced": FunctionalOperation(_ALL_REDUCE, _inputs, 2),
+    "all_reduce_coalesced_": FunctionalOperation(_ALL_REDUCE, _inputs, 2),
+    "all_gather_into_tensor": FunctionalOperation(_ALL_GATHER, _input_per_member, 2),
+    "all_gather_into_tensor_out": FunctionalOperation(_ALL_GATHER, _input_per_member, 2),
+    "all_gather_into_tensor_coalesced": FunctionalOperation(_ALL_GATHER, _inputs_per_member, 2),
+    "reduce_scatter_tensor": FunctionalOperation(_REDUCE_SCATTER, _input, 3),
+    "reduce_scatter_tensor_out": FunctionalOperation(_REDUCE_SCATTER, _input, 3),
+    "reduce_scatter_tensor_coalesced": FunctionalOperation(_REDUCE_SCATTER, _inputs, 3),
+    "all_to_all_single": FunctionalOperation(OPERATIONS["alltoall"], _splits, 3),
+    "broadcast": FunctionalOperation(_BROADCAST, _input, 2),
+    "broadcast_": FunctionalOperation(_BROADCAST, _input, 2),
+}
+"""Operator → operation. Not among them: ``isend``, ``irecv`` and ``batch_p2p_ops`` of the newest versions of torch."""

@@ -1,0 +1,120 @@
+"""Communication that C++ issues and waits for: no Python code ever sees its ``Work.wait``.
+
+Its end comes from the completion callback; whether and how long somebody stood still for it is told by whoever knows
+(:mod:`commtrace.capture.reducer`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from commtrace.capture.clock import Mark, now_ns
+from commtrace.capture.device_calls import DeviceCalls
+from commtrace.capture.operations import Operation, Payload
+from commtrace.capture.records import (
+    DeviceCall,
+    Launch,
+    completed_rows,
+    device_stall_rows,
+    forgotten_rows,
+    next_id,
+    stall_rows,
+)
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+
+
+class HostCall:
+    """A host-timed communication that C++ issued."""
+
+    __slots__ = ("end", "id", "launch")
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.id = next_id()
+        self.end = 0
+
+
+Issued: TypeAlias = "HostCall | DeviceCall"
+
+
+class IssuedCalls:
+    """Numbers and times what C++ issues.
+
+    Args:
+        tracer: where entries go and coordinates come from.
+        devices: times tensors of an accelerator; None where there is none.
+    """
+
+    def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
+        self._tracer = tracer
+        self._devices = devices
+        self._unfinished: dict[int, HostCall] = {}
+
+    def launch(self, operation: Operation, boxed_group: Any, payload: Payload, root: int | None) -> Issued | None:
+        """Number a communication that is about to be handed on; None if it is not to be recorded."""
+        from torch.distributed import ProcessGroup
+
+        tracer = self._tracer
+        state = tracer.groups.state(ProcessGroup.unbox(boxed_group))
+        seq = next(state.collective_seq)
+        if not tracer.recording:
+            return None
+        num_bytes, self_bytes, dtype, tensor, members = payload
+        peer = -1 if root is None else state.ranks_by_group_rank[root]
+        launch = (
+            operation, state, seq, num_bytes, self_bytes, dtype, peer, True, tracer.coordinates, members, now_ns(),
+        )  # fmt: skip
+        if self._devices is not None and tensor is not None and tensor.is_cuda:
+            return self._devices.launch(launch)
+        return HostCall(launch)
+
+    def complete(self, issued: Issued, work: Any, *, stalls_until_end: bool) -> None:
+        """Have the end marked when it comes.
+
+        Args:
+            issued: what :meth:`launch` returned.
+            work: the operation's Work.
+            stalls_until_end: the caller does nothing until the end of the operation.
+        """
+        if isinstance(issued, DeviceCall):
+            if self._devices is not None:
+                self._devices.complete(issued, work)
+            return
+        call, append, unfinished = issued, self._tracer.append, self._unfinished
+        try:
+            future = work.get_future()
+        except RuntimeError:  # This backend's work has none: its end cannot be known.
+            append((forgotten_rows, schema.COLLECTIVE, call.launch, call.id))
+            return
+        unfinished[call.id] = call
+        coordinates = self._tracer.coordinates
+
+        def completed(_future: Any) -> None:
+            call.end = end = now_ns()
+            unfinished.pop(call.id, None)
+            append((completed_rows, schema.COLLECTIVE, call.launch, call.id, end, ()))
+            if stalls_until_end:
+                append((stall_rows, schema.STALL, call.launch, call.id, coordinates, call.launch[-1], end))
+
+        future.add_done_callback(completed)
+
+    def mark(self, issued: Issued) -> Mark:
+        """A mark on the clock that times this communication."""
+        return issued.clock.mark() if isinstance(issued, DeviceCall) else now_ns()
+
+    def stalled(self, issued: Issued, start: Mark, end: Mark) -> None:
+        """Somebody stood still for the communication from ``start`` to ``end``."""
+        tracer = self._tracer
+        tracer.last_mark = end
+        if isinstance(issued, DeviceCall):
+            tracer.append((device_stall_rows, schema.STALL, issued, tracer.coordinates, start, end))
+            return
+        # What follows the end of the communication is the reducer copying gradients: work, not a stall.
+        end = min(end, issued.end) if issued.end else end
+        if end > start:
+            tracer.append((stall_rows, schema.STALL, issued.launch, issued.id, tracer.coordinates, start, end))
+
+    def unfinished(self) -> list[Launch]:
+        """What was launched and has not ended."""
+        return [call.launch for call in list(self._unfinished.values())]

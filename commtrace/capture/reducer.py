@@ -1,0 +1,184 @@
+"""Captures what ``DistributedDataParallel`` sends from C++: its gradient buckets and its broadcasts.
+
+While a DDP exists there are kernels for three ``c10d`` operators in the dispatcher (how and at which cost:
+:mod:`commtrace.capture.functional`). Python methods of ``ProcessGroup`` and functional collectives reach these
+operators too; they are told by the Python frame below the kernel's: when that is one of ours, the communication has
+been counted.
+
+The reducer waits for its buckets inside a callback that autograd runs at the end of a backward pass. Callbacks run in
+the order in which they were queued, and may queue more, so two of ours stand around the reducer's: one queued with the
+first bucket, the other by the first one. The time between them is the stall.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from commtrace.capture.clock import Mark
+from commtrace.capture.functional import is_traced, overload_of
+from commtrace.capture.issued import Issued, IssuedCalls
+from commtrace.capture.operations import OPERATIONS
+from commtrace.capture.process_groups import CAPTURED_CODE
+from commtrace.capture.tracer import Tracer
+
+PART: Final = "capture of DistributedDataParallel"
+
+_OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
+"""c10d operators that DDP's C++ issues, with the method of ``ProcessGroup`` that takes the same tensors."""
+
+
+class ReducerCapture:
+    """Registers the kernels when the first ``DistributedDataParallel`` is made.
+
+    Args:
+        tracer: where entries go and coordinates come from.
+        issued: times what nobody in Python waits for.
+    """
+
+    def __init__(self, tracer: Tracer, issued: IssuedCalls) -> None:
+        self._tracer = tracer
+        self._issued = issued
+        self._library: Any = None
+        self._ddp_init: tuple[Any, Any, Any] | None = None
+        self._backward: _Backward | None = None
+
+    def install(self) -> None:
+        """Wait for the first DDP, or register the kernels now if there is one. Idempotent."""
+        import torch.distributed
+        from torch.nn.parallel import DistributedDataParallel
+
+        if self._ddp_init is not None:
+            return
+        original = DistributedDataParallel.__dict__["__init__"]
+        watch = self._watch
+
+        def __init__(module: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
+            watch()
+            original(module, *arguments, **keywords)
+
+        __init__.__wrapped__ = original  # type: ignore[attr-defined]
+        __init__.__doc__ = original.__doc__
+        DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign,assignment]
+        self._ddp_init = (DistributedDataParallel, original, __init__)
+        if torch.distributed.is_initialized() and any(
+            isinstance(thing, DistributedDataParallel) for thing in gc.get_objects()
+        ):
+            watch()
+
+    def uninstall(self) -> None:
+        """Take the kernels out and put DDP's constructor back."""
+        if self._ddp_init is not None:
+            owner, original, replacement = self._ddp_init
+            if owner.__dict__.get("__init__") is replacement:
+                owner.__init__ = original
+            self._ddp_init = None
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def _watch(self) -> None:
+        try:
+            if self._library is None:
+                self._register()
+        except Exception as error:
+            self._tracer.failed(PART, error)
+
+    def _register(self) -> None:
+        import torch
+
+        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        for name, method in _OPERATIONS.items():
+            overload = overload_of(torch.ops.c10d, name)
+            if overload is not None:
+                self._library.impl(name, self._kernel(overload, method), "BackendSelect")
+
+    def _kernel(self, overload: Any, method: str) -> Callable[..., Any]:
+        from torch._C import DispatchKey
+
+        operation = OPERATIONS[method]
+        group_argument = 2 if method == "allgather" else 1
+
+        def kernel(*arguments: Any, **keywords: Any) -> Any:
+            payload = operation.measure(arguments, None)
+            tensor = payload[3]
+            traced = tensor is None or is_traced(tensor)
+            key = DispatchKey.Meta if traced else getattr(DispatchKey, tensor.device.type.upper())
+            if traced or sys._getframe(1).f_code in CAPTURED_CODE:
+                return overload._op_dk(key, *arguments, **keywords)
+            issued: Issued | None = None
+            try:
+                root = int(arguments[2]) if operation.has_root else None
+                issued = self._issued.launch(operation, arguments[group_argument], payload, root)
+            except Exception as error:
+                self._tracer.failed(PART, error)
+            result = overload._op_dk(key, *arguments, **keywords)
+            try:
+                if issued is not None:
+                    self._launched(issued, result[1])
+            except Exception as error:
+                self._tracer.failed(PART, error)
+            return result
+
+        return kernel
+
+    def _launched(self, issued: Issued, boxed_work: Any) -> None:
+        from torch.distributed import Work
+
+        in_backward = _graph_task() != -1
+        self._issued.complete(issued, Work.unbox(boxed_work), stalls_until_end=not in_backward)
+        if in_backward:
+            self._stand_around_the_reducer(issued)
+
+    def _stand_around_the_reducer(self, issued: Issued) -> None:
+        task = _graph_task()
+        backward = self._backward
+        if backward is None or backward.task != task:
+            self._backward = backward = _Backward(task, self._tracer, self._issued)
+            backward.queue()
+        backward.last_launch = issued
+
+
+class _Backward:
+    """One backward pass: takes a mark before and after the reducer's own callback."""
+
+    def __init__(self, task: int, tracer: Tracer, issued: IssuedCalls) -> None:
+        self.task = task
+        self.last_launch: Issued | None = None
+        self._tracer = tracer
+        self._issued = issued
+        self._start: Mark = None
+
+    def queue(self) -> None:
+        """Run :meth:`_before` when the backward pass has ended, before what is queued later."""
+        _queue_callback(self._before)
+
+    def _before(self) -> None:
+        try:
+            if self.last_launch is not None:
+                self._start = self._issued.mark(self.last_launch)
+                _queue_callback(self._after)
+        except Exception as error:
+            self._tracer.failed(PART, error)
+
+    def _after(self) -> None:
+        try:
+            if self.last_launch is not None:
+                self._issued.stalled(self.last_launch, self._start, self._issued.mark(self.last_launch))
+        except Exception as error:
+            self._tracer.failed(PART, error)
+
+
+def _graph_task() -> int:
+    """Number of the backward pass that this thread is in; −1 outside of one."""
+    import torch
+
+    return int(torch._C._current_graph_task_id())
+
+
+def _queue_callback(callback: Callable[[], None]) -> None:
+    from torch.autograd import Variable
+
+    Variable._execution_engine.queue_callback(callback)

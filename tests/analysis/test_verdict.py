@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from commtrace.analysis.rank_means import RankMean
+from commtrace.analysis.states import State
+from commtrace.analysis.verdict import verdict
+
+MS = 1_000_000
+
+
+def mean(**times: int) -> RankMean:
+    """A step of 100 ms; what is not given is compute."""
+    of_state = {State(*name.replace("_", " ").split("__")): time * MS for name, time in times.items()}
+    compute = {State("compute", "forward"): 100 * MS - sum(of_state.values())}
+    return RankMean(0, "node0", {}, 100 * MS, 0, {**compute, **of_state})
+
+
+def exposed(role: str, wait: int, transfer: int) -> RankMean:
+    of_state = {State("exposed wait", role): wait * MS, State("exposed transfer", role): transfer * MS}
+    return RankMean(0, "node0", {}, 100 * MS, 0, of_state)
+
+
+def test_a_straggler_comes_first() -> None:
+    stragglers = [
+        {"rank": 1, "host": "a", "cause": "data", "cost_ms_per_step": 3.0},
+        {"rank": 5, "host": "b", "cause": "compute", "cost_ms_per_step": 30.0},
+    ]
+    assert verdict([mean(bubble=40)], stragglers) == (
+        "Rank 5 on b holds up the others (compute): it costs 30 ms of every step, 30.0% of it. Look there first."
+    )
+
+
+def test_the_largest_loss_is_named_with_its_share() -> None:
+    sentence = verdict([mean(bubble=30, data=10), mean(bubble=20)], [])
+    assert sentence.startswith("Largest loss: waiting for pipeline neighbours (bubble), 25.0% of the step (25 ms).")
+
+
+def test_communication_is_told_with_its_role_and_whether_it_is_waiting() -> None:
+    assert "dp communication, 40.0% of the step (40 ms). 75% of it is waiting" in verdict([exposed("dp", 30, 10)], [])
+    assert "tp communication, 40.0% of the step (40 ms). Most of it is transfer" in verdict([exposed("tp", 10, 30)], [])
+
+
+def test_time_in_no_span_is_not_excused() -> None:
+    assert "time in no span, 60.0%" in verdict([mean(other=60)], [])
+
+
+def test_small_losses_are_not_made_large() -> None:
+    assert verdict([mean(gc=2)], []) == (
+        "The ranks compute; the largest loss is garbage collection with 2.0% of the step. Nothing stands out."
+    )
+
+
+def test_without_steps_there_is_no_verdict() -> None:
+    assert verdict([], []) == "No step was recorded: there is nothing to judge."

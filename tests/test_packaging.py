@@ -6,7 +6,6 @@ import email
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -51,8 +50,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     shutil.copytree(ROOT, work / "checkout", symlinks=True, ignore=ignored)
     sdist = _build("sdist", work / "checkout", work / "sdist")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(work / "unpacked", filter="data")
+    (work / "unpacked").mkdir()
+    subprocess.run(["tar", "-xf", str(sdist), "-C", str(work / "unpacked")], check=True, timeout=60)
     [unpacked] = (work / "unpacked").iterdir()
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
     subprocess.run([*command, "--wheel-dir", str(work / "wheel"), str(unpacked)], check=True, timeout=200)

@@ -174,6 +174,7 @@ function timelineLegend(data) {
     }
   }
   const named = ["forward", "backward", "recompute", "optimizer", "data", "checkpoint", "gc"].filter((kind) => kinds.has(kind));
+  const marks = summary.stragglers.length ? [element("span", "▲ straggler")] : [];
   const numbered = (kind) => (kind === "forward" || kind === "backward" ? `${kind} (microbatch)` : kind);
   return [
     ...named.map((kind) => swatch(kind, numbered(kind))),
@@ -181,6 +182,7 @@ function timelineLegend(data) {
     ...[...roles].sort().flatMap((role) => [
       swatch(colours.role(role), `wait for ${role}`, true), swatch(colours.role(role), `transfer on ${role}`),
     ]),
+    ...marks,
   ];
 }
 
@@ -240,10 +242,11 @@ function showBreakdown() {
 
 function showStragglers() {
   const rows = summary.stragglers.map((found) => [
-    `rank ${found.rank}`, found.host, found.cause, found.cost_ms_per_step.toFixed(2), evidence(found.evidence),
+    found.rank < 0 ? "moves between ranks" : `rank ${found.rank}`, found.host, found.cause.replaceAll("_", " "),
+    found.cost_ms_per_step.toFixed(2), evidence(found.evidence), found.next_step ?? "",
   ]);
   byId("stragglers").append(rows.length
-    ? table(["<rank", "<host", "<cause", "cost ms per step", "<evidence"], rows)
+    ? table(["<rank", "<host", "<cause", "cost ms per step", "<evidence", "<what to do"], rows)
     : element("p", "No rank was found to slow the others down.", "empty"));
 }
 
@@ -258,7 +261,7 @@ function showPipeline() {
     byId("pipeline").append(element("p", "No pipeline was found in the run.", "empty"));
     return;
   }
-  const { measured, ideal } = pipeline.bubble_fraction_of_total;
+  const { measured, ideal } = pipeline.bubble_fraction_of_total || {};
   byId("pipeline").append(element("p", joined([
     pipeline.schedule, `${pipeline.stages} stages`, pipeline.chunks > 1 ? `${pipeline.chunks} chunks per rank` : "",
     `${pipeline.microbatches} microbatches`,

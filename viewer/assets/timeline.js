@@ -178,7 +178,7 @@ class Timeline {
     c.fillText(this.expanded.has(row.rank.rank) ? "▾" : "▸", 2, y + MAIN / 2);
     const straggles = this.stragglers.has(row.rank.rank);
     c.fillStyle = this.colours.of(straggles ? "straggler" : "text");
-    c.fillText(clip(c, straggles ? `${row.rank.label} · straggler` : row.rank.label, GUTTER - 24), 16, y + MAIN / 2);
+    c.fillText(clip(c, straggles ? `▲ ${row.rank.label}` : row.rank.label, GUTTER - 24), 16, y + MAIN / 2);
     c.fillStyle = this.colours.of("muted");
     for (const { lane, y: laneY } of row.lanes) {
       c.fillText(clip(c, lane.label, GUTTER - 40), 30, RULER + laneY - this.scroll + LANE / 2);

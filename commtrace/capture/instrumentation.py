@@ -32,7 +32,8 @@ MOST_IN_FLIGHT: Final = 32
 
 QUIET_SECONDS: Final = 5.0
 EXIT_SECONDS: Final = 1800.0
-"""At exit torch waits for unfinished communications until its own timeout, by default 30 minutes. So do we."""
+"""At exit torch waits for unfinished communications until its own timeout, by default 30 minutes. So do we, unless the
+process groups have been destroyed: then nothing more will come."""
 
 Install = Callable[[Tracer], Callable[[], None]]
 """An integration: installs itself and returns what takes it out again."""
@@ -101,9 +102,9 @@ class Instrumentation:
 
     def await_callbacks(self) -> None:
         """Before Python ends: wait for communications that nobody waited for, as torch will do in any case."""
-        if not self._process_groups.await_callbacks(QUIET_SECONDS):
+        if not self.tracer.completions.wait(QUIET_SECONDS) and _is_rank_known():
             _logger.warning("commtrace: waiting, as torch does, for communications that nobody has waited for")
-            self._process_groups.await_callbacks(EXIT_SECONDS)
+            self.tracer.completions.wait(EXIT_SECONDS)
 
     def abandon_after_fork(self) -> None:
         """In a forked child: stay silent. The patches stay and pass everything through."""

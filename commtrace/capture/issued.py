@@ -97,7 +97,7 @@ class IssuedCalls:
             if stalls_until_end:
                 append((stall_rows, schema.STALL, call.launch, call.id, coordinates, call.launch[-1], end))
 
-        future.add_done_callback(completed)
+        self._tracer.completions.add(future, completed)
 
     def mark(self, issued: Issued) -> Mark:
         """A mark on the clock that times this communication."""

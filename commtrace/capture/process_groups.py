@@ -16,8 +16,6 @@ must, hence nothing around that. The replaced methods are closures over local na
 from __future__ import annotations
 
 import sys
-import time
-import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final
@@ -53,8 +51,6 @@ class ProcessGroupCapture:
         self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
         # By id of the Work: (launch, None) if the wait ends it, (launch, (id, waits)) if a callback does.
         self._pending: dict[int, tuple[Launch, Any]] = {}
-        # Completions that have yet to call back; weak, for an operation that is given up never does.
-        self._callbacks: dict[int, weakref.ref[Any]] = {}
         self._originals: list[tuple[type, str, Any, Any]] = []
 
     @property
@@ -102,19 +98,6 @@ class ProcessGroupCapture:
             launch for launch, completion in list(self._pending.values()) if completion is None or not completion[2]
         ]
         return waiting + ([] if self._devices is None else self._devices.unfinished())
-
-    def await_callbacks(self, timeout_seconds: float) -> bool:
-        """Wait until every completion that is to call back has done so. False if that took longer than the timeout.
-
-        A callback on one of the backend's threads that wants the GIL while Python is being finalised ends the process
-        with SIGABRT (pthread_exit unwinds through C++), so this must be called before Python ends.
-        """
-        deadline = time.monotonic() + timeout_seconds
-        while any(callback() is not None for callback in list(self._callbacks.values())):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.001)
-        return True
 
     def _replace(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
@@ -182,18 +165,16 @@ class ProcessGroupCapture:
         number = next_id()
         waits: list[int] = []
         done: list[int] = []
-        append, callbacks = tracer.append, self._callbacks
+        append = tracer.append
 
         def completed(_future: Any) -> None:
             end = now_ns()
             if not done:
                 done.append(end)
                 append((completed_rows, schema.COLLECTIVE, launch, number, end, waits))
-            callbacks.pop(number, None)
 
         self._pending[key] = (launch, (number, waits, done))
-        callbacks[number] = weakref.ref(completed)
-        future.add_done_callback(completed)
+        tracer.completions.add(future, completed)
 
     def _forgotten(self, pending: tuple[Launch, Any]) -> None:
         """The Work is gone, for its id is in use again, and nobody waited for it."""

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from commtrace.capture.clock import DeviceClock, HostClock, Mark
+from commtrace.capture.completions import CompletionCallbacks
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.guard import Guard
 from commtrace.capture.records import Coordinates, Span, span_rows
@@ -28,6 +29,7 @@ class Tracer:
         recording: False outside the window of steps that the user asked for; sequence numbers are counted
             nevertheless, so that ranks stay joined.
         clock: times the compute lane.
+        completions: callbacks that communications under way will make.
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
         open_optimizers: how many optimizer phases are open now.
         last_mark: the latest end of a phase or a stall: where an unfinished last step ends.
@@ -48,6 +50,7 @@ class Tracer:
         self.window = window
         self.guard = guard or Guard()
         self.groups = groups or GroupRegistry()
+        self.completions = CompletionCallbacks()
         self.coordinates = Coordinates()
         self.recording = window is None
         self.last_mark: Mark | None = None

@@ -1,0 +1,38 @@
+"""At the end of a process, callbacks that are still to come are waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from commtrace.capture.completions import CompletionCallbacks
+
+
+def listener(heard: list[Any]) -> Callable[[Any], None]:
+    return lambda future: heard.append(future.value())
+
+
+def test_a_callback_that_has_run_is_not_waited_for() -> None:
+    callbacks, heard, future = CompletionCallbacks(), [], torch.futures.Future[int]()
+
+    callbacks.add(future, listener(heard))
+    future.set_result(7)
+
+    assert heard == [7]
+    assert callbacks.wait(timeout_seconds=0)
+
+
+def test_a_callback_that_is_to_come_is_waited_for() -> None:
+    callbacks, heard, future = CompletionCallbacks(), [], torch.futures.Future[int]()
+    callbacks.add(future, listener(heard))
+    assert not callbacks.wait(timeout_seconds=0)
+
+    timer = threading.Timer(0.05, future.set_result, [7])
+    timer.start()
+
+    assert callbacks.wait(timeout_seconds=30)
+    assert heard == [7]
+    timer.join()

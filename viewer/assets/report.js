@@ -248,6 +248,7 @@ function showStragglers() {
   byId("stragglers").append(rows.length
     ? table(["<rank", "<host", "<cause", "cost ms per step", "<evidence", "<what to do"], rows)
     : element("p", "No rank was found to slow the others down.", "empty"));
+  for (const abstention of summary.abstentions || []) byId("stragglers").append(element("p", abstention, "hint"));
 }
 
 function evidence(value) {

@@ -16,8 +16,8 @@ from commtrace.analysis.communication import communication_table
 from commtrace.analysis.coverage import find_coverage
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import rank_means
+from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.verdict import verdict
-from commtrace.errors import CommtraceError
 from commtrace.trace.run import Run
 
 
@@ -30,7 +30,8 @@ def summarise(source: str | Path | Run, steps: str | None = None) -> dict[str, A
 
     Returns:
         Values that JSON can hold, never NaN: ``run``, ``alignment``, ``ranks`` (means per step), ``communication``,
-        ``pipeline`` (None without one), ``stragglers``, ``coverage``, ``verdict`` and ``problems``.
+        ``pipeline`` (None without one), ``stragglers``, ``abstentions`` (what could not be judged), ``coverage``,
+        ``verdict`` and ``problems``.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -44,42 +45,34 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
     run, matches = analysis.run, analysis.matches
     communication = communication_table(run, matches, analysis.partition, analysis.roles)
     ranks = rank_means(run, analysis.partition)
-    problems = find_problems(analysis, communication)
-    pipeline, stragglers = _pipeline_and_stragglers(analysis, problems)
+    findings = _findings(analysis)
+    stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
         "run": _identity(analysis),
         "alignment": analysis.alignment.to_json(),
         "ranks": [rank.to_json() for rank in ranks],
         "communication": [row.to_json() for row in communication],
-        "pipeline": pipeline,
+        "pipeline": _pipeline(analysis),
         "stragglers": stragglers,
+        "abstentions": list(findings.abstentions),
         "coverage": find_coverage(run, analysis.roles).to_json(),
         "verdict": verdict(ranks, stragglers),
-        "problems": problems,
+        "problems": find_problems(analysis, communication),
     }
 
 
-def _pipeline_and_stragglers(
-    analysis: Analysis, problems: list[str]
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Both need a schedule that can be replayed; one that cannot be is a problem to tell, not the end."""
+def _pipeline(analysis: Analysis) -> dict[str, Any] | None:
     if not analysis.steps.used:
-        return None, []
-    try:
-        pipeline = _call("pipeline", "reconstruct_pipeline", analysis)
-        stragglers = _call("straggler", "find_stragglers", analysis) or []
-    except CommtraceError as error:
-        problems.append(f"Pipeline and stragglers were not analysed: {error}")
-        return None, []
-    return pipeline and pipeline.to_json(), [straggler.to_json() for straggler in stragglers]
-
-
-def _call(module: str, function: str, analysis: Analysis) -> Any:
-    """A later stage of the analysis; None in a build without it."""
-    name = f"commtrace.analysis.{module}"
+        return None
+    name = "commtrace.analysis.pipeline"
     if find_spec(name) is None:
         return None
-    return getattr(import_module(name), function)(analysis.run, analysis.matches)
+    pipeline = import_module(name).reconstruct_pipeline(analysis.run, analysis.matches)
+    return pipeline.to_json() if pipeline else None
+
+
+def _findings(analysis: Analysis) -> Findings:
+    return find_stragglers(analysis.run, analysis.matches) if analysis.steps.used else Findings()
 
 
 def _identity(analysis: Analysis) -> dict[str, Any]:

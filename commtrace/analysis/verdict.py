@@ -39,10 +39,10 @@ def verdict(ranks: Sequence[RankMean], stragglers: Sequence[Mapping[str, Any]]) 
 
 def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> str:
     cost_ns = straggler["cost_ms_per_step"] * 1e6
-    share = f"{cost_ns / mean_wall_ns:.1%} of it"
+    who = "Now one rank, now another" if straggler["rank"] < 0 else f"Rank {straggler['rank']} on {straggler['host']}"
     return (
-        f"Rank {straggler['rank']} on {straggler['host']} holds up the others ({straggler['cause']}): "
-        f"it costs {_ms(cost_ns)} of every step, {share}. Look there first."
+        f"{who} holds up the others ({straggler['cause'].replace('_', ' ')}): it costs {_ms(cost_ns)} of every step, "
+        f"{cost_ns / mean_wall_ns:.1%} of it. {straggler['next_step']}"
     )
 
 

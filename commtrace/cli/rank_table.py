@@ -82,9 +82,7 @@ def _where(rank: Rank, parallel: Mapping[str, int]) -> str:
 
 
 def _note(hidden_ranks: int) -> str:
-    note = (
-        "The parts add up to the step; other is in no span. hidden: communication that ran behind, not part of the sum."
-    )
+    note = "The parts add up to the step; other is in no span. hidden: communication behind them, outside the sum."
     if hidden_ranks:
         note += f"\n{hidden_ranks} ranks between the extremes of compute are not shown: --all-ranks shows them."
     return note

@@ -30,7 +30,7 @@ def summary(
         bool, typer.Option("--all-ranks", help="Show every rank; without, the extremes of more than 16.")
     ] = False,
 ) -> None:
-    """Show where the time of a run went, and what to look at.
+    """Print where the time of a run went, and what to look at.
 
     Every rank's mean step is divided, exactly, into compute, time exposed to communication, pipeline bubble, input,
     checkpoints, garbage collection and what is in no span; then come communication by role and operation, the

@@ -32,6 +32,8 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     _print_communication(console, summary["communication"])
     _print_pipeline(console, summary["pipeline"])
     _print_stragglers(console, summary["stragglers"])
+    for abstention in summary["abstentions"]:
+        console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     _print_coverage(console, summary["coverage"])
     for problem in summary["problems"]:
         console.print(f"[yellow]![/] {escape(problem)}")
@@ -128,7 +130,7 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
             share(row["wait_ns"], total),
         )
     console.print(table)
-    note = "GB/s while data moved; exposed: the lane stood still for it; wait: in flight before the last rank came."
+    note = "Bandwidth in GB/s of transfer. exposed: the lane stood still. wait: before the last rank arrived."
     if any(row["bandwidth_time"] == "duration" for row in rows):
         note += "\n* not matched on all members: bytes per duration, waiting included."
     console.print(Padding(note, _INDENT), style="dim")
@@ -168,18 +170,12 @@ def _cell(name: str, value: Any) -> str:
 
 def _print_stragglers(console: Console, stragglers: Sequence[Mapping[str, Any]]) -> None:
     for straggler in stragglers:
+        where = f"rank {straggler['rank']} on {straggler['host']}" if straggler["rank"] >= 0 else "moves between ranks"
         console.print(
-            f"[bold red]Straggler: rank {straggler['rank']}[/] on {escape(straggler['host'])}, "
-            f"{straggler['cause']}: costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step"
+            f"[bold red]Straggler: {escape(where)}[/], {straggler['cause'].replace('_', ' ')}: "
+            f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step"
         )
-        console.print(Padding(escape(_evidence(straggler["evidence"])), (0, 0, 1, 2)))
-
-
-def _evidence(evidence: Any) -> str:
-    if isinstance(evidence, str):
-        return evidence
-    pairs = evidence.items() if isinstance(evidence, Mapping) else enumerate(evidence)
-    return "; ".join(f"{name}: {value}" if isinstance(name, str) else str(value) for name, value in pairs)
+        console.print(Padding(escape(straggler["evidence"]), (0, 0, 1, 2)))
 
 
 def _print_coverage(console: Console, coverage: Mapping[str, Any]) -> None:

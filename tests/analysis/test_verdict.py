@@ -21,11 +21,24 @@ def exposed(role: str, wait: int, transfer: int) -> RankMean:
 
 def test_a_straggler_comes_first() -> None:
     stragglers = [
-        {"rank": 1, "host": "a", "cause": "data", "cost_ms_per_step": 3.0},
-        {"rank": 5, "host": "b", "cause": "compute", "cost_ms_per_step": 30.0},
+        {"rank": 1, "host": "a", "cause": "data", "cost_ms_per_step": 3.0, "next_step": "Prefetch."},
+        {"rank": 5, "host": "b", "cause": "compute", "cost_ms_per_step": 30.0, "next_step": "Look at its clocks."},
     ]
     assert verdict([mean(bubble=40)], stragglers) == (
-        "Rank 5 on b holds up the others (compute): it costs 30 ms of every step, 30.0% of it. Look there first."
+        "Rank 5 on b holds up the others (compute): it costs 30 ms of every step, 30.0% of it. Look at its clocks."
+    )
+
+
+def test_slowness_that_moves_between_ranks_names_none() -> None:
+    moving = {
+        "rank": -1,
+        "host": "",
+        "cause": "sequence_length_imbalance",
+        "cost_ms_per_step": 8.0,
+        "next_step": "Sort.",
+    }
+    assert verdict([mean()], [moving]).startswith(
+        "Now one rank, now another holds up the others (sequence length imbalance): it costs 8 ms"
     )
 
 

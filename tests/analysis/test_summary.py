@@ -1,0 +1,181 @@
+"""The whole summary, from made runs and from files."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.problems import NO_COMMUNICATION
+from commtrace.analysis.summary import summarise
+from commtrace.errors import ConfigurationError, RunNotFoundError
+from commtrace.trace.run import Run
+from tests.factory import collective, group, make_run, p2p, span, stall
+from tests.pipeline_factory import Clock, PipelineJob
+
+MS = 1_000_000
+PARTS = ("compute", "exposed_total", "exposed_memory", "bubble", "idle", "data", "checkpoint", "gc", "other")
+PAIR = group("dp", 0, 1)
+
+
+def summarised(run: Run, steps: str | None = None) -> dict[str, Any]:
+    told = summarise(run, steps)
+    text = json.dumps(told, allow_nan=False)
+    assert json.loads(text) == told, "the summary holds only what JSON can hold"
+    return told
+
+
+def test_it_has_the_promised_shape() -> None:
+    told = summarised(PipelineJob(2, 4, data_parallel=2, transfer_ns=1_000, all_reduce_ns=MS).run())
+    assert {"id", "attempt", "world_size", "hosts", "steps", "backend", "device", "versions", "parallel"} <= set(
+        told["run"]
+    )
+    assert {"method", "observations", "residual_ns", "hosts"} <= set(told["alignment"])
+    for rank in told["ranks"]:
+        expected = {
+            "rank",
+            "host",
+            "coordinates",
+            "wall_ns",
+            "exposed_ns",
+            "hidden_ns",
+            *(f"{part}_ns" for part in PARTS),
+        }
+        assert expected <= set(rank)
+        assert all({"wait", "transfer"} == set(parts) for parts in rank["exposed_ns"].values())
+    for row in told["communication"]:
+        assert {"role", "operation", "group_size", "count", "bytes", "duration_ns", "algbw_gbps"} <= set(row)
+        assert {"busbw_gbps", "exposed_ns", "hidden_ns", "wait_ns"} <= set(row)
+        assert {"p50", "p99", "max", "sum"} == set(row["duration_ns"])
+    assert {"captured", "dropped", "not_visible"} == set(told["coverage"])
+    assert isinstance(told["stragglers"], list)
+    assert isinstance(told["verdict"], str)
+
+
+@pytest.mark.parametrize("extra", [0, 333_333])
+def test_the_parts_of_every_rank_add_up_to_its_step(extra: int) -> None:
+    run = PipelineJob(3, 5, data_parallel=2, transfer_ns=777, all_reduce_ns=11, extra_forward_ns={1: extra}).run()
+    for rank in summarised(run)["ranks"]:
+        assert sum(rank[f"{part}_ns"] for part in PARTS) == rank["wall_ns"]
+        assert sum(sum(parts.values()) for parts in rank["exposed_ns"].values()) == rank["exposed_total_ns"]
+
+
+def test_an_ideal_pipeline_reads_as_its_formula() -> None:
+    job = PipelineJob(4, 8, forward_ns=MS, backward_ns=2 * MS)
+    told = summarised(job.run())
+    assert [rank["wall_ns"] for rank in told["ranks"]] == [33 * MS] * 4
+    assert [rank["compute_ns"] for rank in told["ranks"]] == [24 * MS] * 4
+    assert [rank["bubble_ns"] for rank in told["ranks"]] == [9 * MS, 7 * MS, 5 * MS, 3 * MS]
+    assert [rank["other_ns"] for rank in told["ranks"]] == [0] * 4
+    assert told["problems"] == []
+
+
+def test_the_first_step_is_left_out_as_warm_up_and_that_is_told() -> None:
+    steps = summarised(PipelineJob(2, 2, steps=5).run())["run"]["steps"]
+    warm_up = {"first": 0, "last": 0, "count": 1, "reason": "warm-up"}
+    assert steps == {"first": 1, "last": 4, "count": 4, "left_out": [warm_up]}
+
+
+@pytest.mark.parametrize(("steps", "first", "last", "count"), [("0:2", 0, 1, 2), ("3", 3, 3, 1), ("0:5:2", 0, 4, 3)])
+def test_the_user_chooses_the_steps(steps: str, first: int, last: int, count: int) -> None:
+    told = summarised(PipelineJob(2, 2, steps=5).run(), steps)
+    assert told["run"]["steps"] == {"first": first, "last": last, "count": count, "left_out": []}
+
+
+def test_steps_that_cannot_be_read_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="write A:B"):
+        summarise(PipelineJob(1, 1).run(), "two")
+
+
+def test_nothing_recorded_is_told_as_such(tmp_path: Any) -> None:
+    with pytest.raises(RunNotFoundError):
+        summarise(tmp_path)
+
+
+def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
+    run = PipelineJob(2, 2, steps=4).run()
+    last = run.ranks[1].spans
+    cut = last.take((last.step < 3) | (last.kind != 0))
+    in_flight = ({"operation": "recv", "group": 1, "seq": 9, "start": 5},)
+    told = summarised(
+        replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=cut, closed=False, in_flight=in_flight)})
+    )
+    assert (told["run"]["steps"]["first"], told["run"]["steps"]["last"]) == (1, 2)
+    assert "Not ended in order (killed, or still running): rank 1." in told["problems"]
+    assert "Rank 1 was last seen in recv number 9." in told["problems"]
+    assert "1 steps were left out because not every rank recorded them in full." in told["problems"]
+
+
+def test_a_run_without_steps_is_shown_whole() -> None:
+    message = collective("all_reduce", PAIR, 0, 40, 60, id=1)
+    run = make_run({rank: [span("forward", 0, 40), message, stall(message, 40, 60)] for rank in (0, 1)}, [PAIR])
+    told = summarised(run)
+    assert told["run"]["steps"] == {"first": None, "last": None, "count": 0, "left_out": []}
+    assert [rank["wall_ns"] for rank in told["ranks"]] == [60, 60]
+    assert [rank["exposed_ns"] for rank in told["ranks"]] == [{"dp": {"wait": 0, "transfer": 20}}] * 2
+    assert told["problems"][0].startswith("No step was recorded; all of the recording is shown as one.")
+
+
+def test_ranks_that_share_no_step_leave_nothing_to_show() -> None:
+    told = summarised(make_run({0: [span("step", 0, 10, step=0)], 1: [span("step", 0, 10, step=1)]}))
+    assert (told["ranks"], told["communication"], told["pipeline"]) == ([], [], None)
+    assert told["verdict"] == "No step was recorded: there is nothing to judge."
+
+
+def test_no_communication_is_said_in_words() -> None:
+    told = summarised(make_run({0: [span("step", 0, 10, step=0), span("forward", 0, 10)]}))
+    assert NO_COMMUNICATION in told["problems"]
+    assert told["communication"] == []
+    assert told["ranks"][0]["exposed_ns"] == {}
+
+
+def test_hosts_with_different_clocks_give_the_same_summary() -> None:
+    job = PipelineJob(2, 4, data_parallel=2, transfer_ns=5_000, all_reduce_ns=MS, steps=8)
+    nodes = {0: "a", 1: "a", 2: "b", 3: "b"}
+    plain = summarised(replace(job, nodes=nodes).run())
+    skewed = summarised(replace(job, nodes=nodes, clocks={"b": Clock(-9 * 10**9, 70.0)}).run())
+    assert skewed["alignment"]["method"] == "collective ends"
+    assert skewed["run"]["hosts"] == ["a", "b"]
+    for one, other in zip(plain["ranks"], skewed["ranks"], strict=True):
+        assert math.isclose(one["bubble_ns"], other["bubble_ns"], abs_tol=3_000)
+        assert math.isclose(one["wall_ns"], other["wall_ns"], rel_tol=1e-5)
+        assert sum(other[f"{part}_ns"] for part in PARTS) == other["wall_ns"]
+
+
+def test_hosts_that_cannot_be_aligned_are_told_with_what_that_means() -> None:
+    pipeline = group("pp", 0, 1)
+    rows = {
+        0: [span("step", 0, 100, step=0), p2p("send", pipeline, 1, 0, 0, 10, step=0)],
+        1: [span("step", 0, 100, step=0), p2p("recv", pipeline, 0, 0, 0, 10, step=0)],
+    }
+    told = summarised(make_run(rows, [pipeline], nodes={0: "a", 1: "b"}))
+    assert told["alignment"]["residual_ns"] is None
+    assert any(problem.startswith("Clocks are not aligned") for problem in told["problems"])
+    assert {row["wait_ns"] for row in told["communication"]} == {None}
+
+
+def test_what_spoils_the_numbers_is_told() -> None:
+    rows = {0: [span("step", 0, 100, step=0), collective("all_reduce", PAIR, 0, 0, 0, id=1, step=0)]}
+    told = summarised(make_run(rows, [PAIR], world_size=2, dropped={"p2p": 5}, details={1: '{"unfinished": true}'}))
+    text = " ".join(told["problems"])
+    assert "5 spans were dropped on rank 0" in text
+    assert "1 of 1 communications could not be matched on all members" in text
+    assert "1 communications were never seen to end" in text
+    assert told["coverage"]["dropped"] == {"p2p": 5}
+
+
+def test_members_that_disagree_are_told() -> None:
+    rows = {
+        rank: [span("step", 0, 100, step=0), collective("all_reduce", PAIR, 0, 0, 10, bytes=rank, step=0)]
+        for rank in (0, 1)
+    }
+    told = summarised(make_run(rows, [PAIR]))
+    assert "2 communications differ between their members in operation, bytes or dtype." in told["problems"]
+
+
+def test_what_the_reader_noticed_comes_first() -> None:
+    run = replace(make_run({0: [span("step", 0, 10, step=0)]}), problems=("torn",))
+    assert summarised(run)["problems"][0] == "torn"

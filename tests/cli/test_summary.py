@@ -1,0 +1,159 @@
+"""What ``commtrace summary`` prints."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from commtrace.analysis.summary import summarise
+from commtrace.cli.main import app
+from commtrace.cli.summary_view import print_summary
+from commtrace.trace.run import Run
+from tests.factory import make_run, span
+from tests.pipeline_factory import Clock, PipelineJob
+
+runner = CliRunner()
+MS = 1_000_000
+
+
+def printed(run: Run, *, all_ranks: bool = False, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    print_summary(console, summarise(run), all_ranks=all_ranks)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def row(text: str, *beginning: str) -> list[str]:
+    """The cells of the first line that begins with these words."""
+    for line in text.splitlines():
+        if line.split()[: len(beginning)] == list(beginning):
+            return line.split()
+    raise AssertionError(f"no line begins with {beginning}:\n{text}")
+
+
+def test_the_header_says_what_is_shown() -> None:
+    lines = printed(PipelineJob(2, 4, data_parallel=2, steps=5).run()).splitlines()
+    assert lines[:4] == [
+        "Run made-run · 4 ranks on node0 · gloo · cpu",
+        "pp 2 × dp 2 · commtrace 0.1.0 · torch 2.13.0",
+        "Steps 1–4: 4 used; left out: 0 (warm-up)",
+        "Clocks: shared clock",
+    ]
+
+
+def test_every_rank_has_its_parts_in_milliseconds_and_per_cent() -> None:
+    text = printed(PipelineJob(4, 8, forward_ns=MS, backward_ns=2 * MS).run())
+    heading = row(text, "rank")
+    assert heading == ["rank", "where", "step", "compute", "exposed", "bubble", "other", "hidden"]
+    assert row(text, "0", "pp0") == ["0", "pp0", "33.0", "24.0", "73%", "0", "0%", "9.00", "27%", "0", "0%", "0"]
+    assert row(text, "3", "pp3") == ["3", "pp3", "33.0", "24.0", "73%", "6.00", "18%", "3.00", "9%", "0", "0%", "0"]
+
+
+def test_parts_that_no_rank_has_are_not_shown_and_those_that_one_has_are() -> None:
+    rows = [
+        span("step", 0, 10 * MS, step=0),
+        span("data", 0, MS, step=0),
+        span("checkpoint", MS, 3 * MS, step=0),
+        span("gc", 0, 1_000, step=0),
+    ]
+    text = printed(make_run({0: rows}))
+    assert row(text, "rank")[3:] == ["compute", "exposed", "bubble", "data", "checkpoint", "gc", "other", "hidden"]
+    assert row(text, "0")[1:] == ["10.0", "0", "0", "0", "1.00", "2.00", "0.0010", "7.00", "0"]
+
+
+def test_communication_is_shown_by_role_and_operation() -> None:
+    text = printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
+    assert " ".join(row(text, "dp", "all_reduce")) == (
+        "dp all_reduce 2 4 4.10 kB 1.00 ms 1.00 ms 0.0010 0.0010 100% 0%"
+    )
+
+
+def test_the_clock_line_tells_the_residual() -> None:
+    job = PipelineJob(2, 4, nodes={0: "a", 1: "b"}, clocks={"b": Clock(10**9, 30.0)}, steps=10)
+    text = printed(job.run())
+    assert "on 2 hosts" in text
+    assert "Clocks: collective ends, 10 observations, residual" in text
+    assert row(text, "rank")[:3] == ["rank", "host", "where"]
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_of_many_ranks_the_extremes_are_shown(all_ranks: bool) -> None:
+    run = PipelineJob(1, 2, data_parallel=40, extra_forward_ns={rank: 1_000 * rank for rank in range(40)}).run()
+    text = printed(run, all_ranks=all_ranks)
+    table = text[text.index("Mean step") : text.index("The parts")].splitlines()[2:]
+    shown = [int(line.split()[0]) for line in table]
+    assert shown == (list(range(40)) if all_ranks else [*range(8), *range(32, 40)])
+    assert ("24 ranks between the extremes of compute are not shown" in text) is not all_ranks
+
+
+def test_a_straggler_is_named_and_the_verdict_stands_last() -> None:
+    run = PipelineJob(2, 8, data_parallel=2, extra_forward_ns={1: 5 * MS}, steps=12).run()
+    text = printed(run)
+    assert "Straggler: rank 1 on node0, compute: costs" in text
+    *_, verdict, following = [line for line in text.splitlines() if line.strip()]
+    assert following == "Next: commtrace report made-run -o report.html"
+    assert "Rank 1 on node0 holds up the others (compute)" in text
+    assert text.index("holds up the others") > text.index("Captured:")
+    assert verdict
+
+
+def test_problems_are_printed_word_by_word() -> None:
+    run = replace(make_run({0: [span("step", 0, 10, step=0)]}), problems=("[torn] file",))
+    text = printed(run)
+    assert "! [torn] file" in text
+    assert "! No communication was recorded in these steps." in text
+
+
+def test_a_dimension_that_was_not_heard_is_printed() -> None:
+    text = printed(make_run({0: [span("step", 0, 10, step=0)]}, world_size=2, parallel={"tp": 2}))
+    assert "Not visible: tp communication: tp = 2, and none was seen." in text
+
+
+def test_no_line_is_longer_than_a_hundred_columns_and_nothing_is_cut() -> None:
+    nodes = {rank: f"gpu-node-{rank // 4:03d}.cluster" for rank in range(32)}
+    job = PipelineJob(4, 8, 8, 950 * MS, 1_950 * MS, transfer_ns=20_000, all_reduce_ns=55 * MS, nodes=nodes)
+    text = printed(job.run())
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "…" not in text
+
+
+def write_run(directory: Path, run: Run) -> Path:
+    """The run as files, as a recorder leaves them."""
+    from commtrace.trace import schema
+    from commtrace.trace.writer import SegmentWriter
+
+    columns = [field.name for field in schema.SCHEMA]
+    for rank, trace in run.ranks.items():
+        writer = SegmentWriter(directory, trace.metadata)
+        table = []
+        for position in range(len(trace.spans)):
+            values = {name: getattr(trace.spans, name)[position].item() for name in columns if name != "detail"}
+            for name in ("name", "dtype"):
+                values[name] = run.names[values[name]] if values[name] >= 0 else None
+            table.append(tuple(values.get(name) for name in columns))
+        writer.write(table)
+        writer.close()
+        assert rank == trace.rank
+    return directory
+
+
+def test_the_command_prints_what_the_analysis_says(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, PipelineJob(2, 3, steps=4).run())
+
+    result = runner.invoke(app, ["summary", str(directory)])
+    assert result.exit_code == 0, result.output
+    assert "Steps 1–3: 3 used; left out: 0 (warm-up)" in result.output
+
+    result = runner.invoke(app, ["summary", str(directory), "--json", "--steps", "0:2"])
+    assert json.loads(result.output) == summarise(directory, "0:2")
+
+
+def test_a_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["summary", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds no recorded run" in result.output

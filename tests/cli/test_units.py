@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from commtrace.cli import units
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "text"),
+    [(0, "0 ns"), (812, "812 ns"), (24_300, "24.3 µs"), (1_200_000, "1.20 ms"), (3e9, "3.00 s"), (None, "–")],
+)
+def test_durations_carry_their_unit(time_ns: float | None, text: str) -> None:
+    assert units.duration(time_ns) == text
+
+
+@pytest.mark.parametrize(("time_ns", "text"), [(33_000_000, "33.0"), (123_456_789, "123"), (0, "0"), (4_000, "0.0040")])
+def test_milliseconds_have_three_digits(time_ns: float, text: str) -> None:
+    assert units.milliseconds(time_ns) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"), [(1, 3, "33%"), (1, 1000, "<1%"), (0, 5, "0%"), (3, 0, "–"), (None, 1, "–")]
+)
+def test_what_is_not_nothing_is_not_zero_per_cent(part: float | None, whole: float, text: str) -> None:
+    assert units.share(part, whole) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (4_096, "4.10 kB"), (3_500_000_000, "3.50 GB")]
+)
+def test_bytes_are_powers_of_ten(count: int, text: str) -> None:
+    assert units.num_bytes(count) == text
+
+
+def test_an_unknown_bandwidth_is_not_zero() -> None:
+    assert (units.bandwidth(None), units.bandwidth(12.34)) == ("–", "12.3")

@@ -24,6 +24,7 @@ _PARTS: Final = {
     "other": "other_ns",
 }
 _ALWAYS_SHOWN: Final = ("compute", "exposed", "bubble", "other")
+_WORTH_A_COLUMN: Final = 0.001
 _PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
 
 
@@ -31,7 +32,7 @@ def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, s
     """The table, and a note on how to read it."""
     ranks: Sequence[Rank] = summary["ranks"]
     shown = ranks if all_ranks else _extremes(ranks, {one["rank"] for one in summary["stragglers"]})
-    parts = [part for part, key in _PARTS.items() if part in _ALWAYS_SHOWN or any(rank[key] for rank in ranks)]
+    parts = [part for part in _PARTS if part in _ALWAYS_SHOWN or _largest_share(ranks, part) >= _WORTH_A_COLUMN]
     gap = " " if len(parts) <= _PARTS_THAT_FIT_ON_ONE_LINE else "\n"
     several_hosts = len(summary["run"]["hosts"]) > 1
     table = Table(
@@ -59,7 +60,11 @@ def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, s
             *cells,
             milliseconds(rank["hidden_ns"]),
         )
-    return table, _note(len(ranks) - len(shown))
+    return table, _note(ranks, parts, len(ranks) - len(shown))
+
+
+def _largest_share(ranks: Sequence[Rank], part: str) -> float:
+    return max(rank[_PARTS[part]] / max(rank["wall_ns"], 1) for rank in ranks)
 
 
 def _extremes(ranks: Sequence[Rank], named: set[int]) -> Sequence[Rank]:
@@ -81,8 +86,12 @@ def _where(rank: Rank, parallel: Mapping[str, int]) -> str:
     return " ".join(f"{name}{position}" for name, position in coordinates if parallel.get(name, 2) > 1)
 
 
-def _note(hidden_ranks: int) -> str:
-    note = "The parts add up to the step; other is in no span. hidden: communication behind them, outside the sum."
+def _note(ranks: Sequence[Rank], shown_parts: Sequence[str], hidden_ranks: int) -> str:
+    note = "The parts add up to the step; other is in no span. hidden: communication behind them, not a part."
+    small = {part: max(rank[key] for rank in ranks) for part, key in _PARTS.items() if part not in shown_parts}
+    told = [f"{part} at most {milliseconds(most)} ms" for part, most in small.items() if most]
+    if told:
+        note += f"\nBelow 0.1 % of every step: {', '.join(told)}."
     if hidden_ranks:
         note += f"\n{hidden_ranks} ranks between the extremes of compute are not shown: --all-ranks shows them."
     return note

@@ -16,7 +16,7 @@ from commtrace.cli.units import bandwidth, duration, milliseconds, num_bytes, sh
 Summary = Mapping[str, Any]
 
 _INDENT: Final = (0, 0, 1, 0)
-_IDENTITY_VERSIONS: Final = ("commtrace", "torch", "megatron-core", "deepspeed", "nvidia-nccl-cu12", "cuda")
+_IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12")
 
 
 def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False) -> None:
@@ -53,7 +53,8 @@ def _header(summary: Summary) -> Iterable[str]:
     )
     parallel = " × ".join(f"{name} {size}" for name, size in run["parallel"].items() if size > 1)
     versions = [f"{name} {run['versions'][name]}" for name in _IDENTITY_VERSIONS if name in run["versions"]]
-    yield " · ".join(filter(None, [parallel, *versions]))
+    framework = " ".join((run["framework"] or {}).values())
+    yield " · ".join(filter(None, [parallel, framework, *versions]))
     yield _steps_line(run["steps"])
     yield _clock_line(summary["alignment"])
 
@@ -188,5 +189,5 @@ def _print_coverage(console: Console, coverage: Mapping[str, Any]) -> None:
 def _table(title: str, words: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for word in words:
-        table.add_column(word)
+        table.add_column(word, overflow="fold")
     return table

@@ -46,5 +46,7 @@ def bandwidth(gigabytes_per_second: float | None) -> str:
 
 def _three_digits(number: float) -> str:
     size = abs(number)
+    if 0 < size < 1e-4:
+        return f"{number:.1e}"
     decimals = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 0.01 else 4
     return f"{number:.{decimals}f}"

@@ -59,11 +59,18 @@ def test_parts_that_no_rank_has_are_not_shown_and_those_that_one_has_are() -> No
         span("step", 0, 10 * MS, step=0),
         span("data", 0, MS, step=0),
         span("checkpoint", MS, 3 * MS, step=0),
-        span("gc", 0, 1_000, step=0),
+        span("gc", 0, 20_000, step=0),
     ]
     text = printed(make_run({0: rows}))
     assert row(text, "rank")[3:] == ["compute", "exposed", "bubble", "data", "checkpoint", "gc", "other", "hidden"]
-    assert row(text, "0")[1:] == ["10.0", "0", "0", "0", "1.00", "2.00", "0.0010", "7.00", "0"]
+    assert row(text, "0")[1:] == ["10.0", "0", "0", "0", "0.98", "2.00", "0.02", "7.00", "0"]
+
+
+def test_parts_too_small_for_a_column_are_told_below_the_table() -> None:
+    rows = [span("step", 0, 10 * MS, step=0), span("gc", 0, 1_000, step=0)]
+    text = printed(make_run({0: rows}))
+    assert "gc" not in row(text, "rank")
+    assert "Below 0.1 % of every step: gc at most 0.0010 ms." in text
 
 
 def test_communication_is_shown_by_role_and_operation() -> None:
@@ -157,3 +164,22 @@ def test_a_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:
     result = runner.invoke(app, ["summary", str(tmp_path)])
     assert result.exit_code == 2
     assert "holds no recorded run" in result.output
+
+
+def test_a_pipeline_is_shown_stage_by_stage_beside_its_ideal() -> None:
+    told = summarise(make_run({0: [span("step", 0, 10, step=0)]}))
+    told["pipeline"] = {
+        "schedule": "1f1b",
+        "stages": 2,
+        "chunks": 1,
+        "microbatches": 4,
+        "bubble_fraction_of_total": {"measured": 0.31, "ideal": 0.2},
+        "per_stage": [{"stage": stage, "bubble_ns": 3 * MS + stage, "by_phase": {"steady": 1}} for stage in (0, 1)],
+    }
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    print_summary(console, told)
+    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    title = "Pipeline: 1f1b, 2 stages × 1 chunks, 4 microbatches; bubble 31% of the step (ideal 20%)"
+    assert title in text
+    assert row(text, "stage") == ["stage", "bubble", "ms"]
+    assert row(text, "1") == ["1", "3.00"]

@@ -34,3 +34,4 @@ def test_bytes_are_powers_of_ten(count: int, text: str) -> None:
 
 def test_an_unknown_bandwidth_is_not_zero() -> None:
     assert (units.bandwidth(None), units.bandwidth(12.34)) == ("–", "12.3")
+    assert units.bandwidth(0.00004) == "4.0e-05"

@@ -35,14 +35,7 @@ def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, s
     parts = [part for part in _PARTS if part in _ALWAYS_SHOWN or _largest_share(ranks, part) >= _WORTH_A_COLUMN]
     gap = " " if len(parts) <= _PARTS_THAT_FIT_ON_ONE_LINE else "\n"
     several_hosts = len(summary["run"]["hosts"]) > 1
-    table = Table(
-        title="Mean step of each rank, ms and share",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rank", justify="right", no_wrap=True)
     if several_hosts:
         table.add_column("host", overflow="fold")
@@ -64,7 +57,7 @@ def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, s
 
 
 def _largest_share(ranks: Sequence[Rank], part: str) -> float:
-    return max(rank[_PARTS[part]] / max(rank["wall_ns"], 1) for rank in ranks)
+    return max(float(rank[_PARTS[part]]) / max(rank["wall_ns"], 1) for rank in ranks)
 
 
 def _extremes(ranks: Sequence[Rank], named: set[int]) -> Sequence[Rank]:

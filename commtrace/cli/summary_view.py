@@ -15,7 +15,6 @@ from commtrace.cli.units import bandwidth, duration, milliseconds, num_bytes, sh
 
 Summary = Mapping[str, Any]
 
-_INDENT: Final = (0, 0, 1, 0)
 _IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12")
 
 
@@ -26,8 +25,7 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     console.print()
     if summary["ranks"]:
         table, note = rank_table(summary, all_ranks=all_ranks)
-        console.print(table)
-        console.print(Padding(note, _INDENT), style="dim")
+        _print_table(console, "Mean step of each rank, ms and share", table, note)
     _print_exposed(console, summary)
     _print_communication(console, summary["communication"])
     _print_pipeline(console, summary["pipeline"])
@@ -89,7 +87,7 @@ def _print_exposed(console: Console, summary: Summary) -> None:
     roles = sorted({role for rank in ranks for role in rank["exposed_ns"]})
     if not roles:
         return
-    table = _table("Standing still for communication, ms per step", ["role"])
+    table = _table(["role"])
     for heading in ("mean wait", "mean transfer", "mean share", "most", "on rank"):
         table.add_column(heading, justify="right", no_wrap=True)
     wall = sum(rank["wall_ns"] for rank in ranks)
@@ -105,13 +103,13 @@ def _print_exposed(console: Console, summary: Summary) -> None:
             milliseconds(most),
             str(-on_rank),
         )
-    console.print(Padding(table, _INDENT))
+    _print_table(console, "Standing still for communication, ms per step", table)
 
 
 def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     if not any(row["count"] for row in rows):
         return
-    table = _table("Communication, all ranks and steps", ["role", "operation"])
+    table = _table(["role", "operation"])
     for heading in ("n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "exposed", "wait"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -130,29 +128,28 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
             share(row["exposed_ratio"]),
             share(row["wait_ns"], total),
         )
-    console.print(table)
     note = "Bandwidth in GB/s of transfer. exposed: the lane stood still. wait: before the last rank arrived."
     if any(row["bandwidth_time"] == "duration" for row in rows):
         note += "\n* not matched on all members: bytes per duration, waiting included."
-    console.print(Padding(note, _INDENT), style="dim")
+    _print_table(console, "Communication, all ranks and steps", table, note)
 
 
 def _print_pipeline(console: Console, pipeline: Mapping[str, Any] | None) -> None:
     if pipeline is None:
         return
     bubble = pipeline.get("bubble_fraction_of_total") or {}
-    table = _table(
+    title = (
         f"Pipeline: {pipeline['schedule']}, {pipeline['stages']} stages × {pipeline['chunks']} chunks, "
         f"{pipeline['microbatches']} microbatches; bubble {share(bubble.get('measured'))} of the step "
-        f"(ideal {share(bubble.get('ideal'))})",
-        [],
+        f"(ideal {share(bubble.get('ideal'))})"
     )
+    table = _table([])
     stages = [_scalars(stage) for stage in pipeline["per_stage"]]
     for heading in stages[0] if stages else ():
         table.add_column(_heading(heading), justify="right", no_wrap=True)
     for stage in stages:
         table.add_row(*(_cell(name, value) for name, value in stage.items()))
-    console.print(Padding(table, _INDENT))
+    _print_table(console, title, table)
 
 
 def _scalars(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,8 +183,17 @@ def _print_coverage(console: Console, coverage: Mapping[str, Any]) -> None:
         console.print(f"[yellow]Not visible:[/] {escape(path)}")
 
 
-def _table(title: str, words: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(words: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for word in words:
         table.add_column(word, overflow="fold")
     return table
+
+
+def _print_table(console: Console, title: str, table: Table, note: str = "") -> None:
+    # Not the table's own title: that is folded to the width of the table.
+    console.print(f"[bold]{escape(title)}[/]")
+    console.print(table)
+    if note:
+        console.print(note, style="dim")
+    console.print()

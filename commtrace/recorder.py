@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import multiprocessing
 import threading
 import time
 from collections import deque
@@ -28,6 +29,8 @@ FLUSH_SECONDS: Final = 0.5
 _RETRY_SECONDS: Final = 10.0
 _ENTRIES_BETWEEN_YIELDS: Final = 64
 _ENTRIES_NOT_REACHED: Final = 256
+_TOLD_AGAIN: Final = frozenset({"clock_anchor", "dropped", "end", "in_flight"})
+"""Marks that need no second try when they could not be written: newer ones take their place."""
 _NO = schema.NOT_APPLICABLE
 
 
@@ -41,7 +44,7 @@ class Sink(Protocol):
     """Receives finished rows on the harvester thread."""
 
     def write(self, rows: list[Row]) -> None:
-        """Take these rows. An OSError makes the recorder drop and count them, and try again later."""
+        """Take these rows. An exception makes the recorder drop and count them, and try again later."""
 
     def close(self) -> None:
         """No more rows will come."""
@@ -79,7 +82,9 @@ class Recorder:
         self._unresolved: deque[Entry] = deque()
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
         self._drop_reads = 0
-        self._drops_told = [0] * len(schema.KINDS)
+        self._drops_told: dict[str, int] = {}
+        self._untold_marks: list[Row] = []
+        self._bad_entry_told = False
         self._lost_in_sink = [0] * len(schema.KINDS)
         self._sinks: list[Sink] | None = None
         self._sink_retry_at = 0.0
@@ -170,17 +175,23 @@ class Recorder:
                 return
             if not self._try_open():
                 return
-        rows = [mark_row(name, detail) for name, detail in self._before_pass()]
+        rows = self._untold_marks + [mark_row(name, detail) for name, detail in self._before_pass()]
         rows += self._resolved_rows()
         if last:
             self._count_unreached()
-        rows += self._drop_marks()
+        dropped = self.dropped
+        rows += self._drop_marks(dropped)
         if last:
             rows.append(mark_row("end", {}))
-        self._write(rows)
+        if self._write(rows):
+            self._drops_told, self._untold_marks = dropped, []
+        else:
+            self._untold_marks = [row for row in rows if row[0] == schema.MARK and row[1] not in _TOLD_AGAIN]
 
     def _trained(self) -> bool:
         """Whether anything but garbage was recorded: a launcher or data loader is no rank and must not write as one."""
+        if multiprocessing.parent_process() is not None:
+            return False  # what a spawned DataLoader worker records must not take the place of its rank
         return any(entry[1] != schema.GC for entry in list(self.buffer))
 
     def _try_open(self) -> bool:
@@ -199,7 +210,12 @@ class Recorder:
             if position % _ENTRIES_BETWEEN_YIELDS == 0:
                 # Let go of the GIL: a training thread that waits for it would otherwise wait a whole switch interval.
                 time.sleep(0)
-            own = entry[0](entry) if not_reached < _ENTRIES_NOT_REACHED else None
+            try:
+                own = entry[0](entry) if not_reached < _ENTRIES_NOT_REACHED else None
+            except Exception:
+                self._lost_in_sink[entry[1]] += 1
+                self._tell_bad_entry()
+                continue
             if own is None:
                 not_reached += 1
                 waiting.append(entry)
@@ -220,40 +236,41 @@ class Recorder:
             self._lost_in_sink[entry[1]] += 1
         self._unresolved.clear()
 
-    def _drop_marks(self) -> list[Row]:
-        now = self.dropped
-        news = {
-            word: now[word] - self._drops_told[kind]
-            for kind, word in enumerate(schema.KINDS)
-            if now.get(word, 0) > self._drops_told[kind]
-        }
-        for word in news:
-            self._drops_told[schema.KINDS.index(word)] = now[word]
+    def _drop_marks(self, dropped: Mapping[str, int]) -> list[Row]:
+        told = self._drops_told
+        news = {word: count - told.get(word, 0) for word, count in dropped.items() if count > told.get(word, 0)}
         return [mark_row("dropped", news)] if news else []
 
-    def _write(self, rows: list[Row]) -> None:
+    def _write(self, rows: list[Row]) -> bool:
+        """Hand rows to the sinks; False if they could not take them, which is counted."""
         if not rows:
-            return
+            return True
         if time.monotonic() < self._sink_retry_at:
             self._count_lost(rows)
-            return
+            return False
         for sink in self._sinks or ():
             try:
                 sink.write(rows)
-                self._sink_failed = False
-            except OSError as error:
+            except Exception as error:
                 self._tell_sink_failure(error)
                 self._count_lost(rows)
-                return
+                return False
+        self._sink_failed = False
         for row in rows:
             self.captured[row[0]] += 1
+        return True
 
     def _count_lost(self, rows: list[Row]) -> None:
         for row in rows:
             if row[0] != schema.MARK:
                 self._lost_in_sink[row[0]] += 1
 
-    def _tell_sink_failure(self, error: OSError) -> None:
+    def _tell_bad_entry(self) -> None:
+        if not self._bad_entry_told:
+            self._bad_entry_told = True
+            _logger.warning("commtrace: a span could not be made; it and others like it are counted", exc_info=True)
+
+    def _tell_sink_failure(self, error: Exception) -> None:
         self._sink_retry_at = time.monotonic() + _RETRY_SECONDS
         if not self._sink_failed:
             self._sink_failed = True
@@ -262,6 +279,7 @@ class Recorder:
                 "is tried again every %s s. Free some space or set COMMTRACE_DIR to a writable directory.",
                 error,
                 _RETRY_SECONDS,
+                exc_info=None if isinstance(error, OSError) else error,
             )
 
     def _close_sinks(self) -> None:

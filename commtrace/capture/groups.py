@@ -58,11 +58,17 @@ class GroupRegistry:
 
     Objects are looked up by ``id`` because hashing a ``ProcessGroup`` is slower than the rest of the lookup; a weak
     reference removes the entry before the id can be used again.
+
+    Attributes:
+        states: by ``id`` of the ``ProcessGroup``.
+        version: changes with every group and role that becomes known.
+        position: rank, world size and backend of this process when it last had a process group.
     """
 
     def __init__(self) -> None:
         self.states: dict[int, GroupState] = {}
         self.version = 0
+        self.position: tuple[int, int, str] | None = None
         self._lock = threading.RLock()
         self._ordinals: dict[tuple[int, ...], itertools.count[int]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -101,6 +107,8 @@ class GroupRegistry:
             return list(self._history.values())
 
     def _register(self, process_group: Any) -> GroupState:
+        from torch.distributed import distributed_c10d
+
         ranks_by_group_rank = _global_ranks(process_group)
         ranks = tuple(sorted(ranks_by_group_rank))
         ordinal = next(self._ordinals.setdefault(ranks, itertools.count()))
@@ -113,6 +121,12 @@ class GroupRegistry:
             description=str(process_group.group_desc),
             backend=_backend_name(process_group),
         )
+        if distributed_c10d.is_initialized():
+            self.position = (
+                distributed_c10d.get_rank(),
+                distributed_c10d.get_world_size(),
+                str(distributed_c10d.get_backend()),
+            )
         state = GroupState(group, ranks_by_group_rank)
         key = id(process_group)
         self.states[key] = state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +53,7 @@ class Instrumentation:
         self._run_id = identity.run_id(config)
         self.directory = Path(config.dir or f"commtrace-runs/{self._run_id}").absolute()
         self.recorder = Recorder(
-            self._open_sinks, ready=_is_rank_known, capacity=config.buffer_spans, before_pass=self._marks
+            self._open_sinks, ready=self._is_rank_known, capacity=config.buffer_spans, before_pass=self._marks
         )
         self._device_clock = _device_clock()
         window = StepRange.parse(config.steps) if config.steps else None
@@ -102,7 +102,7 @@ class Instrumentation:
 
     def await_callbacks(self) -> None:
         """Before Python ends: wait for communications that nobody waited for, as torch will do in any case."""
-        if not self.tracer.completions.wait(QUIET_SECONDS) and _is_rank_known():
+        if not self.tracer.completions.wait(QUIET_SECONDS) and _is_initialized():
             _logger.warning("commtrace: waiting, as torch does, for communications that nobody has waited for")
             self.tracer.completions.wait(EXIT_SECONDS)
 
@@ -120,10 +120,17 @@ class Instrumentation:
 
     def _open_sinks(self) -> list[Sink]:
         metadata = identity.collect(self._config, self._run_id)
+        if not metadata.backend and self.tracer.groups.position is not None:
+            # A short job: its process groups are gone already.
+            rank, world_size, backend = self.tracer.groups.position
+            metadata = replace(metadata, rank=rank, world_size=world_size, backend=backend)
         writer = SegmentWriter(self.directory, metadata, steps_per_segment=self._config.steps_per_segment)
         if metadata.rank == 0:
             _logger.info("commtrace records to %s", self.directory)
         return [writer]
+
+    def _is_rank_known(self) -> bool:
+        return self.tracer.groups.position is not None or _is_initialized()
 
     def _marks(self) -> Iterator[tuple[str, Any]]:
         """What has changed since the last pass and is not a span. Runs on the harvester thread."""
@@ -170,7 +177,7 @@ class Instrumentation:
         ][:MOST_IN_FLIGHT]
 
 
-def _is_rank_known() -> bool:
+def _is_initialized() -> bool:
     import torch.distributed
 
     return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -7,6 +7,8 @@ the rest of a long run.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -38,7 +40,8 @@ class SegmentWriter:
     """Appends rows to the current segment of one rank and starts the next one every ``steps_per_segment`` steps.
 
     An :class:`OSError` (disk full, directory gone) leaves through :meth:`write`; what was written before stays
-    readable. The segment that failed is abandoned: the next call of :meth:`write` starts a new one.
+    readable. The segment that failed is abandoned: the next call of :meth:`write` starts a new one. A directory that
+    somebody deleted is not made again.
     """
 
     def __init__(self, run_directory: Path, metadata: RankMetadata, *, steps_per_segment: int = 100) -> None:
@@ -56,7 +59,8 @@ class SegmentWriter:
         """Append rows as one record batch per segment they fall into."""
         while rows:
             if self._stream is None:
-                self._open(min((row[_STEP_COLUMN] for row in rows if row[_STEP_COLUMN] >= 0), default=0))
+                steps = (row[_STEP_COLUMN] for row in rows if row[_STEP_COLUMN] >= 0)
+                self._open(min(steps, default=self._first_step))
             end = self._first_step + self._steps_per_segment
             current = [row for row in rows if row[_STEP_COLUMN] < end]
             rows = [row for row in rows if row[_STEP_COLUMN] >= end]
@@ -67,6 +71,8 @@ class SegmentWriter:
 
     def _append(self, rows: Sequence[Row]) -> None:
         try:
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
             self._stream.write_batch(self._batch(rows))
         except (OSError, pa.ArrowException):
             self._abandon()
@@ -86,14 +92,15 @@ class SegmentWriter:
         path = self.directory / f"spans-{self._number:04d}.arrows"
         metadata = {schema.METADATA_KEY: self._metadata.to_json(), b"commtrace.format": str(schema.FORMAT_VERSION)}
         metadata[b"commtrace.first_step"] = str(first_step)
-        self._number += 1
-        self._first_step = first_step
         self._file = pa.OSFile(str(path), "wb")
         try:
             self._stream = pa.ipc.new_stream(self._file, schema.SCHEMA.with_metadata(metadata), options=_OPTIONS)
         except (OSError, pa.ArrowException):
             self._abandon()
+            path.unlink()  # an empty file more for every try would help nobody
             raise
+        self._number += 1
+        self._first_step = first_step
 
     def _abandon(self) -> None:
         file, self._stream, self._file = self._file, None, None

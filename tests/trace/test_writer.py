@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,7 +147,33 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_open_file(tmp_path: Path) 
     writer.write(steps(1, 2))
     writer.close()
 
-    assert load_run(tmp_path).ranks[0].spans.step.tolist() == [1]
+    assert _segments(writer.directory) == ["spans-0000.arrows"]
+    run = load_run(tmp_path)
+    assert run.ranks[0].spans.step.tolist() == [1]
+    assert run.problems == ()
+
+
+def test_a_directory_that_is_removed_while_it_is_written_is_an_os_error(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, metadata())
+    writer.write(steps(0, 1))
+    shutil.rmtree(writer.directory)
+
+    with pytest.raises(OSError, match="rank-00000"):
+        writer.write(steps(1, 2))
+
+
+def test_a_segment_begun_after_a_failure_is_found_by_its_steps(tmp_path: Path) -> None:
+    """Also if it begins with rows of no step: it stands behind the segment that failed."""
+    writer = SegmentWriter(tmp_path, metadata(), steps_per_segment=10)
+    writer.write(steps(0, 25))
+    with _files_limited_to(0), pytest.raises(OSError, match="large"):
+        writer.write(steps(25, 26))
+    writer.write([mark("topology", {})])
+    writer.write(steps(26, 45))
+    writer.close()
+
+    assert load_run(tmp_path, steps="14:16").ranks[0].spans.step.tolist() == [14, 15]
+    assert load_run(tmp_path, steps="26:29").ranks[0].spans.step.tolist() == [26, 27, 28]
 
 
 def test_a_directory_that_was_removed_is_an_os_error(tmp_path: Path) -> None:

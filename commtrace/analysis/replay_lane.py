@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.operations import communication_rows
+from commtrace.analysis.operations import SYNCHRONISING, communication_rows, named, unfinished_rows
 from commtrace.trace import schema
-from commtrace.trace.run import RankTrace
+from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
 
 FORWARD: Final = 1
@@ -82,7 +82,8 @@ class Lane:
     Attributes:
         node_step: index of the step of each node.
         node_piece: pieces that lie before the node.
-        node_row: row of the stall that the node ends; −1 for start and end of a step.
+        node_row: row of the stall that the node ends, or of a communication that the lane waited for without standing
+            still; −1 for start and end of a step.
         step_start, step_end: of each step, ns; −1 where the rank did not record it.
         piece_ns: duration of each piece.
         piece_segment: the segment that it belongs to.
@@ -99,15 +100,15 @@ class Lane:
     launches: Launches
 
 
-def read_lane(trace: RankTrace, stage: int, steps: Int64) -> Lane:
-    """The program of a rank in the given steps."""
+def read_lane(run: Run, trace: RankTrace, stage: int, steps: Int64) -> Lane:
+    """The program of a rank of a run in the given steps."""
     spans = trace.spans
     step_start, step_end = _steps(spans, steps)
     recorded = step_start >= 0
     intervals = _Intervals(step_start[recorded], step_end[recorded])
     index_of = np.flatnonzero(recorded)
 
-    stall_rows = _stalls(spans, intervals)
+    stall_rows = _waits(run, trace, intervals)
     stalls = _Intervals(spans.start[stall_rows], spans.end[stall_rows])
     phases = _phases(spans, intervals)
     launch_rows, launch_step, launch = _launch_times(spans, steps[index_of], intervals)
@@ -120,10 +121,13 @@ def read_lane(trace: RankTrace, stage: int, steps: Int64) -> Lane:
     works = (step_of >= 0) & (stalls.holding(starts) < 0)
     starts, ends, step_of = starts[works], ends[works], step_of[works]
 
-    segments, piece_segment = _segments(spans, trace.rank, stage, starts, ends, step_of, intervals, stalls, phases)
+    recorded_stalls = stalls.start[spans.kind[stall_rows] == schema.STALL]
+    segments, piece_segment = _segments(
+        spans, trace.rank, stage, starts, ends, step_of, intervals, recorded_stalls, phases
+    )
     node_step, node_time, node_row = _nodes(intervals, stalls, stall_rows)
     node_piece = np.searchsorted(starts, node_time, side="left")
-    launches = _launches(launch_rows, launch_step, launch, intervals, stalls, starts, node_row)
+    launches = _launches(launch_rows, launch_step, launch, intervals, stalls, stall_rows, starts, node_row)
     return Lane(
         node_step=index_of[node_step],
         node_piece=node_piece,
@@ -193,9 +197,18 @@ def _steps(spans: Spans, steps: Int64) -> tuple[Int64, Int64]:
     return start, end
 
 
-def _stalls(spans: Spans, steps: _Intervals) -> Int64:
-    """Rows of the stalls in the steps, in order; of stalls that overlap only the first is kept."""
-    rows = np.flatnonzero((spans.kind == schema.STALL) & (steps.holding(spans.start) >= 0))
+def _waits(run: Run, trace: RankTrace, steps: _Intervals) -> Int64:
+    """Rows of the stalls in the steps, in order; of stalls that overlap only the first is kept.
+
+    A communication that took no time has no stall, and yet the lane needed it to go on, and would have had to wait
+    had others been later: its own row stands for that wait.
+    """
+    spans = trace.spans
+    stalls = (spans.kind == schema.STALL) & (steps.holding(spans.start) >= 0)
+    instant = communication_rows(spans) & (spans.start == spans.end) & (steps.holding(spans.start) >= 0)
+    instant &= named(run, spans, (*SYNCHRONISING, "recv")) & ~np.isin(spans.id, spans.stalled_on[stalls])
+    rows = np.flatnonzero(stalls | (instant & ~unfinished_rows(trace)))
+    rows = rows[np.lexsort((rows, spans.end[rows], spans.start[rows]))]
     if not len(rows):
         return rows
     reach = np.maximum.accumulate(spans.end[rows])
@@ -221,15 +234,15 @@ def _segments(
     ends: Int64,
     step_of: Int64,
     steps: _Intervals,
-    stalls: _Intervals,
+    stalls: Int64,
     phases: _Phases,
 ) -> tuple[Segments, Int64]:
-    """The segments of a lane, and the segment of each piece."""
+    """The segments of a lane, and the segment of each piece; ``stalls`` are the starts of the recorded ones."""
     before = np.searchsorted(phases.intervals.start, starts, side="right") - 1
     inside = phases.intervals.holding(starts) >= 0
     instance_start, instance_end = _instance_bounds(before, inside, step_of, steps, phases.intervals)
-    first_stall = np.searchsorted(stalls.start, instance_start, side="left")
-    ordinal = np.searchsorted(stalls.start, starts, side="right") - first_stall
+    first_stall = np.searchsorted(stalls, instance_start, side="left")
+    ordinal = np.searchsorted(stalls, starts, side="right") - first_stall
     instance = (before + 1) * 2 + inside
 
     heads = np.ones(len(starts), np.bool_)
@@ -245,7 +258,7 @@ def _segments(
         microbatch=np.where(in_phase, spans.microbatch[row], -1).astype(np.int64),
         kind=_kinds(before[head], in_phase, step_of[head], steps, phases),
         instance=instance[head],
-        stalls=np.searchsorted(stalls.start, instance_end[head], side="left") - first_stall[head],
+        stalls=np.searchsorted(stalls, instance_end[head], side="left") - first_stall[head],
         ordinal=ordinal[head],
         **_shares(spans, starts, ends, head),
     )
@@ -332,6 +345,7 @@ def _launches(
     launch: Int64,
     steps: _Intervals,
     stalls: _Intervals,
+    stall_rows: Int64,
     piece_start: Int64,
     node_row: Int64,
 ) -> Launches:
@@ -341,9 +355,8 @@ def _launches(
     before the device starts the operation that it waits for.
     """
     first = np.searchsorted(stalls.start, steps.start, side="left")
-    last = np.searchsorted(stalls.start, steps.end, side="left")
-    begun = np.minimum(np.searchsorted(stalls.start, launch, side="right"), last[step])
-    in_step = begun - first[step]
+    begun = np.searchsorted(stalls.start, launch, side="left") + _instant_before(rows, launch, stalls, stall_rows)
+    in_step = np.maximum(begun - first[step], 0)
     stalled = np.zeros(len(launch), np.bool_)
     anchor = launch
     if len(stalls.start):
@@ -358,6 +371,19 @@ def _launches(
         piece=np.searchsorted(piece_start, anchor, side="left"),
         extra_ns=launch - anchor,
     )
+
+
+def _instant_before(rows: Int64, launch: Int64, stalls: _Intervals, stall_rows: Int64) -> Int64:
+    """How many waits without a length lie at the very instant of each launch and before it in the order of rows."""
+    instant = stalls.end == stalls.start
+    moments = np.unique(stalls.start[instant])
+    if not len(moments):
+        return np.zeros(len(rows), np.int64)
+    stride = int(max(rows.max(initial=0), stall_rows.max(initial=0))) + 1
+    waits = np.sort(np.searchsorted(moments, stalls.start[instant]) * stride + stall_rows[instant])
+    moment = np.minimum(np.searchsorted(moments, launch), len(moments) - 1)
+    count = np.searchsorted(waits, moment * stride + rows) - np.searchsorted(waits, moment * stride)
+    return np.where(moments[moment] == launch, count, 0)
 
 
 def _with_steps(segments: Segments, index_of: Int64) -> Segments:

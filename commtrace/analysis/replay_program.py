@@ -15,47 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import pack
 from commtrace.analysis.match import Matches
-from commtrace.analysis.operations import named
 from commtrace.analysis.replay import ReplayError, ReplayGraph
+from commtrace.analysis.replay_joins import RankJoins, Transfers, join_launches, offsets
 from commtrace.analysis.replay_lane import Lane, Launches, Segments, read_lane
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int64, Spans
-
-_ROOT_FIRST: Final = ("broadcast", "scatter")
-"""Collectives whose members need the root only, not one another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfers:
-    """The part of every communication, per participant, that is not waiting. Columns of equal length.
-
-    Attributes:
-        rank: the participant.
-        row: its row of the communication.
-        step: index into the steps of the program.
-        join: number shared by the participants of one communication.
-        participants: how many of them were found.
-        ns: measured end minus latest start; its own duration where ``eager``.
-    """
-
-    rank: Int64
-    row: Int64
-    step: Int64
-    join: Int64
-    participants: Int64
-    eager: Bool
-    ns: Int64
-
-    def __len__(self) -> int:
-        return len(self.rank)
+from commtrace.trace.spans import Int64, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +141,10 @@ def build_program(run: Run, matches: Matches) -> Program:
         raise ReplayError("No step was recorded by all ranks, so nothing can be replayed.")
     traces = [run.ranks[int(rank)] for rank in ranks]
     stages = [stage_of(trace) for trace in traces]
-    lanes = [read_lane(trace, stage, steps) for trace, stage in zip(traces, stages, strict=True)]
-    node_offset = _offsets([len(lane.node_step) for lane in lanes])
-    piece_offset = _offsets([len(lane.piece_ns) for lane in lanes])
-    joins = _joins(run, matches, traces, lanes)
+    lanes = [read_lane(run, trace, stage, steps) for trace, stage in zip(traces, stages, strict=True)]
+    node_offset = offsets([len(lane.node_step) for lane in lanes])
+    piece_offset = offsets([len(lane.piece_ns) for lane in lanes])
+    joins = join_launches(run, matches, traces, lanes)
     parts = [
         _rank_edges(trace, lane, joins_of_rank, int(nodes), int(pieces))
         for trace, lane, joins_of_rank, nodes, pieces in zip(
@@ -183,7 +154,7 @@ def build_program(run: Run, matches: Matches) -> Program:
     edges = _concatenate([*(part.edges for part in parts), _bracket_edges(joins.members)], Edges)
     stalls = _concatenate([part.stalls for part in parts], StallNodes)
     edge_offset = np.repeat(
-        _offsets([len(part.edges.source) for part in parts])[:-1], [len(part.stalls.row) for part in parts]
+        offsets([len(part.edges.source) for part in parts])[:-1], [len(part.stalls.row) for part in parts]
     )
     # Joins are numbered behind the nodes of the lanes; so far they were counted from −2 downwards.
     lane_nodes = int(node_offset[-1])
@@ -192,7 +163,7 @@ def build_program(run: Run, matches: Matches) -> Program:
         stalls, lane_edge=stalls.lane_edge + edge_offset, join_node=_join_nodes(stalls.join_node, lane_nodes)
     )
     first, last = _step_nodes(lanes, node_offset)
-    segment_offset = _offsets([len(lane.segments) for lane in lanes])
+    segment_offset = offsets([len(lane.segments) for lane in lanes])
     return Program(
         graph=ReplayGraph.from_edges(lane_nodes + joins.count, edges.source, edges.target),
         edges=edges,
@@ -231,114 +202,12 @@ def stage_of(trace: RankTrace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _RankJoins:
-    """The communications of one rank: its launches, and what they are part of. Columns aligned with the launches.
-
-    ``join`` is what the launch helps to start (−1: others do not wait for it), ``waits_for`` what it ends after.
-    """
-
-    launches: Launches
-    transfer: Int64
-    join: Int64
-    waits_for: Int64
-    eager: Bool
-    end: Int64
-
-
-@dataclass(frozen=True, slots=True)
-class _Joins:
-    """All communications: ``members`` leads from the join of one to that of a bracket that it is part of."""
-
-    count: int
-    members: tuple[Int64, Int64]
-    transfers: Transfers
-    per_rank: list[_RankJoins]
-
-
-def _joins(run: Run, matches: Matches, traces: Sequence[RankTrace], lanes: Sequence[Lane]) -> _Joins:
-    """Which launches of different ranks are one communication, and how long each took after its last start."""
-    rows = [lane.launches.row for lane in lanes]
-    bounds = _offsets([len(part) for part in rows])
-    spans = Spans.concatenate([trace.spans.take(part) for trace, part in zip(traces, rows, strict=True)])
-    rank = np.repeat([trace.rank for trace in traces], np.diff(bounds)).astype(np.int64)
-    step = np.concatenate([lane.launches.step for lane in lanes])
-    _, join = np.unique(_communication_keys(matches, traces, rows, step), return_inverse=True)
-    join = join.reshape(-1).astype(np.int64)
-    count = int(join.max()) + 1 if len(join) else 0
-
-    needs_root = named(run, spans, _ROOT_FIRST) & (spans.kind == schema.COLLECTIVE)
-    supplies = ~needs_root | (spans.peer == rank) | (spans.peer < 0)
-    last_start = np.full(count, np.iinfo(np.int64).min)
-    np.maximum.at(last_start, join[supplies], spans.start[supplies])
-    latest = np.where(needs_root, np.maximum(last_start[join], spans.start), last_start[join])
-    if not matches.clocks_agree:
-        latest = np.concatenate([matches.ranks[t.rank].last_start[part] for t, part in zip(traces, rows, strict=True)])
-
-    bracket, sources = _brackets(spans, rank, step)
-    waits_for = np.where(bracket >= 0, count + bracket, join)
-    if len(sources):
-        shared = np.full(int(bracket.max()) + 1, np.iinfo(np.int64).min)
-        np.maximum.at(shared, bracket[sources], latest[sources])
-        latest = np.where(bracket >= 0, shared[bracket], latest)
-    eager = spans.end < latest
-    transfers = Transfers(
-        rank=rank,
-        row=np.concatenate(rows),
-        step=step,
-        join=join,
-        participants=np.bincount(join, minlength=count)[join],
-        eager=eager,
-        ns=spans.end - np.where(eager, spans.start, latest),
-    )
-    per_rank = [
-        _RankJoins(
-            launches=lane.launches,
-            transfer=np.arange(first, end),
-            join=np.where(supplies, join, -1)[first:end],
-            waits_for=waits_for[first:end],
-            eager=eager[first:end],
-            end=spans.end[first:end],
-        )
-        for lane, first, end in zip(lanes, bounds[:-1], bounds[1:], strict=True)
-    ]
-    number_of_brackets = int(bracket.max(initial=-1)) + 1
-    return _Joins(count + number_of_brackets, (join[sources], waits_for[sources]), transfers, per_rank)
-
-
-def _communication_keys(matches: Matches, traces: Sequence[RankTrace], rows: Sequence[Int64], step: Int64) -> Int64:
-    """Numbers that are equal for the participants, in one step, of one communication."""
-    own = [matches.ranks[trace.rank] for trace in traces]
-    bucket = np.concatenate([match.bucket[part] for match, part in zip(own, rows, strict=True)])
-    comparable = np.concatenate([match.complete[part] for match, part in zip(own, rows, strict=True)])
-    alone = (bucket < 0) | (~comparable & (not matches.clocks_agree))
-    return pack([np.where(alone, -1, bucket), step, np.where(alone, np.arange(len(bucket)), -1)])
-
-
-def _brackets(spans: Spans, rank: Int64, step: Int64) -> tuple[Int64, Int64]:
-    """The bracket of each point-to-point row that shares its times with others, else −1; and the rows that have one.
-
-    Members of a bracket have consecutive ids on their rank, and ``op_in_seq`` counts them from 0.
-    """
-    bracket = np.full(len(spans), -1, np.int64)
-    p2p = np.flatnonzero(spans.kind == schema.P2P)
-    if not len(p2p) or not spans.op_in_seq[p2p].any():
-        return bracket, np.zeros(0, np.int64)
-    ordered = p2p[np.lexsort((spans.id[p2p], step[p2p], rank[p2p]))]
-    begins = (spans.op_in_seq[ordered] == 0) | (np.diff(pack([rank[ordered], step[ordered]]), prepend=-1) != 0)
-    number = np.cumsum(begins) - 1
-    several = np.bincount(number)[number] > 1
-    members = ordered[several]
-    _, bracket[members] = np.unique(number[several], return_inverse=True)
-    return bracket, members
-
-
-@dataclass(frozen=True, slots=True)
 class _RankEdges:
     edges: Edges
     stalls: StallNodes
 
 
-def _rank_edges(trace: RankTrace, lane: Lane, joins: _RankJoins, node_offset: int, piece_offset: int) -> _RankEdges:
+def _rank_edges(trace: RankTrace, lane: Lane, joins: RankJoins, node_offset: int, piece_offset: int) -> _RankEdges:
     """Edges along one lane, from it to the joins, and back from them to its stalls."""
     spans, launches = trace.spans, joins.launches
     nodes = np.arange(len(lane.node_step))
@@ -385,17 +254,21 @@ def _rank_edges(trace: RankTrace, lane: Lane, joins: _RankJoins, node_offset: in
 
 
 def _launch_of_stall(spans: Spans, rows: Int64, launches: Launches, steps: Int64) -> Int64:
-    """Index of the launch, in the same step, that each stall waited for; −1 where it is not known."""
+    """Index of the launch, in the same step, that each stall waited for; −1 where it is not known.
+
+    Rows that are communications themselves stand for a wait without a length.
+    """
     if not len(launches.row):
         return np.full(len(rows), -1)
+    wanted = np.where(spans.kind[rows] == schema.STALL, spans.stalled_on[rows], spans.id[rows])
     ids = spans.id[launches.row]
     order = np.argsort(ids, kind="stable")
-    found = order[np.minimum(np.searchsorted(ids[order], spans.stalled_on[rows]), len(ids) - 1)]
-    same = (ids[found] == spans.stalled_on[rows]) & (launches.step[found] == steps)
-    return np.where(same & (spans.stalled_on[rows] >= 0), found, -1)
+    found = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
+    same = (ids[found] == wanted) & (launches.step[found] == steps)
+    return np.where(same & (wanted >= 0), found, -1)
 
 
-def _stall_edges(lane: Lane, joins: _RankJoins, node: Int64, which: Int64, fixed_ns: Int64) -> tuple[Edges, Edges]:
+def _stall_edges(lane: Lane, joins: RankJoins, node: Int64, which: Int64, fixed_ns: Int64) -> tuple[Edges, Edges]:
     """Edges that let a stall end: from the join, or, where it did not depend on others, from its own launch."""
     eager = _pick(joins.eager, which)
     on_join, on_own = np.flatnonzero(~eager), np.flatnonzero(eager | (_pick(joins.join, which) < 0))
@@ -460,10 +333,6 @@ def _step_nodes(lanes: Sequence[Lane], node_offset: Int64) -> tuple[Int64, Int64
 def _pick(values: npt.NDArray[Any], index: Int64) -> npt.NDArray[Any]:
     """``values[index]``, also where there are no values and the index is a placeholder."""
     return values[index] if len(values) else np.zeros(len(index), values.dtype)
-
-
-def _offsets(sizes: Sequence[int]) -> Int64:
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 _Columns = TypeVar("_Columns", Edges, Segments, StallNodes)

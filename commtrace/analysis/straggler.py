@@ -1,0 +1,82 @@
+"""Who is slow, why, what it costs, and what to do: verdicts from the what-if replay.
+
+A worker is suspected when it needs longer than the ranks that do the same work. The cost of a suspect is what the
+replay saves when it works at the speed of those peers; so time that nobody waits for costs nothing, and a rank that
+waits for the slow one is never named: waiting is no duration in a replay.
+
+>>> findings = find_stragglers(run, matches)                    # doctest: +SKIP
+>>> print(findings.verdicts[0].evidence)                        # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtrace.analysis.match import Matches
+from commtrace.analysis.replay import ReplayError
+from commtrace.analysis.replay_program import build_program
+from commtrace.analysis.straggler_costs import Bench, Thresholds
+from commtrace.analysis.straggler_verdict import Verdict
+from commtrace.analysis.straggler_workers import slow_workers
+from commtrace.trace.run import Run
+
+_NO_PEERS = (
+    "Ranks were not compared: no two ranks do the same work (data- and tensor-parallel size are 1), so a slow rank "
+    "cannot be told from a larger share of the model. Run with at least two data-parallel replicas to compare."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The verdicts, dearest first, and what could not be judged.
+
+    Attributes:
+        verdicts: empty when nobody is slow.
+        abstentions: sentences that name the missing signal.
+        replay_error: how far the replayed step is from the measured one, as a share of it (median over steps); NaN
+            where nothing was replayed.
+    """
+
+    verdicts: tuple[Verdict, ...] = ()
+    abstentions: tuple[str, ...] = ()
+    replay_error: float = float("nan")
+
+
+def find_stragglers(run: Run, matches: Matches, thresholds: Thresholds | None = None) -> Findings:
+    """Name what holds up the job.
+
+    Args:
+        run: with aligned clocks.
+        matches: its communications, joined.
+        thresholds: when a difference counts.
+    """
+    thresholds = thresholds or Thresholds()
+    if len(run.ranks) < 2:
+        return Findings(abstentions=(_NO_PEERS,))
+    try:
+        bench = Bench.of(run, build_program(run, matches), thresholds)
+    except ReplayError as error:
+        return Findings(abstentions=(f"Stragglers were not looked for: {error}",))
+    abstentions = tuple(_reasons(matches, bench))
+    if abstentions:
+        return Findings(abstentions=abstentions, replay_error=bench.replay_error)
+    verdicts = sorted(slow_workers(bench), key=lambda verdict: -verdict.cost_ms_per_step)
+    return Findings(tuple(verdicts), (), bench.replay_error)
+
+
+def _reasons(matches: Matches, bench: Bench) -> Iterator[str]:
+    if not matches.clocks_agree:
+        yield (
+            "Stragglers were not looked for: the clocks of the hosts could not be brought together, so who waited for "
+            "whom across hosts is not known."
+        )
+    elif bench.replay_error > bench.thresholds.replay_error:
+        yield (
+            f"Stragglers were not looked for: the replayed steps differ from the measured ones by "
+            f"{bench.replay_error:.0%}; spans are missing or the clocks disagree."
+        )
+    elif not np.isfinite(bench.work.peer_ns).any():
+        yield _NO_PEERS

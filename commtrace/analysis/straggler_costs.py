@@ -1,0 +1,125 @@
+"""The price of a suspicion: what every step would save, and whether that stands out of the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.peers import Float64, PeerComparison, compare_with_peers
+from commtrace.analysis.replay_program import Program, stage_of
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int64
+
+_ROBUST_SIGMA = 1.4826
+"""Standard deviations per median absolute deviation, for normal noise."""
+
+_WARM_UP_STEPS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When a difference is named: all of them must be passed.
+
+    Attributes:
+        share_of_step: cost as a share of the step.
+        cost_ms: cost in ms per step.
+        persistence: share of the steps in which it costs at least half as much.
+        rare_persistence: the same for what strikes now and then and has a span of its own: input, garbage collection.
+        sigmas: cost, and excess of work, in robust standard deviations of the same quantity over steps. Where the work
+            of a rank scatters widely from step to step (a busy CPU), ranks differ by a good part of that without one
+            of them being slow.
+        share_of_work: excess as a share of what the peers need.
+        replay_error: no verdict is given when the replay misses the measured steps by more.
+    """
+
+    share_of_step: float = 0.02
+    cost_ms: float = 0.5
+    persistence: float = 0.7
+    rare_persistence: float = 0.05
+    sigmas: float = 3.0
+    share_of_work: float = 0.05
+    replay_error: float = 0.3
+
+
+class Cost(NamedTuple):
+    """What a fix would save: typical ms per step, share of the step, robust deviation in ms, share of steps."""
+
+    ms: float
+    share: float
+    sigma_ms: float
+    persistence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A program with what every search needs.
+
+    Attributes:
+        steady: which steps count: all but the first, if there are more.
+        counted: which segments lie in them.
+        actual_ns: replayed steps with the measured durations.
+        step_ns: the typical measured step.
+        replay_error: typical difference between the two, as a share.
+        work: comparison of the working time of segments with that of the peers.
+    """
+
+    run: Run
+    program: Program
+    thresholds: Thresholds
+    steady: Bool
+    counted: Bool
+    actual_ns: Int64
+    stage_of_rank: Mapping[int, int]
+    step_ns: float
+    replay_error: float
+    work: PeerComparison
+
+    @classmethod
+    def of(cls, run: Run, program: Program, thresholds: Thresholds) -> Bench:
+        steady = np.arange(len(program.steps)) >= min(_WARM_UP_STEPS, len(program.steps) - 1)
+        counted = steady[program.segments.step]
+        measured, actual = program.measured_step_times(), program.step_times()
+        return cls(
+            run=run,
+            program=program,
+            thresholds=thresholds,
+            steady=steady,
+            counted=counted,
+            actual_ns=actual,
+            stage_of_rank={rank: stage_of(trace) for rank, trace in run.ranks.items()},
+            step_ns=float(np.median(measured[steady])),
+            replay_error=float(np.median((np.abs(actual - measured) / np.maximum(measured, 1))[steady])),
+            work=compare_with_peers(program.segments, program.segments.work_ns, counted),
+        )
+
+    def cost(self, segment_ns: Int64 | None, transfer_ns: Int64 | None = None, *, rare: bool = False) -> Cost:
+        """What the steps would save with these durations; the mean over steps for what strikes now and then."""
+        saved = (self.actual_ns - self.program.step_times(segment_ns, transfer_ns))[self.steady] / 1e6
+        typical = float(saved.mean() if rare else np.median(saved))
+        return Cost(
+            ms=typical,
+            share=typical * 1e6 / self.step_ns,
+            sigma_ms=robust_sigma(saved),
+            persistence=float((saved >= max(typical, 1e-6) / 2).mean()),
+        )
+
+    def passes(self, cost: Cost, *, rare: bool = False) -> bool:
+        """Whether a cost is large, lasting, and stands out of its own noise."""
+        limits = self.thresholds
+        if cost.ms < limits.cost_ms or cost.share < limits.share_of_step:
+            return False
+        if rare:
+            return cost.persistence >= limits.rare_persistence
+        return cost.persistence >= limits.persistence and cost.ms >= limits.sigmas * cost.sigma_ms
+
+    def gpu_hours_per_day(self, cost: Cost) -> float:
+        """Device hours that a day of the job would save."""
+        return cost.share * 24 * self.run.world_size
+
+
+def robust_sigma(values: Float64) -> float:
+    """Standard deviation estimated from the median absolute deviation."""
+    return _ROBUST_SIGMA * float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0

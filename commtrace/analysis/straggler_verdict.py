@@ -1,0 +1,73 @@
+"""The verdict on one straggler."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+CAUSES: Final = (
+    "compute",
+    "communication",
+    "data",
+    "gc",
+    "host",
+    "stage_imbalance",
+    "sequence_length_imbalance",
+    "unknown",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One cause of lost time.
+
+    Attributes:
+        rank: the slow one; the slowest of several; −1 where the cause moves between ranks.
+        host: its node; empty where the cause moves.
+        cause: one of CAUSES.
+        cost_ms_per_step: what a step would save without it.
+        gpu_hours_per_day: the same over all devices of the job, if it runs all day.
+        persistence: share of the steps in which it costs at least half of that.
+        evidence: a sentence with the numbers that speak for it.
+        next_step: a sentence: what to do.
+    """
+
+    rank: int
+    host: str
+    cause: str
+    cost_ms_per_step: float
+    gpu_hours_per_day: float
+    persistence: float
+    evidence: str
+    next_step: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+NEXT_STEP: Final = {
+    "compute": (
+        "Look at this device while the job runs (clocks, temperature, power limit, errors, other processes), and move "
+        "the rank to another device to see whether the delay moves with it."
+    ),
+    "communication": (
+        "Test the links of this rank (NIC counters, cable, NVLink state, routing) and compare with a bandwidth test "
+        "between the same hosts."
+    ),
+    "data": (
+        "Give the input pipeline of this rank more workers or a deeper prefetch, and check the storage that it reads."
+    ),
+    "gc": "Call gc.disable() or gc.freeze() and collect on all ranks in the same step, every few hundred steps.",
+    "host": (
+        "Look at this host (CPU load, memory pressure, power and clock limits, other jobs); take it out of the job to "
+        "confirm."
+    ),
+    "stage_imbalance": (
+        "Move layers from this stage to others, or count embedding and output layer as layers when the model is cut."
+    ),
+    "sequence_length_imbalance": "Balance microbatches by the work of their sequences, not by their number of tokens.",
+    "unknown": (
+        "Put commtrace.span(...) around what this rank does outside forward and backward, so that the time gets a name."
+    ),
+}
+"""What to do about each cause."""

@@ -1,0 +1,225 @@
+"""Ranks that are slower than the ranks that do the same work, whole hosts of them, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from commtrace.analysis.peers import Float64
+from commtrace.analysis.replay_lane import BACKWARD, BETWEEN, FORWARD
+from commtrace.analysis.straggler_costs import Bench, Cost, robust_sigma
+from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Int64
+
+_MOST_SUSPECTS: Final = 16
+"""Replays are made for this many ranks: those with the largest excess."""
+
+_RARE: Final = ("data", "gc")
+"""Causes with spans of their own, which may strike in few steps only."""
+
+_SHARE_OF_HOST: Final = 0.75
+"""A host is slow when this share of its ranks is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """A rank and how much longer than its peers it takes, ns per step, by what the time went to."""
+
+    rank: int
+    excess_ns: Mapping[str, float]
+    peers_ns: float
+
+    @property
+    def total_ns(self) -> float:
+        return sum(self.excess_ns.values())
+
+    @property
+    def cause(self) -> str:
+        return max(self.excess_ns, key=lambda cause: self.excess_ns[cause])
+
+
+def slow_workers(bench: Bench) -> list[Verdict]:
+    """Verdicts on single ranks and on hosts all of whose ranks are slow."""
+    suspects = _suspects(bench)
+    verdicts = []
+    for host, members in _slow_hosts(bench.run, suspects).items():
+        cost = bench.cost(_at_speed_of_peers(bench, [suspect.rank for suspect in members]))
+        if bench.passes(cost):
+            verdicts.append(_host_verdict(bench, host, members, cost))
+            suspects = [suspect for suspect in suspects if suspect not in members]
+    for suspect in suspects[:_MOST_SUSPECTS]:
+        rare = suspect.cause in _RARE
+        cost = bench.cost(_at_speed_of_peers(bench, [suspect.rank], suspect.cause if rare else None), rare=rare)
+        if bench.passes(cost, rare=rare):
+            verdicts.append(_verdict(bench, suspect, cost))
+    return verdicts
+
+
+def _suspects(bench: Bench) -> list[_Suspect]:
+    """Ranks whose excess over their peers stands out, largest excess first."""
+    segments, thresholds = bench.program.segments, bench.thresholds
+    excess, peers = bench.work.excess_ns(), np.nan_to_num(bench.work.peer_ns * bench.work.per_step)
+    noise = _noise_between_steps(bench)
+    data, gc = (_rare_excess(bench, values) for values in (segments.data_ns, segments.gc_ns))
+    suspects = []
+    for rank in bench.program.ranks.tolist():
+        own = bench.work.rank == rank
+        in_phase = own & (bench.work.kind < BETWEEN)
+        suspect = _Suspect(
+            rank=rank,
+            excess_ns={
+                "compute": float(excess[in_phase].sum()),
+                "unknown": float(excess[own & ~in_phase].sum()),
+                "data": data[rank],
+                "gc": gc[rank],
+            },
+            peers_ns=float(peers[own].sum()),
+        )
+        share = max(thresholds.share_of_work, thresholds.sigmas * noise)
+        if suspect.peers_ns > 0 and suspect.total_ns > share * suspect.peers_ns:
+            suspects.append(suspect)
+    return sorted(suspects, key=lambda suspect: -suspect.total_ns)
+
+
+def _noise_between_steps(bench: Bench) -> float:
+    """How much the work of a rank scatters from step to step, as a share of it: the typical rank."""
+    segments, steps = bench.program.segments, len(bench.program.steps)
+    index = np.searchsorted(bench.program.ranks, segments.rank)
+    work = np.bincount(index * steps + segments.step, segments.work_ns, minlength=len(bench.program.ranks) * steps)
+    per_rank = work.reshape(-1, steps)[:, bench.steady]
+    return float(np.median([robust_sigma(row) / max(float(np.median(row)), 1.0) for row in per_rank]))
+
+
+def _rare_excess(bench: Bench, values_ns: Int64) -> dict[int, float]:
+    """Of each rank: mean time per step of something rare, beyond the median of the others at its stage that do it."""
+    own, stage = _per_step(bench, values_ns), bench.stage_of_rank
+    excess = {}
+    for rank, value in own.items():
+        others = [v for other, v in own.items() if other != rank and stage[other] == stage[rank] and v > 0]
+        excess[rank] = value - (float(np.median(others)) if others else 0.0)
+    return excess
+
+
+def _per_step(bench: Bench, values_ns: Int64) -> dict[int, float]:
+    counted, segments = bench.counted, bench.program.segments
+    totals = np.bincount(segments.rank[counted], values_ns[counted], minlength=int(bench.program.ranks.max()) + 1)
+    return {int(rank): float(totals[rank]) / int(bench.steady.sum()) for rank in bench.program.ranks}
+
+
+def _at_speed_of_peers(bench: Bench, ranks: Sequence[int], cause: str | None = None) -> Int64:
+    """Segment durations with these ranks working like their peers; only in what belongs to a cause, if given."""
+    segments = bench.program.segments
+    chosen = np.isin(segments.rank, ranks)
+    work, data, gc = (np.where(chosen & (cause in (None, of)), 1, 0) for of in ("compute", "data", "gc"))
+    return np.asarray(
+        np.rint(
+            segments.work_ns * np.where(work, bench.work.ratio, 1.0)
+            + segments.data_ns * np.where(data, _rare_ratio(bench, segments.data_ns), 1.0)
+            + segments.gc_ns * np.where(gc, _rare_ratio(bench, segments.gc_ns), 1.0)
+            + segments.pause_ns
+        ),
+        np.int64,
+    )
+
+
+def _rare_ratio(bench: Bench, values_ns: Int64) -> Float64:
+    """Of each segment: by how much to scale something rare so that the rank has no more of it than its peers."""
+    own, excess = _per_step(bench, values_ns), _rare_excess(bench, values_ns)
+    ratio = np.ones(int(bench.program.ranks.max()) + 1)
+    for rank, value in own.items():
+        if value > 0:
+            ratio[rank] = 1 - max(excess[rank], 0.0) / value
+    return np.asarray(ratio[bench.program.segments.rank])
+
+
+def _slow_hosts(run: Run, suspects: Sequence[_Suspect]) -> dict[str, list[_Suspect]]:
+    """Hosts with several ranks of which nearly all are suspects, while most ranks elsewhere are not."""
+    node = {rank: trace.metadata.node for rank, trace in run.ranks.items()}
+    hosts: dict[str, list[_Suspect]] = {}
+    for suspect in suspects:
+        hosts.setdefault(node[suspect.rank], []).append(suspect)
+    size = {host: sum(other == host for other in node.values()) for host in set(node.values())}
+    slow = {
+        host: members
+        for host, members in hosts.items()
+        if len(members) >= 2 and len(members) >= _SHARE_OF_HOST * size[host] and size[host] < len(node)
+    }
+    return slow if len(slow) * 2 <= len(size) else {}
+
+
+def _verdict(bench: Bench, suspect: _Suspect, cost: Cost) -> Verdict:
+    trace = bench.run.ranks[suspect.rank]
+    excess_ms = suspect.excess_ns[suspect.cause] / 1e6
+    evidence = (
+        f"{_who(bench.run, suspect.rank)} needs {_details(bench, suspect)}: {excess_ms:.1f} ms per step more than the "
+        f"ranks that do the same work, which need {suspect.peers_ns / 1e6:.1f} ms; so in "
+        f"{100 * cost.persistence:.0f} % of {int(bench.steady.sum())} steps."
+    )
+    return Verdict(
+        rank=suspect.rank,
+        host=trace.metadata.node,
+        cause=suspect.cause,
+        cost_ms_per_step=cost.ms,
+        gpu_hours_per_day=bench.gpu_hours_per_day(cost),
+        persistence=cost.persistence,
+        evidence=evidence,
+        next_step=NEXT_STEP[suspect.cause],
+    )
+
+
+def _host_verdict(bench: Bench, host: str, members: Sequence[_Suspect], cost: Cost) -> Verdict:
+    ranks = sorted(suspect.rank for suspect in members)
+    shares = sorted(100 * suspect.total_ns / suspect.peers_ns for suspect in members)
+    on_host = sum(trace.metadata.node == host for trace in bench.run.ranks.values())
+    return Verdict(
+        rank=members[0].rank,
+        host=host,
+        cause="host",
+        cost_ms_per_step=cost.ms,
+        gpu_hours_per_day=bench.gpu_hours_per_day(cost),
+        persistence=cost.persistence,
+        evidence=(
+            f"{len(ranks)} of the {on_host} ranks on {host} need {shares[0]:.0f} to {shares[-1]:.0f} % longer per step "
+            "than the ranks of other hosts that do the same work."
+        ),
+        next_step=NEXT_STEP["host"],
+    )
+
+
+def _who(run: Run, rank: int) -> str:
+    trace = run.ranks[rank]
+    place = ", ".join(f"{name} {value}" for name, value in trace.coordinates.items())
+    return f"Rank {rank} ({place}, {trace.metadata.node})" if place else f"Rank {rank} ({trace.metadata.node})"
+
+
+def _details(bench: Bench, suspect: _Suspect) -> str:
+    """What is slower, in numbers."""
+    if suspect.cause in ("data", "gc"):
+        values = {"data": bench.program.segments.data_ns, "gc": bench.program.segments.gc_ns}[suspect.cause]
+        what = {"data": "waiting for input", "gc": "collecting garbage"}[suspect.cause]
+        return f"{_per_step(bench, values)[suspect.rank] / 1e6:.1f} ms per step for {what}"
+    if suspect.cause == "unknown":
+        return f"{suspect.excess_ns['unknown'] / 1e6:.1f} ms per step more outside of forward and backward"
+    parts = []
+    for kind, name in ((FORWARD, "forward"), (BACKWARD, "backward")):
+        own, peers = _per_phase(bench, suspect.rank, kind)
+        if own > 0:
+            parts.append(f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})")
+    return " and ".join(parts) or f"{suspect.excess_ns['compute'] / 1e6:.1f} ms more"
+
+
+def _per_phase(bench: Bench, rank: int, kind: int) -> tuple[float, float]:
+    """Typical duration of a whole phase, own and of the peers, ns."""
+    segments, work = bench.program.segments, bench.work
+    mask = (segments.rank == rank) & (segments.kind == kind) & bench.counted
+    phases = len(np.unique(segments.instance[mask])) / max(int(bench.steady.sum()), 1)
+    entries = (work.rank == rank) & (work.kind == kind)
+    if not phases:
+        return 0.0, 0.0
+    own = float(np.nan_to_num(work.own_ns[entries] * work.per_step[entries]).sum())
+    peers = float(np.nan_to_num(work.peer_ns[entries] * work.per_step[entries]).sum())
+    return own / phases, peers / phases

@@ -1,0 +1,122 @@
+"""Who is named, for what, at which price; and who is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from commtrace.analysis.match import match
+from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.trace.run import Run
+from tests.factory import make_run, span
+from tests.pipeline_factory import PipelineJob
+
+MS = 1_000_000
+JOB = PipelineJob(2, 8, data_parallel=2, transfer_ns=20_000, all_reduce_ns=300_000, optimizer_ns=MS, steps=6)
+
+
+def findings_of(run: Run) -> Findings:
+    return find_stragglers(run, match(run))
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2, 3])
+def test_a_slow_rank_is_named_with_what_it_costs(slow: int) -> None:
+    job = replace(JOB, extra_forward_ns={slow: 3 * MS})
+    plain, delayed = JOB.run(), job.run()
+
+    findings = findings_of(delayed)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.rank, verdict.host, verdict.cause, verdict.persistence) == (slow, "node0", "compute", 1.0)
+    assert verdict.cost_ms_per_step == pytest.approx(_step_ms(delayed) - _step_ms(plain))
+    assert "needs 4.0 ms per forward (peers 1.0) and 2.0 ms per backward (peers 2.0)" in verdict.evidence
+    assert verdict.gpu_hours_per_day == pytest.approx(4 * 24 * (1 - _step_ms(plain) / _step_ms(delayed)))
+    assert findings.replay_error < 0.001
+
+
+def test_nobody_is_named_when_all_are_alike() -> None:
+    findings = findings_of(JOB.run())
+
+    assert findings.verdicts == ()
+    assert findings.abstentions == ()
+
+
+def test_time_that_nobody_waits_for_costs_nothing() -> None:
+    # The last forward of the last stage is on the critical path of both replicas; 10 µs of 8 forwards are not worth a
+    # verdict.
+    assert findings_of(replace(JOB, extra_forward_ns={3: 10_000}).run()).verdicts == ()
+
+
+def test_without_peers_nobody_is_compared() -> None:
+    findings = findings_of(PipelineJob(4, 8, extra_forward_ns={2: 5 * MS}).run())
+
+    assert findings.verdicts == ()
+    assert "no two ranks do the same work" in findings.abstentions[0]
+
+
+def test_a_run_without_common_steps() -> None:
+    run = make_run({0: [span("step", 0, 10, step=0)], 1: [span("forward", 0, 10, step=0)]})
+
+    assert "No step was recorded by all ranks" in findings_of(run).abstentions[0]
+
+
+def test_a_host_all_of_whose_ranks_are_slow() -> None:
+    job = PipelineJob(
+        2,
+        8,
+        data_parallel=3,
+        optimizer_ns=MS,
+        steps=5,
+        nodes={0: "a", 1: "b", 2: "c", 3: "a", 4: "b", 5: "c"},
+        extra_forward_ns={1: 2 * MS, 4: 2 * MS},
+    )
+
+    (verdict,) = findings_of(job.run()).verdicts
+
+    assert (verdict.host, verdict.cause) == ("b", "host")
+    assert verdict.cost_ms_per_step == pytest.approx(
+        _step_ms(job.run()) - _step_ms(replace(job, extra_forward_ns={}).run())
+    )
+    assert verdict.evidence.startswith("2 of the 2 ranks on b need 64 to 64 % longer per step")
+
+
+@pytest.mark.parametrize("cause", ["data", "gc"])
+def test_a_delay_with_a_span_of_its_own_is_named_after_it(cause: str) -> None:
+    run = replace(JOB, extra_forward_ns={1: 4 * MS}).run()
+    run = _with_spans_in_forwards(run, rank=1, kind=cause, duration_ns=4 * MS)
+
+    (verdict,) = findings_of(run).verdicts
+
+    assert (verdict.rank, verdict.cause) == (1, cause)
+    assert verdict.cost_ms_per_step == pytest.approx(32, rel=0.1)
+    assert "needs 32.0 ms per step for " in verdict.evidence
+
+
+def test_a_verdict_as_json() -> None:
+    (verdict,) = findings_of(replace(JOB, extra_forward_ns={0: 3 * MS}).run()).verdicts
+
+    assert verdict.to_json().keys() == {
+        *("rank", "host", "cause", "cost_ms_per_step", "gpu_hours_per_day", "persistence", "evidence", "next_step"),
+    }
+
+
+def _step_ms(run: Run) -> float:
+    spans = run.ranks[0].spans
+    steps = spans.kind == 0
+    return float(np.median((spans.end - spans.start)[steps])) / MS
+
+
+def _with_spans_in_forwards(run: Run, rank: int, kind: str, duration_ns: int) -> Run:
+    """The same run, where the rank spent the beginning of every forward in a span of this kind."""
+    names = list(run.names)
+    trace = run.ranks[rank]
+    forwards = np.flatnonzero(trace.spans.kind == 1)
+    rows = [
+        span(kind, start, start + duration_ns, step=step)
+        for start, step in zip(trace.spans.start[forwards].tolist(), trace.spans.step[forwards].tolist(), strict=True)
+    ]
+    spans = trace.spans.concatenate([trace.spans, trace.spans.from_rows(rows, names)])
+    ordered = spans.take(np.lexsort((-spans.end, spans.start)))
+    return replace(run, names=names, ranks={**run.ranks, rank: replace(trace, spans=ordered)})

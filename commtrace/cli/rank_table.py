@@ -57,7 +57,7 @@ def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, s
 
 
 def _largest_share(ranks: Sequence[Rank], part: str) -> float:
-    return max(float(rank[_PARTS[part]]) / max(rank["wall_ns"], 1) for rank in ranks)
+    return float(max(rank[_PARTS[part]] / max(rank["wall_ns"], 1) for rank in ranks))
 
 
 def _extremes(ranks: Sequence[Rank], named: set[int]) -> Sequence[Rank]:

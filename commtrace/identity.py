@@ -94,7 +94,7 @@ def _position() -> tuple[int, int, str]:
 def _device() -> tuple[str, str]:
     """Name and UUID of the accelerator, without creating a context on it."""
     torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if torch is None or not torch.cuda.is_initialized():
         return platform.machine() + " cpu", ""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return str(properties.name), str(getattr(properties, "uuid", ""))

@@ -29,6 +29,9 @@ FLUSH_SECONDS: Final = 0.5
 _RETRY_SECONDS: Final = 10.0
 _ENTRIES_BETWEEN_YIELDS: Final = 64
 _ENTRIES_NOT_REACHED: Final = 256
+"""So many entries are asked for again in each pass; what comes behind them stays in the buffer."""
+_LAST_WORK_SECONDS: Final = 2.0
+"""How long the end of the recording waits for the device to reach its last marks."""
 _TOLD_AGAIN: Final = frozenset({"clock_anchor", "dropped", "end", "in_flight"})
 """Marks that need no second try when they could not be written: newer ones take their place."""
 _NO = schema.NOT_APPLICABLE
@@ -36,8 +39,8 @@ _NO = schema.NOT_APPLICABLE
 
 Entry: TypeAlias = tuple[Any, ...]
 """What capture appends: ``(make_rows, kind, …)``. ``make_rows(entry)`` is a list of rows, or None while the device has
-not reached a mark of the entry; it is called by the harvester only. ``kind``, a code of ``schema.KINDS``, is what the
-entry is counted as if it has to be dropped."""
+not reached a mark of the entry; it is called by the harvester only. ``kind`` is what the entry is counted as if it has
+to be dropped: a code of ``schema.KINDS``, or a tuple of them, one for each row."""
 
 
 class Sink(Protocol):
@@ -100,11 +103,12 @@ class Recorder:
         if len(self.buffer) < self.capacity:
             self.buffer.append(entry)
         else:
-            next(self._drops[entry[1]])
+            self.drop(entry)
 
-    def drop(self, kind: int) -> None:
+    def drop(self, entry: Entry) -> None:
         """Count an entry for which there was no room."""
-        next(self._drops[kind])
+        for kind in _kinds(entry):
+            next(self._drops[kind])
 
     def start(self) -> None:
         """Start the harvester thread."""
@@ -156,7 +160,11 @@ class Recorder:
     def _run(self) -> None:
         while not self._stopping:
             self._wake.wait(FLUSH_SECONDS)
-            self._guarded_pass(last=self._stopping)
+            self._guarded_pass(last=False)
+        deadline = time.monotonic() + _LAST_WORK_SECONDS
+        while self._unresolved and time.monotonic() < deadline:
+            time.sleep(FLUSH_SECONDS / 10)
+            self._guarded_pass(last=False)
         self._guarded_pass(last=True)
         self._close_sinks()
 
@@ -203,38 +211,42 @@ class Recorder:
         return True
 
     def _resolved_rows(self) -> list[Row]:
+        """The rows of all entries that the device has reached, oldest first."""
         rows: list[Row] = []
-        waiting: deque[Entry] = deque()
-        not_reached = 0
-        for position, entry in enumerate(self._take()):
+        again, self._unresolved = self._unresolved, deque()
+        while again and len(self._unresolved) < _ENTRIES_NOT_REACHED:
+            self._resolve(again.popleft(), rows)
+        self._unresolved.extend(again)
+        for position in range(len(self.buffer)):
+            if len(self._unresolved) >= _ENTRIES_NOT_REACHED:
+                break
             if position % _ENTRIES_BETWEEN_YIELDS == 0:
                 # Let go of the GIL: a training thread that waits for it would otherwise wait a whole switch interval.
                 time.sleep(0)
-            try:
-                own = entry[0](entry) if not_reached < _ENTRIES_NOT_REACHED else None
-            except Exception:
-                self._lost_in_sink[entry[1]] += 1
-                self._tell_bad_entry()
-                continue
-            if own is None:
-                not_reached += 1
-                waiting.append(entry)
-                continue
-            rows += own
-        self._unresolved = waiting
+            self._resolve(self.buffer.popleft(), rows)
         return rows
 
-    def _take(self) -> Iterable[Entry]:
-        while self._unresolved:
-            yield self._unresolved.popleft()
-        for _ in range(len(self.buffer)):
-            yield self.buffer.popleft()
+    def _resolve(self, entry: Entry, rows: list[Row]) -> None:
+        try:
+            own = entry[0](entry)
+        except Exception:
+            self._count_lost_entry(entry)
+            self._tell_bad_entry()
+            return
+        if own is None:
+            self._unresolved.append(entry)
+        else:
+            rows += own
 
     def _count_unreached(self) -> None:
         """At the end of the run, work that the device never reached cannot be timed: it is counted, not invented."""
-        for entry in self._unresolved:
-            self._lost_in_sink[entry[1]] += 1
-        self._unresolved.clear()
+        for entries in (self._unresolved, self.buffer):
+            while entries:
+                self._count_lost_entry(entries.popleft())
+
+    def _count_lost_entry(self, entry: Entry) -> None:
+        for kind in _kinds(entry):
+            self._lost_in_sink[kind] += 1
 
     def _drop_marks(self, dropped: Mapping[str, int]) -> list[Row]:
         told = self._drops_told
@@ -288,6 +300,11 @@ class Recorder:
                 sink.close()
             except OSError as error:
                 _logger.warning("commtrace: could not close its trace: %s", error)
+
+
+def _kinds(entry: Entry) -> tuple[int, ...]:
+    kind = entry[1]
+    return kind if isinstance(kind, tuple) else (kind,)
 
 
 def mark_row(name: str, detail: Mapping[str, Any] | list[Any]) -> Row:

@@ -1,26 +1,42 @@
 """Communication of tensors on an accelerator: marks on streams instead of readings of the host's clock.
 
-How the end of an operation becomes known (docs/how-it-works.md):
+How the end of an operation becomes known (docs/gpu-validation.md):
 
 * synchronous, no Work: it runs on the current stream; marks before and after bracket it, and it stalls that stream.
-* asynchronous: a callback on the Work's future runs with a stream current that waits for the operation; a mark there
-  is its end. Its start is its launch or the end of the previous operation of that group, whichever is later.
-* inside a coalescing bracket, or without a future: the mark after the wait for it.
+* asynchronous: marks before and after the wait for it. A stream that stood still between them did so until the
+  operation ended: that is its end. A stream that did not came later than the end, which is not known then.
+* what C++ waits for (the reducer of DistributedDataParallel): marks around that wait, told by :meth:`stalled`.
 
-``Work.wait`` is never called from here: it releases the tensors that the operation still uses.
+Two things that would tell more are never done. ``Work.wait`` releases the tensors that the operation still uses. A
+callback on the Work's future runs on one of torch's 32 pooled streams, behind the operation. Other communicators and
+the streams of the job are of these 32: one of them would wait for an operation it has nothing to do with, which can
+deadlock pipelines. And the operation's outputs would be recorded on that stream, which delays the reuse of their
+memory (``Future::invokeCallback`` in torch's ATen/core/ivalue_inl.h).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from commtrace.capture.clock import DeviceClock, Mark
-from commtrace.capture.records import DeviceCall, Launch, device_call_rows, device_stall_rows
+from commtrace.capture.clock import Mark
+from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture.records import (
+    DeviceCall,
+    Launch,
+    Queue,
+    device_call_rows,
+    device_stall_rows,
+    marked_stall_rows,
+)
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 PART: Final = "capture of device communication"
+
+MOST_UNWAITED: Final = 1_000
+"""Operations of C++ that wait, per queue, for somebody to tell when C++ waited for them."""
 
 
 class DeviceCalls:
@@ -31,54 +47,109 @@ class DeviceCalls:
         clock: takes the marks.
     """
 
-    def __init__(self, tracer: Tracer, clock: DeviceClock) -> None:
+    def __init__(self, tracer: Tracer, clock: CudaClock) -> None:
         self._tracer = tracer
         self._clock = clock
         self._pending: dict[int, tuple[DeviceCall, ...]] = {}
+        self._unwaited: dict[Queue, deque[DeviceCall]] = {}
 
-    def launch(self, launch: Launch) -> DeviceCall | None:
-        """Take the launch mark; None for an operation that is not launched now (in a bracket) or cannot be timed."""
-        operation, state, _, _, _, _, peer, is_async = launch[:8]
-        if self._clock.is_capturing():
+    def launch(self, launch: Launch, device: int | None = None) -> DeviceCall | None:
+        """Take the launch mark; None for an operation that is not launched now (in a bracket) or cannot be timed.
+
+        Args:
+            launch: without its start.
+            device: index of the device of its tensors; the current one if None.
+        """
+        operation, state = launch[:2]
+        clock = self._clock
+        if clock.is_off:
+            return None
+        if clock.is_capturing():
             self._tracer.saw_graph_capture = True
             return None
-        queue = state.queue(peer if operation.is_p2p else -1) if is_async else None
         if state.bracket is not None:
-            call = DeviceCall(launch, self._clock, state.queue(-1))
+            call = DeviceCall(launch, clock, device, state.queue(-1))
             call.op_in_seq = len(state.bracket)
             state.bracket.append(call)
             return None
-        return DeviceCall((*launch[:-1], self._clock.mark()), self._clock, queue)
+        queue = state.queue(launch[6] if operation.is_p2p else -1)
+        return DeviceCall((*launch[:-1], clock.mark(device)), clock, device, queue)
 
     def launched(self, call: DeviceCall, work: Any) -> None:
-        """See to it that the end of the operation will be known."""
+        """The operation has been handed to the backend; ``work`` is None if it runs on the current stream."""
         if work is None:
-            tracer = self._tracer
-            call.end = tracer.last_mark = end = self._clock.mark()
-            self._ended(call)
-            tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, call.launch[-1], end))
-            return
-        self._remember(work, (call,))
-        if call.launch[7]:
-            self._end_from_future(call, work)
+            self._ran_on_current_stream((call,))
+        else:
+            self._remember(work, (call,))
+
+    def complete(self, call: DeviceCall, _work: Any) -> None:
+        """The operation has been launched by C++, whose wait for it :meth:`stalled` will tell."""
+        assert call.queue is not None
+        unwaited = self._unwaited.setdefault(call.queue, deque())
+        unwaited.append(call)
+        if len(unwaited) > MOST_UNWAITED:
+            self._ended(unwaited.popleft())
+
+    def stalled(self, call: DeviceCall, start: Mark, end: Mark) -> None:
+        """C++ has waited from ``start`` to ``end`` for ``call`` and what was launched before it on the same stream."""
+        tracer = self._tracer
+        tracer.last_mark = end
+        unwaited = self._unwaited.get(call.queue) if call.queue is not None else None
+        earlier = []
+        while unwaited and unwaited[0].id <= call.id:
+            earlier.append(unwaited.popleft())
+        for ended in reversed(earlier):  # The last one first: the others ended before it did.
+            ended.waited_from, ended.end = start, end
+            self._ended(ended)
+        tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
     def wait(self, original: Any, work: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """``Work.wait`` with a mark on either side, for works that are ours; else just ``Work.wait``."""
         calls = self._pending.get(id(work))
-        if calls is None or self._clock.is_capturing():
+        if calls is None:
             return original(work, *arguments, **keywords)
-        start = self._clock.mark()
+        device = calls[0].device
+        start = self.mark(device)
         result = original(work, *arguments, **keywords)
         try:
-            self._pending.pop(id(work), None)
-            self.waited(calls, start, self._clock.mark())
+            end = self.mark(device)
+            if start is not None and end is not None and self._pending.pop(id(work), None) is calls:
+                self._waited(calls, start, end)
         except Exception as error:
             self._tracer.failed(PART, error)
         return result
 
+    def mark(self, device: int | None = None) -> Mark | None:
+        """A mark on the device's current stream; None if that failed."""
+        try:
+            return self._clock.mark(device)
+        except Exception as error:
+            self._tracer.failed(PART, error)
+            return None
+
+    def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
+        """The host has waited for a host-timed communication: what the device missed is between the marks."""
+        tracer = self._tracer
+        tracer.last_mark = end
+        tracer.append((marked_stall_rows, schema.STALL, launch, number, tracer.coordinates, self._clock, start, end))
+
+    def forget(self, work: Any) -> None:
+        """This Work is not ours: what has its id is gone."""
+        for call in self._pending.pop(id(work), ()):
+            self._ended(call)
+
+    def forget_all(self) -> None:
+        """At the end of the recording: what nobody has waited for has no end."""
+        for calls in (*self._pending.values(), *self._unwaited.values()):
+            for call in calls:
+                self._ended(call)
+        self._pending.clear()
+        self._unwaited.clear()
+
     def unfinished(self) -> list[Launch]:
         """Operations that were launched and that nobody has waited for."""
-        return [call.launch for calls in list(self._pending.values()) for call in calls if call.end is None]
+        pending = [*list(self._pending.values()), *(tuple(calls) for calls in list(self._unwaited.values()))]
+        return [call.launch for calls in pending for call in calls]
 
     def starting_bracket(self, original: Any) -> Callable[..., Any]:
         """Replacement of ``_start_coalescing``: what follows is launched by ``_end_coalescing``."""
@@ -122,63 +193,40 @@ class DeviceCalls:
         collective_seq = next(state.collective_seq) if state.bracket_is_collective else -1
         if not calls or self._clock.is_capturing():
             return ()
-        start = self._clock.mark()
+        start = self._clock.mark(calls[0].device)
         for call in calls:
             operation, own_state, seq = call.launch[:3]
+            call.batch = calls[0].id
             call.launch = (
                 operation, own_state, seq if operation.is_p2p else collective_seq, *call.launch[3:-1], start,
             )  # fmt: skip
         return calls
 
     def _bracket_launched(self, calls: tuple[DeviceCall, ...], work: Any) -> None:
-        if work is not None:
+        if work is None:
+            self._ran_on_current_stream(calls)
+        else:
             self._remember(work, calls)
-            return
-        tracer = self._tracer
-        end = tracer.last_mark = self._clock.mark()
+
+    def _ran_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
+        tracer, first = self._tracer, calls[0]
+        end = tracer.last_mark = self._clock.mark(first.device)
         for call in calls:
-            call.queue = None
-            call.end = end
+            call.queue, call.end = None, end
             self._ended(call)
-        tracer.append((device_stall_rows, schema.STALL, calls[0], tracer.coordinates, calls[0].launch[-1], end))
+        tracer.append((device_stall_rows, schema.STALL, first, tracer.coordinates, first.launch[-1], end))
 
     def _remember(self, work: Any, calls: tuple[DeviceCall, ...]) -> None:
-        for call in self._pending.get(id(work), ()):
-            if call.end is None and not call.awaits_callback:
-                self._ended(call)  # That Work is gone, for its id is in use again, and nobody waited for it.
+        self.forget(work)
         self._pending[id(work)] = calls
 
-    def complete(self, call: DeviceCall, work: Any) -> None:
-        """Have the end of an operation marked that nobody in Python will wait for."""
-        self._end_from_future(call, work)
-
-    def waited(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
-        """The current stream has waited for these operations from ``start`` to ``end``."""
+    def _waited(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
         tracer = self._tracer
         tracer.last_mark = end
         for call in calls:
-            call.waited_until = end
-            if call.end is None and not call.awaits_callback:
-                call.end = end
-                self._ended(call)
+            call.waited_from, call.end = start, end
+            self._ended(call)
         tracer.append((device_stall_rows, schema.STALL, calls[0], tracer.coordinates, start, end))
-
-    def _end_from_future(self, call: DeviceCall, work: Any) -> None:
-        """Mark the end where the operation ends. ``then`` makes the stream current that waits for it."""
-        try:
-            future = work.get_future()
-        except RuntimeError:
-            return  # This backend's work has none: the mark after the wait is its end.
-        call.awaits_callback = True
-
-        def completed(_future: Any) -> None:
-            try:
-                call.end = self._clock.mark()
-                self._ended(call)
-            except Exception as error:
-                self._tracer.failed(PART, error)
-
-        future.then(completed)
 
     def _ended(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch[0].is_p2p else schema.COLLECTIVE

@@ -143,7 +143,8 @@ class FunctionalCapture:
             tracer.append((stall_rows, schema.STALL, pending.launch, pending.number, tracer.coordinates, start, end))
             return
         pending.waited = True
-        entry = (waited_rows, schema.COLLECTIVE, pending.launch, tracer.coordinates, start, end, pending.number)
+        kinds = (schema.COLLECTIVE, schema.STALL)
+        entry = (waited_rows, kinds, pending.launch, tracer.coordinates, start, end, pending.number)
         tracer.append(entry)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from commtrace import identity
-from commtrace.capture.clock import DeviceClock
+from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.garbage import GarbageCollections
 from commtrace.capture.issued import IssuedCalls
@@ -134,8 +134,7 @@ class Instrumentation:
 
     def _marks(self) -> Iterator[tuple[str, Any]]:
         """What has changed since the last pass and is not a span. Runs on the harvester thread."""
-        if self._device_clock is not None:
-            self._device_clock.refresh()
+        self._refresh_device_clock()
         yield from self._group_marks()
         topology_version, topology = self.tracer.topology()
         if topology_version != self._told_topology_version:
@@ -151,6 +150,16 @@ class Instrumentation:
         if in_flight != self._told_in_flight:
             self._told_in_flight = in_flight
             yield "in_flight", in_flight
+
+    def _refresh_device_clock(self) -> None:
+        clock = self._device_clock
+        if clock is None or clock.is_off:
+            return
+        try:
+            clock.refresh()
+        except Exception as error:
+            clock.switch_off()
+            self.tracer.failed("timing of the device", error)
 
     def _group_marks(self) -> Iterator[tuple[str, Any]]:
         groups = self.tracer.groups
@@ -183,11 +192,9 @@ def _is_initialized() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _device_clock() -> DeviceClock | None:
+def _device_clock() -> CudaClock | None:
+    """Where torch is built for CUDA or HIP. Whether there is a device is not asked: that starts the driver, and a
+    process that is forked then cannot use it any more."""
     import torch
 
-    if not torch.cuda.is_available():
-        return None
-    from commtrace.capture.cuda_clock import CudaClock
-
-    return CudaClock()
+    return None if torch.version.cuda is None and torch.version.hip is None else CudaClock()

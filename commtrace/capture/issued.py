@@ -15,7 +15,6 @@ from commtrace.capture.records import (
     DeviceCall,
     Launch,
     completed_rows,
-    device_stall_rows,
     forgotten_rows,
     next_id,
     stall_rows,
@@ -66,7 +65,7 @@ class IssuedCalls:
             operation, state, seq, num_bytes, self_bytes, dtype, peer, True, tracer.coordinates, members, now_ns(),
         )  # fmt: skip
         if self._devices is not None and tensor is not None and tensor.is_cuda:
-            return self._devices.launch(launch)
+            return self._devices.launch(launch, tensor.device.index)
         return HostCall(launch)
 
     def complete(self, issued: Issued, work: Any, *, stalls_until_end: bool) -> None:
@@ -108,7 +107,8 @@ class IssuedCalls:
         tracer = self._tracer
         tracer.last_mark = end
         if isinstance(issued, DeviceCall):
-            tracer.append((device_stall_rows, schema.STALL, issued, tracer.coordinates, start, end))
+            if self._devices is not None:
+                self._devices.stalled(issued, start, end)
             return
         # What follows the end of the communication is the reducer copying gradients: work, not a stall.
         end = min(end, issued.end) if issued.end else end

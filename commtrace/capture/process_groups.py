@@ -20,7 +20,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final
 
-from commtrace.capture.clock import DeviceClock, now_ns
+from commtrace.capture.clock import now_ns
+from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.groups import GroupState
 from commtrace.capture.operations import OPERATIONS, Operation
@@ -35,6 +36,8 @@ CAPTURED_CODE: Final[set[CodeType]] = set()
 """Code of the functions that have counted a communication before they hand it on. Kernels in the dispatcher, which what
 these functions call will pass, look for it in the frame below theirs."""
 
+_COLLECTIVE_AND_STALL: Final = (schema.COLLECTIVE, schema.STALL)
+_P2P_AND_STALL: Final = (schema.P2P, schema.STALL)
 _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
@@ -46,7 +49,7 @@ class ProcessGroupCapture:
         device_clock: times communication of tensors on an accelerator; None where there is no accelerator.
     """
 
-    def __init__(self, tracer: Tracer, device_clock: DeviceClock | None = None) -> None:
+    def __init__(self, tracer: Tracer, device_clock: CudaClock | None = None) -> None:
         self._tracer = tracer
         self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
         # By id of the Work: (launch, None) if the wait ends it, (launch, (id, waits)) if a callback does.
@@ -76,7 +79,10 @@ class ProcessGroupCapture:
                     self._replace(ProcessGroup, name, wrap(ProcessGroup.__dict__[name]))
         for work_type in (Work, *_subclasses(Work)):
             if "wait" in work_type.__dict__:
-                self._replace(work_type, "wait", self._waiting(work_type.__dict__["wait"]))
+                original = work_type.__dict__["wait"]
+                devices = self._devices
+                wait = self._waiting(original) if devices is None else self._waiting_beside(devices, original)
+                self._replace(work_type, "wait", wait)
 
     def uninstall(self) -> None:
         """Put every original back, exactly. A method that somebody else has replaced since is left alone."""
@@ -91,6 +97,8 @@ class ProcessGroupCapture:
                 completion[2].append(_TOLD)
                 self._tracer.append((forgotten_rows, _kind(launch), launch, completion[0]))
         self._pending.clear()
+        if self._devices is not None:
+            self._devices.forget_all()
 
     def unfinished(self) -> list[Launch]:
         """Communications that were launched and whose end has not been seen, oldest first."""
@@ -110,7 +118,7 @@ class ProcessGroupCapture:
         states, register = tracer.groups.states, tracer.groups.state
         number = _p2p_number if operation.is_p2p else _collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
-        launched, forgotten = self._launched, self._forgotten
+        launched, forgotten, unrecorded = self._launched, self._forgotten, self._unrecorded
 
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
             launch = device_call = None
@@ -124,8 +132,10 @@ class ProcessGroupCapture:
                         operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, tracer.coordinates,
                         members, now_ns(),
                     )  # fmt: skip
-                    if devices is not None and tensor is not None and tensor.is_cuda:
-                        device_call, launch = devices.launch(launch), None
+                    if devices is not None:
+                        device = tensor.device if tensor is not None else _barrier_device(positional)
+                        if device is not None and device.type == "cuda":
+                            device_call, launch = devices.launch(launch, device.index), None
             except Exception as error:
                 tracer.failed(PART, error)
             work = original(process_group, *arguments, **keywords)
@@ -140,6 +150,8 @@ class ProcessGroupCapture:
                         pending[key] = (launch, None)
                 elif device_call is not None and devices is not None:
                     devices.launched(device_call, work)
+                elif work is not None:
+                    unrecorded(work)
             except Exception as error:
                 tracer.failed(PART, error)
             return work
@@ -152,7 +164,7 @@ class ProcessGroupCapture:
         tracer = self._tracer
         if work is None:  # It was blocking.
             tracer.last_mark = end = now_ns()
-            tracer.append((waited_rows, _kind(launch), launch, tracer.coordinates, launch[-1], end))
+            tracer.append((waited_rows, _waited_kinds(launch), launch, tracer.coordinates, launch[-1], end))
             return
         key = id(work)
         if key in self._pending:
@@ -182,18 +194,22 @@ class ProcessGroupCapture:
         if completion is None:
             self._tracer.append((forgotten_rows, _kind(launch), launch, next_id()))
 
+    def _unrecorded(self, work: Any) -> None:
+        """A Work that is not ours: its id may be that of one that is gone."""
+        earlier = self._pending.pop(id(work), None)
+        if earlier is not None:
+            self._forgotten(earlier)
+        if self._devices is not None:
+            self._devices.forget(work)
+
     def _waiting(self, original: Any) -> Callable[..., Any]:
-        pending, tracer, devices = self._pending, self._tracer, self._devices
+        pending, tracer = self._pending, self._tracer
         buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
         def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
             key = id(work)
             if key not in pending:
-                return (
-                    original(work, *arguments, **keywords)
-                    if devices is None
-                    else devices.wait(original, work, arguments, keywords)
-                )
+                return original(work, *arguments, **keywords)
             start = now_ns()
             result = original(work, *arguments, **keywords)
             end = now_ns()
@@ -205,15 +221,43 @@ class ProcessGroupCapture:
                 entry: tuple[Any, ...]
                 tracer.last_mark = end
                 if completion is None:
-                    kind = schema.P2P if launch[0].is_p2p else schema.COLLECTIVE
-                    entry = (waited_rows, kind, launch, tracer.coordinates, start, end)
+                    kinds = _P2P_AND_STALL if launch[0].is_p2p else _COLLECTIVE_AND_STALL
+                    entry = (waited_rows, kinds, launch, tracer.coordinates, start, end)
                 else:
                     completion[1].append(end)
                     entry = (stall_rows, schema.STALL, launch, completion[0], tracer.coordinates, start, end)
                 if len(buffer) < capacity:
                     buffer.append(entry)
                 else:
-                    drop(entry[1])
+                    drop(entry)
+            except Exception as error:
+                tracer.failed(PART, error)
+            return result
+
+        return wait
+
+    def _waiting_beside(self, devices: DeviceCalls, original: Any) -> Callable[..., Any]:
+        """``wait`` where there is an accelerator: while its stream is busy, it misses nothing when the host waits."""
+        pending, tracer = self._pending, self._tracer
+
+        def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            if id(work) not in pending:
+                return devices.wait(original, work, arguments, keywords)
+            stall_start = devices.mark()
+            result = original(work, *arguments, **keywords)
+            end, stall_end = now_ns(), devices.mark()
+            try:
+                waited_for = pending.pop(id(work), None)
+                if waited_for is None or stall_start is None or stall_end is None:
+                    return result
+                launch, completion = waited_for
+                if completion is None:
+                    number = next_id()
+                    tracer.append((completed_rows, _kind(launch), launch, number, end, ()))
+                else:
+                    number, waits, _ = completion
+                    waits.append(end)
+                devices.host_stalled(launch, number, stall_start, stall_end)
             except Exception as error:
                 tracer.failed(PART, error)
             return result
@@ -244,8 +288,22 @@ def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, .
     # The peer of a receive from anybody is not known when it is posted.
     peer = state.ranks_by_group_rank[arguments[1]] if len(arguments) > 2 else -1
     # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
-    is_async = sys._getframe(2).f_code.co_name not in _SYNCHRONOUS_P2P
+    caller = sys._getframe(2)
+    outer = caller.f_back
+    is_async = caller.f_code.co_name not in _SYNCHRONOUS_P2P and (
+        # dist.send and dist.recv call isend and irecv, and wait.
+        outer is None or outer.f_code.co_name not in _SYNCHRONOUS_P2P or outer.f_globals is not caller.f_globals
+    )
     return state.next_p2p(operation.is_send, peer), peer, is_async
+
+
+def _barrier_device(arguments: tuple[Any, ...]) -> Any:
+    """The device that runs an operation without tensors, where its options say so."""
+    return getattr(arguments[-1], "device", None) if arguments else None
+
+
+def _waited_kinds(launch: Launch) -> tuple[int, int]:
+    return _P2P_AND_STALL if launch[0].is_p2p else _COLLECTIVE_AND_STALL
 
 
 def _kind(launch: Launch) -> int:

@@ -21,6 +21,9 @@ from commtrace.trace.writer import Row
 
 _NO = schema.NOT_APPLICABLE
 
+SHORTEST_STALL_NS: Final = 10_000
+"""A stream that got no further than this while it waited did not wait: the two marks alone take microseconds."""
+
 Entry: TypeAlias = tuple[Any, ...]
 """``(make_rows, kind, …)``: see the functions below."""
 
@@ -87,53 +90,82 @@ class DeviceCall:
 
     Attributes:
         launch: as above; its start is a mark.
+        device: index of the device of its tensors; None for the current one.
         op_in_seq: index in the coalescing bracket.
+        batch: equal for the members of a coalescing bracket.
         queue: where it runs, if it runs on a stream of its own; None if it runs on the current stream.
-        end: mark at its end, or None if that was never seen.
-        waited_until: mark after a wait for it.
-        awaits_callback: its end will be marked by a completion callback.
+        waited_from: mark before the wait for it; None if it ran on the current stream.
+        end: mark after it, or after the wait for it; None if nobody waited.
     """
 
-    __slots__ = ("awaits_callback", "clock", "end", "id", "launch", "op_in_seq", "queue", "waited_until")
+    __slots__ = ("batch", "clock", "device", "end", "id", "launch", "op_in_seq", "queue", "waited_from")
 
-    def __init__(self, launch: Launch, clock: DeviceClock, queue: Queue | None) -> None:
+    def __init__(self, launch: Launch, clock: DeviceClock, device: int | None, queue: Queue | None) -> None:
         self.launch = launch
         self.clock = clock
+        self.device = device
         self.queue = queue
-        self.id = next_id()
+        self.batch = self.id = next_id()
         self.op_in_seq = 0
+        self.waited_from: Mark | None = None
         self.end: Mark | None = None
-        self.waited_until: Mark | None = None
-        self.awaits_callback = False
 
 
 class Queue:
-    """The stream on which a group's operations run one after another."""
+    """The stream on which a group's operations run one after another, in the order of their launches."""
 
-    __slots__ = ("free_at",)
+    __slots__ = ("_batch", "_end", "_start", "unreached")
 
     def __init__(self) -> None:
-        self.free_at = 0
+        self.unreached: DeviceCall | None = None
+        self._batch = -1
+        self._start = self._end = 0
+
+    def place(self, batch: int, start: int, end: int, exact: bool) -> tuple[int, int, bool]:
+        """When an operation ran that was launched at ``start`` and seen to be over at ``end``, and whether it is exact.
+
+        Args:
+            batch: numbers launches.
+            exact: it ended at ``end``, not perhaps before.
+        """
+        if batch == self._batch:
+            return self._start, self._end, True
+        if batch < self._batch:  # Somebody waited for a later one first.
+            return min(start, self._end), min(end, self._end), False
+        start = min(max(start, self._end), end)
+        if exact:
+            self._batch, self._start, self._end = batch, start, end
+        return start, end, exact
 
 
 def device_call_rows(entry: Entry) -> list[Row] | None:
-    """Device-timed communication. Entry: ``(device_call_rows, kind, call)``."""
+    """Device-timed communication. Entry: ``(device_call_rows, kind, call)``.
+
+    An operation that was over before anybody waited for it ended somewhere between its launch and the wait: its
+    timing is unknown, and its row ends where it was seen to be over.
+    """
     call: DeviceCall = entry[2]
+    queue = call.queue
+    if queue is not None and queue.unreached is not None and queue.unreached.id < call.id:
+        return None
     resolve = call.clock.resolve
     start = resolve(call.launch[-1])
+    waited_from = start if call.waited_from is None else resolve(call.waited_from)
     end = start if call.end is None else resolve(call.end)
-    waited_until = None if call.waited_until is None else resolve(call.waited_until)
-    if start is None or end is None:
+    if start is None or waited_from is None or end is None:
+        if queue is not None and queue.unreached is None:
+            queue.unreached = call
         return None
-    if call.queue is not None:
-        # Operations of one communication stream run one after another: what was launched while the previous one ran
-        # began when that one ended.
-        start = min(max(start, call.queue.free_at), end)
-        call.queue.free_at = max(call.queue.free_at, end)
-    if waited_until is not None:
-        end = min(end, waited_until)
     end = max(start, end)
-    return [_communication_row(call.launch, start, end, call.id, call.clock.timing, call.end is None, call.op_in_seq)]
+    timing = _timing(call.clock, call.launch[-1], call.end)
+    if queue is not None:
+        if queue.unreached is call:
+            queue.unreached = None
+        if call.end is not None:
+            exact = end - waited_from >= SHORTEST_STALL_NS or end - start < SHORTEST_STALL_NS
+            start, end, exact = queue.place(call.batch, start, end, exact)
+            timing = timing if exact else schema.UNKNOWN_TIMING
+    return [_communication_row(call.launch, start, end, call.id, timing, call.end is None, call.op_in_seq)]
 
 
 def device_stall_rows(entry: Entry) -> list[Row] | None:
@@ -142,7 +174,25 @@ def device_stall_rows(entry: Entry) -> list[Row] | None:
     start, end = call.clock.resolve(start_mark), call.clock.resolve(end_mark)
     if start is None or end is None:
         return None
-    return [_stall_row(call.launch, coordinates, start, end, call.id, call.clock.timing, call.op_in_seq)]
+    timing = _timing(call.clock, start_mark, end_mark)
+    return [_stall_row(call.launch, coordinates, start, end, call.id, timing, call.op_in_seq)]
+
+
+def marked_stall_rows(entry: Entry) -> list[Row] | None:
+    """What the device missed while the host waited for a host-timed communication.
+
+    Entry: ``(marked_stall_rows, kind, launch, id, coordinates at the wait, clock, start mark, end mark)``.
+    """
+    _, _, launch, number, coordinates, clock, start_mark, end_mark = entry
+    start, end = clock.resolve(start_mark), clock.resolve(end_mark)
+    if start is None or end is None:
+        return None
+    return [_stall_row(launch, coordinates, start, end, number, _timing(clock, start_mark, end_mark))]
+
+
+def _timing(clock: DeviceClock, *marks: Mark) -> int:
+    """How the time between marks was obtained: a mark that is an int was read from the host's clock."""
+    return schema.HOST_TIMING if any(isinstance(mark, int) for mark in marks) else clock.timing
 
 
 class Span:
@@ -171,7 +221,7 @@ def span_rows(entry: Entry) -> list[Row] | None:
     return [
         (
             span.kind, span.name, span.lane, start, max(start, end), *span.coordinates, _NO, _NO, 0, _NO, _NO, None,
-            _NO, False, _NO, _NO, span.clock.timing, None,
+            _NO, False, _NO, _NO, _timing(span.clock, span.start, span.end), None,
         )
     ]  # fmt: skip
 

@@ -49,9 +49,10 @@ class SegmentWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._metadata = metadata
         self._steps_per_segment = steps_per_segment
-        self._number = _next_segment_number(self.directory)
         self._first_step = 0
         self._words: dict[str, _Vocabulary] = {"name": _Vocabulary(pa.int32()), "dtype": _Vocabulary(pa.int8())}
+        self._path = self.directory
+        self._is_empty = True
         self._file: Any = None
         self._stream: Any = None
 
@@ -74,6 +75,7 @@ class SegmentWriter:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
             self._stream.write_batch(self._batch(rows))
+            self._is_empty = False
         except (OSError, pa.ArrowException):
             self._abandon()
             raise
@@ -89,23 +91,24 @@ class SegmentWriter:
                 file.close()
 
     def _open(self, first_step: int) -> None:
-        path = self.directory / f"spans-{self._number:04d}.arrows"
+        self._path = self.directory / f"spans-{_next_segment_number(self.directory):04d}.arrows"
+        self._is_empty = True
         metadata = {schema.METADATA_KEY: self._metadata.to_json(), b"commtrace.format": str(schema.FORMAT_VERSION)}
         metadata[b"commtrace.first_step"] = str(first_step)
-        self._file = pa.OSFile(str(path), "wb")
+        self._file = pa.OSFile(str(self._path), "wb")
         try:
             self._stream = pa.ipc.new_stream(self._file, schema.SCHEMA.with_metadata(metadata), options=_OPTIONS)
         except (OSError, pa.ArrowException):
             self._abandon()
-            path.unlink()  # an empty file more for every try would help nobody
             raise
-        self._number += 1
         self._first_step = first_step
 
     def _abandon(self) -> None:
         file, self._stream, self._file = self._file, None, None
         if file is not None:
             file.close()
+        if self._is_empty:  # one more unreadable file for every try would help nobody
+            self._path.unlink(missing_ok=True)
 
     def _batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
         columns = list(zip(*rows, strict=True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 _logger = logging.getLogger("commtrace")
 
@@ -19,6 +20,11 @@ class Guard:
         self._lock = threading.Lock()
         self._failed: dict[str, str] = {}
         self._untold: list[str] = []
+        self._switches: dict[str, Callable[[], None]] = {}
+
+    def on_failure(self, part: str, switch_off: Callable[[], None]) -> None:
+        """Have ``switch_off`` called when ``part`` fails: it takes the part's hooks out."""
+        self._switches[part] = switch_off
 
     def failed(self, part: str, error: BaseException) -> None:
         """Note that ``part`` failed; warns the first time."""
@@ -32,6 +38,12 @@ class Guard:
             self._failed[part] = message
             self._untold.append(message)
         _logger.warning("commtrace: %s", message, exc_info=error)
+        switch_off = self._switches.get(part)
+        if switch_off is not None:
+            try:
+                switch_off()
+            except Exception:
+                _logger.warning("commtrace: %s could not be switched off", part, exc_info=True)
 
     def works(self, part: str) -> bool:
         """Whether ``part`` has not failed."""

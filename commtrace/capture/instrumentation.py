@@ -74,13 +74,20 @@ class Instrumentation:
 
     def start(self) -> None:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
-        from commtrace.capture import creation
+        from commtrace.capture import creation, device_calls, garbage, optimizers, process_groups
 
-        self._install("capture of communication", self._process_groups.install, self._process_groups.uninstall)
+        for part, switch_off in (
+            (process_groups.PART, self._process_groups.uninstall),
+            (device_calls.PART, self._process_groups.uninstall),
+            (optimizers.PART, self._optimizers.uninstall),
+            (garbage.PART, self._garbage.uninstall),
+        ):
+            self.tracer.guard.on_failure(part, switch_off)
+        self._install(process_groups.PART, self._process_groups.install, self._process_groups.uninstall)
         self._install("capture of functional collectives", self._functional.install, self._functional.uninstall)
         self._install("capture of DistributedDataParallel", self._reducer.install, self._reducer.uninstall)
-        self._install("capture of optimizer steps", self._optimizers.install, self._optimizers.uninstall)
-        self._install("capture of garbage collections", self._garbage.install, self._garbage.uninstall)
+        self._install(optimizers.PART, self._optimizers.install, self._optimizers.uninstall)
+        self._install(garbage.PART, self._garbage.install, self._garbage.uninstall)
         for name, install in (("process group creation", creation.install), *self._integrations):
             try:
                 self._uninstallers.append((name, install(self.tracer)))

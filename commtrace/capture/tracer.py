@@ -67,17 +67,18 @@ class Tracer:
         Args:
             number: of the new step; the previous one plus 1 if None.
         """
-        now = self.clock.mark()
+        step = self.coordinates.step + 1 if number is None else number
+        record = self.window is None or step in self.window
+        now = self.clock.mark() if record or self.recording else None
         self._close_step(now)
         self.open_optimizers = 0  # an optimizer that raised never left its phase
-        step = self.coordinates.step + 1 if number is None else number
         self.coordinates = Coordinates(step)
-        self.recording = self.window is None or step in self.window
-        self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now)
+        self.recording = record
+        self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
 
     def end_step(self) -> None:
         """Close the current step here; what follows belongs to no step until the next one begins."""
-        self._close_step(self.clock.mark())
+        self._close_step(self.clock.mark() if self.recording else None)
 
     def finish(self) -> None:
         """At the end of the run: the last step ends where its last phase or stall ended, not at process exit."""
@@ -104,18 +105,20 @@ class Tracer:
             stage if stage >= 0 else outer.stage,
         )
         self.open_optimizers += kind == schema.OPTIMIZER
-        span.start = self.clock.mark()
+        if self.recording:
+            span.start = self.clock.mark()
         return span
 
     def leave(self, span: Span) -> None:
         """End a phase."""
-        self.last_mark = span.end = self.clock.mark()
+        if span.start is not None:
+            self.last_mark = span.end = self.clock.mark()
         self.open_optimizers -= span.kind == schema.OPTIMIZER and self.open_optimizers > 0
         inner, outer = self.coordinates, span.coordinates
         # A step that began inside the phase (an iteration called from a phase of the user's) stays.
         self.coordinates = outer if outer.step == inner.step else outer._replace(step=inner.step)
         span.coordinates = Coordinates(outer.step, *inner[1:])
-        if self.recording:
+        if span.start is not None:
             self.append((span_rows, span.kind, span))
 
     def set_role(self, process_group: Any, role: str) -> None:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 def test_output_and_exit_code_of_a_job(tmp_path: Path) -> None:
     script = tmp_path / "hello.py"
-    script.write_text("import os; print('rank', os.environ['RANK'], os.environ.get('COLOUR'))")
+    script.write_text("import os; os.write(1, f\"rank {os.environ['RANK']} {os.environ.get('COLOUR')}\\n\".encode())")
 
     completed = launch([script], nproc=2, env={"COLOUR": "red"}, timeout=60)
 

@@ -27,13 +27,14 @@ class Operation(NamedTuple):
     Attributes:
         name: canonical name of the operation.
         measure: payload of a call.
-        arguments: names of the positional arguments, for calls that pass them by keyword.
+        arguments: names of the positional arguments, for calls that pass them by keyword; where overloads of the
+            method name one differently, all its names. The last one is the options, or an overload's root.
         has_root: one rank is special; which one is in the options.
     """
 
     name: str
     measure: Measure
-    arguments: tuple[str, ...]
+    arguments: tuple[tuple[str, ...], ...]
     has_root: bool = False
     is_p2p: bool = False
     is_send: bool = False
@@ -106,10 +107,12 @@ def _list_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
     return sum(sizes), self_bytes, tensors[0].dtype, tensors[0], None
 
 
-_TENSORS = ("tensors", "opts")
-_OUTPUT_INPUT = ("output_tensors", "input_tensors", "opts")
-_SINGLE = ("output", "input", "opts")
-_SPLITS = ("output", "input", "output_split_sizes", "input_split_sizes", "opts")
+_OPTIONS = ("opts", "root", "op", "timeout")
+_OUTPUTS = ("output_tensors", "output_tensor", "outputs", "output", "outputTensor", "output_lists")
+_INPUTS = ("input_tensors", "input_tensor", "inputs", "input", "inputTensor", "input_list")
+_TENSORS = (("tensors", "tensor"), _OPTIONS)
+_OUTPUT_INPUT = (_OUTPUTS, _INPUTS, _OPTIONS)
+_SPLITS = (_OUTPUTS, _INPUTS, ("output_split_sizes",), ("input_split_sizes",), _OPTIONS)
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "allreduce": Operation("all_reduce", _tensors(0), _TENSORS),
@@ -117,26 +120,26 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "broadcast": Operation("broadcast", _tensors(0), _TENSORS, has_root=True),
     "reduce": Operation("reduce", _tensors(0), _TENSORS, has_root=True),
     "allgather": Operation("all_gather", _tensors(0), _OUTPUT_INPUT),
-    "all_gather_single": Operation("all_gather", _tensors(0), _SINGLE),
-    "_allgather_base": Operation("all_gather", _tensors(0), _SINGLE),
-    "allgather_coalesced": Operation("all_gather", _coalesced(0), ("output_lists", "input_list", "opts")),
-    "all_gather_single_coalesced": Operation("all_gather", _coalesced(0), ("outputs", "inputs", "opts")),
-    "allgather_into_tensor_coalesced": Operation("all_gather", _coalesced(0), ("outputs", "inputs", "opts")),
+    "all_gather_single": Operation("all_gather", _tensors(0), _OUTPUT_INPUT),
+    "_allgather_base": Operation("all_gather", _tensors(0), _OUTPUT_INPUT),
+    "allgather_coalesced": Operation("all_gather", _coalesced(0), _OUTPUT_INPUT),
+    "all_gather_single_coalesced": Operation("all_gather", _coalesced(0), _OUTPUT_INPUT),
+    "allgather_into_tensor_coalesced": Operation("all_gather", _coalesced(0), _OUTPUT_INPUT),
     "gather": Operation("gather", _tensors(1), _OUTPUT_INPUT, has_root=True),
     "scatter": Operation("scatter", _tensors(0), _OUTPUT_INPUT, has_root=True),
     "reduce_scatter": Operation("reduce_scatter", _tensors(1), _OUTPUT_INPUT),
-    "reduce_scatter_single": Operation("reduce_scatter", _tensors(1), _SINGLE),
-    "_reduce_scatter_base": Operation("reduce_scatter", _tensors(1), _SINGLE),
-    "reduce_scatter_single_coalesced": Operation("reduce_scatter", _coalesced(1), ("outputs", "inputs", "opts")),
-    "reduce_scatter_tensor_coalesced": Operation("reduce_scatter", _coalesced(1), ("outputs", "inputs", "opts")),
+    "reduce_scatter_single": Operation("reduce_scatter", _tensors(1), _OUTPUT_INPUT),
+    "_reduce_scatter_base": Operation("reduce_scatter", _tensors(1), _OUTPUT_INPUT),
+    "reduce_scatter_single_coalesced": Operation("reduce_scatter", _coalesced(1), _OUTPUT_INPUT),
+    "reduce_scatter_tensor_coalesced": Operation("reduce_scatter", _coalesced(1), _OUTPUT_INPUT),
     "all_to_all_single": Operation("all_to_all", _split_input, _SPLITS),
     "alltoall_base": Operation("all_to_all", _split_input, _SPLITS),
     "alltoall": Operation("all_to_all", _list_input, _OUTPUT_INPUT),
-    "send": Operation("send", _tensors(0), ("tensors", "dstRank", "tag"), is_p2p=True, is_send=True),
-    "recv": Operation("recv", _tensors(0), ("tensors", "srcRank", "tag"), is_p2p=True),
-    "recv_anysource": Operation("recv", _tensors(0), ("tensors", "tag"), is_p2p=True),
-    "barrier": Operation("barrier", _nothing, ("opts",)),
-    "monitored_barrier": Operation("barrier", _nothing, ("timeout", "wait_all_ranks")),
+    "send": Operation("send", _tensors(0), (("tensors",), ("dstRank",), ("tag",)), is_p2p=True, is_send=True),
+    "recv": Operation("recv", _tensors(0), (("tensors",), ("srcRank",), ("tag",)), is_p2p=True),
+    "recv_anysource": Operation("recv", _tensors(0), (("tensors",), ("tag",)), is_p2p=True),
+    "barrier": Operation("barrier", _nothing, (_OPTIONS,)),
+    "monitored_barrier": Operation("barrier", _nothing, (("timeout",), ("wait_all_ranks",))),
 }
 """Method name → operation. Whatever else the class has that communicates is reported as not visible."""
 

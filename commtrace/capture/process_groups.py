@@ -267,12 +267,15 @@ class ProcessGroupCapture:
 
 def _collective_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
     """Sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
-    options = arguments[-1] if arguments else None
+    position = len(operation.arguments) - 1
+    options = arguments[position] if len(arguments) > position else None
     try:
         is_async = options.asyncOp  # type: ignore[union-attr]
     except AttributeError:
-        # torch before 2.8 tells it only to its own Python function, which is the caller of the replaced method.
-        is_async = bool(sys._getframe(2).f_locals.get("async_op", False))
+        # torch before 2.8 tells it only to its own Python function, which is the caller of the replaced method. Any
+        # other caller gets the Work.
+        caller = sys._getframe(2).f_locals
+        is_async = bool(caller.get("async_op", caller.get("async_ops", True)))
     peer = -1
     if operation.has_root:
         root = getattr(options, "rootRank", options)
@@ -310,9 +313,14 @@ def _kind(launch: Launch) -> int:
     return schema.P2P if launch[0].is_p2p else schema.COLLECTIVE
 
 
-def _positional(arguments: tuple[Any, ...], keywords: dict[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Arguments in the order of ``names``, wherever they were passed by keyword."""
-    return arguments + tuple(keywords[name] for name in names[len(arguments) :] if name in keywords)
+def _positional(
+    arguments: tuple[Any, ...], keywords: dict[str, Any], names: tuple[tuple[str, ...], ...]
+) -> tuple[Any, ...]:
+    """Arguments in the order of ``names``, wherever they were passed by keyword; None for those that are missing."""
+    return arguments + tuple(
+        next((keywords[name] for name in alternatives if name in keywords), None)
+        for alternatives in names[len(arguments) :]
+    )
 
 
 def _subclasses(owner: type) -> list[type]:

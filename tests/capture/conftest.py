@@ -1,0 +1,28 @@
+"""Fixtures of the tests of capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.capture.recording import Recording, fake_backend
+
+
+@pytest.fixture
+def recording() -> Recording:
+    return Recording()
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    """Rank 1 of 4 on the fake backend."""
+    with fake_backend(rank=1):
+        yield
+
+
+@pytest.fixture
+def captured(recording: Recording, world: None) -> Iterator[Recording]:
+    """Rank 1 of 4, with every communication captured."""
+    with recording.capturing():
+        yield recording

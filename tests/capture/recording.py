@@ -1,0 +1,86 @@
+"""A recorder without files or threads, and the fake backend, for the tests of capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from commtrace.capture.clock import DeviceClock
+from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture.process_groups import ProcessGroupCapture
+from commtrace.capture.tracer import Tracer
+from commtrace.recorder import Recorder
+from commtrace.trace import schema
+from commtrace.trace.step_range import StepRange
+from commtrace.trace.writer import Row
+
+RowView = NamedTuple("RowView", [(name, Any) for name in schema.SCHEMA.names])  # type: ignore[misc]
+
+
+class MemorySink:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def write(self, rows: list[Row]) -> None:
+        self.rows += rows
+
+    def close(self) -> None:
+        return None
+
+
+class Recording:
+    """A tracer whose rows can be read at once."""
+
+    def __init__(self, clock: DeviceClock | None = None, *, steps: str | None = None, capacity: int = 10_000) -> None:
+        self.sink = MemorySink()
+        refresh = clock.refresh if clock is not None else None
+
+        def before_pass() -> list[tuple[str, Any]]:
+            if refresh is not None:
+                refresh()
+            return []
+
+        self.recorder = Recorder(lambda: [self.sink], capacity=capacity, before_pass=before_pass)
+        window = StepRange.parse(steps) if steps else None
+        self.tracer = Tracer(self.recorder, clock=clock, window=window)
+
+    def rows(self, *kinds: int) -> list[Any]:
+        """The rows so far, but for marks; only those of ``kinds`` if any are given."""
+        self.recorder.flush()
+        rows = [RowView(*row) for row in self.sink.rows if row[0] != schema.MARK]
+        return [row for row in rows if not kinds or row.kind in kinds]
+
+    def communications(self) -> list[Any]:
+        return self.rows(schema.COLLECTIVE, schema.P2P)
+
+    def stalls(self) -> list[Any]:
+        return self.rows(schema.STALL)
+
+    def warnings(self) -> list[str]:
+        return self.tracer.guard.take_untold()
+
+    @contextmanager
+    def capturing(self, device_clock: CudaClock | None = None) -> Iterator[ProcessGroupCapture]:
+        """With the methods of ``ProcessGroup`` replaced."""
+        capture = ProcessGroupCapture(self.tracer, device_clock)
+        capture.install()
+        try:
+            yield capture
+        finally:
+            capture.uninstall()
+
+
+@contextmanager
+def fake_backend(rank: int = 0, world_size: int = 4) -> Iterator[None]:
+    """torch.distributed on the backend that sends nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

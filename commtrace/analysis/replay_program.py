@@ -105,6 +105,15 @@ class Program:
         at[self.first_node] = origins
         return self.graph.times(weights, at)
 
+    def stall_waits(self, times: Int64, segment_ns: Int64 | None = None) -> Int64:
+        """Of each stall, how long the lane stood before the last participant had started; ``times`` as replayed."""
+        stalls, edges = self.stalls, self.edges
+        before = self._worked_before(segment_ns)
+        lane = stalls.lane_edge
+        begin = times[edges.source[lane]] + before[edges.end_piece[lane]] - before[edges.first_piece[lane]]
+        ready = np.where(stalls.join_node >= 0, times[stalls.join_node], begin)
+        return np.asarray(np.maximum(np.minimum(ready, times[stalls.node]) - begin, 0))
+
     def step_times(
         self, segment_ns: npt.NDArray[np.int64] | None = None, transfer_ns: npt.NDArray[np.int64] | None = None
     ) -> Int64:
@@ -116,15 +125,19 @@ class Program:
         return np.asarray(np.rint((self.end_ns - self.start_ns).mean(axis=0)), np.int64)
 
     def _weights(self, segment_ns: Int64 | None, transfer_ns: Int64 | None) -> Int64:
-        pieces = self.piece_ns
-        if segment_ns is not None:
-            measured = np.maximum(self.segments.total_ns, 1)
-            pieces = np.rint(pieces * (segment_ns / measured)[self.piece_segment]).astype(np.int64)
-        before = np.concatenate([[0], np.cumsum(pieces)])
+        before = self._worked_before(segment_ns)
         transfers = np.append(self.transfers.ns if transfer_ns is None else transfer_ns, 0)
         edges = self.edges
         worked = before[edges.end_piece] - before[edges.first_piece]
         return np.asarray(worked + transfers[edges.transfer] + edges.fixed_ns)
+
+    def _worked_before(self, segment_ns: Int64 | None) -> Int64:
+        """Working time in all pieces before each piece."""
+        pieces = self.piece_ns
+        if segment_ns is not None:
+            measured = np.maximum(self.segments.total_ns, 1)
+            pieces = np.rint(pieces * (segment_ns / measured)[self.piece_segment]).astype(np.int64)
+        return np.concatenate([[0], np.cumsum(pieces)])
 
 
 def build_program(run: Run, matches: Matches) -> Program:

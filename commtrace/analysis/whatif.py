@@ -22,9 +22,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import pack
+from commtrace.analysis.ideal import equal_stages, median_transfers, of_transfers
 from commtrace.analysis.match import Matches
-from commtrace.analysis.peers import Float64, grouped_median, work_keys
 from commtrace.analysis.replay_lane import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.replay_program import Program, build_program
 from commtrace.trace.run import Run
@@ -103,7 +102,7 @@ class _Labels:
 def _analyse(run: Run, program: Program) -> WhatIf:
     operations, labels = _labels(run, program)
     measured = np.concatenate([program.segments.total_ns, program.transfers.ns])
-    ideal = np.concatenate([_ideal_segments(program), _ideal_transfers(run, program)])
+    ideal = np.concatenate([equal_stages(program), median_transfers(run, program)])
     actual_steps, ideal_steps = _replay(program, measured), _replay(program, ideal)
     actual_ns, ideal_ns = float(actual_steps.mean()), float(ideal_steps.mean())
 
@@ -151,8 +150,7 @@ def _labels(run: Run, program: Program) -> tuple[list[str], _Labels]:
     rank = np.concatenate([segments.rank, transfers.rank])
     kinds = [*_PHASE_NAMES.values(), "other"]
     phase = np.where(segments.kind < BETWEEN, segments.kind - FORWARD, len(kinds) - 1)
-    names = _transfer_names(run, program)
-    communications, code = np.unique(names, return_inverse=True)
+    communications, code = np.unique(of_transfers(run, program, "name"), return_inverse=True)
     operation = np.concatenate([phase, code.reshape(-1) + len(kinds)])
     used = [*kinds, *(run.names[name] for name in communications)]
     return used, _Labels(operation, stage[rank], dp_rank[rank], rank)
@@ -161,63 +159,6 @@ def _labels(run: Run, program: Program) -> tuple[list[str], _Labels]:
 def _cells(labels: _Labels) -> list[tuple[int, int, int]]:
     cells = np.unique(np.stack([labels.rank, labels.stage, labels.dp_rank]), axis=1)
     return [(int(rank), int(stage), int(dp_rank)) for rank, stage, dp_rank in cells.T]
-
-
-def _transfer_names(run: Run, program: Program) -> Int64:
-    return _of_transfers(run, program, "name")
-
-
-def _of_transfers(run: Run, program: Program, column: str) -> Int64:
-    """A column of the communication rows behind the transfers."""
-    transfers = program.transfers
-    values = np.empty(len(transfers), np.int64)
-    bounds = np.searchsorted(transfers.rank, [*program.ranks, program.ranks[-1] + 1])
-    for rank, first, end in zip(program.ranks, bounds[:-1], bounds[1:], strict=True):
-        values[first:end] = getattr(run.ranks[int(rank)].spans, column)[transfers.row[first:end]]
-    return values
-
-
-def _ideal_segments(program: Program) -> Int64:
-    """Mean over peers; forwards and backwards then scaled so that those of all stages and chunks take the same."""
-    segments = program.segments
-    _, work = np.unique(work_keys(segments), return_inverse=True)
-    work = work.reshape(-1)
-    mean = _grouped_mean(work, segments.total_ns.astype(np.float64))
-    phase = np.isin(segments.kind, (FORWARD, BACKWARD))
-    place = pack([segments.kind, np.where(phase, segments.stage, -1), np.where(phase, segments.chunk, -1)])
-    per_place = _mean_per_instance(segments.total_ns, place, program)
-    per_kind = _mean_per_instance(segments.total_ns, segments.kind, program)
-    scale = np.where(phase & (per_place > 0), per_kind / np.maximum(per_place, 1e-9), 1.0)
-    return np.asarray(np.rint(mean * scale), np.int64)
-
-
-def _mean_per_instance(values: Int64, group: Int64, program: Program) -> Float64:
-    """Of each segment: what a whole phase of its group takes in the mean."""
-    segments = program.segments
-    _, index = np.unique(group, return_inverse=True)
-    index = index.reshape(-1)
-    phases = np.unique(np.stack([index, segments.rank, segments.instance]), axis=1)[0]
-    total = np.bincount(index, values)
-    return np.asarray((total / np.bincount(phases, minlength=len(total)))[index])
-
-
-def _grouped_mean(group: Int64, values: Float64) -> Float64:
-    return np.asarray((np.bincount(group, values) / np.maximum(np.bincount(group), 1))[group])
-
-
-def ideal_transfer_groups(run: Run, program: Program) -> Int64:
-    """Numbers that are equal for transfers of the same operation, size and number of participants."""
-    transfers = program.transfers
-    return pack([_of_transfers(run, program, "name"), _of_transfers(run, program, "bytes"), transfers.participants])
-
-
-def _ideal_transfers(run: Run, program: Program) -> Int64:
-    if not len(program.transfers):
-        return np.zeros(0, np.int64)
-    _, group = np.unique(ideal_transfer_groups(run, program), return_inverse=True)
-    group = group.reshape(-1)
-    medians = grouped_median(group, program.transfers.ns.astype(np.float64), int(group.max()) + 1)
-    return np.asarray(np.rint(medians[group]), np.int64)
 
 
 def _with_text_keys(values: Mapping[int, float]) -> dict[str, float]:

@@ -1,0 +1,141 @@
+"""The pipeline of a job, reconstructed from its spans: stages, chunks, microbatches, schedule, and its bubbles.
+
+>>> pipeline = reconstruct_pipeline(run, matches)               # doctest: +SKIP
+>>> pipeline.schedule, pipeline.bubble_fraction_of_total        # doctest: +SKIP
+('1f1b', 0.21)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from commtrace.analysis.match import Matches
+from commtrace.analysis.pipeline_bubble import StageBubble, measure_bubbles
+from commtrace.analysis.pipeline_schedule import ideal_fraction_of_total, ideal_ratio_to_work, recognise
+from commtrace.analysis.replay_program import common_steps, stage_of
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A pipeline and where it idles. Times are means over ranks and steps, ns per step.
+
+    Two shares are in use in the literature, so both are given with their names: the bubble's share of the whole step,
+    and its ratio to the work of the step (all forwards and backwards). The bubble is the wait on pipeline P2P; where a
+    step ends with a communication of all stages, the early stages' last wait is on that one: ``drain``.
+
+    Attributes:
+        schedule: gpipe, 1f1b, interleaved_1f1b, zero_bubble or unknown.
+        reason: why it is unknown; else empty.
+        stages, chunks, microbatches: p, v (chunks per stage) and m (per step and replica).
+        bubble_fraction_of_total, drain_fraction_of_total: measured, of the step.
+        ideal_fraction_of_total: what the schedule cannot avoid: (p − 1)/(v·m + p − 1); None where no formula holds.
+        bubble_ratio_to_work, ideal_ratio_to_work: the same over the work: (p − 1)/(v·m).
+        per_stage: ascending.
+    """
+
+    schedule: str
+    reason: str
+    stages: int
+    chunks: int
+    microbatches: int
+    bubble_fraction_of_total: float
+    drain_fraction_of_total: float
+    ideal_fraction_of_total: float | None
+    bubble_ratio_to_work: float
+    ideal_ratio_to_work: float | None
+    per_stage: tuple[StageBubble, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schedule": self.schedule,
+            "reason": self.reason,
+            "stages": self.stages,
+            "chunks": self.chunks,
+            "microbatches": self.microbatches,
+            "bubble_fraction_of_total": {
+                "measured": self.bubble_fraction_of_total,
+                "ideal": self.ideal_fraction_of_total,
+                "drain": self.drain_fraction_of_total,
+            },
+            "bubble_ratio_to_work": {"measured": self.bubble_ratio_to_work, "ideal": self.ideal_ratio_to_work},
+            "per_stage": [asdict(stage) for stage in self.per_stage],
+        }
+
+
+def reconstruct_pipeline(run: Run, matches: Matches) -> Pipeline | None:
+    """The pipeline of a run, from its spans alone.
+
+    Args:
+        run: with aligned clocks.
+        matches: its communications, joined.
+
+    Returns:
+        None where there are no two stages, or no step that all ranks recorded.
+    """
+    steps = common_steps(run)
+    by_stage: dict[int, list[RankTrace]] = {}
+    for trace in run.ranks.values():
+        if np.any(trace.spans.kind == schema.FORWARD):
+            by_stage.setdefault(stage_of(trace), []).append(trace)
+    if len(by_stage) < 2 or not len(steps):
+        return None
+    ordered = [by_stage[stage][0] for stage in sorted(by_stage)]
+    chunks = max(_chunks(trace) for trace in ordered)
+    step = int(steps[-1])
+    orders = [_order(run, trace, step) for trace in ordered]
+    microbatches = max(sum(action[0] == "F" for action in order) for order in orders) // chunks
+    schedule = recognise(orders, chunks)
+    bubbles = measure_bubbles(run, matches)
+    shares = _shares(bubbles)
+    stages = len(ordered)
+    return Pipeline(
+        schedule=schedule.name,
+        reason=schedule.reason,
+        stages=stages,
+        chunks=chunks,
+        microbatches=microbatches,
+        bubble_fraction_of_total=shares["bubble"],
+        drain_fraction_of_total=shares["drain"],
+        ideal_fraction_of_total=ideal_fraction_of_total(schedule.name, stages, chunks, microbatches),
+        bubble_ratio_to_work=shares["ratio"],
+        ideal_ratio_to_work=ideal_ratio_to_work(schedule.name, stages, chunks, microbatches),
+        per_stage=tuple(bubbles),
+    )
+
+
+def _chunks(trace: RankTrace) -> int:
+    chunks = trace.spans.chunk[trace.spans.kind == schema.FORWARD]
+    return int(chunks.max()) + 1 if chunks.max() >= 0 else 1
+
+
+def _order(run: Run, trace: RankTrace, step: int) -> list[str]:
+    """What a rank does in a step: F, B or W with the microbatch."""
+    spans = trace.spans
+    rows = np.flatnonzero(np.isin(spans.kind, (schema.FORWARD, schema.BACKWARD)) & (spans.step == step))
+    actions = []
+    for row in rows:
+        forward = spans.kind[row] == schema.FORWARD
+        name = run.names[spans.name[row]] if spans.name[row] >= 0 else ""
+        letter = "F" if forward else "W" if "weight" in name or "wgrad" in name else "B"
+        actions.append(f"{letter}{spans.microbatch[row]}")
+    return actions
+
+
+def _shares(bubbles: Sequence[StageBubble]) -> dict[str, float]:
+    ranks = np.array([len(stage.ranks) for stage in bubbles])
+
+    def total(name: str) -> float:
+        return float((np.array([getattr(stage, name) for stage in bubbles]) * ranks).sum())
+
+    wall, work = max(total("wall_ns"), 1.0), max(total("work_ns"), 1.0)
+    return {
+        "bubble": total("bubble_ns") / wall,
+        "drain": total("drain_ns") / wall,
+        "ratio": total("bubble_ns") / work,
+    }

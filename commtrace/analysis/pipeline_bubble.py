@@ -1,0 +1,292 @@
+"""How long each pipeline stage waits for its neighbours, in which phase of the schedule, and why.
+
+Measured: the part of every stall on a point-to-point operation of the pipeline before its last participant arrived.
+Why: the step is replayed with ever more ideal durations, and what each step of that takes away has its cause's name:
+
+* ``p2p``: what goes when the transfers between stages take no time;
+* ``variation``: what goes when every forward and backward of a stage takes the stage's mean (microbatches differ, a
+  rank is slow, something else intervened);
+* ``imbalance``: what goes when all stages take the same;
+* ``schedule``: what is left, and what only another schedule or more microbatches can take away.
+
+They add up to the measured bubble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.ideal import equal_stages, mean_segments, median_transfers
+from commtrace.analysis.match import Matches
+from commtrace.analysis.replay import ReplayError
+from commtrace.analysis.replay_program import Program, build_program, stage_of
+from commtrace.analysis.roles import PIPELINE, Roles, find_roles, is_p2p
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class StageBubble:
+    """One pipeline stage. All times are ns per step: means over its ranks and the steps.
+
+    Attributes:
+        forward_ns, backward_ns: the mean of a single one, without stalls on other stages.
+        work_ns: all forwards and backwards of a step.
+        wall_ns: the step.
+        bubble_ns: waiting for other stages on pipeline P2P; the phases add up to it, and so do the causes.
+        warm_up_ns, steady_ns, cool_down_ns: before the first backward; until the end of the last forward; after it.
+        schedule_ns, imbalance_ns, variation_ns, p2p_ns: the causes.
+        transfer_ns: stalled on pipeline P2P after its last participant had arrived.
+        drain_ns: waiting, after its own last backward and until that of the whole pipeline, on anything else.
+    """
+
+    stage: int
+    ranks: tuple[int, ...]
+    forward_ns: int
+    backward_ns: int
+    work_ns: int
+    wall_ns: int
+    bubble_ns: int
+    warm_up_ns: int
+    steady_ns: int
+    cool_down_ns: int
+    schedule_ns: int
+    imbalance_ns: int
+    variation_ns: int
+    p2p_ns: int
+    transfer_ns: int
+    drain_ns: int
+
+
+class _Measured(NamedTuple):
+    """Of one rank, ns summed over its steps; forward and backward are means of single ones."""
+
+    forward: float
+    backward: float
+    work: float
+    wall: float
+    warm_up: float
+    steady: float
+    cool_down: float
+    transfer: float
+    drain: float
+
+
+def measure_bubbles(run: Run, matches: Matches) -> list[StageBubble]:
+    """The stages of a pipeline, ascending."""
+    roles = find_roles(run)
+    ends = _pipeline_ends(run)
+    measured = {rank: _measure(run, trace, matches, roles, ends) for rank, trace in run.ranks.items()}
+    causes = _causes(run, matches, roles)
+    steps = {rank: max(int((trace.spans.kind == schema.STEP).sum()), 1) for rank, trace in run.ranks.items()}
+    stages: dict[int, list[int]] = {}
+    for rank, trace in run.ranks.items():
+        stages.setdefault(stage_of(trace), []).append(rank)
+    return [
+        _stage(
+            stage, stages[stage], [measured[rank] for rank in stages[stage]], [steps[r] for r in stages[stage]], causes
+        )
+        for stage in sorted(stages)
+    ]
+
+
+class _Cause(NamedTuple):
+    """Bubble of one rank, ns summed over the replayed steps, with ever more ideal durations."""
+
+    steps: int
+    without_transfers: float
+    with_means: float
+    with_equal_stages: float
+    as_replayed: float
+
+
+def _causes(run: Run, matches: Matches, roles: Roles) -> dict[int, _Cause]:
+    """Replayed bubbles by rank; empty where the run cannot be replayed."""
+    try:
+        program = build_program(run, matches)
+    except ReplayError:
+        return {}
+    between_stages = _stalls_between_stages(run, program, roles)
+    pipeline_transfers = _pipeline_transfers(run, program, roles)
+    no_p2p = np.where(pipeline_transfers, 0, program.transfers.ns)
+    typical = np.where(pipeline_transfers, 0, median_transfers(run, program))
+    replays = [
+        _bubble_by_rank(program, between_stages, segments, transfers)
+        for segments, transfers in (
+            (None, no_p2p),
+            (mean_segments(program), typical),
+            (equal_stages(program), typical),
+            (None, None),
+        )
+    ]
+    return {
+        rank: _Cause(len(program.steps), *(float(replay[index]) for replay in replays))
+        for index, rank in enumerate(program.ranks.tolist())
+    }
+
+
+def _bubble_by_rank(
+    program: Program, stalls: Bool, segment_ns: Int64 | None, transfer_ns: Int64 | None
+) -> npt.NDArray[np.float64]:
+    times = program.times(segment_ns, transfer_ns, origins=program.start_ns)
+    waits = program.stall_waits(times, segment_ns)
+    index = np.searchsorted(program.ranks, program.stalls.rank[stalls])
+    return np.asarray(np.bincount(index, waits[stalls], minlength=len(program.ranks)), np.float64)
+
+
+def _stalls_between_stages(run: Run, program: Program, roles: Roles) -> Bool:
+    chosen = np.zeros(len(program.stalls.row), np.bool_)
+    for rank, trace in run.ranks.items():
+        own = program.stalls.rank == rank
+        chosen[own] = _between_stages(run, trace, roles)[program.stalls.row[own]]
+    return chosen
+
+
+def _pipeline_transfers(run: Run, program: Program, roles: Roles) -> Bool:
+    chosen = np.zeros(len(program.transfers), np.bool_)
+    for rank, trace in run.ranks.items():
+        own = program.transfers.rank == rank
+        chosen[own] = _between_stages(run, trace, roles)[program.transfers.row[own]]
+    return chosen
+
+
+def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:
+    """Point-to-point rows of the pipeline, and stalls on them."""
+    return np.asarray(is_p2p(run, trace.spans) & (roles.ranks[trace.rank].role == roles.code(PIPELINE)))
+
+
+def _measure(
+    run: Run, trace: RankTrace, matches: Matches, roles: Roles, pipeline_ends: dict[tuple[int, int], int]
+) -> _Measured:
+    spans = trace.spans
+    step_start, step_end = (values[spans.kind == schema.STEP] for values in (spans.start, spans.end))
+    stall = (spans.kind == schema.STALL) & np.isin(spans.step, spans.step[spans.kind == schema.STEP])
+    ready = _ready(trace, matches)
+    wait = np.clip(ready, spans.start, spans.end) - spans.start
+    between = stall & _between_stages(run, trace, roles)
+    first_backward, last_forward, last_backward = _turning_points(trace)
+    step = spans.step
+    warm_up = between & (spans.start < first_backward[step])
+    cool_down = between & ~warm_up & (spans.start >= last_forward[step])
+    steady = between & ~warm_up & ~cool_down
+
+    draining = stall & ~between & (spans.start >= last_backward[step])
+    ends = np.array([pipeline_ends.get((_replica(trace), int(number)), 0) for number in step[draining]], np.int64)
+    drain = np.minimum(ready[draining], ends) - spans.start[draining]
+    forward, backward = (_phase_ns(trace, kind, between) for kind in (schema.FORWARD, schema.BACKWARD))
+    return _Measured(
+        forward=float(forward.mean()) if len(forward) else 0.0,
+        backward=float(backward.mean()) if len(backward) else 0.0,
+        work=float(forward.sum() + backward.sum()),
+        wall=float((step_end - step_start).sum()),
+        warm_up=float(wait[warm_up].sum()),
+        steady=float(wait[steady].sum()),
+        cool_down=float(wait[cool_down].sum()),
+        transfer=float((spans.end - spans.start - wait)[between].sum()),
+        drain=float(np.maximum(drain, 0).sum()),
+    )
+
+
+def _ready(trace: RankTrace, matches: Matches) -> Int64:
+    """Of each stall row: when the communication that it waited for had all its participants."""
+    spans = trace.spans
+    ready = spans.start.copy()
+    stalls = np.flatnonzero((spans.kind == schema.STALL) & (spans.stalled_on >= 0))
+    known = np.flatnonzero(spans.id >= 0)
+    if not len(known) or not len(stalls):
+        return ready
+    order = known[np.argsort(spans.id[known], kind="stable")]
+    found = order[np.minimum(np.searchsorted(spans.id[order], spans.stalled_on[stalls]), len(order) - 1)]
+    same = spans.id[found] == spans.stalled_on[stalls]
+    ready[stalls[same]] = matches.ranks[trace.rank].ready[found[same]]
+    return ready
+
+
+def _turning_points(trace: RankTrace) -> tuple[Int64, Int64, Int64]:
+    """By step number: start of the first backward, end of the last forward, end of the last backward."""
+    spans = trace.spans
+    most = np.iinfo(np.int64)
+    count = int(spans.step.max(initial=0)) + 2  # the last entry stands for rows outside of any step
+    first_backward, last_forward, last_backward = (np.full(count, value) for value in (most.max, most.max, most.max))
+    forward, backward = spans.kind == schema.FORWARD, spans.kind == schema.BACKWARD
+    np.minimum.at(first_backward, spans.step[backward], spans.start[backward])
+    last_forward[spans.step[forward]] = most.min
+    np.maximum.at(last_forward, spans.step[forward], spans.end[forward])
+    last_backward[spans.step[backward]] = most.min
+    np.maximum.at(last_backward, spans.step[backward], spans.end[backward])
+    return first_backward, last_forward, last_backward
+
+
+def _replica(trace: RankTrace) -> int:
+    """A number that ranks of one pipeline share: the rank of its first stage, as far as it is known."""
+    pipelines = [
+        group.ranks[0] for group in trace.groups.values() if group.role == PIPELINE and trace.rank in group.ranks
+    ]
+    return min(pipelines) if pipelines else -1
+
+
+def _pipeline_ends(run: Run) -> dict[tuple[int, int], int]:
+    """End of the last backward of all stages, by pipeline and step."""
+    ends: dict[tuple[int, int], int] = {}
+    for trace in run.ranks.values():
+        spans = trace.spans
+        backward = spans.kind == schema.BACKWARD
+        for step, end in zip(spans.step[backward].tolist(), spans.end[backward].tolist(), strict=True):
+            key = (_replica(trace), step)
+            ends[key] = max(ends.get(key, 0), end)
+    return ends
+
+
+def _phase_ns(trace: RankTrace, kind: int, stalled: Bool) -> Int64:
+    """Durations of the phases of a kind, without the stalls on other stages inside them."""
+    spans = trace.spans
+    rows = np.flatnonzero(spans.kind == kind)
+    if not len(rows):
+        return np.zeros(0, np.int64)
+    waits = np.flatnonzero(stalled)
+    total = np.concatenate([[0], np.cumsum(spans.end[waits] - spans.start[waits])])
+    inside = (
+        total[np.searchsorted(spans.start[waits], spans.end[rows])]
+        - total[np.searchsorted(spans.start[waits], spans.start[rows])]
+    )
+    return np.asarray(spans.end[rows] - spans.start[rows] - inside)
+
+
+def _stage(
+    stage: int, ranks: list[int], measured: list[_Measured], steps: list[int], causes: dict[int, _Cause]
+) -> StageBubble:
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(own, name) / count for own, count in zip(measured, steps, strict=True)]))
+
+    def cause(name: str) -> float:
+        own = [getattr(causes[rank], name) / causes[rank].steps for rank in ranks if rank in causes]
+        return float(np.mean(own)) if own else 0.0
+
+    phases = {name: round(mean(name)) for name in ("warm_up", "steady", "cool_down")}
+    bubble = sum(phases.values())
+    p2p = round(cause("as_replayed") - cause("without_transfers"))
+    imbalance = round(cause("with_means") - cause("with_equal_stages"))
+    schedule = round(cause("with_equal_stages"))
+    return StageBubble(
+        stage=stage,
+        ranks=tuple(ranks),
+        forward_ns=round(float(np.mean([own.forward for own in measured]))),
+        backward_ns=round(float(np.mean([own.backward for own in measured]))),
+        work_ns=round(mean("work")),
+        wall_ns=round(mean("wall")),
+        bubble_ns=bubble,
+        warm_up_ns=phases["warm_up"],
+        steady_ns=phases["steady"],
+        cool_down_ns=phases["cool_down"],
+        schedule_ns=schedule,
+        imbalance_ns=imbalance,
+        variation_ns=bubble - schedule - imbalance - p2p,
+        p2p_ns=p2p,
+        transfer_ns=round(mean("transfer")),
+        drain_ns=round(mean("drain")),
+    )

@@ -1,0 +1,168 @@
+"""Stages, chunks, microbatches, schedule and bubbles of simulated pipelines, by hand and by formula."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from commtrace.analysis.match import match
+from commtrace.analysis.pipeline import Pipeline, reconstruct_pipeline
+from commtrace.analysis.pipeline_schedule import recognise
+from commtrace.trace.run import Run
+from tests.analysis.simulated_schedules import Action, gpipe, interleaved, simulate
+from tests.factory import make_run, span
+from tests.pipeline_factory import PipelineJob
+
+MS = 1_000_000
+
+
+def pipeline_of(run: Run) -> Pipeline:
+    pipeline = reconstruct_pipeline(run, match(run))
+    assert pipeline is not None
+    return pipeline
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "step_ms"), [(4, 8, 33), (8, 16, 69), (2, 2, 9), (4, 4, 21)])
+def test_one_forward_one_backward(stages: int, microbatches: int, step_ms: int) -> None:
+    pipeline = pipeline_of(PipelineJob(stages, microbatches).run())
+
+    assert (pipeline.schedule, pipeline.stages, pipeline.chunks) == ("1f1b", stages, 1)
+    assert pipeline.microbatches == microbatches
+    ideal = (stages - 1) / (microbatches + stages - 1)
+    assert pipeline.ideal_fraction_of_total == pytest.approx(ideal)
+    assert pipeline.bubble_fraction_of_total + pipeline.drain_fraction_of_total == pytest.approx(ideal)
+    assert pipeline.ideal_ratio_to_work == pytest.approx((stages - 1) / microbatches)
+    for number, stage in enumerate(pipeline.per_stage):
+        assert stage.wall_ns == step_ms * MS
+        assert (stage.forward_ns, stage.backward_ns, stage.work_ns) == (MS, 2 * MS, 3 * MS * microbatches)
+        # Stage r fills for r·F, then waits (p − 1 − r)(F + B) for its gradients, and drains for r·B.
+        assert stage.bubble_ns == stage.schedule_ns == (3 * (stages - 1 - number) + number) * MS
+        assert stage.drain_ns == 2 * number * MS
+        assert (stage.imbalance_ns, stage.variation_ns, stage.p2p_ns, stage.transfer_ns) == (0, 0, 0, 0)
+
+
+def test_gpipe() -> None:
+    pipeline = pipeline_of(simulate(gpipe(4, 8), steps=2))
+
+    assert (pipeline.schedule, pipeline.microbatches) == ("gpipe", 8)
+    assert pipeline.ideal_fraction_of_total == 3 / 11
+    assert {stage.wall_ns for stage in pipeline.per_stage} == {33}
+    # Stage 0 waits for 3 F and 3 B of the others between its forwards and its backwards.
+    assert (pipeline.per_stage[0].bubble_ns, pipeline.per_stage[0].warm_up_ns) == (9, 9)
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "chunks"), [(4, 8, 2), (2, 4, 2), (4, 8, 3), (3, 6, 4)])
+def test_interleaved(stages: int, microbatches: int, chunks: int) -> None:
+    run = simulate(interleaved(stages, microbatches, chunks), steps=2)
+
+    pipeline = pipeline_of(run)
+
+    assert (pipeline.schedule, pipeline.chunks, pipeline.microbatches) == ("interleaved_1f1b", chunks, microbatches)
+    # v·m·(F + B) of work and a bubble of (p − 1)(F + B): a chunk is 1/v of a stage.
+    assert pipeline.per_stage[0].wall_ns == (chunks * microbatches + stages - 1) * 3
+    assert pipeline.per_stage[0].bubble_ns == (stages - 1) * 3
+    assert pipeline.ideal_fraction_of_total == (stages - 1) / (chunks * microbatches + stages - 1)
+
+
+def test_uneven_stages() -> None:
+    # p = 2, m = 4; F = 1, B = 2 on stage 0 and twice that on stage 1, which works without a pause once it has begun.
+    run = simulate(
+        gpipe(2, 4), lambda stage, action: MS * (1 if action.kind == "forward" else 2) * (stage + 1), steps=2
+    )
+
+    first, second = pipeline_of(run).per_stage
+
+    assert first.wall_ns == (1 + 4 * 2 + 4 * 4 + 2) * MS
+    # Stage 0 works for 12; with 1.5 and 3 everywhere it would wait for one F and one B.
+    assert (first.bubble_ns, first.schedule_ns, first.imbalance_ns) == (15 * MS, round(4.5 * MS), round(10.5 * MS))
+    assert (second.bubble_ns, second.drain_ns) == (MS, 0)
+    assert first.variation_ns == second.variation_ns == 0
+
+
+def test_imbalance_of_the_stages() -> None:
+    # Every forward of stage 1 takes 1 ms more: nothing varies within a stage. In the mean F is 1.5.
+    first, _ = pipeline_of(PipelineJob(2, 8, extra_forward_ns={1: MS}).run()).per_stage
+
+    assert first.schedule_ns == round(1.5 * MS) + 2 * MS
+    assert first.variation_ns == 0
+    assert first.imbalance_ns == first.bubble_ns - first.schedule_ns > 0
+
+
+def test_variation_of_the_microbatches() -> None:
+    # F = 4, 1, 1, 2 on stage 0: 2 in the mean, as always on stage 1. That one waits for 4 instead of 2.
+    forward = {0: 4, 1: 1, 2: 1, 3: 2}
+    run = simulate(
+        gpipe(2, 4),
+        lambda stage, action: MS * (forward[action.microbatch] if (stage, action.kind) == (0, "forward") else 2),
+    )
+
+    _, second = pipeline_of(run).per_stage
+
+    assert (second.bubble_ns, second.schedule_ns) == (4 * MS, 2 * MS)
+    assert (second.variation_ns, second.imbalance_ns, second.p2p_ns) == (2 * MS, 0, 0)
+
+
+def test_transfers_between_stages_have_their_own_part() -> None:
+    pipeline = pipeline_of(PipelineJob(2, 4, transfer_ns=100_000).run())
+    first = pipeline.per_stage[0]
+
+    assert first.transfer_ns == 4 * 100_000
+    # Each round trip through stage 1 has one more transfer, which stage 0 waits for.
+    assert first.p2p_ns == first.bubble_ns - first.schedule_ns > 0
+    assert first.variation_ns == first.imbalance_ns == 0
+
+
+def test_without_stages_there_is_no_pipeline() -> None:
+    run = make_run({rank: [span("step", 0, 10, step=0), span("forward", 0, 5, step=0)] for rank in (0, 1)})
+
+    assert reconstruct_pipeline(run, match(run)) is None
+
+
+def test_without_steps_there_is_no_pipeline() -> None:
+    run = PipelineJob(2, 2).run()
+    rows = {rank: replace(trace, spans=trace.spans.take(trace.spans.kind != 0)) for rank, trace in run.ranks.items()}
+
+    assert reconstruct_pipeline(replace(run, ranks=rows), match(run)) is None
+
+
+def test_weights_apart_from_inputs_are_a_zero_bubble_schedule() -> None:
+    assert recognise([["F0", "F1", "B0", "W0", "B1", "W1"]] * 2, chunks=1).name == "zero_bubble"
+
+
+@pytest.mark.parametrize(
+    ("orders", "chunks", "reason"),
+    [
+        (["FB", "FB"], 1, "single microbatch"),
+        (["FFFBFBBFBB", "FBFBFBFBFB"], 1, "Stage 0 runs FFFBFBBFBB, which no known schedule does."),
+        (["FFFBFBBB", "FFFBFBBB"], 1, "The stages run 2, 2 forwards ahead of their first backward"),
+        (["FFB", "FFB"], 1, "A step has 2 forwards and 1 backwards."),
+        (["FFBB", "FB"], 1, "different numbers"),
+        (["FF", "FF"], 1, "without a backward"),
+    ],
+)
+def test_what_is_not_recognised_is_said(orders: list[str], chunks: int, reason: str) -> None:
+    schedule = recognise([[f"{letter}0" for letter in order] for order in orders], chunks)
+
+    assert schedule.name == "unknown"
+    assert reason in schedule.reason
+
+
+def test_interleaved_with_as_many_microbatches_as_stages_runs_all_forwards_first() -> None:
+    orders = [[f"{action.kind[0].upper()}{action.microbatch}" for action in order] for order in interleaved(4, 4, 2)]
+
+    assert recognise(orders, chunks=2).name == "interleaved_1f1b"
+
+
+def test_a_pipeline_as_json() -> None:
+    pipeline = pipeline_of(simulate([[Action("forward", 0), Action("backward", 0)]] * 2)).to_json()
+
+    assert (pipeline["schedule"], pipeline["stages"], pipeline["chunks"], pipeline["microbatches"]) == (
+        "unknown",
+        2,
+        1,
+        1,
+    )
+    assert pipeline["bubble_fraction_of_total"].keys() == {"measured", "ideal", "drain"}
+    assert pipeline["bubble_fraction_of_total"]["ideal"] is None
+    assert [stage["bubble_ns"] for stage in pipeline["per_stage"]] == [3, 1]

@@ -42,7 +42,7 @@ _ROLE_OF_GLOBAL: Final[Mapping[str, str]] = {
     "_TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp-cp",
     "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp-ep",
     "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp-ep-pp",
-    "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "optimizer-instance",
+    "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "dist-opt",
 }
 
 _ROLE_OF_COLLECTION_FIELD: Final[Mapping[str, str]] = {
@@ -65,7 +65,7 @@ _ROLE_OF_COLLECTION_FIELD: Final[Mapping[str, str]] = {
     "tp_cp": "tp-cp",
     "tp_ep": "tp-ep",
     "tp_ep_pp": "tp-ep-pp",
-    "intra_dist_opt": "optimizer-instance",
+    "intra_dist_opt": "dist-opt",
 }
 
 _DIMENSIONS: Final[Mapping[str, str]] = {

@@ -136,12 +136,12 @@ def test_backwards_are_matched_to_forwards_by_their_tensor(tracer: NotingTracer)
 
 def test_a_tensor_that_no_forward_returned_belongs_to_the_oldest_forward(tracer: NotingTracer) -> None:
     model = tiny_model()
-    forward(model, 4)
-    forward(model, 5)
+    kept = [forward(model, 4), forward(model, 5)]
 
     backward(model(torch.ones(1, 2)).sum())
 
     assert tracer.notes[-2:] == ["+backward m4 c0 s0", "-backward"]
+    assert len(kept) == 2
 
 
 def test_microbatches_are_counted_when_megatron_does_not_number_them(tracer: NotingTracer) -> None:
@@ -245,7 +245,7 @@ def test_every_group_has_its_role(tracer: NotingTracer, rank_1_of_8: None) -> No
         "_TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp-cp",
         "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp-ep",
         "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp-ep-pp",
-        "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "optimizer-instance",
+        "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "dist-opt",
     }
     assert tracer.failures == []
 

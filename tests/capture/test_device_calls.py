@@ -1,0 +1,346 @@
+"""Communication of a simulated GPU: the true interval on its stream, and the stall at each wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture.device_calls import DeviceCalls
+from commtrace.capture.issued import IssuedCalls
+from commtrace.capture.operations import OPERATIONS
+from commtrace.capture.process_groups import ProcessGroupCapture
+from commtrace.trace import schema
+from tests.capture.recording import Recording
+from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
+from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
+
+pytestmark = pytest.mark.usefixtures("world")
+CUDA, HOST, UNKNOWN = schema.CUDA_EVENT_TIMING, schema.HOST_TIMING, schema.UNKNOWN_TIMING
+
+
+class Job:
+    """A training process with a simulated GPU, captured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cuda = SimulatedCuda()
+        self.nccl = SimulatedNccl(self.cuda)
+        self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
+        self.clock = CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
+        self.recording = Recording(self.clock)
+        self.group: Any = distributed_c10d._get_default_group()
+        self.capture: ProcessGroupCapture | None = None
+
+    @property
+    def devices(self) -> DeviceCalls:
+        assert self.capture is not None
+        assert self.capture.devices is not None
+        return self.capture.devices
+
+    def compute(self, duration_ns: int) -> None:
+        self.cuda.current_stream().run(duration_ns)
+
+    def all_reduce(self, *, asynchronous: bool, num_bytes: int = 32) -> Any:
+        return self.group.allreduce([tensor(num_bytes)], options(asynchronous))
+
+    def finish(self) -> None:
+        """Let the device do all its work."""
+        self.cuda.advance(20 * MILLISECOND)
+
+    def intervals(self) -> list[tuple[int, int]]:
+        return [(row.start, row.end) for row in self.recording.communications()]
+
+    def timings(self) -> list[int]:
+        return [row.timing for row in self.recording.communications()]
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    job = Job(monkeypatch)
+    with job.recording.capturing(job.clock) as capture:
+        job.capture = capture
+        yield job
+    assert job.recording.warnings() == []
+
+
+def test_a_synchronous_operation_lies_between_its_marks_and_stalls_its_stream(job: Job) -> None:
+    job.compute(5 * MILLISECOND)
+    job.all_reduce(asynchronous=False, num_bytes=64)
+    job.finish()
+
+    (row,) = job.recording.communications()
+    assert (row.start, row.end) == job.nccl.intervals[0]
+    assert (row.name, row.bytes, row.seq, row.is_async, row.timing) == ("all_reduce", 64, 0, False, CUDA)
+    (stall,) = job.recording.stalls()
+    assert (stall.stalled_on, stall.start, stall.end, stall.timing) == (row.id, row.start, row.end, CUDA)
+
+
+def test_rows_come_when_the_device_has_got_there(job: Job) -> None:
+    job.all_reduce(asynchronous=False)
+    assert job.recording.rows() == []
+
+    job.cuda.advance(MILLISECOND)
+    assert len(job.recording.rows()) == 2
+
+
+def test_a_stalled_wait_ends_when_the_operation_does(job: Job) -> None:
+    work = job.all_reduce(asynchronous=True)
+    job.compute(300 * MICROSECOND)
+    waits_from = job.cuda.current_stream().position_ns()
+    work.wait()
+    job.finish()
+
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA]
+    (stall,) = job.recording.stalls()
+    assert (stall.start, stall.end) == (waits_from, job.nccl.intervals[0][1])
+
+
+def test_an_operation_hidden_behind_compute_has_no_known_end(job: Job) -> None:
+    work = job.all_reduce(asynchronous=True)
+    job.compute(5 * MILLISECOND)
+    work.wait()
+    waited = job.cuda.current_stream().position_ns()
+    job.finish()
+
+    (row,) = job.recording.communications()
+    assert (row.start, row.end, row.timing) == (job.nccl.intervals[0][0], waited, UNKNOWN)
+    (stall,) = job.recording.stalls()
+    assert stall.start == stall.end
+
+
+def test_operations_of_one_stream_start_when_the_one_before_ends(job: Job) -> None:
+    works = [job.all_reduce(asynchronous=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    job.finish()
+
+    first, second, third = job.nccl.intervals
+    assert first[1] == second[0]
+    assert second[1] == third[0]
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA] * 3
+
+
+def test_a_later_operation_that_is_waited_for_first_bounds_the_earlier_one(job: Job) -> None:
+    first = job.all_reduce(asynchronous=True)
+    second = job.all_reduce(asynchronous=True)
+    second.wait()
+    job.compute(5 * MILLISECOND)
+    first.wait()
+    job.finish()
+
+    later, earlier = job.recording.communications()
+    assert (later.seq, later.end, later.timing) == (1, job.nccl.intervals[1][1], CUDA)
+    assert (earlier.seq, earlier.start, earlier.timing) == (0, job.nccl.intervals[0][0], UNKNOWN)
+    assert earlier.end == later.end  # it ended then at the latest
+
+
+def test_the_order_on_a_stream_holds_when_the_device_moves_on_between_two_questions(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for work in [job.all_reduce(asynchronous=True) for _ in range(2)]:
+        work.wait()
+    job.cuda.advance(MILLISECOND - 1)
+    job.recording.rows()  # takes an anchor
+    resolve = CudaClock.resolve
+
+    def and_time_passes(clock: CudaClock, mark: Any) -> int | None:
+        time_ns = resolve(clock, mark)
+        job.cuda.advance(MILLISECOND // 2)
+        return time_ns
+
+    monkeypatch.setattr(CudaClock, "resolve", and_time_passes)
+
+    for _ in range(5):
+        job.recording.rows()
+    assert job.intervals() == job.nccl.intervals
+
+
+def test_pairs_of_ranks_have_streams_of_their_own(job: Job) -> None:
+    job.nccl.duration_ns = 2 * MILLISECOND
+    first = job.group.send([tensor(8)], 2, 0)
+    job.nccl.duration_ns = MILLISECOND
+    second = job.group.recv([tensor(8)], 3, 0)
+    second.wait()
+    first.wait()
+    job.finish()
+
+    rows = job.recording.communications()
+    assert [(row.name, row.peer, (row.start, row.end)) for row in rows] == [
+        ("recv", 3, job.nccl.intervals[1]),
+        ("send", 2, job.nccl.intervals[0]),
+    ]
+    assert all(row.is_async for row in rows)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_bracket_shares_its_times_and_takes_one_number(job: Job, recorded: bool) -> None:
+    device = torch.device("cuda")
+    job.recording.tracer.recording = recorded
+    job.group._start_coalescing(device)
+    for num_bytes in (8, 16, 32):
+        assert job.all_reduce(asynchronous=True, num_bytes=num_bytes) is None
+    work = job.group._end_coalescing(device)
+    work.wait()
+    job.recording.tracer.recording = True
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    *members, after = job.recording.communications()
+    assert after.seq == 1
+    if recorded:
+        assert [(row.seq, row.op_in_seq, row.bytes) for row in members] == [(0, 0, 8), (0, 1, 16), (0, 2, 32)]
+        assert {(row.start, row.end, row.timing) for row in members} == {(*job.nccl.intervals[0], CUDA)}
+        stall = job.recording.stalls()[0]
+        assert (stall.stalled_on, stall.op_in_seq, stall.end) == (members[0].id, 0, job.nccl.intervals[0][1])
+    else:
+        assert members == []
+
+
+def test_point_to_point_in_a_bracket_keeps_its_numbers_and_takes_none_of_the_collectives(job: Job) -> None:
+    device = torch.device("cuda")
+    for _ in range(2):
+        job.group._start_coalescing(device)
+        job.group.send([tensor(8)], 2, 0)
+        job.group.recv([tensor(8)], 2, 0)
+        job.group._end_coalescing(device).wait()
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    rows = job.recording.communications()
+    assert [(row.name, row.seq, row.op_in_seq) for row in rows] == [
+        ("send", 0, 0), ("recv", 0, 1), ("send", 1, 0), ("recv", 1, 1), ("all_reduce", 0, 0),
+    ]  # fmt: skip
+
+
+def test_an_empty_bracket_is_nothing(job: Job) -> None:
+    device = torch.device("cuda")
+    job.group._start_coalescing(device)
+    job.group._end_coalescing(device)
+    job.finish()
+
+    assert job.recording.rows() == []
+
+
+def test_a_barrier_of_the_device_is_timed_on_its_stream(job: Job) -> None:
+    job.compute(4 * MILLISECOND)
+    work = job.group.barrier(opts=SimpleNamespace(asyncOp=False, device=torch.device("cuda")))
+    work.wait()
+    job.finish()
+
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA]
+
+
+def test_marks_are_taken_on_the_device_of_the_tensor(job: Job) -> None:
+    job.cuda.contexts.add(2)
+    with job.cuda.device(2):
+        job.compute(3 * MILLISECOND)
+    job.group.allreduce([tensor(8, "cuda:2")], options(True)).wait()
+    job.finish()
+
+    job.recording.rows()
+    assert {event.device for event in job.cuda.events} == {2}
+
+
+def test_a_graph_capture_is_stepped_around_and_noted(job: Job) -> None:
+    job.all_reduce(asynchronous=False)
+    work = job.all_reduce(asynchronous=True)
+    with job.cuda.graph():
+        job.all_reduce(asynchronous=False)
+        job.all_reduce(asynchronous=True).wait()
+    assert job.recording.tracer.saw_graph_capture
+    work.wait()
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    assert [row.seq for row in job.recording.communications()] == [0, 1, 4]
+
+
+def test_what_nobody_waits_for_is_unfinished(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = job.all_reduce(asynchronous=True)
+    assert [launch[2] for launch in job.devices.unfinished()] == [0]
+    del work
+    job.devices.forget_all()
+    job.finish()
+
+    (row,) = job.recording.communications()
+    assert row.start == row.end
+    assert json.loads(row.detail) == {"unfinished": True}
+    assert job.devices.unfinished() == []
+
+
+def test_what_is_never_waited_for_does_not_pile_up(job: Job) -> None:
+    for _ in range(500):
+        job.all_reduce(asynchronous=True)  # its Work is gone at once
+
+    assert len(job.devices._pending) < 10
+
+
+def test_communication_of_the_host_stalls_the_device_only_while_that_is_idle(job: Job) -> None:
+    class HostWork(dist.Work):
+        def wait(self, *_arguments: Any) -> bool:
+            job.cuda.advance(6 * MILLISECOND)
+            return True
+
+    assert job.capture is not None
+    job.capture.uninstall()
+    job.capture.install()  # meets the new class
+    work = HostWork()
+    state = job.recording.tracer.groups.state(job.group)
+    coordinates = job.recording.tracer.coordinates
+    launch = (OPERATIONS["send"], state, 0, 8, -1, torch.float32, 2, True, coordinates, None, 5)
+    job.capture._pending[id(work)] = (launch, None)
+    job.compute(4 * MILLISECOND)
+    busy_until = job.cuda.current_stream().position_ns()
+    work.wait()
+    job.finish()
+
+    (row,) = job.recording.communications()
+    assert (row.start, row.timing) == (5, HOST)
+    (stall,) = job.recording.stalls()
+    assert (stall.stalled_on, stall.start, stall.timing) == (row.id, busy_until, CUDA)
+    assert stall.end - stall.start == 2 * MILLISECOND
+
+
+def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None:
+    issued = IssuedCalls(job.recording.tracer, job.devices)
+    payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
+    calls = []
+    for _ in range(3):
+        call = issued.launch(OPERATIONS["allreduce"], job.group.boxed(), payload, None)
+        assert call is not None
+        work = job.nccl._launch(True, -1)
+        issued.complete(call, work, stalls_until_end=False)
+        calls.append((call, work))
+    start = issued.mark(calls[-1][0])
+    for _, work in calls:
+        work.wait()
+    issued.stalled(calls[-1][0], start, issued.mark(calls[-1][0]))
+    job.finish()
+
+    rows = sorted(job.recording.communications(), key=lambda row: row.seq)
+    last = job.nccl.intervals[-1][1]
+    assert [(row.seq, row.end, row.timing) for row in rows] == [(0, last, UNKNOWN), (1, last, UNKNOWN), (2, last, CUDA)]
+    assert [stall.seq for stall in job.recording.stalls()] == [2]
+    assert job.devices.unfinished() == []
+
+
+def test_a_device_that_fails_costs_spans_and_nothing_else(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    work = job.all_reduce(asynchronous=True)
+    monkeypatch.setattr(CudaClock, "mark", fail)
+
+    assert work.wait()
+    assert job.all_reduce(asynchronous=False) is None
+    assert len(job.recording.warnings()) == 2  # told once by each of the two parts

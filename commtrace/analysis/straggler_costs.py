@@ -37,7 +37,7 @@ class Thresholds:
 
     share_of_step: float = 0.02
     cost_ms: float = 0.5
-    persistence: float = 0.7
+    persistence: float = 0.6
     rare_persistence: float = 0.05
     sigmas: float = 3.0
     share_of_work: float = 0.05

@@ -192,7 +192,7 @@ def _host_verdict(bench: Bench, host: str, members: Sequence[_Suspect], cost: Co
 
 def _who(run: Run, rank: int) -> str:
     trace = run.ranks[rank]
-    place = ", ".join(f"{name} {value}" for name, value in trace.coordinates.items())
+    place = ", ".join(f"{name} {at}" for name, at in trace.coordinates.items() if trace.parallel.get(name, 2) > 1)
     return f"Rank {rank} ({place}, {trace.metadata.node})" if place else f"Rank {rank} ({trace.metadata.node})"
 
 

@@ -1,11 +1,11 @@
-"""What would the step take if …: the measured durations of some operations exchanged for those of their peers.
+"""What would the step take if …: the measured durations of some operations exchanged for ideal ones.
 
 ``S`` is the slowdown of the job: step time with the measured durations over step time with ideal ones. Ideal is the
 mean over all ranks doing the same operation (over stages too: an uneven partition is a slowdown) for compute, and the
-median for communication, whose rare outliers would move a mean. ``S`` of an operation, stage or data-parallel rank
-keeps only its measured durations and idealises the rest. ``M_W`` is the share of the slowdown that goes when the
-slowest 3 % of workers are ideal, ``M_S`` when the last stage is. Source: "Understanding Stragglers in Large Model
-Training Using What-if Analysis", OSDI 2025.
+median for communication (:mod:`commtrace.analysis.ideal`). ``S`` of an operation, stage or data-parallel rank keeps
+only its measured durations and idealises the rest. ``M_W`` is the share of the slowdown that goes when the slowest 3 %
+of workers are ideal, ``M_S`` when the last stage is. Source: "Understanding Stragglers in Large Model Training Using
+What-if Analysis", OSDI 2025.
 
 >>> result = what_if(run, matches)                              # doctest: +SKIP
 >>> result.slowdown, result.by_stage                            # doctest: +SKIP
@@ -15,7 +15,7 @@ Training Using What-if Analysis", OSDI 2025.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,10 +29,12 @@ from commtrace.analysis.replay_program import Program, build_program
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
-SLOWEST_SHARE: Final = 0.03
+SLOWEST_PERCENT: Final = 3
 """Of the workers, for M_W."""
 
 _PHASE_NAMES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
+_MOST_CELLS: Final = 4_000_000
+"""Durations that are replayed at once: bounds the memory of a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,90 +77,133 @@ class WhatIf:
         }
 
 
+Replay = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+"""Step durations, of shape (steps, scenarios), from durations of operations, of shape (operations, scenarios); ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Operations with measured and ideal durations, and what each belongs to. Columns of equal length.
+
+    Attributes:
+        operations: the words that ``operation`` indexes.
+        worker: the rank.
+        steps: step numbers.
+        measured_step_ns: of each step, as recorded.
+    """
+
+    replay: Replay
+    measured_ns: Int64
+    ideal_ns: Int64
+    operations: Sequence[str]
+    operation: Int64
+    stage: Int64
+    dp_rank: Int64
+    worker: Int64
+    steps: Sequence[int]
+    measured_step_ns: Int64
+
+    def step_ns(self, ideal: Sequence[Bool]) -> npt.NDArray[np.float64]:
+        """Mean replayed step of each scenario; a scenario tells which operations are ideal."""
+        at_once = max(1, _MOST_CELLS // max(len(self.measured_ns), 1))
+        means: list[float] = []
+        for first in range(0, len(ideal), at_once):
+            chosen = np.stack(list(ideal[first : first + at_once]), axis=1)
+            durations = np.where(chosen, self.ideal_ns[:, None], self.measured_ns[:, None])
+            means += self.replay(durations).mean(axis=0).tolist()
+        return np.array(means)
+
+
 def what_if(run: Run, matches: Matches) -> WhatIf:
     """The what-if analysis of all steps that every rank recorded.
 
     Raises:
         ReplayError: the run cannot be replayed; the message says why.
     """
-    return _analyse(run, build_program(run, matches))
+    return analyse_experiment(experiment_of(run, build_program(run, matches)))
 
 
-def dp_rank_of(run: Run) -> dict[int, int]:
-    """The data-parallel coordinate of each rank; where it is not known, its position among those of its stage."""
-    return {rank: int(trace.coordinates.get("dp", 0)) for rank, trace in run.ranks.items()}
+def analyse_experiment(experiment: Experiment) -> WhatIf:
+    """Replay the experiment once per slice."""
+    actual_steps = experiment.replay(experiment.measured_ns[:, None])[:, 0]
+    ideal_steps = experiment.replay(experiment.ideal_ns[:, None])[:, 0]
+    actual, ideal = float(actual_steps.mean()), float(ideal_steps.mean())
 
-
-@dataclass(frozen=True, slots=True)
-class _Labels:
-    """What each segment and each transfer belongs to, in that order, so that slices of both are one mask."""
-
-    operation: Int64
-    stage: Int64
-    dp_rank: Int64
-    rank: Int64
-
-
-def _analyse(run: Run, program: Program) -> WhatIf:
-    operations, labels = _labels(run, program)
-    measured = np.concatenate([program.segments.total_ns, program.transfers.ns])
-    ideal = np.concatenate([equal_stages(program), median_transfers(run, program)])
-    actual_steps, ideal_steps = _replay(program, measured), _replay(program, ideal)
-    actual_ns, ideal_ns = float(actual_steps.mean()), float(ideal_steps.mean())
-
-    def only(mask: Bool) -> float:
-        return float(_replay(program, np.where(mask, measured, ideal)).mean()) / ideal_ns
-
-    def recovered(mask: Bool) -> float:
-        if actual_ns == ideal_ns:
-            return math.nan
-        fixed = float(_replay(program, np.where(mask, ideal, measured)).mean())
-        return (actual_ns - fixed) / (actual_ns - ideal_ns)
-
-    by_stage = {int(stage): only(labels.stage == stage) for stage in np.unique(labels.stage)}
-    by_dp_rank = {int(dp_rank): only(labels.dp_rank == dp_rank) for dp_rank in np.unique(labels.dp_rank)}
-    cells = {int(rank): (int(stage), int(dp)) for rank, stage, dp in _cells(labels)}
-    by_worker = {rank: min(by_stage[stage], by_dp_rank[dp]) for rank, (stage, dp) in cells.items()}
-    slowest = sorted(by_worker, key=lambda rank: -by_worker[rank])[: math.ceil(len(by_worker) * SLOWEST_SHARE)]
+    by_operation = _slowdowns(experiment, experiment.operation, ideal)
+    by_stage = _slowdowns(experiment, experiment.stage, ideal)
+    by_dp_rank = _slowdowns(experiment, experiment.dp_rank, ideal)
+    by_worker = {worker: min(by_stage[stage], by_dp_rank[dp_rank]) for worker, stage, dp_rank in _places(experiment)}
+    most = -(-len(by_worker) * SLOWEST_PERCENT // 100)
+    slowest = sorted(by_worker, key=lambda worker: -by_worker[worker])[:most]
+    fixed = experiment.step_ns(
+        [
+            np.isin(experiment.worker, slowest),
+            experiment.stage == experiment.stage.max(initial=0),
+        ]
+    )
+    recovered = (actual - fixed) / (actual - ideal) if actual != ideal else np.full(2, math.nan)
     return WhatIf(
-        slowdown=actual_ns / ideal_ns,
-        by_step=dict(zip(program.steps.tolist(), (actual_steps / ideal_steps).tolist(), strict=True)),
-        by_operation={name: only(labels.operation == code) for code, name in enumerate(operations)},
+        slowdown=actual / ideal,
+        by_step=dict(zip(experiment.steps, (actual_steps / ideal_steps).tolist(), strict=True)),
+        by_operation={experiment.operations[code]: slowdown for code, slowdown in by_operation.items()},
         by_stage=by_stage,
         by_dp_rank=by_dp_rank,
         by_worker=by_worker,
-        slowest_workers_share=recovered(np.isin(labels.rank, slowest)),
-        last_stage_share=recovered(labels.stage == labels.stage.max()),
-        launch_slowdown=float(program.measured_step_times().mean()) / actual_ns,
-        actual_ns=actual_ns,
-        ideal_ns=ideal_ns,
+        slowest_workers_share=float(recovered[0]),
+        last_stage_share=float(recovered[1]),
+        launch_slowdown=float(experiment.measured_step_ns.mean()) / actual,
+        actual_ns=actual,
+        ideal_ns=ideal,
     )
 
 
-def _replay(program: Program, durations: npt.NDArray[np.int64]) -> Int64:
-    segments = len(program.segments)
-    return program.step_times(durations[:segments], durations[segments:])
-
-
-def _labels(run: Run, program: Program) -> tuple[list[str], _Labels]:
+def experiment_of(run: Run, program: Program) -> Experiment:
+    """The experiment on a recorded run: its segments, then its transfers."""
     segments, transfers = program.segments, program.transfers
-    dp_rank = np.zeros(int(program.ranks.max()) + 1, np.int64)
-    for worker, coordinate in dp_rank_of(run).items():
-        dp_rank[worker] = coordinate
-    stage = np.zeros(len(dp_rank), np.int64)
-    stage[segments.rank] = segments.stage
     rank = np.concatenate([segments.rank, transfers.rank])
-    kinds = [*_PHASE_NAMES.values(), "other"]
-    phase = np.where(segments.kind < BETWEEN, segments.kind - FORWARD, len(kinds) - 1)
-    communications, code = np.unique(of_transfers(run, program, "name"), return_inverse=True)
-    operation = np.concatenate([phase, code.reshape(-1) + len(kinds)])
-    used = [*kinds, *(run.names[name] for name in communications)]
-    return used, _Labels(operation, stage[rank], dp_rank[rank], rank)
+    stage, dp_rank = (np.zeros(int(program.ranks.max()) + 1, np.int64) for _ in range(2))
+    stage[segments.rank] = segments.stage
+    for number, coordinate in dp_rank_of(run).items():
+        dp_rank[number] = coordinate
+    phases = [*_PHASE_NAMES.values(), "other"]
+    phase = np.where(segments.kind < BETWEEN, segments.kind - FORWARD, len(phases) - 1)
+    names, name = np.unique(of_transfers(run, program, "name"), return_inverse=True)
+
+    def replay(durations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.stack(
+            [program.step_times(column[: len(segments)], column[len(segments) :]) for column in durations.T], axis=1
+        )
+
+    return Experiment(
+        replay=replay,
+        measured_ns=np.concatenate([segments.total_ns, transfers.ns]),
+        ideal_ns=np.concatenate([equal_stages(program), median_transfers(run, program)]),
+        operations=[*phases, *(run.names[code] for code in names)],
+        operation=np.concatenate([phase, name.reshape(-1) + len(phases)]),
+        stage=stage[rank],
+        dp_rank=dp_rank[rank],
+        worker=rank,
+        steps=program.steps.tolist(),
+        measured_step_ns=program.measured_step_times(),
+    )
 
 
-def _cells(labels: _Labels) -> list[tuple[int, int, int]]:
-    cells = np.unique(np.stack([labels.rank, labels.stage, labels.dp_rank]), axis=1)
-    return [(int(rank), int(stage), int(dp_rank)) for rank, stage, dp_rank in cells.T]
+def dp_rank_of(run: Run) -> dict[int, int]:
+    """The data-parallel coordinate of each rank; 0 where it is not known."""
+    return {rank: int(trace.coordinates.get("dp", 0)) for rank, trace in run.ranks.items()}
+
+
+def _slowdowns(experiment: Experiment, slices: Int64, ideal_ns: float) -> dict[int, float]:
+    """By slice: S if only it keeps its measured durations."""
+    codes = np.unique(slices)
+    steps = experiment.step_ns([slices != code for code in codes])
+    return dict(zip(codes.tolist(), (steps / ideal_ns).tolist(), strict=True))
+
+
+def _places(experiment: Experiment) -> list[tuple[int, int, int]]:
+    """Worker, stage and data-parallel rank of each worker."""
+    places = np.unique(np.stack([experiment.worker, experiment.stage, experiment.dp_rank]), axis=1)
+    return [(int(worker), int(stage), int(dp_rank)) for worker, stage, dp_rank in places.T]
 
 
 def _with_text_keys(values: Mapping[int, float]) -> dict[str, float]:

@@ -1,0 +1,183 @@
+"""Where training is: steps, nested phases, exceptions, and the window of steps that is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commtrace.capture.records import Coordinates
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+from tests.capture.recording import Recording
+
+
+class Ticks:
+    """A clock that moves by one at each mark."""
+
+    timing = schema.HOST_TIMING
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def mark(self) -> int:
+        self.now += 1
+        return self.now
+
+    def resolve(self, mark: Any) -> int:
+        return int(mark)
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def refresh(self) -> None:
+        return None
+
+
+@pytest.fixture
+def ticking() -> Recording:
+    return Recording(Ticks())
+
+
+def phases(recording: Recording) -> list[tuple[str, int, int, int]]:
+    return [(row.name, row.step, row.start, row.end) for row in recording.rows()]
+
+
+def test_a_step_ends_where_the_next_one_begins(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    for _ in range(3):
+        tracer.begin_step()
+    tracer.end_step()
+
+    assert phases(ticking) == [("step", 0, 1, 2), ("step", 1, 2, 3), ("step", 2, 3, 4)]
+
+
+def test_steps_can_be_numbered_by_the_caller(ticking: Recording) -> None:
+    ticking.tracer.begin_step(100)
+    ticking.tracer.begin_step()
+    ticking.tracer.end_step()
+
+    assert [step for _, step, _, _ in phases(ticking)] == [100, 101]
+
+
+def test_the_last_step_ends_with_the_last_phase_in_it(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step()
+    tracer.leave(tracer.enter(schema.FORWARD, "forward"))
+    for _ in range(10):
+        tracer.clock.mark()  # a long time passes until the process ends
+    tracer.finish()
+
+    assert phases(ticking) == [("forward", 0, 2, 3), ("step", 0, 1, 3)]
+
+
+def test_a_step_without_anything_in_it_is_not_invented(ticking: Recording) -> None:
+    ticking.tracer.begin_step()
+    ticking.tracer.finish()
+
+    assert phases(ticking) == []
+
+
+def test_what_ends_outside_of_a_step_is_said_to_be_in_none(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.leave(tracer.enter(schema.CHECKPOINT, "load"))
+
+    assert phases(ticking) == [("load", -1, 1, 2)]
+
+
+def test_inner_phases_take_their_place_from_the_outer_one(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step(4)
+    backward = tracer.enter(schema.BACKWARD, "backward", microbatch=3, chunk=1, stage=2)
+    recompute = tracer.enter(schema.RECOMPUTE, "recompute")
+    assert tracer.coordinates == Coordinates(4, 3, 1, 2)
+    tracer.leave(recompute)
+    tracer.leave(backward)
+
+    assert tracer.coordinates == Coordinates(4)
+    rows = ticking.rows(schema.RECOMPUTE, schema.BACKWARD)
+    assert [(row.step, row.microbatch, row.chunk, row.stage) for row in rows] == [(4, 3, 1, 2)] * 2
+
+
+def test_an_exception_in_a_phase_leaves_no_trace_in_the_coordinates(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step()
+    with pytest.raises(ZeroDivisionError):
+        run(tracer)
+
+    assert tracer.coordinates == Coordinates(0)
+    assert [name for name, *_ in phases(ticking)] == ["inner", "outer"]
+
+
+def run(tracer: Tracer) -> None:
+    outer = tracer.enter(schema.FORWARD, "outer", microbatch=1)
+    try:
+        inner = tracer.enter(schema.MODULE, "inner")
+        try:
+            raise ZeroDivisionError
+        finally:
+            tracer.leave(inner)
+    finally:
+        tracer.leave(outer)
+
+
+def test_a_step_that_begins_inside_a_phase_stays(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step(0)
+    fit = tracer.enter(schema.USER, "fit")
+    tracer.begin_step(1)
+    tracer.leave(fit)
+
+    assert tracer.coordinates.step == 1
+    assert phases(ticking) == [("step", 0, 1, 3), ("fit", 0, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lane"),
+    [
+        (schema.FORWARD, schema.COMPUTE),
+        (schema.OPTIMIZER, schema.COMPUTE),
+        (schema.DATA, schema.HOST),
+        (schema.CHECKPOINT, schema.HOST),
+        (schema.EVALUATION, schema.HOST),
+    ],
+)
+def test_the_lane_follows_from_the_kind(ticking: Recording, kind: int, lane: int) -> None:
+    ticking.tracer.leave(ticking.tracer.enter(kind, "phase"))
+
+    assert [row.lane for row in ticking.rows()] == [lane]
+
+
+def test_only_steps_of_the_window_are_recorded() -> None:
+    recording = Recording(Ticks(), steps="1:6:2")
+    tracer = recording.tracer
+    for step in range(8):
+        tracer.begin_step(step)
+        tracer.leave(tracer.enter(schema.FORWARD, "forward"))
+    tracer.finish()
+
+    assert [(name, step) for name, step, _, _ in phases(recording)] == [
+        ("forward", 1), ("step", 1), ("forward", 3), ("step", 3), ("forward", 5), ("step", 5),
+    ]  # fmt: skip
+
+
+def test_a_phase_around_the_beginning_of_the_window_is_not_recorded_in_part() -> None:
+    recording = Recording(Ticks(), steps="1:3")
+    tracer = recording.tracer
+    tracer.begin_step(0)
+    fit = tracer.enter(schema.USER, "fit")
+    tracer.begin_step(1)
+    tracer.leave(fit)
+    tracer.begin_step(2)
+
+    assert phases(recording) == [("step", 1, 1, 2)]
+
+
+def test_a_topology_is_merged_and_changes_its_version(recording: Recording) -> None:
+    tracer = recording.tracer
+    assert tracer.topology() == (0, {})
+
+    tracer.set_topology({"parallel": {"tp": 2}, "schedule": "1f1b"})
+    tracer.set_topology({"schedule": "interleaved 1f1b"})
+
+    assert tracer.topology() == (2, {"parallel": {"tp": 2}, "schedule": "interleaved 1f1b"})

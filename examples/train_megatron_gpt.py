@@ -212,7 +212,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--virtual-pipeline", type=int, help="model chunks per rank, for the interleaved schedule")
     parser.add_argument("--sequence-parallel", action="store_true", help="with tensor parallelism")
     parser.add_argument("--overlap", action="store_true", help="data-parallel communication beside the computation")
-    sizes = {"microbatches": 8, "microbatch-size": 1, "iterations": 24, "layers": 4, "hidden": 128, "sequence": 128}
+    sizes = {"microbatches": 8, "microbatch-size": 1, "iterations": 24, "layers": 4, "hidden": 128, "sequence": 64}
     for name, default in {**sizes, "seed": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     parser.add_argument("--slow-rank", type=int, help="a rank that sleeps in every forward")

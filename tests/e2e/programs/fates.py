@@ -1,0 +1,194 @@
+"""Single-rank jobs that come to different ends, or that cannot write: each in a forked process of its own.
+
+Arguments: a folder and the names of functions below. For each one ``NAME.log`` (its stderr), ``NAME.progress`` (the
+monotonic time in ns at the end of every step), ``NAME.result`` (the result of its training) and ``NAME`` (its run
+directory) are left in the folder, and ``statuses.json`` says how each process ended. All run at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import commtrace
+
+FOLDER = Path(sys.argv[1])
+
+
+def train(name: str, seconds: float = 2.0, steps: int = 10**6) -> torch.Tensor:
+    """Until the time is up; the result is that of the first 20 steps."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    progress = os.open(FOLDER / f"{name}.progress", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    end = time.monotonic() + seconds
+    weight = result = torch.ones(10)
+    for step in range(steps):
+        with commtrace.step(step):
+            for _ in range(20):
+                dist.all_reduce(weight)
+                dist.all_reduce(weight, async_op=True).wait()
+            weight = weight * 0.9 + 0.1
+        os.write(progress, f"{time.monotonic_ns()}\n".encode())
+        result = weight if step == 19 else result
+        if time.monotonic() > end:
+            break
+        time.sleep(0.01)
+    (FOLDER / f"{name}.result").write_text(str(result.tolist()))
+    return weight
+
+
+def record(name: str) -> None:
+    commtrace.start(commtrace.Config(dir=str(FOLDER / name), run_id=name))
+
+
+def returns() -> None:
+    record("returns")
+    train("returns")
+    dist.destroy_process_group()
+
+
+def returns_at_once() -> None:
+    record("returns_at_once")
+    train("returns_at_once", steps=2)
+    dist.destroy_process_group()
+
+
+def never_destroys_its_groups() -> None:
+    record("never_destroys_its_groups")
+    train("never_destroys_its_groups")
+
+
+def never_waits() -> None:
+    record("never_waits")
+    weight = train("never_waits")
+    for _ in range(3):
+        dist.all_reduce(weight, async_op=True)
+    dist.isend(weight, 0, tag=1)
+
+
+def calls_sys_exit() -> None:
+    record("calls_sys_exit")
+    train("calls_sys_exit")
+    sys.exit(3)
+
+
+def raises() -> None:
+    record("raises")
+    train("raises")
+    raise ArithmeticError("loss is NaN")
+
+
+def calls_os_exit() -> None:
+    record("calls_os_exit")
+    train("calls_os_exit")
+    os._exit(4)
+
+
+def is_terminated() -> None:
+    record("is_terminated")
+    train("is_terminated")
+    signal.raise_signal(signal.SIGTERM)
+
+
+def is_killed(after_seconds: float) -> Callable[[], None]:
+    def job() -> None:
+        name = f"is_killed_after_{after_seconds}"
+        record(name)
+        threading.Timer(after_seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        train(name, seconds=60)
+
+    return job
+
+
+def fills_its_disk() -> None:
+    """A limit on the size of files is met as a full disk is."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    record("fills_its_disk")
+    train("fills_its_disk", seconds=4)
+
+
+def may_not_write() -> None:
+    """A file stands where the directory should be: root, too, is refused."""
+    (FOLDER / "may_not_write").write_text("a file")
+    record("may_not_write")
+    train("may_not_write")
+
+
+def loses_its_directory() -> None:
+    record("loses_its_directory")
+    threading.Timer(1.5, shutil.rmtree, [FOLDER / "loses_its_directory"]).start()
+    train("loses_its_directory", seconds=4)
+
+
+def is_disabled() -> None:
+    original = dist.ProcessGroup.__dict__["allreduce"]
+    os.environ.update(COMMTRACE_ENABLED="0", COMMTRACE_DIR=str(FOLDER / "is_disabled"))
+    commtrace.start()
+    assert dist.ProcessGroup.__dict__["allreduce"] is original
+    assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
+    train("is_disabled")
+
+
+def has_a_wrong_value() -> None:
+    os.environ.update(COMMTRACE_STEPS="x", COMMTRACE_DIR=str(FOLDER / "has_a_wrong_value"))
+    commtrace.start()
+    train("has_a_wrong_value")
+
+
+def has_an_unknown_variable() -> None:
+    os.environ.update(COMMTRACE_UNKNOWN="1", COMMTRACE_DIR=str(FOLDER / "has_an_unknown_variable"))
+    commtrace.start()
+    train("has_an_unknown_variable")
+
+
+def records_twice() -> None:
+    for attempt in ("first", "second"):
+        commtrace.start(commtrace.Config(dir=str(FOLDER / "records_twice"), run_id=attempt))
+        train("records_twice", seconds=0.3)
+        dist.destroy_process_group()
+        commtrace.stop()
+
+
+JOBS: dict[str, Callable[[], None]] = {
+    **{
+        job.__name__: job
+        for job in (
+            returns, returns_at_once, never_destroys_its_groups, never_waits, calls_sys_exit, raises, calls_os_exit,
+            is_terminated, fills_its_disk, may_not_write, loses_its_directory, is_disabled, has_a_wrong_value,
+            has_an_unknown_variable, records_twice,
+        )
+    },
+    **{f"is_killed_after_{seconds}": is_killed(seconds) for seconds in (1.3, 1.7, 2.1)},
+}  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    processes = {}
+    for name in sys.argv[2:]:
+        process = os.fork()
+        if process == 0:
+            log = os.open(FOLDER / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(log, 2)
+            JOBS[name]()
+            return
+        processes[process] = name
+    statuses = {}
+    while processes:
+        process, status = os.wait()
+        statuses[processes.pop(process)] = os.waitstatus_to_exitcode(status)
+    (FOLDER / "statuses.json").write_text(json.dumps(statuses))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import multiprocessing
+import sys
 import threading
 import time
 from collections import deque
@@ -184,7 +185,7 @@ class Recorder:
             if not self._try_open():
                 return
         rows = self._untold_marks + [mark_row(name, detail) for name, detail in self._before_pass()]
-        rows += self._resolved_rows()
+        rows += self._resolved_rows(last)
         if last:
             self._count_unreached()
         dropped = self.dropped
@@ -210,15 +211,16 @@ class Recorder:
             return False
         return True
 
-    def _resolved_rows(self) -> list[Row]:
+    def _resolved_rows(self, last: bool) -> list[Row]:
         """The rows of all entries that the device has reached, oldest first."""
         rows: list[Row] = []
+        most = sys.maxsize if last else _ENTRIES_NOT_REACHED
         again, self._unresolved = self._unresolved, deque()
-        while again and len(self._unresolved) < _ENTRIES_NOT_REACHED:
+        while again and len(self._unresolved) < most:
             self._resolve(again.popleft(), rows)
         self._unresolved.extend(again)
         for position in range(len(self.buffer)):
-            if len(self._unresolved) >= _ENTRIES_NOT_REACHED:
+            if len(self._unresolved) >= most:
                 break
             if position % _ENTRIES_BETWEEN_YIELDS == 0:
                 # Let go of the GIL: a training thread that waits for it would otherwise wait a whole switch interval.
@@ -240,9 +242,8 @@ class Recorder:
 
     def _count_unreached(self) -> None:
         """At the end of the run, work that the device never reached cannot be timed: it is counted, not invented."""
-        for entries in (self._unresolved, self.buffer):
-            while entries:
-                self._count_lost_entry(entries.popleft())
+        while self._unresolved:
+            self._count_lost_entry(self._unresolved.popleft())
 
     def _count_lost_entry(self, entry: Entry) -> None:
         for kind in _kinds(entry):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,3 +134,210 @@ def test_rows_that_a_sink_cannot_take_are_counted_whatever_the_reason(disk: Disk
     recorder.flush()
 
     assert recorder.dropped == {"user": 1}
+
+
+class Device:
+    """Entries resolve once the device has reached them."""
+
+    def __init__(self) -> None:
+        self.reached = -1
+
+    def entry(self, number: int, kind: int = schema.USER) -> tuple[Any, ...]:
+        def make_rows(_entry: Any) -> list[Row] | None:
+            return [(kind, str(number), *mark_row("", {})[2:])] if number <= self.reached else None
+
+        return (make_rows, kind)
+
+
+def names(disk: Disk) -> list[str]:
+    return [row[1] for row in disk.rows if row[0] != schema.MARK]
+
+
+@pytest.fixture
+def started(disk: Disk) -> Iterator[Recorder]:
+    recorder = Recorder(lambda: [disk], capacity=1_000)
+    recorder.start()
+    yield recorder
+    recorder.stop()
+
+
+def test_what_has_no_room_is_counted_exactly_by_kind_whatever_the_threads_do(disk: Disk) -> None:
+    recorder = Recorder(lambda: [disk], capacity=100)
+    for _ in range(100):
+        recorder.append(entry())
+
+    def fill(kind: int) -> None:
+        for _ in range(5_000):
+            recorder.append((entry()[0], kind))
+
+    kinds = [schema.COLLECTIVE, schema.COLLECTIVE, schema.P2P, schema.STALL]
+    threads = [threading.Thread(target=fill, args=(kind,)) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert recorder.dropped == {"collective": 10_000, "p2p": 5_000, "stall": 5_000}
+    assert recorder.dropped == {"collective": 10_000, "p2p": 5_000, "stall": 5_000}  # reading changes nothing
+    recorder.flush()
+    assert len(names(disk)) == 100
+    assert disk.told("dropped") == [{"collective": 10_000, "p2p": 5_000, "stall": 5_000}]
+
+
+def test_an_entry_of_several_rows_is_counted_as_all_of_them(disk: Disk) -> None:
+    recorder = Recorder(lambda: [disk], capacity=0)
+    recorder.append((entry()[0], (schema.COLLECTIVE, schema.STALL)))
+
+    assert recorder.dropped == {"collective": 1, "stall": 1}
+
+
+def test_drops_are_told_once(disk: Disk) -> None:
+    recorder = Recorder(lambda: [disk], capacity=0)
+    recorder.append(entry())
+    recorder.flush()
+    recorder.flush()
+    recorder.append(entry())
+    recorder.flush()
+
+    assert disk.told("dropped") == [{"user": 1}, {"user": 1}]
+
+
+def test_entries_become_rows_in_order_as_the_device_reaches_them(disk: Disk) -> None:
+    device = Device()
+    recorder = Recorder(lambda: [disk])
+    for number in range(6):
+        recorder.append(device.entry(number))
+    seen = []
+    for device.reached in (-1, 1, 1, 4, 5):
+        recorder.flush()
+        seen.append(len(names(disk)))
+
+    assert seen == [0, 2, 2, 5, 6]
+    assert names(disk) == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_a_device_that_stands_still_does_not_make_the_recorder_grow(disk: Disk) -> None:
+    device = Device()
+    recorder = Recorder(lambda: [disk], capacity=1_000)
+    for number in range(5_000):
+        recorder.append(device.entry(number))
+        if number % 100 == 0:
+            recorder.flush()
+    kept = 5_000 - recorder.dropped["user"]
+    assert 1_000 <= kept <= 1_300
+
+    device.reached = 5_000
+    recorder.flush()
+    recorder.flush()
+
+    assert names(disk) == [str(number) for number in range(kept)]
+
+
+def test_what_waits_behind_the_device_is_written_when_it_moves_on(disk: Disk) -> None:
+    device = Device()
+    recorder = Recorder(lambda: [disk])
+    for number in range(2_000):
+        recorder.append(device.entry(number))
+    recorder.flush()
+    device.reached = 999
+    recorder.flush()
+    assert names(disk) == [str(number) for number in range(1_000)]
+
+    device.reached = 1_999
+    recorder.flush()
+    assert names(disk) == [str(number) for number in range(2_000)]
+
+
+def test_stopping_writes_all_that_was_recorded(started: Recorder, disk: Disk) -> None:
+    for number in range(1_000):
+        started.append(entry(str(number)))
+
+    assert started.stop()
+
+    assert names(disk) == [str(number) for number in range(1_000)]
+    assert disk.rows[-1][1] == "end"
+    assert disk.told("end") == [{}]
+    assert started.dropped == {}
+
+
+def test_stopping_waits_for_the_device(started: Recorder, disk: Disk) -> None:
+    device = Device()
+    started.append(device.entry(0))
+    finish = threading.Timer(0.7, lambda: setattr(device, "reached", 0))
+    finish.start()
+    started.stop()
+    finish.join()
+
+    assert names(disk) == ["0"]
+
+
+def test_what_the_device_never_reaches_is_counted(
+    started: Recorder, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "_LAST_WORK_SECONDS", 0.1)
+    device = Device()
+    for number in range(600):
+        started.append(device.entry(number, schema.STALL))
+    started.append(entry("host"))
+    started.stop()
+
+    assert started.dropped == {"stall": 600}
+    assert disk.told("dropped") == [{"stall": 600}]
+    assert names(disk) == ["host"]
+
+
+def test_stopping_twice_is_stopping_once(started: Recorder, disk: Disk) -> None:
+    started.append(entry())
+    started.stop()
+    started.stop()
+
+    assert disk.told("end") == [{}]
+
+
+def test_nothing_is_written_before_the_rank_is_known(disk: Disk) -> None:
+    known = False
+    recorder = Recorder(lambda: [disk], ready=lambda: known)
+    recorder.append(entry("early"))
+    recorder.flush()
+    assert disk.rows == []
+
+    known = True
+    recorder.flush()
+    assert names(disk) == ["early"]
+
+
+def test_a_directory_that_cannot_be_made_is_tried_again(disk: Disk, time: Time) -> None:
+    attempts = []
+
+    def open_sinks() -> list[Disk]:
+        attempts.append(time.now)
+        if len(attempts) == 1:
+            raise PermissionError("read-only file system")
+        return [disk]
+
+    recorder = Recorder(open_sinks)
+    recorder.append(entry("early"))
+    for time.now in (0.0, 1.0, 11.0):
+        recorder.flush()
+
+    assert attempts == [0.0, 11.0]
+    assert names(disk) == ["early"]  # it waited in the buffer
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_is_silent(started: Recorder, disk: Disk) -> None:
+    started.append(entry("parent"))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        started.abandon_after_fork()
+        started.append(entry("child"))
+        started.flush()
+        silent = started.stop() and "child" not in names(disk)
+        os.write(write, b"silent" if silent else b"loud")
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert os.read(read, 10) == b"silent"
+    started.stop()
+    assert names(disk) == ["parent"]

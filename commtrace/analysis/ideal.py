@@ -11,7 +11,7 @@ import numpy as np
 from commtrace.analysis.keys import pack
 from commtrace.analysis.peers import Float64, grouped_median, work_keys
 from commtrace.analysis.replay_lane import BACKWARD, FORWARD
-from commtrace.analysis.replay_program import Program
+from commtrace.analysis.replay_program import Program, by_rank
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -39,7 +39,7 @@ def median_transfers(run: Run, program: Program) -> Int64:
     transfers = program.transfers
     if not len(transfers):
         return np.zeros(0, np.int64)
-    names, sizes = of_transfers(run, program, "name"), of_transfers(run, program, "bytes")
+    names, sizes = (of_transfers(run, program, column) for column in ("name", "bytes"))
     _, group = np.unique(pack([names, sizes, transfers.participants]), return_inverse=True)
     group = group.reshape(-1)
     medians = grouped_median(group, transfers.ns.astype(np.float64), int(group.max()) + 1)
@@ -49,11 +49,7 @@ def median_transfers(run: Run, program: Program) -> Int64:
 def of_transfers(run: Run, program: Program, column: str) -> Int64:
     """A column of the communication rows behind the transfers."""
     transfers = program.transfers
-    values = np.empty(len(transfers), np.int64)
-    bounds = np.searchsorted(transfers.rank, [*program.ranks, program.ranks[-1] + 1])
-    for rank, first, end in zip(program.ranks, bounds[:-1], bounds[1:], strict=True):
-        values[first:end] = getattr(run.ranks[int(rank)].spans, column)[transfers.row[first:end]]
-    return values
+    return by_rank(program, transfers.rank, transfers.row, lambda rank: getattr(run.ranks[rank].spans, column))
 
 
 def _mean_of_phase(program: Program, group: Int64) -> Float64:
@@ -61,6 +57,6 @@ def _mean_of_phase(program: Program, group: Int64) -> Float64:
     segments = program.segments
     _, index = np.unique(group, return_inverse=True)
     index = index.reshape(-1)
-    phases = np.unique(np.stack([index, segments.rank, segments.step, segments.instance]), axis=1)[0]
+    _, first_of_phase = np.unique(pack([index, segments.rank, segments.step, segments.instance]), return_index=True)
     total = np.bincount(index, segments.total_ns.astype(np.float64))
-    return np.asarray((total / np.bincount(phases, minlength=len(total)))[index])
+    return np.asarray((total / np.bincount(index[first_of_phase], minlength=len(total)))[index])

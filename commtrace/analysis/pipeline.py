@@ -16,7 +16,7 @@ import numpy as np
 from commtrace.analysis.match import Matches
 from commtrace.analysis.pipeline_bubble import StageBubble, measure_bubbles
 from commtrace.analysis.pipeline_schedule import ideal_fraction_of_total, ideal_ratio_to_work, recognise
-from commtrace.analysis.replay_program import common_steps, stage_of
+from commtrace.analysis.replay_program import Program, build_program, common_steps, stage_of
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 
@@ -68,12 +68,13 @@ class Pipeline:
         }
 
 
-def reconstruct_pipeline(run: Run, matches: Matches) -> Pipeline | None:
+def reconstruct_pipeline(run: Run, matches: Matches, program: Program | None = None) -> Pipeline | None:
     """The pipeline of a run, from its spans alone.
 
     Args:
         run: with aligned clocks.
         matches: its communications, joined.
+        program: the run as :func:`build_program` gives it, if there is one already.
 
     Returns:
         None where there are no two stages, or no step that all ranks recorded.
@@ -91,7 +92,7 @@ def reconstruct_pipeline(run: Run, matches: Matches) -> Pipeline | None:
     orders = [_order(run, trace, step) for trace in ordered]
     microbatches = max(sum(action[0] == "F" for action in order) for order in orders) // chunks
     schedule = recognise(orders, chunks)
-    bubbles = measure_bubbles(run, matches)
+    bubbles = measure_bubbles(run, matches, program or build_program(run, matches))
     shares = _shares(bubbles)
     stages = len(ordered)
     return Pipeline(

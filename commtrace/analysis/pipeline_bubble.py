@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.ideal import equal_stages, mean_segments, median_transfers
 from commtrace.analysis.match import Matches
-from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import Program, build_program, stage_of
+from commtrace.analysis.replay_program import Program, by_rank, stage_of
 from commtrace.analysis.roles import PIPELINE, Roles, find_roles, is_p2p
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
@@ -77,12 +76,12 @@ class _Measured(NamedTuple):
     drain: float
 
 
-def measure_bubbles(run: Run, matches: Matches) -> list[StageBubble]:
+def measure_bubbles(run: Run, matches: Matches, program: Program) -> list[StageBubble]:
     """The stages of a pipeline, ascending."""
     roles = find_roles(run)
     ends = _pipeline_ends(run)
     measured = {rank: _measure(run, trace, matches, roles, ends) for rank, trace in run.ranks.items()}
-    causes = _causes(run, matches, roles)
+    causes = _causes(run, program, roles)
     steps = {rank: max(int((trace.spans.kind == schema.STEP).sum()), 1) for rank, trace in run.ranks.items()}
     stages: dict[int, list[int]] = {}
     for rank, trace in run.ranks.items():
@@ -105,19 +104,17 @@ class _Cause(NamedTuple):
     as_replayed: float
 
 
-def _causes(run: Run, matches: Matches, roles: Roles) -> dict[int, _Cause]:
-    """Replayed bubbles by rank; empty where the run cannot be replayed."""
-    try:
-        program = build_program(run, matches)
-    except ReplayError:
-        return {}
-    between_stages = _stalls_between_stages(run, program, roles)
-    pipeline_transfers = _pipeline_transfers(run, program, roles)
-    no_p2p = np.where(pipeline_transfers, 0, program.transfers.ns)
+def _causes(run: Run, program: Program, roles: Roles) -> dict[int, _Cause]:
+    """Replayed bubbles by rank."""
+    between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
+    stalls, transfers = program.stalls, program.transfers
+    between_stages = by_rank(program, stalls.rank, stalls.row, lambda rank: between[rank]) > 0
+    pipeline_transfers = by_rank(program, transfers.rank, transfers.row, lambda rank: between[rank]) > 0
+    no_p2p = np.where(pipeline_transfers, 0, transfers.ns)
     typical = np.where(pipeline_transfers, 0, median_transfers(run, program))
     replays = [
-        _bubble_by_rank(program, between_stages, segments, transfers)
-        for segments, transfers in (
+        _bubble_by_rank(program, between_stages, segment_ns, transfer_ns)
+        for segment_ns, transfer_ns in (
             (None, no_p2p),
             (mean_segments(program), typical),
             (equal_stages(program), typical),
@@ -137,22 +134,6 @@ def _bubble_by_rank(
     waits = program.stall_waits(times, segment_ns)
     index = np.searchsorted(program.ranks, program.stalls.rank[stalls])
     return np.asarray(np.bincount(index, waits[stalls], minlength=len(program.ranks)), np.float64)
-
-
-def _stalls_between_stages(run: Run, program: Program, roles: Roles) -> Bool:
-    chosen = np.zeros(len(program.stalls.row), np.bool_)
-    for rank, trace in run.ranks.items():
-        own = program.stalls.rank == rank
-        chosen[own] = _between_stages(run, trace, roles)[program.stalls.row[own]]
-    return chosen
-
-
-def _pipeline_transfers(run: Run, program: Program, roles: Roles) -> Bool:
-    chosen = np.zeros(len(program.transfers), np.bool_)
-    for rank, trace in run.ranks.items():
-        own = program.transfers.rank == rank
-        chosen[own] = _between_stages(run, trace, roles)[program.transfers.row[own]]
-    return chosen
 
 
 def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:

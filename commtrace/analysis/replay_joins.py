@@ -105,11 +105,12 @@ def join_launches(run: Run, matches: Matches, traces: Sequence[RankTrace], lanes
         eager=eager,
         ns=spans.end - np.where(eager, spans.start, latest),
     )
+    helps = np.where(supplies, join, -1)
     per_rank = [
         RankJoins(
             launches=lane.launches,
             transfer=np.arange(first, end),
-            join=np.where(supplies, join, -1)[first:end],
+            join=helps[first:end],
             waits_for=waits_for[first:end],
             eager=eager[first:end],
             end=spans.end[first:end],

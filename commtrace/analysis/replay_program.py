@@ -13,7 +13,7 @@ the measured durations gives the measured times back; replaying others answers "
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -212,6 +212,15 @@ def stage_of(trace: RankTrace) -> int:
     spans = trace.spans
     stages = spans.stage[(spans.kind == schema.FORWARD) & (spans.stage >= 0)]
     return int(stages[0]) if len(stages) else 0
+
+
+def by_rank(program: Program, rank: Int64, row: Int64, values: Callable[[int], npt.NDArray[Any]]) -> Int64:
+    """Of each (rank, row), the rank's value at that row; the ranks must be ascending, as in all columns here."""
+    picked = np.empty(len(rank), np.int64)
+    bounds = np.searchsorted(rank, [*program.ranks, program.ranks[-1] + 1])
+    for number, first, end in zip(program.ranks.tolist(), bounds[:-1], bounds[1:], strict=True):
+        picked[first:end] = values(number)[row[first:end]]
+    return picked
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import build_program
+from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.straggler_costs import Bench, Thresholds
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.straggler_workers import slow_workers
@@ -45,19 +45,22 @@ class Findings:
     replay_error: float = float("nan")
 
 
-def find_stragglers(run: Run, matches: Matches, thresholds: Thresholds | None = None) -> Findings:
+def find_stragglers(
+    run: Run, matches: Matches, thresholds: Thresholds | None = None, program: Program | None = None
+) -> Findings:
     """Name what holds up the job.
 
     Args:
         run: with aligned clocks.
         matches: its communications, joined.
         thresholds: when a difference counts.
+        program: the run as :func:`build_program` gives it, if there is one already.
     """
     thresholds = thresholds or Thresholds()
     if len(run.ranks) < 2:
         return Findings(abstentions=(_NO_PEERS,))
     try:
-        bench = Bench.of(run, build_program(run, matches), thresholds)
+        bench = Bench.of(run, program or build_program(run, matches), thresholds)
     except ReplayError as error:
         return Findings(abstentions=(f"Stragglers were not looked for: {error}",))
     abstentions = tuple(_reasons(matches, bench))

@@ -16,7 +16,8 @@ from commtrace.trace.spans import Bool, Int64
 _ROBUST_SIGMA = 1.4826
 """Standard deviations per median absolute deviation, for normal noise."""
 
-_WARM_UP_STEPS = 1
+_ERROR_OF_MEDIAN = 1.2533
+"""Standard errors of a median per standard error of a mean, for normal noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,9 @@ class Thresholds:
         cost_ms: cost in ms per step.
         persistence: share of the steps in which it costs at least half as much.
         rare_persistence: the same for what strikes now and then and has a span of its own: input, garbage collection.
-        sigmas: cost, and excess of work, in robust standard deviations of the same quantity over steps. Where the work
-            of a rank scatters widely from step to step (a busy CPU), ranks differ by a good part of that without one
-            of them being slow.
+        sigmas: cost in standard errors of its median; and excess of work in robust standard deviations of the work of
+            single steps: where that scatters widely (a busy CPU), ranks differ by a good part of it without one of
+            them being slow.
         share_of_work: excess as a share of what the peers need.
         replay_error: no verdict is given when the replay misses the measured steps by more.
     """
@@ -45,11 +46,18 @@ class Thresholds:
 
 
 class Cost(NamedTuple):
-    """What a fix would save: typical ms per step, share of the step, robust deviation in ms, share of steps."""
+    """What a fix would save.
+
+    Attributes:
+        ms: per step, typically.
+        share: of the step.
+        standard_error_ms: of ``ms``, from how the savings scatter over steps.
+        persistence: share of the steps that save at least half of ``ms``.
+    """
 
     ms: float
     share: float
-    sigma_ms: float
+    standard_error_ms: float
     persistence: float
 
 
@@ -58,7 +66,7 @@ class Bench:
     """A program with what every search needs.
 
     Attributes:
-        steady: which steps count: all but the first, if there are more.
+        steady: which steps count: all but step 0, the warm-up, if there are others.
         counted: which segments lie in them.
         actual_ns: replayed steps with the measured durations.
         step_ns: the typical measured step.
@@ -79,7 +87,7 @@ class Bench:
 
     @classmethod
     def of(cls, run: Run, program: Program, thresholds: Thresholds) -> Bench:
-        steady = np.arange(len(program.steps)) >= min(_WARM_UP_STEPS, len(program.steps) - 1)
+        steady = (program.steps > 0) | (len(program.steps) == 1)
         counted = steady[program.segments.step]
         measured, actual = program.measured_step_times(), program.step_times()
         return cls(
@@ -102,7 +110,7 @@ class Bench:
         return Cost(
             ms=typical,
             share=typical * 1e6 / self.step_ns,
-            sigma_ms=robust_sigma(saved),
+            standard_error_ms=_ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
             persistence=float((saved >= max(typical, 1e-6) / 2).mean()),
         )
 
@@ -113,7 +121,7 @@ class Bench:
             return False
         if rare:
             return cost.persistence >= limits.rare_persistence
-        return cost.persistence >= limits.persistence and cost.ms >= limits.sigmas * cost.sigma_ms
+        return cost.persistence >= limits.persistence and cost.ms >= limits.sigmas * cost.standard_error_ms
 
     def gpu_hours_per_day(self, cost: Cost) -> float:
         """Device hours that a day of the job would save."""

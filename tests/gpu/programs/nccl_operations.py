@@ -1,0 +1,123 @@
+"""All kinds of NCCL operations, on as many ranks as there are processes, all of them on one GPU.
+
+    torchrun --nproc-per-node 2 tests/gpu/programs/nccl_operations.py OUTPUT [--profile]
+
+Writes ``OUTPUT/rank-N.json`` (a checksum, and the memory that was needed) and, with ``--profile``, the profiler's
+``OUTPUT/trace-N.json``. Without a GPU the same runs under gloo, to try the program itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import commtrace
+import commtrace.auto
+
+WARM_UP_STEPS = 3
+STEPS = 10
+NUMEL = 1 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    device = start_distributed()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+
+    weight = torch.full((2048, 2048), 1e-4, device=device)
+    total = torch.zeros((), device=device)
+    for step in range(WARM_UP_STEPS):
+        total += train(step, weight, rank, world_size)
+    with profiler(options.profile, device) as profile:
+        for step in range(WARM_UP_STEPS, WARM_UP_STEPS + STEPS):
+            with commtrace.step(step):
+                total += train(step, weight, rank, world_size)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    options.output.mkdir(parents=True, exist_ok=True)
+    if profile is not None:
+        profile.export_chrome_trace(str(options.output / f"trace-{rank}.json"))
+    figures = {"checksum": total.item().hex(), "allocated": 0, "reserved": 0}
+    if device.type == "cuda":
+        figures["allocated"] = torch.cuda.max_memory_allocated()
+        figures["reserved"] = torch.cuda.max_memory_reserved()
+    (options.output / f"rank-{rank}.json").write_text(json.dumps(figures))
+    dist.destroy_process_group()
+
+
+def start_distributed() -> torch.device:
+    """Every rank on the first GPU. NCCL allows that to ranks that it takes for different hosts."""
+    torch.manual_seed(0)
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    os.environ["NCCL_HOSTID"] = f"rank-{os.environ['RANK']}"
+    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    os.environ["NCCL_MAX_CTAS"] = "1"
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    return device
+
+
+def train(step: int, weight: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
+    """One step: synchronous, asynchronous (waited for early and late), batched and single P2P, and a barrier."""
+    device = weight.device
+    tensor = torch.full((NUMEL,), float(step + rank), device=device)
+    gathered = torch.empty(NUMEL * world_size, device=device)
+    scattered = torch.empty(NUMEL // world_size, device=device)
+    received = torch.empty_like(tensor)
+
+    activations = weight @ weight
+    dist.all_reduce(tensor)
+    dist.distributed_c10d.reduce_scatter_tensor(scattered, tensor[: scattered.numel() * world_size].contiguous())
+    finish(dist.all_reduce(tensor, async_op=True))
+    work = dist.distributed_c10d.all_gather_into_tensor(gathered, tensor, async_op=True)
+    activations = activations @ weight
+    finish(work)
+    first, second = dist.all_reduce(tensor, async_op=True), dist.all_reduce(received.zero_(), async_op=True)
+    finish(first)
+    finish(second)
+    hidden = dist.all_reduce(scattered, async_op=True)
+    for _ in range(60):
+        activations = activations @ weight
+    finish(hidden)
+    following, previous = (rank + 1) % world_size, (rank - 1) % world_size
+    operations = [dist.P2POp(dist.isend, tensor, following), dist.P2POp(dist.irecv, received, previous)]
+    for work in dist.batch_isend_irecv(operations):
+        finish(work)
+    if rank == 0:
+        dist.send(tensor, 1)
+    elif rank == 1:
+        dist.recv(received, 0)
+    dist.broadcast(tensor, 0)
+    dist.barrier()
+    return tensor.sum() + gathered.sum() + scattered.sum() + received.sum() + activations.sum()
+
+
+def finish(work: Any) -> None:
+    assert work is not None
+    work.wait()
+
+
+def profiler(wanted: bool, device: torch.device) -> Any:
+    if not wanted:
+        return nullcontext()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(activities=activities)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """No hang: backends' threads call back into Python, and Python calls into backends, at the same time.
 
-``pytest tests/e2e/test_safety_deadlock.py --repetitions 50`` repeats it as often as a hang that is rare needs to be seen.
+A hang that is rare needs more repetitions: ``pytest tests/e2e/test_safety_deadlock.py --repetitions 50``.
 """
 
 from __future__ import annotations

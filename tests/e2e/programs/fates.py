@@ -1,8 +1,8 @@
 """Single-rank jobs that come to different ends, or that cannot write: each in a forked process of its own.
 
-Arguments: a folder and the names of functions below. For each one ``NAME.log`` (its stderr), ``NAME.progress`` (the
-monotonic time in ns at the end of every step), ``NAME.result`` (the result of its training) and ``NAME`` (its run
-directory) are left in the folder, and ``statuses.json`` says how each process ended. All run at the same time.
+Argument: a folder. For each of ``JOBS`` it is left with ``NAME`` (the run directory), ``NAME.log`` (its stderr),
+``NAME.result`` (the result of its training), ``NAME.progress`` (the monotonic time in ns at the end of every step) and
+``NAME.lateness`` (when a thread wanted to wake, and when it did). ``statuses.json`` says how each job ended.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ import torch.distributed as dist
 import commtrace
 
 FOLDER = Path(sys.argv[1])
+AT_ONCE = 4
+HALF_A_SECOND_NS = 500_000_000
 
 
 def train(name: str, seconds: float = 2.0, steps: int = 10**6) -> torch.Tensor:
     """Until the time is up; the result is that of the first 20 steps."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    threading.Thread(target=note_lateness, args=[name], daemon=True).start()
     progress = os.open(FOLDER / f"{name}.progress", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     end = time.monotonic() + seconds
     weight = result = torch.ones(10)
     for step in range(steps):
         with commtrace.step(step):
-            for _ in range(20):
+            for _ in range(5):
                 dist.all_reduce(weight)
                 dist.all_reduce(weight, async_op=True).wait()
             weight = weight * 0.9 + 0.1
@@ -42,13 +45,22 @@ def train(name: str, seconds: float = 2.0, steps: int = 10**6) -> torch.Tensor:
         result = weight if step == 19 else result
         if time.monotonic() > end:
             break
-        time.sleep(0.01)
+        time.sleep(0.02)
     (FOLDER / f"{name}.result").write_text(str(result.tolist()))
     return weight
 
 
-def record(name: str) -> None:
-    commtrace.start(commtrace.Config(dir=str(FOLDER / name), run_id=name))
+def note_lateness(name: str) -> None:
+    """How late a thread wakes that sleeps half a second: what a busy machine adds to everything."""
+    with (FOLDER / f"{name}.lateness").open("w") as file:
+        while True:
+            wanted = time.monotonic_ns() + HALF_A_SECOND_NS
+            time.sleep(HALF_A_SECOND_NS / 1e9)
+            print(wanted, time.monotonic_ns(), file=file, flush=True)
+
+
+def record(name: str, steps_per_segment: int = 100) -> None:
+    commtrace.start(commtrace.Config(dir=str(FOLDER / name), run_id=name, steps_per_segment=steps_per_segment))
 
 
 def returns() -> None:
@@ -73,7 +85,6 @@ def never_waits() -> None:
     weight = train("never_waits")
     for _ in range(3):
         dist.all_reduce(weight, async_op=True)
-    dist.isend(weight, 0, tag=1)
 
 
 def calls_sys_exit() -> None:
@@ -112,8 +123,13 @@ def is_killed(after_seconds: float) -> Callable[[], None]:
 
 def fills_its_disk() -> None:
     """A limit on the size of files is met as a full disk is."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-    record("fills_its_disk")
+
+    def fill() -> None:
+        held = max(path.stat().st_size for path in (FOLDER / "fills_its_disk").rglob("*.arrows"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (held + 100, held + 100))
+
+    record("fills_its_disk", steps_per_segment=10**6)
+    threading.Timer(2.0, fill).start()
     train("fills_its_disk", seconds=4)
 
 
@@ -125,8 +141,8 @@ def may_not_write() -> None:
 
 
 def loses_its_directory() -> None:
-    record("loses_its_directory")
-    threading.Timer(1.5, shutil.rmtree, [FOLDER / "loses_its_directory"]).start()
+    record("loses_its_directory", steps_per_segment=10**6)
+    threading.Timer(2.0, lambda: shutil.rmtree(FOLDER / "loses_its_directory")).start()
     train("loses_its_directory", seconds=4)
 
 
@@ -135,7 +151,7 @@ def is_disabled() -> None:
     os.environ.update(COMMTRACE_ENABLED="0", COMMTRACE_DIR=str(FOLDER / "is_disabled"))
     commtrace.start()
     assert dist.ProcessGroup.__dict__["allreduce"] is original
-    assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
+    assert threading.active_count() == 1
     train("is_disabled")
 
 
@@ -174,20 +190,26 @@ JOBS: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     torch.set_num_threads(1)
-    processes = {}
-    for name in sys.argv[2:]:
+    processes: dict[int, str] = {}
+    statuses: dict[str, int] = {}
+    for name, job in JOBS.items():
+        if len(processes) == AT_ONCE:
+            await_one(processes, statuses)
         process = os.fork()
         if process == 0:
             log = os.open(FOLDER / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(log, 2)
-            JOBS[name]()
+            job()
             return
         processes[process] = name
-    statuses = {}
     while processes:
-        process, status = os.wait()
-        statuses[processes.pop(process)] = os.waitstatus_to_exitcode(status)
+        await_one(processes, statuses)
     (FOLDER / "statuses.json").write_text(json.dumps(statuses))
+
+
+def await_one(processes: dict[int, str], statuses: dict[str, int]) -> None:
+    process, status = os.wait()
+    statuses[processes.pop(process)] = os.waitstatus_to_exitcode(status)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,174 @@
+"""However a job ends, and whatever becomes of its disk: training is not affected, and what was written is readable."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from commtrace.errors import RunNotFoundError
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from commtrace.trace.run import Run
+from tests.e2e.launch import REPOSITORY, run
+from tests.e2e.traces import rows
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "fates.py"
+SECOND_NS = 1_000_000_000
+
+STATUSES = {
+    "returns": 0,
+    "returns_at_once": 0,
+    "never_destroys_its_groups": 0,
+    "never_waits": 0,
+    "calls_sys_exit": 3,
+    "raises": 1,
+    "calls_os_exit": 4,
+    "is_terminated": -15,
+    "is_killed_after_1.3": -9,
+    "is_killed_after_1.7": -9,
+    "is_killed_after_2.1": -9,
+    "fills_its_disk": 0,
+    "may_not_write": 0,
+    "loses_its_directory": 0,
+    "is_disabled": 0,
+    "has_a_wrong_value": 0,
+    "has_an_unknown_variable": 0,
+    "records_twice": 0,
+}
+"""What a job would end with, too, if nothing were recorded."""
+
+KILLED = [name for name in STATUSES if name.startswith("is_killed")]
+"""Killed at an instant that is not known in advance, perhaps in the middle of a write."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fates")
+    completed = run([sys.executable, str(PROGRAM), str(path)], timeout=150)
+    assert completed.returncode == 0, completed.stdout
+    return path
+
+
+def test_a_job_ends_as_it_would_have_ended(folder: Path) -> None:
+    assert json.loads((folder / "statuses.json").read_text()) == STATUSES
+
+
+def test_the_result_is_the_same_in_every_case(folder: Path) -> None:
+    results = {name: (folder / f"{name}.result") for name in STATUSES if name not in (*KILLED, "records_twice")}
+    plain = results["is_disabled"].read_text()
+
+    assert {name: path.read_text() for name, path in results.items()} == dict.fromkeys(results, plain)
+
+
+@pytest.mark.parametrize(
+    "name", ["returns", "returns_at_once", "never_destroys_its_groups", "never_waits", "calls_sys_exit", "raises"]
+)
+def test_a_job_that_ends_through_python_is_recorded_to_its_end(folder: Path, name: str) -> None:
+    recorded = load_run(folder / name)
+
+    assert recorded.problems == ()
+    assert recorded.ranks[0].closed
+    assert recorded.ranks[0].dropped == {}
+    assert recorded.any_metadata.backend == "gloo"
+    assert steps(recorded) == list(range(len(progress(folder, name))))
+    unwaited = 3 if name == "never_waits" else 0
+    assert_every_step_is_whole(recorded, but_after_the_last_step=unwaited)
+
+
+@pytest.mark.parametrize("name", ["calls_os_exit", "is_terminated", *KILLED])
+def test_a_job_that_is_killed_loses_at_most_its_last_second(folder: Path, name: str) -> None:
+    done = progress(folder, name)
+    try:
+        recorded = load_run(folder / name)
+    except RunNotFoundError:  # killed before the first write, on a machine too busy to do it earlier
+        written = []
+    else:
+        assert not recorded.ranks[0].closed
+        assert_every_step_is_whole(recorded, but_after_the_last_step=None)
+        written = steps(recorded)
+
+    assert written == list(range(len(written)))
+    lost_ns = done[-1] - done[max(0, len(written) - 1)]
+    assert lost_ns <= SECOND_NS + lateness(folder, name)
+
+
+def test_a_full_disk_keeps_what_it_holds(folder: Path) -> None:
+    recorded = load_run(folder / "fills_its_disk")
+
+    written = steps(recorded)
+    assert written == list(range(len(written)))
+    assert 0 < len(written) < len(progress(folder, "fills_its_disk"))
+    assert_every_step_is_whole(recorded, but_after_the_last_step=None)
+    assert (folder / "fills_its_disk.log").read_text().count("\n") == 1
+    assert "cannot write its trace" in (folder / "fills_its_disk.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("may_not_write", "Not a directory"), ("loses_its_directory", "deleted while it was written")],
+)
+def test_a_directory_that_cannot_be_written_costs_one_line(folder: Path, name: str, reason: str) -> None:
+    log = (folder / f"{name}.log").read_text()
+
+    assert log.count("\n") == 1
+    assert "commtrace: cannot write its trace" in log
+    assert reason in log
+    assert "Training goes on" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("is_disabled", ""),
+        ("has_a_wrong_value", "commtrace is off in this process: steps 'x': write A:B"),
+        ("has_an_unknown_variable", "commtrace is off in this process: unknown variables COMMTRACE_UNKNOWN;"),
+    ],
+)
+def test_a_job_that_is_not_recorded_leaves_nothing_but_a_line(folder: Path, name: str, line: str) -> None:
+    log = (folder / f"{name}.log").read_text()
+
+    assert not (folder / name).exists()
+    assert log.startswith(line)
+    assert log.count("\n") == (1 if line else 0)
+
+
+def test_of_two_runs_in_one_directory_the_newest_is_shown(folder: Path) -> None:
+    recorded = load_run(folder / "records_twice")
+
+    assert recorded.any_metadata.run_id == "second"
+    assert recorded.ranks[0].closed
+    assert recorded.problems == (
+        "1 segments of earlier runs or attempts in the same directory were left out; shown is run second, attempt 0.",
+    )
+
+
+def progress(folder: Path, name: str) -> list[int]:
+    """When each step had ended, in ns."""
+    return [int(line) for line in (folder / f"{name}.progress").read_text().splitlines()]
+
+
+def lateness(folder: Path, name: str) -> int:
+    """By how many ns the machine was too busy to run a thread of the job when it wanted to."""
+    wakes = [[int(time) for time in line.split()] for line in (folder / f"{name}.lateness").read_text().splitlines()]
+    last_wanted = wakes[-1][1] + SECOND_NS // 2 if wakes else progress(folder, name)[0]
+    return sum(woke - wanted for wanted, woke in wakes) + max(0, progress(folder, name)[-1] - last_wanted)
+
+
+def steps(recorded: Run) -> list[int]:
+    return [row["step"] for row in rows(recorded, 0, schema.STEP)]
+
+
+def assert_every_step_is_whole(recorded: Run, but_after_the_last_step: int | None) -> None:
+    """10 all_reduces with their stalls per step; after the last step a known number more, or those of a torn step."""
+    for kind in (schema.COLLECTIVE, schema.STALL):
+        numbers = [row["step"] for row in rows(recorded, 0, kind)]
+        for step in steps(recorded)[:-1]:
+            assert numbers.count(step) == 10
+    if but_after_the_last_step is not None:
+        total = len(list(rows(recorded, 0, schema.COLLECTIVE)))
+        assert total == 10 * len(steps(recorded)) + but_after_the_last_step

@@ -64,7 +64,7 @@ class Pipeline:
                 "drain": self.drain_fraction_of_total,
             },
             "bubble_ratio_to_work": {"measured": self.bubble_ratio_to_work, "ideal": self.ideal_ratio_to_work},
-            "per_stage": [asdict(stage) for stage in self.per_stage],
+            "per_stage": [{**asdict(stage), "ranks": list(stage.ranks)} for stage in self.per_stage],
         }
 
 

@@ -134,36 +134,43 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
     _print_table(console, "Communication, all ranks and steps", table, note)
 
 
+_PHASES: Final = {"warm_up_ns": "warm-up", "steady_ns": "steady", "cool_down_ns": "cool-down"}
+_CAUSES: Final = {"schedule_ns": "schedule", "imbalance_ns": "imbalance", "variation_ns": "variation", "p2p_ns": "P2P"}
+
+
 def _print_pipeline(console: Console, pipeline: Mapping[str, Any] | None) -> None:
     if pipeline is None:
         return
-    bubble = pipeline.get("bubble_fraction_of_total") or {}
+    bubble = pipeline["bubble_fraction_of_total"]
+    chunks = f" × {pipeline['chunks']} chunks" if pipeline["chunks"] > 1 else ""
     title = (
-        f"Pipeline: {pipeline['schedule']}, {pipeline['stages']} stages × {pipeline['chunks']} chunks, "
-        f"{pipeline['microbatches']} microbatches; bubble {share(bubble.get('measured'))} of the step "
-        f"(ideal {share(bubble.get('ideal'))})"
+        f"Pipeline: {pipeline['schedule']}, {pipeline['stages']} stages{chunks}, {pipeline['microbatches']} "
+        f"microbatches; bubble {share(bubble['measured'])} of the step (ideal {share(bubble['ideal'])})"
     )
     table = _table([])
-    stages = [_scalars(stage) for stage in pipeline["per_stage"]]
-    for heading in stages[0] if stages else ():
-        table.add_column(_heading(heading), justify="right", no_wrap=True)
+    columns = {"forward_ns": "forward", "backward_ns": "backward", "bubble_ns": "bubble", **_PHASES}
+    for heading in ("stage", *columns.values()):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for stage in pipeline["per_stage"]:
+        table.add_row(str(stage["stage"]), *(milliseconds(stage[name]) for name in columns))
+    _print_table(console, title, table, "Mean ms of a forward and a backward; bubble in ms per step, by phase.")
+    _print_bubble_causes(console, pipeline["per_stage"])
+
+
+def _print_bubble_causes(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:
+    """What each stage's bubble is due to; a cause that shortens it is negative."""
+    if not all(name in stage for stage in stages for name in _CAUSES):
+        return
+    table = _table([])
+    for heading in ("stage", *_CAUSES.values(), "bubble"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for stage in stages:
-        table.add_row(*(_cell(name, value) for name, value in stage.items()))
-    _print_table(console, title, table)
-
-
-def _scalars(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if not isinstance(value, (dict, list))}
-
-
-def _heading(name: str) -> str:
-    return name.removesuffix("_ns").replace("_", " ") + (" ms" if name.endswith("_ns") else "")
-
-
-def _cell(name: str, value: Any) -> str:
-    if name.endswith("_ns"):
-        return milliseconds(value)
-    return share(value) if isinstance(value, float) else str(value)
+        table.add_row(str(stage["stage"]), *(milliseconds(stage[name]) for name in (*_CAUSES, "bubble_ns")))
+    note = (
+        "schedule: what equal stages would wait. imbalance: stages differ. variation: microbatches and ranks differ, a "
+        "slow rank among them. P2P: transfer."
+    )
+    _print_table(console, "What the bubble is due to, ms per step", table, note)
 
 
 def _print_stragglers(console: Console, stragglers: Sequence[Mapping[str, Any]]) -> None:

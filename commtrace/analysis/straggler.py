@@ -19,8 +19,9 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.straggler_costs import Bench, Thresholds
+from commtrace.analysis.straggler_job import job_wide_causes
 from commtrace.analysis.straggler_verdict import Verdict
-from commtrace.analysis.straggler_workers import slow_workers
+from commtrace.analysis.straggler_workers import noise_between_steps, slow_workers
 from commtrace.trace.run import Run
 
 _NO_PEERS = (
@@ -66,8 +67,12 @@ def find_stragglers(
     abstentions = tuple(_reasons(matches, bench))
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=bench.replay_error)
-    verdicts = sorted(slow_workers(bench), key=lambda verdict: -verdict.cost_ms_per_step)
-    return Findings(tuple(verdicts), (), bench.replay_error)
+    verdicts = slow_workers(bench)
+    if not verdicts:
+        verdicts, unclear = job_wide_causes(bench, noise_between_steps(bench))
+        abstentions = tuple(unclear)
+    ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
+    return Findings(tuple(ordered), abstentions, bench.replay_error)
 
 
 def _reasons(matches: Matches, bench: Bench) -> Iterator[str]:

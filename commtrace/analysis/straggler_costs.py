@@ -13,8 +13,8 @@ from commtrace.analysis.replay_program import Program, stage_of
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
-_ROBUST_SIGMA = 1.4826
-"""Standard deviations per median absolute deviation, for normal noise."""
+_QUARTILES_APART = 1.349
+"""Distance of the quartiles in standard deviations, for normal noise."""
 
 _ERROR_OF_MEDIAN = 1.2533
 """Standard errors of a median per standard error of a mean, for normal noise."""
@@ -29,9 +29,9 @@ class Thresholds:
         cost_ms: cost in ms per step.
         persistence: share of the steps in which it costs at least half as much.
         rare_persistence: the same for what strikes now and then and has a span of its own: input, garbage collection.
-        sigmas: cost in standard errors of its median; and excess of work in robust standard deviations of the work of
-            single steps: where that scatters widely (a busy CPU), ranks differ by a good part of it without one of
-            them being slow.
+        standard_errors: cost in standard errors of its median over steps.
+        sigmas: excess of work in robust standard deviations of the work of single steps: where that scatters widely (a
+            busy CPU), ranks differ by a good part of it without one of them being slow.
         share_of_work: excess as a share of what the peers need.
         replay_error: no verdict is given when the replay misses the measured steps by more.
     """
@@ -40,7 +40,8 @@ class Thresholds:
     cost_ms: float = 0.5
     persistence: float = 0.6
     rare_persistence: float = 0.05
-    sigmas: float = 3.0
+    standard_errors: float = 1.5
+    sigmas: float = 2.5
     share_of_work: float = 0.05
     replay_error: float = 0.3
 
@@ -121,7 +122,7 @@ class Bench:
             return False
         if rare:
             return cost.persistence >= limits.rare_persistence
-        return cost.persistence >= limits.persistence and cost.ms >= limits.sigmas * cost.standard_error_ms
+        return cost.persistence >= limits.persistence and cost.ms >= limits.standard_errors * cost.standard_error_ms
 
     def gpu_hours_per_day(self, cost: Cost) -> float:
         """Device hours that a day of the job would save."""
@@ -129,5 +130,6 @@ class Bench:
 
 
 def robust_sigma(values: Float64) -> float:
-    """Standard deviation estimated from the median absolute deviation."""
-    return _ROBUST_SIGMA * float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
+    """Standard deviation estimated from the quartiles: single outliers do not count, two equal camps do."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    return float(high - low) / _QUARTILES_APART

@@ -63,7 +63,7 @@ def _suspects(bench: Bench) -> list[_Suspect]:
     """Ranks whose excess over their peers stands out, largest excess first."""
     segments, thresholds = bench.program.segments, bench.thresholds
     excess, peers = bench.work.excess_ns(), np.nan_to_num(bench.work.peer_ns * bench.work.per_step)
-    noise = _noise_between_steps(bench)
+    noise = noise_between_steps(bench)
     data, gc = (_rare_excess(bench, values) for values in (segments.data_ns, segments.gc_ns))
     suspects = []
     for rank in bench.program.ranks.tolist():
@@ -85,7 +85,7 @@ def _suspects(bench: Bench) -> list[_Suspect]:
     return sorted(suspects, key=lambda suspect: -suspect.total_ns)
 
 
-def _noise_between_steps(bench: Bench) -> float:
+def noise_between_steps(bench: Bench) -> float:
     """How much the work of a rank scatters from step to step, as a share of it: the typical rank."""
     segments, steps = bench.program.segments, len(bench.program.steps)
     index = np.searchsorted(bench.program.ranks, segments.rank)

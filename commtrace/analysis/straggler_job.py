@@ -1,0 +1,197 @@
+"""What holds up a job although no single rank computes slowly: an uneven partition, uneven sequences, a slow link.
+
+These are looked for only when no slow worker was found: a slow worker changes what its neighbours' communications and
+stages look like, and only the cause shall be named.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.ideal import mean_segments, of_transfers
+from commtrace.analysis.keys import pack
+from commtrace.analysis.peers import Float64, grouped_median, leave_one_out_median
+from commtrace.analysis.replay_lane import BACKWARD, FORWARD
+from commtrace.analysis.straggler_costs import Bench, Cost
+from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
+from commtrace.trace.spans import Bool, Int64
+
+_UNEVEN_STAGE: Final = 0.5
+"""A stage is uneven from this excess over the others on: embedding and output layer make the ends differ by some."""
+
+_CORRELATION: Final = 0.8
+"""Forward and backward of a microbatch lengthen together when its sequences do."""
+
+_SCATTER_OF_MICROBATCHES: Final = 0.1
+_SLOW_LINK: Final = 2.0
+"""Transfers of a slow link take this many times as long as the same transfers elsewhere."""
+
+_FEWEST_TRANSFERS: Final = 8
+_MOST_SUSPECTS: Final = 8
+_CLEARLY_DEARER: Final = 1.3
+
+
+class JobFindings(NamedTuple):
+    """Verdicts, and sentences on what could not be told."""
+
+    verdicts: list[Verdict]
+    abstentions: list[str]
+
+
+def job_wide_causes(bench: Bench, noise: float) -> JobFindings:
+    """Look for causes other than slow workers.
+
+    Args:
+        bench: the run.
+        noise: how much the work of a rank scatters from step to step, as a share of it.
+    """
+    links = _slow_links(bench)
+    found = [_uneven_stage(bench, noise), _uneven_sequences(bench)]
+    return JobFindings([*(verdict for verdict in found if verdict), *links.verdicts], links.abstentions)
+
+
+def _uneven_stage(bench: Bench, noise: float) -> Verdict | None:
+    """The stage of which even the quickest rank has far more to do than the ranks of other stages."""
+    work = bench.work
+    in_phase = (work.kind == FORWARD) | (work.kind == BACKWARD)
+    per_entry = np.nan_to_num(work.own_ns * work.per_step)
+    quickest: dict[int, float] = {}
+    for rank, stage in bench.stage_of_rank.items():
+        value = float(per_entry[in_phase & (work.rank == rank)].sum())
+        quickest[stage] = min(quickest.get(stage, np.inf), value)
+    if len(quickest) < 2:
+        return None
+    stage = max(quickest, key=lambda one: quickest[one])
+    others = float(np.median([value for one, value in quickest.items() if one != stage]))
+    excess = quickest[stage] / others - 1 if others > 0 else 0.0
+    if excess < max(_UNEVEN_STAGE, bench.thresholds.sigmas * noise):
+        return None
+    segments = bench.program.segments
+    here = (segments.stage == stage) & np.isin(segments.kind, (FORWARD, BACKWARD))
+    evened = np.where(here, segments.total_ns / (1 + excess), segments.total_ns)
+    cost = bench.cost(np.asarray(np.rint(evened), np.int64))
+    rank = min(one for one, place in bench.stage_of_rank.items() if place == stage)
+    evidence = (
+        f"Every rank of stage {stage} works at least {quickest[stage] / 1e6:.1f} ms per step in forward and backward, "
+        f"{100 * excess:.0f} % more than the other stages ({others / 1e6:.1f} ms)."
+    )
+    return _verdict(bench, rank, "stage_imbalance", cost, evidence) if bench.passes(cost) else None
+
+
+def _uneven_sequences(bench: Bench) -> Verdict | None:
+    """Microbatches whose forwards and backwards are long together, on changing ranks."""
+    forward, backward = _microbatch_times(bench)
+    if len(forward) < 2 * _FEWEST_TRANSFERS:
+        return None
+    spread = float(np.std(forward))
+    if spread < _SCATTER_OF_MICROBATCHES or float(np.std(backward)) == 0.0:
+        return None
+    correlation = float(np.corrcoef(forward, backward)[0, 1])
+    if correlation < _CORRELATION:
+        return None
+    segments = bench.program.segments
+    in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
+    cost = bench.cost(np.where(in_phase, mean_segments(bench.program), segments.total_ns))
+    evidence = (
+        f"Forwards of one stage differ by {100 * spread:.0f} % between microbatches, and a microbatch with a long "
+        f"forward has a long backward (correlation {correlation:.2f}); no rank is slow in the mean."
+    )
+    return _verdict(bench, -1, "sequence_length_imbalance", cost, evidence) if bench.passes(cost) else None
+
+
+def _microbatch_times(bench: Bench) -> tuple[Float64, Float64]:
+    """Forward and backward of every microbatch, relative to what the rank needs for one in the median."""
+    segments = bench.program.segments
+    chosen = bench.counted & (segments.microbatch >= 0)
+    place = [segments.rank, segments.step, segments.chunk, segments.microbatch]
+    times = []
+    for kind in (FORWARD, BACKWARD):
+        mask = chosen & (segments.kind == kind)
+        key = pack([column[mask] for column in place])
+        cells, first, cell = np.unique(key, return_index=True, return_inverse=True)
+        total = np.asarray(np.bincount(cell.reshape(-1), segments.work_ns[mask], minlength=len(cells)), np.float64)
+        own = pack([segments.rank[mask][first], segments.chunk[mask][first]])
+        _, group = np.unique(own, return_inverse=True)
+        group = group.reshape(-1)
+        typical = grouped_median(group, total, int(group.max(initial=-1)) + 1)
+        times.append((cells, total / np.maximum(typical[group], 1.0) - 1))
+    (forward_cells, forward), (backward_cells, backward) = times
+    if not np.array_equal(forward_cells, backward_cells):
+        return np.zeros(0), np.zeros(0)
+    return forward, backward
+
+
+def _slow_links(bench: Bench) -> JobFindings:
+    """Ranks whose transfers take longer than the same transfers of other ranks."""
+    transfers = bench.program.transfers
+    steady = bench.steady[transfers.step] & (transfers.participants > 1)
+    rows = np.flatnonzero(steady)
+    if len(rows) < _FEWEST_TRANSFERS:
+        return JobFindings([], [])
+    key = _transfer_keys(bench)[rows]
+    _, entry, count = np.unique(pack([key, transfers.rank[rows]]), return_inverse=True, return_counts=True)
+    entry = entry.reshape(-1)
+    first = np.zeros(len(count), np.int64)
+    first[entry] = np.arange(len(rows))
+    own = grouped_median(entry, transfers.ns[rows].astype(np.float64), len(count))
+    others = leave_one_out_median(key[first], own)
+    slow = (own > _SLOW_LINK * others) & (count >= _FEWEST_TRANSFERS)
+    excess = np.where(slow, np.nan_to_num(own - others) * count, 0.0)
+    by_rank = np.bincount(transfers.rank[rows][first], excess, minlength=int(bench.program.ranks.max()) + 1)
+    suspects = [int(rank) for rank in np.argsort(-by_rank, kind="stable")[:_MOST_SUSPECTS] if by_rank[rank] > 0]
+    costs = {rank: bench.cost(None, _at_speed_of_others(bench, rank)) for rank in suspects}
+    dearest = sorted((rank for rank in suspects if bench.passes(costs[rank])), key=lambda rank: -costs[rank].ms)
+    if not dearest:
+        return JobFindings([], [])
+    rank, *rest = dearest
+    alike = [other for other in rest if costs[other].ms * _CLEARLY_DEARER > costs[rank].ms]
+    if alike:
+        ranks = ", ".join(map(str, sorted([rank, *alike])))
+        return JobFindings(
+            [],
+            [
+                f"Transfers between ranks {ranks} cost {costs[rank].ms:.1f} ms per step more than the same transfers "
+                "elsewhere; which end of the link is slow cannot be told, as these ranks have no comparable "
+                "communication with others."
+            ],
+        )
+    slowest = float(np.nanmax(np.where((transfers.rank[rows][first] == rank) & slow, own / others, np.nan)))
+    evidence = (
+        f"Communications of rank {rank} take up to {slowest:.1f} times as long, after all participants have arrived, "
+        "as the same communications of other ranks; its own work is not slow."
+    )
+    return JobFindings([_verdict(bench, rank, "communication", costs[rank], evidence)], [])
+
+
+def _transfer_keys(bench: Bench) -> Int64:
+    names, sizes = (of_transfers(bench.run, bench.program, column) for column in ("name", "bytes"))
+    return pack([names, sizes, bench.program.transfers.participants])
+
+
+def _at_speed_of_others(bench: Bench, rank: int) -> Int64:
+    """Transfer durations with all communications of a rank as quick as the same ones that it has no part in."""
+    transfers = bench.program.transfers
+    touched: Bool = np.isin(transfers.join, transfers.join[transfers.rank == rank])
+    _, key = np.unique(_transfer_keys(bench), return_inverse=True)
+    key = key.reshape(-1)
+    keys, values = int(key.max()) + 1, transfers.ns.astype(np.float64)
+    own, others = (grouped_median(key[mask], values[mask], keys) for mask in (touched, ~touched))
+    ratio = np.ones(keys)
+    comparable = np.isfinite(others) & (own > others) & (own > 0)
+    ratio[comparable] = others[comparable] / own[comparable]
+    return np.asarray(np.rint(np.where(touched, values * ratio[key], values)), np.int64)
+
+
+def _verdict(bench: Bench, rank: int, cause: str, cost: Cost, evidence: str) -> Verdict:
+    return Verdict(
+        rank=rank,
+        host=bench.run.ranks[rank].metadata.node if rank >= 0 else "",
+        cause=cause,
+        cost_ms_per_step=cost.ms,
+        gpu_hours_per_day=bench.gpu_hours_per_day(cost),
+        persistence=cost.persistence,
+        evidence=evidence,
+        next_step=NEXT_STEP[cause],
+    )

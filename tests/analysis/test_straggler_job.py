@@ -1,0 +1,150 @@
+"""Causes that are not one slow worker: an uneven stage, uneven sequences, a slow link."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from commtrace.analysis.match import match
+from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.trace.run import Run
+from tests.factory import Row, collective, group, make_run, p2p, span, stall
+from tests.pipeline_factory import PipelineJob
+
+MS = 1_000_000
+STEPS, MICROBATCHES = 6, 8
+
+
+def findings_of(run: Run) -> Findings:
+    return find_stragglers(run, match(run))
+
+
+def test_an_uneven_stage() -> None:
+    job = PipelineJob(2, 8, data_parallel=2, steps=4, extra_forward_ns={2: 3 * MS, 3: 3 * MS})
+
+    (verdict,) = findings_of(job.run()).verdicts
+
+    assert (verdict.rank, verdict.cause) == (2, "stage_imbalance")
+    assert (
+        "works at least 48.0 ms per step in forward and backward, 100 % more than the other stages" in verdict.evidence
+    )
+    # 1 + 8·6 + 2 = 51; with 1.5 per forward and 1.5 … per backward, 3 in all on both stages: 27.
+    assert verdict.cost_ms_per_step == pytest.approx(51 - 27, abs=1)
+
+
+def test_ends_of_the_model_that_do_a_little_more_are_not_uneven() -> None:
+    job = PipelineJob(2, 8, data_parallel=2, steps=4, extra_forward_ns={2: MS, 3: MS})
+
+    assert findings_of(job.run()).verdicts == ()
+
+
+def test_sequences_of_different_length_that_move_between_ranks() -> None:
+    (verdict,) = findings_of(_data_parallel_run(_lengths(backward_follows_forward=True))).verdicts
+
+    assert (verdict.rank, verdict.host, verdict.cause) == (-1, "", "sequence_length_imbalance")
+    assert "(correlation 1.00)" in verdict.evidence
+
+
+def test_durations_that_vary_without_reason_have_no_verdict() -> None:
+    assert findings_of(_data_parallel_run(_lengths(backward_follows_forward=False))).verdicts == ()
+
+
+def test_a_slow_link_whose_end_is_known() -> None:
+    findings = findings_of(_linked_run(slow_pairs=((1, 3), (0, 1))))
+
+    (verdict,) = findings.verdicts
+    assert (verdict.rank, verdict.cause) == (1, "communication")
+    assert "take up to 5.0 times as long" in verdict.evidence
+    # Ten messages to the next stage and ten all-reduces, 4 ms more each.
+    assert verdict.cost_ms_per_step == pytest.approx(80)
+
+
+def test_a_slow_link_whose_end_cannot_be_told() -> None:
+    findings = findings_of(_linked_run(slow_pairs=((1, 3),)))
+
+    assert findings.verdicts == ()
+    (abstention,) = findings.abstentions
+    assert abstention.startswith("Transfers between ranks 1, 3 cost 40.0 ms per step more")
+
+
+def test_links_that_are_alike() -> None:
+    findings = findings_of(_linked_run(slow_pairs=()))
+
+    assert (findings.verdicts, findings.abstentions) == ((), ())
+
+
+def _lengths(*, backward_follows_forward: bool) -> dict[int, np.ndarray]:
+    """By rank, forward and backward of each step and microbatch, ms: the same in total over the run."""
+    random = np.random.default_rng(1)
+    forward = np.tile([1, 2, 4, 1, 8, 1, 2, 5], (STEPS, 1))
+    lengths = {}
+    for rank in range(2):
+        own = np.stack([random.permutation(row) for row in forward])
+        # In every other step a rank has the longer sequences.
+        own = own * (1 + 0.4 * (-1.0) ** (np.arange(STEPS) + rank))[:, None]
+        other = own if backward_follows_forward else np.stack([random.permutation(row) for row in own])
+        lengths[rank] = np.stack([own, 2 * other], axis=2)
+    return lengths
+
+
+def _data_parallel_run(lengths: dict[int, np.ndarray]) -> Run:
+    """Two replicas that compute microbatches of these lengths and meet at the end of each step."""
+    world = group("dp", 0, 1)
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    now = 0
+    for step in range(STEPS):
+        busy = {}
+        for rank, own in lengths.items():
+            at = now
+            for microbatch, phases in enumerate((own[step] * MS).astype(int).tolist()):
+                for kind, duration in zip(("forward", "backward"), phases, strict=True):
+                    where = {"step": step, "microbatch": microbatch, "chunk": 0, "stage": 0}
+                    rows[rank].append(span(kind, at, at + duration, **where))
+                    at += duration
+            busy[rank] = at
+        end = max(busy.values()) + MS
+        for rank, at in busy.items():
+            reduced = collective("all_reduce", world, step, at, end, id=step, step=step)
+            rows[rank] += [reduced, stall(reduced, at, end), span("step", now, end, step=step)]
+        now = end
+    return make_run(rows, [world], coordinates=lambda rank: {"dp": rank})
+
+
+def _linked_run(slow_pairs: tuple[tuple[int, int], ...]) -> Run:
+    """Two stages of two replicas: rank + 2 is the next stage. Transfers take 1 ms, 5 ms between slow pairs."""
+    rows: dict[int, list[Row]] = {rank: [] for rank in range(4)}
+    now = dict.fromkeys(rows, 0)
+    ids = iter(range(1, 10_000))
+    pipelines = [group("pp", 0, 2), group("pp", 1, 3)]
+    replicas = [group("dp", 0, 1), group("dp", 2, 3)]
+
+    def exchange(pair: tuple[int, int], names: tuple[str, str], where: Row, step: int, seq: int) -> None:
+        end = max(now[rank] for rank in pair) + (5 if pair in slow_pairs else 1) * MS
+        for rank, name, peer in zip(pair, names, reversed(pair), strict=True):
+            columns = {"id": next(ids), "step": step}
+            if name == "all_reduce":
+                row = collective(name, where["group"], seq, now[rank], end, **columns)
+            else:
+                row = p2p(name, where["group"], peer, seq, now[rank], end, **columns)
+            rows[rank] += [row, stall(row, now[rank], end)]
+            now[rank] = end
+
+    for step in range(STEPS):
+        begins = dict(now)
+        for number in range(10):
+            for rank in rows:
+                where = {"step": step, "microbatch": number, "chunk": 0, "stage": rank // 2}
+                rows[rank] += [
+                    span("forward", now[rank], now[rank] + MS, **where),
+                    span("backward", now[rank] + MS, now[rank] + 2 * MS, **where),
+                ]
+                now[rank] += 2 * MS
+            seq = step * 10 + number
+            for pipeline in pipelines:
+                exchange((pipeline.ranks[0], pipeline.ranks[1]), ("send", "recv"), {"group": pipeline}, step, seq)
+            for replica in replicas:
+                pair = (replica.ranks[0], replica.ranks[1])
+                exchange(pair, ("all_reduce", "all_reduce"), {"group": replica}, step, seq)
+        for rank, begin in begins.items():
+            rows[rank].append(span("step", begin, now[rank], step=step))
+    return make_run(rows, [*pipelines, *replicas], coordinates=lambda rank: {"pp": rank // 2, "dp": rank % 2})

@@ -57,6 +57,7 @@ class Tracer:
         self.saw_graph_capture = False
         self.open_optimizers = 0
         self._step: Span | None = None
+        self._latest_step = -1
         self._topology: dict[str, Any] = {}
         self._topology_version = 0
         self._lock = threading.Lock()
@@ -67,11 +68,12 @@ class Tracer:
         Args:
             number: of the new step; the previous one plus 1 if None.
         """
-        step = self.coordinates.step + 1 if number is None else number
+        step = self._latest_step + 1 if number is None else number
         record = self.window is None or step in self.window
         now = self.clock.mark() if record or self.recording else None
         self._close_step(now)
         self.open_optimizers = 0  # an optimizer that raised never left its phase
+        self._latest_step = step
         self.coordinates = Coordinates(step)
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
@@ -79,6 +81,8 @@ class Tracer:
     def end_step(self) -> None:
         """Close the current step here; what follows belongs to no step until the next one begins."""
         self._close_step(self.clock.mark() if self.recording else None)
+        self.coordinates = Coordinates()
+        self.recording = self.window is None
 
     def finish(self) -> None:
         """At the end of the run: the last step ends where its last phase or stall ended, not at process exit."""

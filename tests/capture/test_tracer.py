@@ -60,6 +60,17 @@ def test_steps_can_be_numbered_by_the_caller(ticking: Recording) -> None:
     assert [step for _, step, _, _ in phases(ticking)] == [100, 101]
 
 
+def test_what_comes_between_two_steps_belongs_to_neither(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step()
+    tracer.end_step()
+    tracer.leave(tracer.enter(schema.DATA, "data"))
+    tracer.begin_step()
+    tracer.end_step()
+
+    assert phases(ticking) == [("step", 0, 1, 2), ("data", -1, 3, 4), ("step", 1, 5, 6)]
+
+
 def test_the_last_step_ends_with_the_last_phase_in_it(ticking: Recording) -> None:
     tracer = ticking.tracer
     tracer.begin_step()
@@ -159,6 +170,16 @@ def test_only_steps_of_the_window_are_recorded() -> None:
     assert [(name, step) for name, step, _, _ in phases(recording)] == [
         ("forward", 1), ("step", 1), ("forward", 3), ("step", 3), ("forward", 5), ("step", 5),
     ]  # fmt: skip
+
+
+def test_what_comes_after_a_step_of_the_window_is_not_recorded() -> None:
+    recording = Recording(Ticks(), steps="0:1")
+    tracer = recording.tracer
+    tracer.begin_step()
+    tracer.end_step()
+    tracer.leave(tracer.enter(schema.DATA, "data"))
+
+    assert phases(recording) == [("step", 0, 1, 2)]
 
 
 def test_a_phase_around_the_beginning_of_the_window_is_not_recorded_in_part() -> None:

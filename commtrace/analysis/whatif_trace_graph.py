@@ -17,16 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.replay import ReplayGraph
+from commtrace.analysis.whatif_trace import WhatIfTrace
 from commtrace.trace.spans import Bool, Int64
-
-if TYPE_CHECKING:
-    from commtrace.analysis.whatif_trace import WhatIfTrace
 
 _FORWARD: Final = "forward-compute"
 _BACKWARD: Final = "backward-compute"

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from commtrace.analysis.whatif import WhatIf
-from commtrace.analysis.whatif_trace import analyse_whatif_trace, read_sizes, read_whatif_trace
+from commtrace.analysis.whatif_trace import read_sizes, read_whatif_trace
+from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
 from commtrace.errors import TraceFormatError
 
 REPOSITORY = Path(__file__).resolve().parents[2]

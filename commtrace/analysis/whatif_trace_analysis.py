@@ -1,0 +1,72 @@
+"""The what-if analysis of a published trace, by the rules of its authors.
+
+>>> trace = read_whatif_trace("trace-ST.parquet", "meta-ST.yaml")    # doctest: +SKIP
+>>> analyse_whatif_trace(trace).slowdown                             # doctest: +SKIP
+1.1787
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.peers import grouped_median
+from commtrace.analysis.whatif import Experiment, WhatIf, analyse_experiment
+from commtrace.analysis.whatif_trace import WhatIfTrace
+from commtrace.analysis.whatif_trace_graph import build_graph
+from commtrace.trace.spans import Bool, Int64
+
+_MERGED: Final = {
+    "forward-send": "forward-pp-comm",
+    "forward-recv": "forward-pp-comm",
+    "backward-send": "backward-pp-comm",
+    "backward-recv": "backward-pp-comm",
+}
+"""Both sides of a transfer count as one operation."""
+
+COMPUTE: Final = ("forward-compute", "backward-compute", "optimizer", "gc")
+"""Operations that are idealised by the mean; all others are communication."""
+
+
+def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
+    """The what-if analysis of such a trace, by the rules of its authors."""
+    graph = build_graph(trace)
+    durations = np.where(graph.is_communication, graph.transfer_ns, trace.duration_ns)
+    names = np.array([_MERGED.get(name, name) for name in trace.optype])
+    operations, operation = np.unique(names, return_inverse=True)
+
+    def replay(durations_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return graph.step_times(durations_ns)
+
+    return analyse_experiment(
+        Experiment(
+            replay=replay,
+            measured_ns=durations,
+            ideal_ns=_ideal(trace, durations),
+            operations=operations.tolist(),
+            operation=operation.reshape(-1).astype(np.int64),
+            stage=trace.stage,
+            dp_rank=trace.dp_rank,
+            worker=trace.rank,
+            steps=trace.steps.tolist(),
+            measured_step_ns=_measured_steps(trace),
+        )
+    )
+
+
+def _ideal(trace: WhatIfTrace, durations: Int64) -> Int64:
+    """Mean (compute) or median (communication) over all rows of the same type."""
+    _, kind = np.unique(trace.optype, return_inverse=True)
+    kind = kind.reshape(-1)
+    mean = np.bincount(kind, durations.astype(np.float64)) / np.bincount(kind)
+    median = grouped_median(kind, durations.astype(np.float64), int(kind.max()) + 1)
+    computes: Bool = np.isin(trace.optype, COMPUTE)
+    return np.asarray(np.rint(np.where(computes, mean[kind], median[kind])), np.int64)
+
+
+def _measured_steps(trace: WhatIfTrace) -> Int64:
+    ends = np.zeros(len(trace.steps), np.int64)
+    np.maximum.at(ends, trace.step, trace.end_ns)
+    return ends

@@ -119,6 +119,19 @@ class DeviceCalls:
             self._tracer.failed(PART, error)
         return result
 
+    def waited(self, call: DeviceCall, start: Mark, end: Mark) -> None:
+        """Somebody who has no Work has waited for ``call``; it may have several results, each with a wait."""
+        if call.end is None:
+            self._waited((call,), start, end)
+        else:
+            tracer = self._tracer
+            tracer.last_mark = end
+            tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
+
+    def forgotten(self, call: DeviceCall) -> None:
+        """Nobody has waited for ``call``, and nobody will."""
+        self._ended(call)
+
     def mark(self, device: int | None = None) -> Mark | None:
         """A mark on the device's current stream; None if that failed."""
         try:

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from commtrace.capture.clock import now_ns
+from commtrace.capture.clock import Mark, now_ns
+from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.functional_operations import FUNCTIONAL, FunctionalOperation
 from commtrace.capture.process_groups import CAPTURED_CODE
-from commtrace.capture.records import Launch, forgotten_rows, next_id, stall_rows, waited_rows
+from commtrace.capture.records import DeviceCall, Launch, forgotten_rows, next_id, stall_rows, waited_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
@@ -29,10 +30,12 @@ class FunctionalCapture:
 
     Args:
         tracer: where entries go and coordinates come from.
+        devices: times tensors of an accelerator; None where there is none.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
+        self._devices = devices
         self._library: Any = None
         # By address of the result: what has been launched and not been waited for.
         self._pending: dict[int, _Functional] = {}
@@ -71,15 +74,15 @@ class FunctionalCapture:
         def kernel(*arguments: Any, **keywords: Any) -> Any:
             if is_traced(arguments[operation.tensor_argument]):
                 return overload._op_dk(DispatchKey.Meta, *arguments, **keywords)
-            launch = None
+            functional = None
             try:
-                launch = self._launch(operation, arguments)
+                functional = self._launch(operation, arguments)
             except Exception as error:
                 self._tracer.failed(PART, error)
             result = overload._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments, **keywords)
             try:
-                if launch is not None:
-                    self._remember(launch, result)
+                if functional is not None:
+                    self._remember(functional, result)
             except Exception as error:
                 self._tracer.failed(PART, error)
             return result
@@ -87,7 +90,7 @@ class FunctionalCapture:
         CAPTURED_CODE.add(kernel.__code__)
         return kernel
 
-    def _launch(self, operation: FunctionalOperation, arguments: tuple[Any, ...]) -> Launch | None:
+    def _launch(self, operation: FunctionalOperation, arguments: tuple[Any, ...]) -> _Functional | None:
         from torch.distributed import distributed_c10d
 
         tracer = self._tracer
@@ -99,13 +102,17 @@ class FunctionalCapture:
         if not tracer.recording:
             return None
         num_bytes, self_bytes, dtype, members = operation.measure(arguments, process_group)
-        return (
+        launch = (
             operation.operation, state, seq, num_bytes, self_bytes, dtype, -1, True, tracer.coordinates, members,
             now_ns(),
         )  # fmt: skip
+        device = _device(arguments[operation.tensor_argument])
+        if self._devices is None or device is None or device.type != "cuda":
+            return _Functional(launch)
+        call = self._devices.launch(launch, device.index)
+        return None if call is None else _Functional(call.launch, call)
 
-    def _remember(self, launch: Launch, result: Any) -> None:
-        pending = _Functional(launch)
+    def _remember(self, pending: _Functional, result: Any) -> None:
         for tensor in result if isinstance(result, (list, tuple)) else (result,):
             address = tensor.untyped_storage().data_ptr()
             earlier = self._pending.get(address)
@@ -116,6 +123,9 @@ class FunctionalCapture:
     def _forget(self, pending: _Functional) -> None:
         if not pending.waited:
             pending.waited = True
+            if pending.call is not None and self._devices is not None:
+                self._devices.forgotten(pending.call)
+                return
             self._tracer.append((forgotten_rows, schema.COLLECTIVE, pending.launch, pending.number))
 
     def _wait_kernel(self, overload: Any) -> Callable[..., Any]:
@@ -124,19 +134,34 @@ class FunctionalCapture:
         def kernel(tensor: Any) -> Any:
             if is_traced(tensor):
                 return overload._op_dk(DispatchKey.Meta, tensor)
-            start = now_ns()
+            pending, start = self._about_to_wait(tensor)
             result = overload._op_dk(DispatchKey.CompositeExplicitAutograd, tensor)
             try:
-                pending = self._pending.pop(tensor.untyped_storage().data_ptr(), None)
                 if pending is not None:
-                    self._waited(pending, start, now_ns())
+                    self._waited(pending, start, self._mark(pending))
             except Exception as error:
                 self._tracer.failed(PART, error)
             return result
 
         return kernel
 
-    def _waited(self, pending: _Functional, start: int, end: int) -> None:
+    def _about_to_wait(self, tensor: Any) -> tuple[_Functional | None, Mark]:
+        try:
+            pending = self._pending.pop(tensor.untyped_storage().data_ptr(), None)
+            return pending, None if pending is None else self._mark(pending)
+        except Exception as error:
+            self._tracer.failed(PART, error)
+            return None, None
+
+    def _mark(self, pending: _Functional) -> Mark:
+        """On the clock that times this communication."""
+        return now_ns() if pending.call is None else pending.call.clock.mark(pending.call.device)
+
+    def _waited(self, pending: _Functional, start: Mark, end: Mark) -> None:
+        if pending.call is not None and self._devices is not None:
+            self._devices.waited(pending.call, start, end)
+            pending.waited = True
+            return
         tracer = self._tracer
         tracer.last_mark = end
         if pending.waited:  # another result of a coalesced operation
@@ -151,12 +176,19 @@ class FunctionalCapture:
 class _Functional:
     """A functional collective between its launch and its waits; a coalesced one has several results to wait for."""
 
-    __slots__ = ("launch", "number", "waited")
+    __slots__ = ("call", "launch", "number", "waited")
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, call: DeviceCall | None = None) -> None:
         self.launch = launch
+        self.call = call
         self.number = next_id()
         self.waited = False
+
+
+def _device(value: Any) -> Any:
+    """Of a tensor or of the first one of a list."""
+    tensor = value[0] if isinstance(value, (list, tuple)) and value else value
+    return getattr(tensor, "device", None)
 
 
 def overload_of(namespace: Any, name: str) -> Any:

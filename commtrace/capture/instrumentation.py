@@ -59,7 +59,7 @@ class Instrumentation:
         window = StepRange.parse(config.steps) if config.steps else None
         self.tracer = Tracer(self.recorder, clock=self._device_clock, window=window)
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
-        self._functional = FunctionalCapture(self.tracer)
+        self._functional = FunctionalCapture(self.tracer, self._process_groups.devices)
         self._issued = IssuedCalls(self.tracer, self._process_groups.devices)
         self._reducer = ReducerCapture(self.tracer, self._issued)
         self._optimizers = OptimizerPhase(self.tracer)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.clock import DeviceClock, Mark
+from commtrace.capture.cuda_clock import CudaClock
 from commtrace.trace import schema
 from commtrace.trace.writer import Row
 
@@ -100,7 +101,7 @@ class DeviceCall:
 
     __slots__ = ("batch", "clock", "device", "end", "id", "launch", "op_in_seq", "queue", "waited_from")
 
-    def __init__(self, launch: Launch, clock: DeviceClock, device: int | None, queue: Queue | None) -> None:
+    def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue | None) -> None:
         self.launch = launch
         self.clock = clock
         self.device = device

@@ -14,6 +14,8 @@ from torch.distributed import distributed_c10d
 
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.device_calls import DeviceCalls
+from commtrace.capture.functional import FunctionalCapture
+from commtrace.capture.functional_operations import FUNCTIONAL
 from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.operations import OPERATIONS
 from commtrace.capture.process_groups import ProcessGroupCapture
@@ -332,6 +334,30 @@ def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None
     assert [(row.seq, row.end, row.timing) for row in rows] == [(0, last, UNKNOWN), (1, last, UNKNOWN), (2, last, CUDA)]
     assert [stall.seq for stall in job.recording.stalls()] == [2]
     assert job.devices.unfinished() == []
+
+
+def test_a_functional_collective_is_timed_between_the_marks_around_its_wait(job: Job) -> None:
+    functional = FunctionalCapture(job.recording.tracer, job.devices)
+    device = SimpleNamespace(device=torch.device("cuda:0"))
+    operation = FUNCTIONAL["all_reduce"]._replace(measure=lambda *_: (8, -1, torch.float32, None))
+    arguments = [device] * (operation.group_argument + 1)
+    arguments[operation.group_argument] = job.group
+    result = torch.ones(2)
+
+    pending = functional._launch(operation, tuple(arguments))
+    assert pending is not None
+    work = job.nccl._launch(True, -1)
+    functional._remember(pending, result)
+    found, start = functional._about_to_wait(result)
+    assert found is pending
+    work.wait()
+    functional._waited(pending, start, functional._mark(pending))
+    job.finish()
+
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA]
+    (stall,) = job.recording.stalls()
+    assert (stall.start, stall.end, stall.timing) == (*job.nccl.intervals[0], CUDA)
 
 
 def test_a_device_that_fails_costs_spans_and_nothing_else(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

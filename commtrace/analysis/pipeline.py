@@ -16,6 +16,7 @@ import numpy as np
 from commtrace.analysis.match import Matches
 from commtrace.analysis.pipeline_bubble import StageBubble, measure_bubbles
 from commtrace.analysis.pipeline_schedule import ideal_fraction_of_total, ideal_ratio_to_work, recognise
+from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import Program, build_program, common_steps, stage_of
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
@@ -92,7 +93,7 @@ def reconstruct_pipeline(run: Run, matches: Matches, program: Program | None = N
     orders = [_order(run, trace, step) for trace in ordered]
     microbatches = max(sum(action[0] == "F" for action in order) for order in orders) // chunks
     schedule = recognise(orders, chunks)
-    bubbles = measure_bubbles(run, matches, program or build_program(run, matches))
+    bubbles = measure_bubbles(run, matches, program or _program(run, matches))
     shares = _shares(bubbles)
     stages = len(ordered)
     return Pipeline(
@@ -108,6 +109,13 @@ def reconstruct_pipeline(run: Run, matches: Matches, program: Program | None = N
         ideal_ratio_to_work=ideal_ratio_to_work(schedule.name, stages, chunks, microbatches),
         per_stage=tuple(bubbles),
     )
+
+
+def _program(run: Run, matches: Matches) -> Program | None:
+    try:
+        return build_program(run, matches)
+    except ReplayError:
+        return None  # the bubble is measured all the same; its causes are then left out
 
 
 def _chunks(trace: RankTrace) -> int:

@@ -39,7 +39,7 @@ class StageBubble:
         wall_ns: the step.
         bubble_ns: waiting for other stages on pipeline P2P; the phases add up to it, and so do the causes.
         warm_up_ns, steady_ns, cool_down_ns: before the first backward; until the end of the last forward; after it.
-        schedule_ns, imbalance_ns, variation_ns, p2p_ns: the causes.
+        schedule_ns, imbalance_ns, variation_ns, p2p_ns: the causes; None where the run could not be replayed.
         transfer_ns: stalled on pipeline P2P after its last participant had arrived.
         drain_ns: waiting, after its own last backward and until that of the whole pipeline, on anything else.
     """
@@ -54,10 +54,10 @@ class StageBubble:
     warm_up_ns: int
     steady_ns: int
     cool_down_ns: int
-    schedule_ns: int
-    imbalance_ns: int
-    variation_ns: int
-    p2p_ns: int
+    schedule_ns: int | None
+    imbalance_ns: int | None
+    variation_ns: int | None
+    p2p_ns: int | None
     transfer_ns: int
     drain_ns: int
 
@@ -76,12 +76,12 @@ class _Measured(NamedTuple):
     drain: float
 
 
-def measure_bubbles(run: Run, matches: Matches, program: Program) -> list[StageBubble]:
-    """The stages of a pipeline, ascending."""
+def measure_bubbles(run: Run, matches: Matches, program: Program | None) -> list[StageBubble]:
+    """The stages of a pipeline, ascending; without a program only what was measured."""
     roles = find_roles(run)
     ends = _pipeline_ends(run)
     measured = {rank: _measure(run, trace, matches, roles, ends) for rank, trace in run.ranks.items()}
-    causes = _causes(run, program, roles)
+    causes = _causes(run, program, roles) if program else {}
     steps = {rank: max(int((trace.spans.kind == schema.STEP).sum()), 1) for rank, trace in run.ranks.items()}
     stages: dict[int, list[int]] = {}
     for rank, trace in run.ranks.items():
@@ -244,15 +244,10 @@ def _stage(
     def mean(name: str) -> float:
         return float(np.mean([getattr(own, name) / count for own, count in zip(measured, steps, strict=True)]))
 
-    def cause(name: str) -> float:
-        own = [getattr(causes[rank], name) / causes[rank].steps for rank in ranks if rank in causes]
-        return float(np.mean(own)) if own else 0.0
-
     phases = {name: round(mean(name)) for name in ("warm_up", "steady", "cool_down")}
     bubble = sum(phases.values())
-    p2p = round(cause("as_replayed") - cause("without_transfers"))
-    imbalance = round(cause("with_means") - cause("with_equal_stages"))
-    schedule = round(cause("with_equal_stages"))
+    p2p, imbalance, schedule = _parts([causes[rank] for rank in ranks if rank in causes])
+    variation = None if schedule is None else bubble - schedule - (imbalance or 0) - (p2p or 0)
     return StageBubble(
         stage=stage,
         ranks=tuple(ranks),
@@ -266,8 +261,23 @@ def _stage(
         cool_down_ns=phases["cool_down"],
         schedule_ns=schedule,
         imbalance_ns=imbalance,
-        variation_ns=bubble - schedule - imbalance - p2p,
+        variation_ns=variation,
         p2p_ns=p2p,
         transfer_ns=round(mean("transfer")),
         drain_ns=round(mean("drain")),
+    )
+
+
+def _parts(causes: list[_Cause]) -> tuple[int, int, int] | tuple[None, None, None]:
+    """What transfers, imbalance and the schedule make of the bubble, ns per step."""
+    if not causes:
+        return None, None, None
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(cause, name) / cause.steps for cause in causes]))
+
+    return (
+        round(mean("as_replayed") - mean("without_transfers")),
+        round(mean("with_means") - mean("with_equal_stages")),
+        round(mean("with_equal_stages")),
     )

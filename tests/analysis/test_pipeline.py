@@ -9,6 +9,7 @@ import pytest
 from commtrace.analysis.match import match
 from commtrace.analysis.pipeline import Pipeline, reconstruct_pipeline
 from commtrace.analysis.pipeline_schedule import recognise
+from commtrace.analysis.replay import ReplayError
 from commtrace.trace.run import Run
 from tests.analysis.simulated_schedules import Action, gpipe, interleaved, simulate
 from tests.factory import make_run, span
@@ -111,6 +112,18 @@ def test_transfers_between_stages_have_their_own_part() -> None:
     # Each round trip through stage 1 has one more transfer, which stage 0 waits for.
     assert first.p2p_ns == first.bubble_ns - first.schedule_ns > 0
     assert first.variation_ns == first.imbalance_ns == 0
+
+
+def test_a_bubble_is_measured_although_the_run_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ReplayError("a circle")
+
+    monkeypatch.setattr("commtrace.analysis.pipeline.build_program", fails)
+
+    pipeline = pipeline_of(PipelineJob(2, 4).run())
+
+    assert [stage.bubble_ns for stage in pipeline.per_stage] == [3 * MS, MS]
+    assert "schedule_ns" not in pipeline.to_json()["per_stage"][0]
 
 
 def test_without_stages_there_is_no_pipeline() -> None:

@@ -15,3 +15,7 @@ class RunNotFoundError(CommtraceError, ValueError):
 
 class TraceFormatError(CommtraceError, ValueError):
     """A file is not a commtrace trace, or was written by an incompatible version."""
+
+
+class ImportFileError(CommtraceError, ValueError):
+    """A file given to ``commtrace import`` is damaged or not what it was said to be; the message says what to do."""

@@ -35,16 +35,17 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "_inject": frozenset({"auto"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "trace"}),
+    "importers": frozenset({"errors", "trace"}),
     "exporters": BASE | {"recorder", "analysis"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
-    "cli": BASE | {"", "analysis", "exporters", "viewer", "_inject"},
+    "cli": BASE | {"", "analysis", "importers", "exporters", "viewer", "_inject"},
     # entry points
     "": frozenset({"errors", "config", "session"}),
     "__main__": frozenset({"cli"}),
 }
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
-WITHOUT_TORCH: Final = ("errors", "trace", "config", "analysis", "viewer", "cli", "", "__main__")
+WITHOUT_TORCH: Final = ("errors", "trace", "config", "analysis", "importers", "viewer", "cli", "", "__main__")
 
 
 def _sources() -> dict[str, Path]:
@@ -176,7 +177,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         "    except SystemExit as end:\n        assert end.code == 0, (command, end.code)\n"
     )
 
-    assert {command[0] for command in commands} == set(COMMANDS) - {"run"}
+    assert {command[0] for command in commands} == set(COMMANDS) - {"run", "import"}
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000
     assert (tmp_path / "trace").stat().st_size > 100

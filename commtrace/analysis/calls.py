@@ -12,11 +12,11 @@ import numpy.typing as npt
 from commtrace.analysis.intervals import union
 from commtrace.analysis.keys import pack
 from commtrace.analysis.match import RankMatches
-from commtrace.analysis.operations import communication_rows, unfinished_rows
+from commtrace.analysis.operations import communication_rows, is_kernel_trace, unfinished_rows
 from commtrace.analysis.roles import RankRoles
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace
-from commtrace.trace.spans import Bool, Int32, Int64
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,13 @@ def calls_of_rank(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, rol
         group_size=roles.group_size[stalls],
         exposed=stalled_ns[stalls].sum(axis=1),
     )
-    return _communications(trace, matches, roles), of_stalls
+    return _communications(trace, matches, stalled_ns, roles), of_stalls
 
 
-def _communications(trace: RankTrace, matches: RankMatches, roles: RankRoles) -> Calls:
+def _communications(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, roles: RankRoles) -> Calls:
     spans = trace.spans
     rows = np.flatnonzero(communication_rows(spans))
-    stalls = spans.kind == schema.STALL
-    standing = union(spans.start[stalls], spans.end[stalls])
     duration = np.maximum(spans.end[rows] - spans.start[rows], 0)
-    inside = standing.before(np.maximum(spans.end, spans.start)[rows]) - standing.before(spans.start[rows])
     calls = Calls(
         role=roles.role[rows],
         name=spans.name[rows],
@@ -98,8 +95,8 @@ def _communications(trace: RankTrace, matches: RankMatches, roles: RankRoles) ->
         duration=duration,
         transfer=matches.transfer_ns(spans)[rows],
         wait=matches.wait_ns(spans)[rows],
-        exposed=np.zeros(len(rows), np.int64),
-        hidden=duration - inside,
+        exposed=stalled_ns[rows].sum(axis=1),
+        hidden=_hidden(spans, rows, duration),
         finished=~unfinished_rows(trace)[rows],
         complete=matches.complete[rows],
         mismatched=matches.mismatched[rows],
@@ -112,11 +109,22 @@ def _communications(trace: RankTrace, matches: RankMatches, roles: RankRoles) ->
     return Calls.concatenate([calls.take(np.flatnonzero(~collective)), merged])
 
 
+def _hidden(spans: Spans, rows: Int64, duration: Int64) -> Int64:
+    """Of each of these rows: for how long the lane did not stand still."""
+    traced = is_kernel_trace(spans)
+    known = spans.kind == (schema.KERNEL if traced else schema.STALL)
+    covered = union(spans.start[known], spans.end[known])
+    inside = covered.before(np.maximum(spans.end, spans.start)[rows]) - covered.before(spans.start[rows])
+    return inside if traced else duration - inside
+
+
 def _merged_brackets(calls: Calls, group: Int64, seq: Int64) -> Calls:
     """One call per operation of a bracket: its members share group, seq and times; their bytes add up."""
     _, first, which = np.unique(pack((group, seq, calls.name)), return_index=True, return_inverse=True)
     merged = calls.take(first)
-    num_bytes, self_bytes = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+    num_bytes, self_bytes, exposed = np.zeros((3, len(first)), np.int64)
     np.add.at(num_bytes, which.reshape(-1), calls.num_bytes)
     np.add.at(self_bytes, which.reshape(-1), calls.self_bytes)
-    return replace(merged, num_bytes=num_bytes, self_bytes=np.where(merged.self_bytes < 0, -1, self_bytes))
+    np.add.at(exposed, which.reshape(-1), calls.exposed)
+    self_bytes = np.where(merged.self_bytes < 0, -1, self_bytes)
+    return replace(merged, num_bytes=num_bytes, self_bytes=self_bytes, exposed=exposed)

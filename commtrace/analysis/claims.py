@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.match import RankMatches
+from commtrace.analysis.operations import communication_rows, is_kernel_trace
 from commtrace.analysis.roles import PIPELINE, RankRoles, Roles, is_p2p
-from commtrace.analysis.states import BUBBLE, CLAIM_OF_KIND, STALL_PRIORITY, TRANSFER, WAIT, State, states_of
+from commtrace.analysis.states import (
+    BUBBLE,
+    CLAIM_OF_KIND,
+    CLAIM_OF_TRACED_KIND,
+    STALL_PRIORITY,
+    TRACED_COMMUNICATION_PRIORITY,
+    TRANSFER,
+    WAIT,
+    Claim,
+    State,
+    states_of,
+)
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int32, Int64, Spans
@@ -43,12 +56,20 @@ class Claims(NamedTuple):
 
 
 def claims_of_rank(run: Run, trace: RankTrace, matches: RankMatches, roles: Roles) -> Claims:
-    """Everything that the rank's spans claim, stalls cut into their wait and their transfer."""
+    """Everything that the rank's spans claim, stalls cut into their wait and their transfer.
+
+    A trace of kernels holds no stalls: in it, communication itself claims the time at which no kernel computes.
+    """
     spans = trace.spans
     states = states_of(roles.words)
-    wait, transfer = _stall_claims(run, spans, stall_ready(spans, matches), roles, roles.ranks[trace.rank], states)
-    work = _work_claims(spans, states)
-    parts = (work, wait, transfer)
+    if is_kernel_trace(spans):
+        work = _work_claims(spans, states, CLAIM_OF_TRACED_KIND)
+        rows, ready, priority = communication_rows(spans), matches.ready, TRACED_COMMUNICATION_PRIORITY
+    else:
+        work = _work_claims(spans, states, CLAIM_OF_KIND)
+        rows, ready, priority = spans.kind == schema.STALL, stall_ready(spans, matches), STALL_PRIORITY
+    of_rank = roles.ranks[trace.rank]
+    parts = (work, *_standing_claims(run, spans, np.flatnonzero(rows), ready, priority, roles, of_rank, states))
     return Claims(
         np.concatenate([part.start for part in parts]),
         np.concatenate([part.end for part in parts]),
@@ -83,10 +104,10 @@ def communication_of(spans: Spans, stalls: Int64) -> Int64:
     return np.where(known, communications[at], -1)
 
 
-def _work_claims(spans: Spans, states: tuple[State, ...]) -> Claims:
+def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping[int, Claim]) -> Claims:
     state_of_kind = np.full(len(schema.KINDS), -1, np.int32)
     priority_of_kind = np.zeros(len(schema.KINDS), np.int32)
-    for kind, claim in CLAIM_OF_KIND.items():
+    for kind, claim in claim_of_kind.items():
         state_of_kind[kind] = states.index(claim.state)
         priority_of_kind[kind] = claim.priority
     # Modules and users' spans on the host lane run beside the lane and say nothing about it.
@@ -96,10 +117,17 @@ def _work_claims(spans: Spans, states: tuple[State, ...]) -> Claims:
     return Claims(spans.start[rows], spans.end[rows], state_of_kind[kinds], priority_of_kind[kinds], rows)
 
 
-def _stall_claims(
-    run: Run, spans: Spans, ready: Int64, roles: Roles, of_rank: RankRoles, states: tuple[State, ...]
+def _standing_claims(
+    run: Run,
+    spans: Spans,
+    rows: Int64,
+    ready: Int64,
+    priority: int,
+    roles: Roles,
+    of_rank: RankRoles,
+    states: tuple[State, ...],
 ) -> tuple[Claims, Claims]:
-    rows = np.flatnonzero(spans.kind == schema.STALL)
+    """What rows during which the lane stands still say: wait until they are ready, transfer from then on."""
     role = of_rank.role[rows]
     wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
@@ -107,8 +135,8 @@ def _stall_claims(
     bubble = is_p2p(run, spans)[rows] & (role == roles.code(PIPELINE))
     wait = np.where(bubble, states.index(State(BUBBLE)), wait_of_role[role]).astype(np.int32)
     cut = np.clip(ready[rows], spans.start[rows], np.maximum(spans.start[rows], spans.end[rows]))
-    priority = np.full(len(rows), STALL_PRIORITY, np.int32)
+    priorities = np.full(len(rows), priority, np.int32)
     return (
-        Claims(spans.start[rows], cut, wait, priority, rows),
-        Claims(cut, spans.end[rows], transfer_of_role[role], priority, rows),
+        Claims(spans.start[rows], cut, wait, priorities, rows),
+        Claims(cut, spans.end[rows], transfer_of_role[role], priorities, rows),
     )

@@ -146,7 +146,7 @@ def _bandwidth(operation: str, group_size: int, calls: Calls) -> tuple[float | N
         (matched, calls.transfer, "transfer") if matched.any() else (usable, calls.duration, "duration")
     )
     time = int(times[rows].sum())
-    if operation in WITHOUT_BANDWIDTH or group_size < 2 or time == 0:
+    if operation in WITHOUT_BANDWIDTH or group_size < 2 or time == 0 or not calls.num_bytes[rows].any():
         return None, None, None
     moved = moved_bytes(operation, calls.num_bytes[rows], calls.self_bytes[rows])
     on_the_bus = moved * bus_factors(operation, group_size, calls.self_bytes[rows])

@@ -33,6 +33,11 @@ def named(run: Run, spans: Spans, operations: Iterable[str]) -> Bool:
     return chosen[spans.name]  # name −1 reads the last entry, which is never chosen
 
 
+def is_kernel_trace(spans: Spans) -> bool:
+    """Whether the rank's rows are kernels: then all that its device did is there, and what was exposed follows."""
+    return bool((spans.timing == schema.KERNEL_TIMING).any())
+
+
 def unfinished_rows(trace: RankTrace) -> Bool:
     """Which rows are communications whose end was never seen: their duration is unknown."""
     ids = [number for number, detail in trace.details.items() if '"unfinished"' in detail]

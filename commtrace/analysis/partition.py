@@ -14,9 +14,9 @@ import numpy as np
 from commtrace.analysis.claims import Claims, claims_of_rank
 from commtrace.analysis.intervals import Segments, Union, paint, union
 from commtrace.analysis.match import Matches, RankMatches
-from commtrace.analysis.operations import communication_rows
+from commtrace.analysis.operations import communication_rows, is_kernel_trace
 from commtrace.analysis.roles import Roles, find_roles
-from commtrace.analysis.states import BUBBLE, TRANSFER, WAIT, State, states_of
+from commtrace.analysis.states import BUBBLE, IDLE, OTHER, TRANSFER, WAIT, State, states_of
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64
@@ -34,7 +34,8 @@ class Partition:
         hidden_ns: time during which a communication of the rank was in flight and the lane did not stand still for
             any; it lies beside the states, not among them.
         stalled_ns: by rank, aligned with its span rows: for a stall, how much of the steps it stands for as wait or
-            bubble, and as transfer (two columns). Summed up, they are the exposed and bubble states.
+            bubble, and as transfer (two columns). Summed up, they are the exposed and bubble states. In a trace of
+            kernels, which has no stalls, the communication rows themselves.
     """
 
     states: tuple[State, ...]
@@ -102,7 +103,8 @@ def _partition_rank(run: Run, trace: RankTrace, matches: RankMatches, roles: Rol
     claims = claims_of_rank(run, trace, matches, roles)
     segments = paint(claims.start, claims.end, claims.precedence(), np.concatenate([start, end]))
     inside = _segments_of_steps(segments, start, end)
-    state = np.append(claims.state, states.index(State("other")))[segments.winner]
+    unclaimed = State(IDLE if is_kernel_trace(spans) else OTHER)
+    state = np.append(claims.state, states.index(unclaimed))[segments.winner]
     stalled = np.isin(state, [column for column, one in enumerate(states) if one.kind in (WAIT, TRANSFER, BUBBLE)])
     return _RankPartition(
         step=spans.step[steps],

@@ -8,8 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from commtrace.analysis.blame import blame_ns
+from commtrace.analysis.match import Matches
 from commtrace.analysis.partition import Partition
-from commtrace.analysis.states import BUBBLE, CHECKPOINT, COMPUTE, DATA, GC, OTHER, PHASES, TRANSFER, WAIT, State
+from commtrace.analysis.states import (
+    BUBBLE,
+    CHECKPOINT,
+    COMPUTE,
+    DATA,
+    GC,
+    IDLE,
+    MEMORY,
+    OTHER,
+    PHASES,
+    TRANSFER,
+    WAIT,
+    State,
+)
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -23,6 +38,8 @@ class RankMean:
         wall_ns: of the step, rounded down.
         of_state: time in each state; they add up to ``wall_ns``.
         hidden_ns: communication in flight while the lane did not stand still for any.
+        wait_ns: summed over communications, the time in flight before the last participant arrived, hidden or not.
+        blame_ns: how long the other ranks waited, in all, for communications in which this one arrived last.
     """
 
     rank: int
@@ -31,6 +48,8 @@ class RankMean:
     wall_ns: int
     hidden_ns: int
     of_state: dict[State, int] = field(default_factory=dict)
+    wait_ns: int = 0
+    blame_ns: int = 0
 
     def total(self, kind: str) -> int:
         """Time in the states of a kind."""
@@ -65,9 +84,11 @@ class RankMean:
             "exposed_total_ns": self.exposed_total_ns,
             "exposed_ns": self.exposed_ns,
             "hidden_ns": self.hidden_ns,
-            "exposed_memory_ns": 0,  # known only where kernels were traced
+            "wait_ns": self.wait_ns,
+            "blame_ns": self.blame_ns,
+            "exposed_memory_ns": self.total(MEMORY),
             "bubble_ns": self.total(BUBBLE),
-            "idle_ns": 0,
+            "idle_ns": self.total(IDLE),
             "data_ns": self.total(DATA),
             "checkpoint_ns": self.total(CHECKPOINT),
             "gc_ns": self.total(GC),
@@ -75,22 +96,30 @@ class RankMean:
         }
 
 
-def rank_means(run: Run, partition: Partition) -> list[RankMean]:
+def rank_means(run: Run, partition: Partition, matches: Matches) -> list[RankMean]:
     """The mean step of every rank that has steps, by rank."""
-    return [_mean_of_rank(run, partition, rank) for rank in run.ranks if (partition.rank == rank).any()]
+    blame = blame_ns(run, matches)
+    return [
+        _mean_of_rank(run, partition, matches, rank, blame.get(rank, 0))
+        for rank in run.ranks
+        if (partition.rank == rank).any()
+    ]
 
 
-def _mean_of_rank(run: Run, partition: Partition, rank: int) -> RankMean:
+def _mean_of_rank(run: Run, partition: Partition, matches: Matches, rank: int, blame: int) -> RankMean:
     trace = run.ranks[rank]
     rows = partition.rank == rank
-    times = apportion(partition.ns[rows].sum(axis=0), int(rows.sum()))
+    num_steps = int(rows.sum())
+    times = apportion(partition.ns[rows].sum(axis=0), num_steps)
     return RankMean(
         rank=rank,
         host=trace.metadata.node,
         coordinates=dict(trace.coordinates),
         wall_ns=sum(times),
-        hidden_ns=int(partition.hidden_ns[rows].sum()) // int(rows.sum()),
+        hidden_ns=int(partition.hidden_ns[rows].sum()) // num_steps,
         of_state=dict(zip(partition.states, times, strict=True)),
+        wait_ns=int(matches.ranks[rank].wait_ns(trace.spans).sum()) // num_steps,
+        blame_ns=blame // num_steps,
     )
 
 

@@ -13,6 +13,8 @@ BUBBLE: Final = "bubble"
 DATA: Final = "data"
 CHECKPOINT: Final = "checkpoint"
 GC: Final = "gc"
+MEMORY: Final = "exposed memory"
+IDLE: Final = "idle"
 OTHER: Final = "other"
 
 PHASES: Final = ("forward", "backward", "recompute", "optimizer", "evaluation", "other")
@@ -38,8 +40,11 @@ FIXED: Final = (
     State(CHECKPOINT),
     State(GC),
     State(BUBBLE),
+    State(MEMORY),
+    State(IDLE),
 )
-"""The states of every run; those of its roles come behind them. The first one is what is left."""
+"""The states of every run; those of its roles come behind them. What no span claims is ``other``; of a rank whose
+kernels were traced it is ``idle``, because then nothing is missing."""
 
 
 class Claim(NamedTuple):
@@ -65,6 +70,15 @@ CLAIM_OF_KIND: Final = {
 """Stalls (priority 6) are not here: their state depends on their role. At equal priority the innermost span wins."""
 
 STALL_PRIORITY: Final = 6
+
+CLAIM_OF_TRACED_KIND: Final = {
+    schema.KERNEL: Claim(State(COMPUTE, "other"), 2),
+    schema.MEMORY: Claim(State(MEMORY), 0),
+}
+"""The same where kernels were traced: communication (priority 1) is exposed where no kernel computes, and a copy where
+there is neither."""
+
+TRACED_COMMUNICATION_PRIORITY: Final = 1
 
 
 def states_of(roles: tuple[str, ...]) -> tuple[State, ...]:

@@ -6,19 +6,24 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import communication_table
 from commtrace.analysis.coverage import find_coverage
+from commtrace.analysis.operations import is_kernel_trace
+from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import rank_means
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.verdict import verdict
 from commtrace.trace.run import Run
+
+_ONLY_KERNELS = (
+    "Stragglers were not looked for: kernels tell when a rank computes, not which microbatch or phase. How long each "
+    "rank waited, and how long others waited for it, is told per rank (wait_ns and blame_ns with --json)."
+)
 
 
 def summarise(source: str | Path | Run, steps: str | None = None) -> dict[str, Any]:
@@ -44,7 +49,7 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
     """The same, of a run that was analysed already."""
     run, matches = analysis.run, analysis.matches
     communication = communication_table(run, matches, analysis.partition, analysis.roles)
-    ranks = rank_means(run, analysis.partition)
+    ranks = rank_means(run, analysis.partition, matches)
     findings = _findings(analysis)
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
@@ -64,14 +69,13 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
 def _pipeline(analysis: Analysis) -> dict[str, Any] | None:
     if not analysis.steps.used:
         return None
-    name = "commtrace.analysis.pipeline"
-    if find_spec(name) is None:
-        return None
-    pipeline = import_module(name).reconstruct_pipeline(analysis.run, analysis.matches)
+    pipeline = reconstruct_pipeline(analysis.run, analysis.matches)
     return pipeline.to_json() if pipeline else None
 
 
 def _findings(analysis: Analysis) -> Findings:
+    if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
+        return Findings(abstentions=(_ONLY_KERNELS,))
     return find_stragglers(analysis.run, analysis.matches) if analysis.steps.used else Findings()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from commtrace.analysis.rank_means import RankMean
-from commtrace.analysis.states import BUBBLE, CHECKPOINT, DATA, GC, OTHER
+from commtrace.analysis.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER
 
 _WORTH_A_LOOK: Final = 0.05
 """Share of the step below which nothing is singled out."""
@@ -59,6 +59,12 @@ def _losses(ranks: Sequence[RankMean]) -> list[_Loss]:
         _Loss(over_ranks(DATA), "waiting for input data", "More loader workers or prefetching hide it."),
         _Loss(over_ranks(CHECKPOINT), "saving checkpoints", "Save asynchronously or less often."),
         _Loss(over_ranks(GC), "garbage collection", "Disable it and collect on all ranks in the same step."),
+        _Loss(
+            over_ranks(IDLE),
+            "devices with nothing to do",
+            "The host launches work too slowly or waits: look at input, synchronisation and launch overhead.",
+        ),
+        _Loss(over_ranks(MEMORY), "copies that nothing hides", "Pin memory and copy on a stream of its own."),
         _Loss(
             over_ranks(OTHER),
             "time in no span",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from keyword import iskeyword
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -16,7 +17,7 @@ _USER_ERROR = 2
 
 
 class _Command(NamedTuple):
-    """A command NAME is the function NAME of the module ``commtrace.cli.NAME``.
+    """A command NAME is the function NAME of the module ``commtrace.cli.NAME``; ``import``, a keyword, is ``import_``.
 
     Attributes:
         summary: its line in ``commtrace --help``, kept here so that listing the commands imports none of them.
@@ -35,6 +36,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "summary": _Command("Print where the time of a run went, and what to look at."),
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file."),
     "export": _Command("Write a run for the Perfetto UI or another viewer."),
+    "import": _Command("Make a run from what another program recorded."),
 }
 
 
@@ -59,11 +61,17 @@ class _LazyGroup(TyperGroup):
             raise typer.Exit(_USER_ERROR) from error
 
 
+def command_function(name: str) -> Callable[..., None]:
+    """What a command calls; its docstring is the command's help."""
+    identifier = f"{name}_" if iskeyword(name) else name
+    function: Callable[..., None] = getattr(import_module(f"commtrace.cli.{identifier}"), identifier)
+    return function
+
+
 def load_command(name: str) -> TyperCommand:
     """The command with its arguments and options."""
-    function = getattr(import_module(f"commtrace.cli.{name}"), name)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, context_settings=dict(COMMANDS[name].settings))(function)
+    single.command(name, context_settings=dict(COMMANDS[name].settings))(command_function(name))
     command = typer.main.get_command(single)
     assert isinstance(command, TyperCommand)
     return command

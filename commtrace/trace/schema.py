@@ -34,12 +34,15 @@ KINDS: Final = (
     "evaluation",
     "user",
     "phase",
+    "kernel",
+    "memory",
 )
 LANES: Final = ("host", "compute", "communication")
 TIMINGS: Final = ("host", "cuda_event", "nccl_timing", "kernel", "unknown")
 
 STEP, FORWARD, BACKWARD, RECOMPUTE, MODULE, OPTIMIZER, COLLECTIVE, P2P, STALL, DATA, CHECKPOINT, GC, MARK = range(13)
 EVALUATION, USER, PHASE = 13, 14, 15
+KERNEL, MEMORY = 16, 17
 HOST, COMPUTE, COMMUNICATION = range(3)
 HOST_TIMING, CUDA_EVENT_TIMING, NCCL_TIMING, KERNEL_TIMING, UNKNOWN_TIMING = range(5)
 

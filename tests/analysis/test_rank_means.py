@@ -32,7 +32,8 @@ def test_a_mean_step_adds_up() -> None:
         span("gc", 250, 251),
     ]
     run = make_run({0: rows}, coordinates={"dp": 0})
-    (mean,) = rank_means(run, partition(run, match(run)))
+    matches = match(run)
+    (mean,) = rank_means(run, partition(run, matches), matches)
     told = mean.to_json()
     assert told["wall_ns"] == 100
     assert sum(told[f"{part}_ns"] for part in PARTS) == 100

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace import __version__
-from commtrace.cli.main import COMMANDS, app, load_command
+from commtrace.cli.main import COMMANDS, app, command_function, load_command
 from commtrace.errors import RunNotFoundError
 
 runner = CliRunner()
@@ -49,7 +48,7 @@ def test_every_command_explains_itself(name: str) -> None:
     assert f"Usage: commtrace {name}" in result.output
     undocumented = [parameter.name for parameter in load_command(name).params if not getattr(parameter, "help", None)]
     assert undocumented == []
-    assert inspect.getdoc(getattr(importlib.import_module(f"commtrace.cli.{name}"), name))
+    assert inspect.getdoc(command_function(name))
 
 
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:

@@ -1,0 +1,209 @@
+"""What the device did, from one trace of torch.profiler: kernels, copies and communication, in nanoseconds."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from commtrace.errors import ImportFileError
+from commtrace.importers.trace_events import Event, Header, TraceFile, nanoseconds
+
+COMMUNICATION_PATTERN: Final = "(?i)nccl"
+"""Kernels with such a name communicate."""
+
+_KERNEL: Final = frozenset({"kernel", "Kernel"})
+_MEMORY: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
+_ANNOTATION: Final = "user_annotation"
+_HOST_OPERATION: Final = "cpu_op"
+_STEP_NAME: Final = re.compile(r"^ProfilerStep#(\d+)")
+_COMMUNICATION_CALL: Final = b'"record_param_comms"'
+
+
+@dataclass(slots=True)
+class Work:
+    """Kernels or copies, column by column; ``name`` is a position in ``DeviceTrace.names``."""
+
+    start: array[int] = field(default_factory=lambda: array("q"))
+    end: array[int] = field(default_factory=lambda: array("q"))
+    name: array[int] = field(default_factory=lambda: array("q"))
+    bytes: array[int] = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def append(self, start: int, end: int, name: int, num_bytes: int = -1) -> None:
+        self.start.append(start)
+        self.end.append(end)
+        self.name.append(name)
+        self.bytes.append(num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationKernel:
+    """A kernel that communicates.
+
+    Attributes:
+        arguments: of the event; where the kernel tells nothing about its collective, of the call that launched it.
+    """
+
+    start: int
+    end: int
+    name: str
+    stream: str
+    arguments: dict[str, Any]
+
+    @property
+    def is_described(self) -> bool:
+        """Whether it is known which process group it belongs to."""
+        return "Process Group Name" in self.arguments
+
+
+@dataclass(slots=True)
+class DeviceTrace:
+    """The device events of one file. Times are ns, still without ``header.base_time_ns``.
+
+    Attributes:
+        names: of kernels and copies, each once.
+        kernels, memory, communication: disjoint; in the order of the file.
+        profiler_steps: number, start and end of the ProfilerStep annotations, which lie on the host.
+        device: number of the first device seen; −1 where the events do not tell.
+    """
+
+    path: Path
+    header: Header
+    names: list[str] = field(default_factory=list)
+    kernels: Work = field(default_factory=Work)
+    memory: Work = field(default_factory=Work)
+    communication: list[CommunicationKernel] = field(default_factory=list)
+    profiler_steps: list[tuple[int, int, int]] = field(default_factory=list)
+    device: int = -1
+
+    def bounds(self) -> tuple[int, int]:
+        """Start of the first device event and end of the last."""
+        starts = [min(work.start) for work in (self.kernels, self.memory) if len(work)]
+        ends = [max(work.end) for work in (self.kernels, self.memory) if len(work)]
+        starts += [kernel.start for kernel in self.communication]
+        ends += [kernel.end for kernel in self.communication]
+        return min(starts), max(ends)
+
+
+def read_device_trace(path: Path, communication_pattern: str | None = None) -> DeviceTrace:
+    """Read one file, plain or gzip, in memory that is bounded by the events kept.
+
+    Args:
+        path: what ``export_chrome_trace`` or ``tensorboard_trace_handler`` wrote.
+        communication_pattern: a regular expression; kernels whose name it is found in communicate too.
+
+    Raises:
+        ImportFileError: it cannot be read, or holds no device event.
+    """
+    file = TraceFile(path)
+    reader = _Reader(DeviceTrace(path, file.header), communication_pattern)
+    for events in file.events():
+        reader.read(events)
+    trace = reader.finish()
+    if not (len(trace.kernels) or len(trace.memory) or trace.communication):
+        raise ImportFileError(
+            f"{path} holds no device events (cat kernel, gpu_memcpy, gpu_memset). Profile with "
+            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and leave out ranks that used no GPU."
+        )
+    return trace
+
+
+class _Reader:
+    """Sorts events into a trace; what is not kept is not decoded."""
+
+    def __init__(self, trace: DeviceTrace, communication_pattern: str | None) -> None:
+        self._trace = trace
+        patterns = [COMMUNICATION_PATTERN, *([communication_pattern] if communication_pattern else [])]
+        self._communicates = [re.compile(pattern) for pattern in patterns]
+        self._names: dict[bytes, tuple[int, bool]] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
+
+    def read(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.ph != "X":
+                continue
+            category = event.cat
+            if category in _KERNEL:
+                self._kernel(event)
+            elif category in _MEMORY:
+                self._copy(event)
+            elif category == _ANNOTATION:
+                self._annotation(event)
+            elif category == _HOST_OPERATION and bytes(event.name) == _COMMUNICATION_CALL:
+                arguments = _arguments(event)
+                self._calls[integer(arguments.get("External id"))] = arguments
+
+    def _kernel(self, event: Event) -> None:
+        start, end = _times(event)
+        name, communicates = self._name(event)
+        if not communicates:
+            self._trace.kernels.append(start, end, name)
+            return
+        arguments = _arguments(event)
+        self._device(arguments)
+        stream = str(arguments.get("stream", bytes(event.tid).decode()))
+        self._trace.communication.append(CommunicationKernel(start, end, self._trace.names[name], stream, arguments))
+
+    def _copy(self, event: Event) -> None:
+        name, _ = self._name(event)
+        arguments = _arguments(event)
+        self._device(arguments)
+        self._trace.memory.append(*_times(event), name, integer(arguments.get("bytes")))
+
+    def _device(self, arguments: dict[str, Any]) -> None:
+        if self._trace.device < 0:
+            self._trace.device = integer(arguments.get("device"))
+
+    def _annotation(self, event: Event) -> None:
+        match = _STEP_NAME.match(str(msgspec.json.decode(event.name)))
+        if match:
+            self._trace.profiler_steps.append((int(match[1]), *_times(event)))
+
+    def _name(self, event: Event) -> tuple[int, bool]:
+        """Position of the event's name, and whether kernels of that name communicate."""
+        text = bytes(event.name)
+        known = self._names.get(text)
+        if known is None:
+            name = str(msgspec.json.decode(text)) if text else ""
+            known = len(self._trace.names), any(pattern.search(name) for pattern in self._communicates)
+            self._names[text] = known
+            self._trace.names.append(name)
+        return known
+
+    def finish(self) -> DeviceTrace:
+        """Complete the arguments of kernels that came without, from the calls that launched them."""
+        trace = self._trace
+        for position, kernel in enumerate(trace.communication):
+            call = self._calls.get(integer(kernel.arguments.get("External id")))
+            if call and not kernel.is_described:
+                trace.communication[position] = CommunicationKernel(
+                    kernel.start, kernel.end, kernel.name, kernel.stream, {**kernel.arguments, **call}
+                )
+        return trace
+
+
+def integer(value: Any, default: int = -1) -> int:
+    """A number among the arguments of an event, which some writers quote; the default where there is none."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return default
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    text = bytes(event.args)
+    decoded = msgspec.json.decode(text) if text else {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+def _times(event: Event) -> tuple[int, int]:
+    start = nanoseconds(event.ts)
+    return start, start + max(nanoseconds(event.dur), 0)

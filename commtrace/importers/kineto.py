@@ -1,0 +1,230 @@
+"""``commtrace import kineto``: traces of torch.profiler, one file per rank.
+
+A trace of kernels tells all that the device did, so nothing is estimated: what computes, what communicates, what
+copies, and when the device had nothing to do. See docs/importing.md for what is read.
+
+>>> import_kineto(sorted(Path("traces").glob("*.json.gz")), Path("imported"))               # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from commtrace.errors import ConfigurationError, ImportFileError
+from commtrace.importers.device_events import DeviceTrace, Work, integer, read_device_trace
+from commtrace.importers.nccl_calls import Call, describe
+from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
+from commtrace.importers.trace_events import TraceFile
+from commtrace.trace import schema
+from commtrace.trace.groups import Group
+from commtrace.trace.writer import Row
+
+_RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
+_USUAL_DEVICES_PER_HOST: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KinetoOptions:
+    """How to read traces.
+
+    Attributes:
+        communication_pattern: regular expression; kernels whose names it is found in communicate, as those named nccl.
+        profiler_steps: the ProfilerStep annotations are the steps; without, all of a file's device time is one.
+        ranks_per_host: how many consecutive ranks share a clock; 0 for as many as the host has devices.
+    """
+
+    communication_pattern: str | None = None
+    profiler_steps: bool = False
+    ranks_per_host: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.communication_pattern or "")
+        except re.error as error:
+            raise ConfigurationError(
+                f"--communication-pattern {self.communication_pattern!r} is no regular expression: {error}"
+            ) from error
+
+
+def import_kineto(
+    files: Sequence[Path],
+    output: Path,
+    options: KinetoOptions | None = None,
+    *,
+    on_file: Callable[[Path], None] = lambda path: None,
+) -> Imported:
+    """Make a run from one trace per rank. One file is in memory at a time, and of it only what becomes a span.
+
+    Args:
+        files: JSON, plain or gzip.
+        output: directory of the new run.
+        on_file: called with each file before it is read.
+
+    Raises:
+        ImportFileError: a file cannot be used; the message says which and why.
+        ConfigurationError: an option is wrong, or ``output`` holds a run.
+    """
+    options = options or KinetoOptions()
+    run_id, session = new_run(output)
+    of_rank = _ranks_of_files(files)
+    num_spans = 0
+    for rank, (path, distributed) in sorted(of_rank.items()):
+        on_file(path)
+        trace = read_device_trace(path, options.communication_pattern)
+        world = _world(distributed, of_rank)
+        calls, groups = describe(trace.communication, rank, world, distributed)
+        steps = _Steps.of(trace, profiler_steps=options.profiler_steps)
+        metadata = imported_rank(
+            rank,
+            len(world),
+            session=session,
+            run_id=run_id,
+            source="kineto",
+            node=f"host{_host(rank, trace, options)}",
+            local_rank=max(trace.device, 0),
+            backend=str(distributed.get("backend", "")),
+            device=str(trace.header.devices[0].get("name", "")) if trace.header.devices else "",
+            versions={"nccl": str(distributed["nccl_version"])} if "nccl_version" in distributed else {},
+        )
+        num_spans += write_rank(output, metadata, _rows(trace, calls, steps), _marks(trace, groups))
+    return Imported(len(of_rank), num_spans)
+
+
+def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, Any]]]:
+    """By rank: its file and its ``distributedInfo``. The rank is what the file says, else its name, else its place."""
+    found: dict[int, tuple[Path, dict[str, Any]]] = {}
+    for place, path in enumerate(files):
+        distributed = _distributed_info(path)
+        named = _RANK_IN_NAME.findall(path.name)
+        rank = integer(distributed.get("rank"), int(named[-1]) if named else place)
+        if rank in found:
+            raise ImportFileError(
+                f"{found[rank][0]} and {path} are both of rank {rank}. Give one file per rank; put rank-N "
+                "into the name of files that do not tell their rank."
+            )
+        found[rank] = path, distributed
+    return found
+
+
+def _distributed_info(path: Path) -> dict[str, Any]:
+    file = TraceFile(path)
+    with closing(file.events()) as pieces:
+        for _ in pieces:
+            if file.header.distributed:  # nearly always before the first event
+                break
+    return file.header.distributed
+
+
+def _world(distributed: dict[str, Any], of_rank: dict[int, Any]) -> tuple[int, ...]:
+    """All ranks of the job as far as it is known: of some, no file may have been given."""
+    size = integer(distributed.get("world_size"))
+    return tuple(range(size)) if size > max(of_rank) else tuple(sorted(of_rank))
+
+
+def _host(rank: int, trace: DeviceTrace, options: KinetoOptions) -> int:
+    return rank // (options.ranks_per_host or len(trace.header.devices) or _USUAL_DEVICES_PER_HOST)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Steps of a rank, ascending; ``begin`` of each and the end of the last, ns without the base of the trace."""
+
+    number: list[int]
+    begin: list[int]
+    end: int
+
+    @classmethod
+    def of(cls, trace: DeviceTrace, *, profiler_steps: bool) -> _Steps:
+        begin, end = trace.bounds()
+        if not profiler_steps:
+            return cls([0], [begin], end)
+        if not trace.profiler_steps:
+            raise ImportFileError(
+                f"{trace.path} has no ProfilerStep annotations: the profiler's step() was not called. "
+                "Import it without --steps profiler."
+            )
+        annotations = sorted(trace.profiler_steps, key=lambda step: step[1])
+        return cls(
+            [number for number, _, _ in annotations],
+            [start for _, start, _ in annotations],
+            max(end, annotations[-1][2]),
+        )
+
+    def containing(self, time: int) -> int:
+        """The step that this instant is in; −1 before the first."""
+        position = bisect_right(self.begin, time) - 1
+        return self.number[position] if position >= 0 else -1
+
+    def rows(self, base: int) -> Iterator[Row]:
+        for number, begin, end in zip(self.number, self.begin, [*self.begin[1:], self.end], strict=True):
+            yield span_row(
+                schema.STEP,
+                "step",
+                schema.COMPUTE,
+                base + begin,
+                base + end,
+                step=number,
+                timing=schema.KERNEL_TIMING,
+            )
+
+
+def _rows(trace: DeviceTrace, calls: Sequence[Call], steps: _Steps) -> Iterator[Row]:
+    base = trace.header.base_time_ns
+    yield from steps.rows(base)
+    yield from _work_rows(schema.KERNEL, trace.kernels, trace.names, base, steps)
+    yield from _work_rows(schema.MEMORY, trace.memory, trace.names, base, steps)
+    for number, call in enumerate(calls):
+        yield span_row(
+            schema.P2P if call.is_p2p else schema.COLLECTIVE,
+            call.operation,
+            schema.COMMUNICATION,
+            base + call.kernel.start,
+            base + call.kernel.end,
+            step=steps.containing(call.kernel.start),
+            group=call.group,
+            seq=call.seq,
+            op_in_seq=call.op_in_seq,
+            num_bytes=call.num_bytes,
+            self_bytes=call.self_bytes,
+            dtype=call.dtype,
+            peer=call.peer,
+            is_async=True,
+            id=number,
+            timing=schema.KERNEL_TIMING,
+        )
+
+
+def _work_rows(kind: int, work: Work, names: Sequence[str], base: int, steps: _Steps) -> Iterator[Row]:
+    for start, end, name, num_bytes in zip(work.start, work.end, work.name, work.bytes, strict=True):
+        yield span_row(
+            kind,
+            names[name],
+            schema.COMPUTE,
+            base + start,
+            base + end,
+            step=steps.containing(start),
+            num_bytes=num_bytes,
+            timing=schema.KERNEL_TIMING,
+        )
+
+
+def _marks(trace: DeviceTrace, groups: Sequence[Group]) -> list[Row]:
+    marks = group_rows(groups)
+    if not trace.communication:
+        marks += _problem(
+            f"none of {len(trace.kernels)} kernels is named nccl. If the job communicates with others, import it with "
+            "--communication-pattern and a part of their names."
+        )
+    elif not len(trace.kernels):
+        marks += _problem("all kernels communicate, none computes.")
+    return marks
+
+
+def _problem(message: str) -> list[Row]:
+    return [mark_row("problem", {"message": message})]

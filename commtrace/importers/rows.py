@@ -1,0 +1,143 @@
+"""What every importer writes: rows, marks and the identity of a rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from commtrace.errors import ConfigurationError
+from commtrace.trace import schema
+from commtrace.trace.groups import Group
+from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
+
+_ROWS_PER_BATCH: Final = 20_000
+
+
+class Imported(NamedTuple):
+    """What an importer wrote.
+
+    Attributes:
+        ranks: how many.
+        num_spans: rows, marks left out.
+    """
+
+    ranks: int
+    num_spans: int
+
+
+def span_row(
+    kind: int,
+    name: str,
+    lane: int,
+    start: int,
+    end: int,
+    *,
+    timing: int,
+    step: int = -1,
+    microbatch: int = -1,
+    chunk: int = -1,
+    stage: int = -1,
+    group: int = -1,
+    seq: int = -1,
+    op_in_seq: int = 0,
+    num_bytes: int = -1,
+    self_bytes: int = -1,
+    dtype: str | None = None,
+    peer: int = -1,
+    is_async: bool = False,
+    id: int = -1,
+    stalled_on: int = -1,
+    detail: str | None = None,
+) -> Row:
+    """A row in the order of the schema; what is not given does not apply."""
+    return (
+        kind, name, lane, start, end, step, microbatch, chunk, stage, group, seq, op_in_seq, num_bytes, self_bytes,
+        dtype, peer, is_async, id, stalled_on, timing, detail,
+    )  # fmt: skip
+
+
+def mark_row(name: str, detail: Any) -> Row:
+    return span_row(
+        schema.MARK, name, schema.HOST, 0, 0, timing=schema.HOST_TIMING, detail=json.dumps(detail, sort_keys=True)
+    )
+
+
+def group_rows(groups: Iterable[Group]) -> list[Row]:
+    """The marks that tell what these groups are."""
+    return [mark_row("process_group", {**group._asdict(), "ranks": list(group.ranks)}) for group in groups]
+
+
+def imported_rank(
+    rank: int,
+    world_size: int,
+    *,
+    session: int,
+    run_id: str,
+    source: str,
+    node: str = "host0",
+    local_rank: int = 0,
+    backend: str = "",
+    device: str = "",
+    versions: dict[str, str] | None = None,
+) -> RankMetadata:
+    """Identity of a rank that commtrace did not record; its times are epoch nanoseconds.
+
+    Args:
+        session: epoch ns of the import, equal for all ranks of a run.
+        source: the format that was imported, for the reader of the run.
+        node: ranks with the same node read the same clock.
+    """
+    return RankMetadata(
+        run_id=run_id,
+        attempt=0,
+        session=session,
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        host=node,
+        node=node,
+        boot_id="imported",
+        pid=0,
+        backend=backend,
+        device=device,
+        device_uuid="",
+        versions={**(versions or {}), "imported from": source},
+        anchor=ClockAnchor(0, 0),
+    )
+
+
+def write_rank(output: Path, metadata: RankMetadata, spans: Iterable[Row], marks: Sequence[Row] = ()) -> int:
+    """Write one rank in order; returns how many spans there were."""
+    writer = SegmentWriter(output, metadata)
+    writer.write(marks)
+    num_spans = 0
+    for batch in _batches(spans):
+        num_spans += len(batch)
+        writer.write(batch)
+    writer.write([mark_row("end", {})])
+    writer.close()
+    return num_spans
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    remaining = iter(rows)
+    while batch := list(islice(remaining, _ROWS_PER_BATCH)):
+        yield batch
+
+
+def new_run(output: Path) -> tuple[str, int]:
+    """The id and the session of a run that is to be written to ``output``.
+
+    Raises:
+        ConfigurationError: a run is there already.
+    """
+    if output.exists() and not output.is_dir():
+        raise ConfigurationError(f"{output} is a file; -o wants the directory of the new run.")
+    if output.is_dir() and any(RANK_DIRECTORY_PATTERN.match(child.name) for child in output.iterdir()):
+        raise ConfigurationError(f"{output} holds a run already. Give another directory with -o, or delete that one.")
+    return output.resolve().name, time.time_ns()

@@ -1,0 +1,245 @@
+"""Reads the events of a Chrome trace, the JSON that torch.profiler writes, in a stream.
+
+Such files reach gigabytes, of which a few per cent are events that somebody wants. The text is cut where one event ends
+and the next begins, and each piece is decoded on its own: names, times and arguments stay undecoded bytes until they
+are asked for. A place that looks like a cut can lie inside an event (a list of objects among its arguments). But if
+what lies before it, with a bracket put at either end, is valid JSON, then it is a list of whole events: so the
+decoder itself tells whether a cut was right.
+
+>>> file = TraceFile(Path("rank-0.json.gz"))                    # doctest: +SKIP
+>>> for events in file.events(): ...                            # doctest: +SKIP
+>>> file.header.distributed                                     # doctest: +SKIP
+{'backend': 'nccl', 'rank': 0, 'world_size': 8}
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from commtrace.errors import ImportFileError
+
+_LARGEST_HEADER: Final = 256 * 2**20
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LONGEST_MATCH: Final = 256
+_CUT: Final = re.compile(rb"\}\s*,\s*\{")
+_WINDOWS: Final = (2**14, 2**18)
+"""How far back from its end a piece is searched for cuts, before all of it is."""
+_CUTS_TRIED: Final = 4
+_File = gzip.GzipFile | BufferedReader
+_OPENING: Final = b'{"traceEvents":['
+_NOTHING: Final = msgspec.Raw(b"")
+
+
+class Event(msgspec.Struct, gc=False):
+    """An event; ``Raw`` fields are JSON, and empty where the event has none."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: msgspec.Raw = _NOTHING
+    ts: msgspec.Raw = _NOTHING
+    dur: msgspec.Raw = _NOTHING
+    tid: msgspec.Raw = _NOTHING
+    args: msgspec.Raw = _NOTHING
+
+
+class _Document(msgspec.Struct):
+    traceEvents: list[Event] | None = None  # noqa: N815 -- the name in the file
+    distributedInfo: dict[str, Any] | None = None  # noqa: N815
+    deviceProperties: list[dict[str, Any]] | None = None  # noqa: N815
+    baseTimeNanoseconds: int | None = None  # noqa: N815
+
+
+_DECODE_EVENTS: Final = msgspec.json.Decoder(list[Event]).decode
+_DECODE_DOCUMENT: Final = msgspec.json.Decoder(_Document).decode
+
+
+@dataclass(slots=True)
+class Header:
+    """What a file says apart from its events.
+
+    Attributes:
+        distributed: ``distributedInfo``: backend, rank, world_size, pg_config; empty where there is none.
+        devices: ``deviceProperties``, one per device of the host.
+        base_time_ns: what the times of the events count from, epoch ns.
+    """
+
+    distributed: dict[str, Any] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    base_time_ns: int = 0
+
+    def update(self, document: _Document) -> None:
+        self.distributed = document.distributedInfo or self.distributed
+        self.devices = document.deviceProperties or self.devices
+        self.base_time_ns = document.baseTimeNanoseconds or self.base_time_ns
+
+
+class TraceFile:
+    """One file. ``header`` is complete when :meth:`events` has been exhausted: part of it may follow the events."""
+
+    def __init__(self, path: Path, *, num_bytes_per_piece: int = 4 * 2**20) -> None:
+        self.path = path
+        self.header = Header()
+        self._piece = num_bytes_per_piece
+
+    def events(self) -> Generator[Sequence[Event], None, None]:
+        """All events, piece by piece. They hold on to the text of their piece: keep none of them.
+
+        Raises:
+            ImportFileError: the file cannot be read, is cut off, or is no trace.
+        """
+        try:
+            with _open(self.path) as file:
+                yield from self._pieces(file)
+        except EOFError as error:
+            raise ImportFileError(
+                f"{self.path} is cut off: the end of the gzip stream is missing. Copy it again."
+            ) from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise ImportFileError(f"{self.path} is a damaged gzip file ({error}). Copy it again.") from error
+        except OSError as error:
+            raise ImportFileError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+
+    def _pieces(self, file: _File) -> Iterator[Sequence[Event]]:
+        buffer, closing = self._read_header(file)
+        wanted = self._piece
+        while block := file.read(self._piece):
+            buffer += block
+            if len(buffer) < wanted:
+                continue
+            events, rest = _whole_events(buffer)
+            # Without a cut that is right, one event is longer than this, or the list has ended: read on.
+            wanted = self._piece if events else 2 * len(buffer)
+            buffer = rest
+            if events:
+                yield events
+        document = _decode_document(_OPENING + buffer + closing)
+        if document is None or document.traceEvents is None:
+            raise ImportFileError(
+                f"{self.path} is cut off, or not valid JSON, {len(buffer):,} bytes before its end. Copy it again; "
+                "if it was still being written, wait until the profiler is done."
+            )
+        self.header.update(document)
+        yield document.traceEvents
+
+    def _read_header(self, file: _File) -> tuple[bytes, bytes]:
+        """Read up to the first event.
+
+        Returns:
+            What was read behind it, and what must follow the end of the file so that all of it is an object: files
+            that are nothing but a list of events are traces too.
+        """
+        buffer = file.read(self._piece).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if buffer[:1] == b"[":
+            return buffer[1:], b"}"
+        if buffer[:1] != b"{":
+            raise ImportFileError(
+                f"{self.path} is not JSON. Give the file that torch.profiler's export_chrome_trace wrote."
+            )
+        searched = 0
+        while True:
+            for match in _EVENTS_BEGIN.finditer(buffer, searched):
+                document = _decode_document(buffer[: match.end()] + b"]}")
+                if document is not None and document.traceEvents == []:
+                    self.header.update(document)
+                    return buffer[match.end() :], b""
+            searched = max(0, len(buffer) - _LONGEST_MATCH)
+            block = file.read(self._piece)
+            if not block or len(buffer) > _LARGEST_HEADER:
+                raise ImportFileError(
+                    f"{self.path} is not a trace of torch.profiler: it has no list named traceEvents. "
+                    "Give the file that export_chrome_trace wrote."
+                )
+            buffer += block
+
+
+def _open(path: Path) -> _File:
+    with path.open("rb") as file:
+        compressed = file.read(2) == _GZIP_MAGIC
+    return gzip.open(path) if compressed else path.open("rb")
+
+
+def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
+    """The events up to the last right cut, and what follows it; no events where no cut is right."""
+    cuts: list[int] = []
+    for window in (*_WINDOWS, len(buffer)):
+        cuts = cuts or [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - window))]
+    for decode in (_decode_strictly, _decode_leniently):
+        for cut in reversed(cuts[-_CUTS_TRIED:]):
+            events = decode(b"[" + buffer[:cut] + b"]")
+            if events is not None:
+                return events, buffer[buffer.index(b",", cut) + 1 :]
+    return [], buffer
+
+
+def _decode_strictly(text: bytes) -> list[Event] | None:
+    try:
+        return _DECODE_EVENTS(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _decode_leniently(text: bytes) -> list[Event] | None:
+    """What some writers produce and JSON does not allow: NaN, Infinity, control characters, broken UTF-8."""
+    events = _loads(text)
+    return [_event(event) for event in events if isinstance(event, dict)] if isinstance(events, list) else None
+
+
+def _decode_document(text: bytes) -> _Document | None:
+    try:
+        return _DECODE_DOCUMENT(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    loaded = _loads(text)
+    if not isinstance(loaded, dict):
+        return None
+    events = loaded.get("traceEvents")
+    distributed, devices, base = (
+        loaded.get(name) for name in ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
+    )
+    return _Document(
+        traceEvents=[_event(event) for event in events if isinstance(event, dict)]
+        if isinstance(events, list)
+        else None,
+        distributedInfo=distributed if isinstance(distributed, dict) else None,
+        deviceProperties=[one for one in devices if isinstance(one, dict)] if isinstance(devices, list) else None,
+        baseTimeNanoseconds=int(base) if base is not None else None,
+    )
+
+
+def _loads(text: bytes) -> Any:
+    try:
+        # Numbers with a point stay text, and so exact.
+        return json.loads(text.decode("utf-8", "replace"), strict=False, parse_float=str, parse_constant=str)
+    except ValueError:
+        return None
+
+
+def _event(loaded: dict[str, Any]) -> Event:
+    ph, cat = loaded.get("ph"), loaded.get("cat")
+    raw = {
+        name: msgspec.Raw(json.dumps(loaded[name]).encode())
+        for name in ("name", "ts", "dur", "tid", "args")
+        if name in loaded
+    }
+    return Event(ph=ph if isinstance(ph, str) else "", cat=cat if isinstance(cat, str) else None, **raw)
+
+
+def nanoseconds(microseconds: msgspec.Raw) -> int:
+    """A time in a trace, µs, as exact nanoseconds: as a float, an epoch in µs would be off by up to 256 ns."""
+    text = bytes(microseconds).strip(b'"').decode()
+    whole, _, fraction = text.partition(".")
+    if len(fraction) <= 3 and fraction.isdecimal() and whole.isdecimal():
+        return int(whole) * 1000 + int(fraction.ljust(3, "0"))
+    return int((Decimal(text or "0") * 1000).to_integral_value())

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.summary import summarise
+from commtrace.cli.main import app
+from commtrace.errors import ConfigurationError, ImportFileError
+from commtrace.importers.kineto import KinetoOptions, import_kineto
+from commtrace.trace.groups import group_id
+from commtrace.trace.reader import load_run
+from tests.importers.kineto_files import annotation, copy, kernel, nccl, write_trace
+
+PARTS = ("compute", "exposed_total", "exposed_memory", "bubble", "idle", "data", "checkpoint", "gc", "other")
+
+
+def rank_of(run: Path, rank: int = 0) -> dict[str, Any]:
+    """The rank's row of the summary; its parts add up."""
+    row: dict[str, Any] = {row["rank"]: row for row in summarise(run)["ranks"]}[rank]
+    assert sum(row[f"{part}_ns"] for part in PARTS) == row["wall_ns"]
+    return row
+
+
+def test_kernels_divide_the_device_time(tmp_path: Path) -> None:
+    """compute ####..##......  communication ..######....  copies ...####.##.. of 12 µs."""
+    trace = write_trace(
+        tmp_path / "rank-0.json.gz",
+        [
+            kernel(100, 3),
+            kernel(101, 3, stream=9),  # at the same time, on another stream
+            nccl(102, 6),
+            kernel(106, 1),
+            copy(103, 6),
+            copy(110, 2, "Memset (Device)", "gpu_memset"),
+        ],
+    )
+
+    import_kineto([trace], tmp_path / "run")
+
+    row = rank_of(tmp_path / "run")
+    assert (row["wall_ns"], row["compute_ns"]) == (12_000, 5_000)
+    assert (row["exposed_total_ns"], row["hidden_ns"]) == (3_000, 3_000)
+    assert (row["exposed_memory_ns"], row["idle_ns"]) == (3_000, 1_000)
+
+
+def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
+    events = [kernel(1712345678901234.567, 0.001), kernel(1712345678901236.001, 1.5)]
+    text = json.dumps({"traceEvents": events, "baseTimeNanoseconds": 7})
+    text = text.replace("1712345678901234.5", "1712345678901234.567").replace("901236.0,", "901236.001,")
+    path = tmp_path / "rank-0.json"
+    path.write_text(text)
+
+    import_kineto([path], tmp_path / "run")
+
+    spans = load_run(tmp_path / "run").ranks[0].spans
+    assert spans.start.tolist() == [1_712_345_678_901_234_574, 1_712_345_678_901_234_574, 1_712_345_678_901_236_008]
+    assert spans.end.tolist() == [1_712_345_678_901_237_508, 1_712_345_678_901_234_575, 1_712_345_678_901_237_508]
+
+
+def test_ranks_meet_on_group_and_sequence_number(tmp_path: Path) -> None:
+    """Rank 1's trace begins one collective later: order would pair the wrong ones."""
+    told = {"collective": "allreduce", "group": "0", "ranks": [0, 1], "description": "default_pg", "dtype": "Float"}
+    files = [
+        write_trace(
+            tmp_path / "a.json",
+            [nccl(0, 10, **told, seq=4, sent=250), nccl(20, 10, **told, seq=5, sent=250)],
+            rank=0,
+            world_size=2,
+        ),
+        write_trace(tmp_path / "b.json", [nccl(24, 6, **told, seq=5, sent=250)], rank=1, world_size=2),
+    ]
+
+    import_kineto(files, tmp_path / "run")
+
+    analysis = analyse(tmp_path / "run")
+    assert analysis.matches.ranks[0].complete.tolist() == [False, False, True]
+    assert analysis.matches.ranks[0].wait_ns(analysis.run.ranks[0].spans).tolist() == [0, 0, 4_000]
+    assert analysis.matches.ranks[0].last_rank[-1] == 1
+    (row,) = summarise(tmp_path / "run")["communication"]
+    assert (row["role"], row["operation"], row["bytes"]) == ("world", "all_reduce", 3_000)
+
+
+def test_without_numbers_the_order_inside_the_group_counts(tmp_path: Path) -> None:
+    """Written in another order than they ran; the tensor-parallel group does not disturb the count of the other."""
+    dp = {"collective": "_allgather_base", "group": "1", "ranks": [0, 1], "description": "DATA_PARALLEL_GROUP"}
+    tp = {"collective": "allreduce", "group": "2", "ranks": [0], "description": "TENSOR_MODEL_PARALLEL_GROUP"}
+    files = [
+        write_trace(
+            tmp_path / f"{rank}.json",
+            [
+                nccl(30 + rank, 5, **dp),
+                *([nccl(15, 1, **tp, stream=21)] if rank == 0 else []),
+                nccl(10 + rank, 5, **dp),
+            ],
+            rank=rank,
+            world_size=2,
+        )
+        for rank in (0, 1)
+    ]
+
+    import_kineto(files, tmp_path / "run")
+
+    run = load_run(tmp_path / "run")
+    number = group_id([0, 1], 1)
+    for trace in run.ranks.values():
+        own = trace.spans.group == number
+        assert trace.spans.seq[own].tolist() == [0, 1]
+        assert trace.groups[number].role == "dp"
+    assert run.ranks[0].groups[group_id([0], 2)].role == "tp"
+    waits = [row["wait_ns"] for row in summarise(tmp_path / "run")["ranks"]]
+    assert waits == [2_000, 0]
+
+
+def test_without_any_description_each_stream_is_a_group_of_all_ranks(tmp_path: Path) -> None:
+    files = [
+        write_trace(
+            tmp_path / f"{rank}.json",
+            [nccl(10, 20 + rank, stream=84), nccl(20 + rank, 5, "ncclKernel_SendRecv_RING(x)", stream=203)],
+            rank=rank,
+            world_size=2,
+        )
+        for rank in (0, 1)
+    ]
+
+    import_kineto(files, tmp_path / "run")
+
+    summary = summarise(tmp_path / "run")
+    assert {(row["operation"], row["group_size"], row["unmatched"]) for row in summary["communication"]} == {
+        ("all_reduce", 2, 0),
+        ("all_to_all", 2, 0),
+    }
+    assert all(row["algbw_gbps"] is None for row in summary["communication"]), "bytes are not known"
+
+
+def test_a_kernel_without_description_takes_that_of_the_call_that_launched_it(tmp_path: Path) -> None:
+    described = nccl(0, 1, collective="_reduce_scatter_base", group="3", ranks=[0, 1, 2, 3], dtype="BFloat16", sent=100)
+    call = {**described, "cat": "cpu_op", "name": "record_param_comms"}
+    call["args"] = {**described["args"], "External id": 77}
+    trace = write_trace(tmp_path / "rank-0.json", [call, nccl(5, 5, **{"External id": 77})], world_size=4)
+
+    import_kineto([trace], tmp_path / "run")
+
+    (row,) = summarise(tmp_path / "run")["communication"]
+    assert (row["operation"], row["group_size"], row["bytes"]) == ("reduce_scatter", 4, 200)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "extra", "members"),
+    [
+        ("[0, 2, 4]", {}, (0, 2, 4)),
+        ("[0, 1, ...]", {"Global rank start": 0, "Global rank stride": 2, "Group size": 3}, (0, 2, 4)),
+        ("[0, 1, ...]", {"Group size": 8}, tuple(range(8))),
+        ("[5, 6, ...]", {}, (5, 6, 7)),  # as the trace's own list of groups says
+        ("", {}, (5, 6, 7)),
+    ],
+)
+def test_members_of_a_group(tmp_path: Path, ranks: str, extra: dict[str, int], members: tuple[int, ...]) -> None:
+    configured = {"pg_config": [{"pg_name": "9", "ranks": [5, 6, 7]}]} if "Group size" not in extra else {}
+    event = nccl(0, 1, group="9", ranks=ranks, **extra)
+    trace = write_trace(tmp_path / "rank-0.json", [event], world_size=8, distributed=configured)
+
+    import_kineto([trace], tmp_path / "run")
+
+    (group,) = load_run(tmp_path / "run").ranks[0].groups.values()
+    assert (group.ranks, group.id) == (members, group_id(members, 9))
+
+
+def test_messages_are_matched_by_pair_and_order(tmp_path: Path) -> None:
+    told = {"group": "4", "ranks": [0, 1], "description": "PIPELINE_MODEL_PARALLEL_GROUP", "dtype": "Half", "sent": 8}
+    kernels = {
+        0: [nccl(0, 3, collective="send", destination=1, seq=900, **told), kernel(9, 1)],
+        1: [kernel(-1, 2), nccl(-1, 4, collective="recv", source=0, seq=901, received=8, **told)],
+    }
+    files = [
+        write_trace(tmp_path / f"{rank}.json", events, rank=rank, world_size=2) for rank, events in kernels.items()
+    ]
+
+    import_kineto(files, tmp_path / "run")
+
+    row = rank_of(tmp_path / "run", 1)
+    assert (row["compute_ns"], row["bubble_ns"], row["exposed_total_ns"], row["hidden_ns"]) == (2_000, 0, 2_000, 2_000)
+    rows = summarise(tmp_path / "run")["communication"]
+    assert {(row["operation"], row["unmatched"], row["mismatched"]) for row in rows} == {
+        ("recv", 0, 0),
+        ("send", 0, 0),
+    }
+
+
+def test_kernels_with_other_names_communicate_if_the_pattern_says_so(tmp_path: Path) -> None:
+    name = "void deep_ep::intranode::dispatch<8, 768>(int4*, float*)"
+    trace = write_trace(tmp_path / "rank-0.json", [kernel(0, 2), kernel(1, 3, name)], world_size=1)
+
+    import_kineto([trace], tmp_path / "without")
+    import_kineto([trace], tmp_path / "with", KinetoOptions(communication_pattern="deep_ep::"))
+
+    assert rank_of(tmp_path / "without")["compute_ns"] == 4_000
+    assert any("--communication-pattern" in problem for problem in summarise(tmp_path / "without")["problems"])
+    assert (rank_of(tmp_path / "with")["compute_ns"], rank_of(tmp_path / "with")["exposed_total_ns"]) == (2_000, 2_000)
+    assert [row["operation"] for row in summarise(tmp_path / "with")["communication"]] == ["dispatch"]
+
+
+def test_profiler_steps_are_steps(tmp_path: Path) -> None:
+    """What ran before the first step is in none; the last one lasts until the device is done."""
+    trace = write_trace(
+        tmp_path / "rank-0.json",
+        [
+            kernel(0, 1),
+            annotation("ProfilerStep#4", 10, 10),
+            annotation("ProfilerStep#5", 20, 8),
+            kernel(12, 10),  # into the next step
+            kernel(27, 5),
+        ],
+    )
+
+    import_kineto([trace], tmp_path / "run", KinetoOptions(profiler_steps=True))
+
+    partition = analyse(tmp_path / "run").partition
+    assert partition.step.tolist() == [4, 5]
+    assert partition.wall_ns.tolist() == [10_000, 12_000]
+    assert partition.total("compute").tolist() == [8_000, 7_000]
+    assert partition.total("idle").tolist() == [2_000, 5_000]
+
+
+def test_profiler_steps_that_are_not_there(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "rank-0.json", [kernel(0, 1)])
+
+    with pytest.raises(ImportFileError, match="no ProfilerStep annotations"):
+        import_kineto([trace], tmp_path / "run", KinetoOptions(profiler_steps=True))
+
+
+def test_ranks_come_from_the_file_then_from_its_name_then_from_its_place(tmp_path: Path) -> None:
+    files = [
+        write_trace(tmp_path / "rank-9.json", [kernel(0, 1)], rank=2, world_size=4),
+        write_trace(tmp_path / "rank-3.Jul_15.pt.trace.json.gz", [kernel(0, 1)], rank=None),
+        write_trace(tmp_path / "other.json", [kernel(0, 1)], rank=None),
+    ]
+
+    with pytest.raises(ImportFileError, match="both of rank 2"):
+        import_kineto(files, tmp_path / "run")
+    import_kineto(files[:2], tmp_path / "run")
+    import_kineto(files[2:], tmp_path / "single")
+
+    assert list(load_run(tmp_path / "run").ranks) == [2, 3]
+    assert list(load_run(tmp_path / "single").ranks) == [0]
+
+
+def test_ranks_of_one_host_share_a_clock(tmp_path: Path) -> None:
+    devices = [{"id": 0, "name": "H100"}, {"id": 1, "name": "H100"}]
+    files = [
+        write_trace(tmp_path / f"{rank}.json", [kernel(0, 1)], rank=rank, world_size=4, deviceProperties=devices)
+        for rank in range(4)
+    ]
+
+    import_kineto(files, tmp_path / "two")
+    import_kineto(files, tmp_path / "four", KinetoOptions(ranks_per_host=4))
+
+    two, four = load_run(tmp_path / "two"), load_run(tmp_path / "four")
+    assert [trace.metadata.node for trace in two.ranks.values()] == ["host0", "host0", "host1", "host1"]
+    assert {trace.metadata.node for trace in four.ranks.values()} == {"host0"}
+    assert two.any_metadata.device == "H100"
+
+
+def test_a_trace_without_device_events_is_refused(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "rank-0.json", [{**kernel(0, 1), "cat": "cpu_op"}])
+
+    with pytest.raises(ImportFileError, match="no device events"):
+        import_kineto([trace], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_never_written_over(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "rank-0.json", [kernel(0, 1)])
+    import_kineto([trace], tmp_path / "run")
+
+    with pytest.raises(ConfigurationError, match="holds a run already"):
+        import_kineto([trace], tmp_path / "run")
+    with pytest.raises(ConfigurationError, match="is a file"):
+        import_kineto([trace], trace)
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no regular expression"):
+        KinetoOptions(communication_pattern="deep_ep(")
+
+
+def test_memory_does_not_grow_with_the_events_that_are_not_kept(tmp_path: Path) -> None:
+    filler = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 1, "args": {"text": "x" * 2_000}}
+    trace = write_trace(tmp_path / "rank-0.json.gz", [kernel(0, 1), *[filler] * 20_000, kernel(2, 1)])
+
+    tracemalloc.start()
+    import_kineto([trace], tmp_path / "run")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 30_000_000, "the file is 41 MB when unpacked"
+
+
+def test_every_reading_command_takes_the_run(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "rank-0.json", [kernel(0, 3), nccl(1, 4), copy(2, 9)])
+    commands = [
+        ["import", "kineto", str(trace), "-o", str(tmp_path / "run"), "--communication-pattern", "deep_ep"],
+        ["summary", str(tmp_path / "run")],
+        ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")],
+        ["export", str(tmp_path / "run"), "--format", "chrome", "-o", str(tmp_path / "trace.json")],
+    ]
+
+    results = [CliRunner().invoke(app, command) for command in commands]
+
+    assert [result.exit_code for result in results] == [0, 0, 0, 0], [result.output for result in results]
+    assert results[0].stdout == f"{tmp_path / 'run'}: 1 rank, 4 spans. Next: commtrace summary {tmp_path / 'run'}\n"

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commtrace.errors import ImportFileError
+from commtrace.importers.trace_events import TraceFile, nanoseconds
+
+NASTY = [
+    {"ph": "X", "cat": "kernel", "name": 'a "}, {" b', "ts": 1, "dur": 2},
+    {"ph": "X", "cat": "cpu_op", "name": "nested", "args": {"list": [{"a": 1}, {"b": [{}, {}]}, {"c": {}}]}},
+    {"ph": "M", "name": "}\\", "args": {"traceEvents": [{}, {}]}},
+    {"ph": "f", "id": 3},
+]
+
+
+def read(path: Path, piece: int = 64) -> tuple[list[str], TraceFile]:
+    file = TraceFile(path, num_bytes_per_piece=piece)
+    names = [
+        str(msgspec.json.decode(event.name)) if bytes(event.name) else ""
+        for events in file.events()
+        for event in events
+    ]
+    return names, file
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("piece", [1, 7, 64, 4096])
+def test_every_event_is_read_once_wherever_the_file_is_cut(tmp_path: Path, piece: int, indent: int | None) -> None:
+    events = NASTY * 20
+    text = json.dumps({"traceName": '"traceEvents": [', "traceEvents": events, "after": [{}, {}]}, indent=indent)
+
+    names, _ = read(written(tmp_path / "trace.json", text), piece)
+
+    assert names == [event.get("name", "") for event in events]
+
+
+@given(
+    events=st.lists(
+        st.dictionaries(
+            st.sampled_from(["name", "args", "cat"]),
+            st.recursive(st.text(max_size=5), lambda inner: st.lists(inner, max_size=3)),
+        ).map(lambda event: {**event, "cat": str(event.get("cat", "")), "name": str(event.get("name", ""))}),
+        max_size=12,
+    ),
+    piece=st.integers(1, 200),
+)
+def test_any_list_of_events_comes_back(tmp_path_factory: pytest.TempPathFactory, events: Any, piece: int) -> None:
+    path = written(tmp_path_factory.mktemp("traces") / "trace.json", json.dumps({"traceEvents": events}))
+
+    assert read(path, piece)[0] == [event["name"] for event in events]
+
+
+def test_the_header_may_stand_before_and_behind_the_events(tmp_path: Path) -> None:
+    text = json.dumps(
+        {
+            "deviceProperties": [{"id": 0, "name": "H100"}],
+            "distributedInfo": {"rank": 3},
+            "traceEvents": NASTY,
+            "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+        }
+    )
+
+    _, file = read(written(tmp_path / "trace.json.gz", gzip.compress(text.encode())))
+
+    assert file.header.distributed == {"rank": 3}
+    assert file.header.devices == [{"id": 0, "name": "H100"}]
+    assert file.header.base_time_ns == 1_700_000_000_000_000_000
+
+
+def test_a_list_of_events_alone_is_a_trace(tmp_path: Path) -> None:
+    names, _ = read(written(tmp_path / "trace.json", json.dumps(NASTY)))
+
+    assert names == [event.get("name", "") for event in NASTY]
+
+
+def test_what_json_does_not_allow_but_profilers_write_is_read(tmp_path: Path) -> None:
+    odd = '{"name": "a\tb", "ts": 1712345678901234.567, "args": {"occupancy": NaN, "bandwidth": Infinity}}'
+    path = written(tmp_path / "trace.json", '{"traceEvents": [' + ", ".join([odd] * 30) + "]}")
+
+    file = TraceFile(path, num_bytes_per_piece=200)
+    times = [nanoseconds(event.ts) for events in file.events() for event in events]
+
+    assert times == [1_712_345_678_901_234_567] * 30
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "expected"),
+    [
+        (b"1712345678901234.567", 1_712_345_678_901_234_567),
+        (b"4458676524670.5", 4_458_676_524_670_500),
+        (b"1712345678901234", 1_712_345_678_901_234_000),
+        (b'"12.001"', 12_001),
+        (b"-1.5", -1_500),
+        (b"1.5e3", 1_500_000),
+        (b"0.0004", 0),
+        (b"0.00051", 1),
+        (b"", 0),
+    ],
+)
+def test_times_are_exact(microseconds: bytes, expected: int) -> None:
+    assert nanoseconds(msgspec.Raw(microseconds)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not JSON"),
+        (b"\x80\x04\x95pickle", "is not JSON"),
+        (b'{"schemaVersion": 1}', "no list named traceEvents"),
+        (b'{"traceEvents": [{"name": "a"}, {"name": ', "is cut off, or not valid JSON"),
+        (b'{"traceEvents": [{"name": "a"}, oops]}', "is cut off, or not valid JSON"),
+        (gzip.compress(b'{"traceEvents": []}' * 9)[:-12], "is cut off"),
+        (b"\x1f\x8bno gzip at all", "damaged gzip"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(ImportFileError, match=message):
+        read(written(tmp_path / "file.json", content))
+
+
+def test_a_file_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ImportFileError, match="No such file"):
+        read(tmp_path / "nowhere.json")

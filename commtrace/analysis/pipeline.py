@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class Pipeline:
                 "drain": self.drain_fraction_of_total,
             },
             "bubble_ratio_to_work": {"measured": self.bubble_ratio_to_work, "ideal": self.ideal_ratio_to_work},
-            "per_stage": [{**asdict(stage), "ranks": list(stage.ranks)} for stage in self.per_stage],
+            "per_stage": [stage.to_json() for stage in self.per_stage],
         }
 
 

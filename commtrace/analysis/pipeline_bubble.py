@@ -14,8 +14,8 @@ They add up to the measured bubble.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,11 @@ class StageBubble:
     p2p_ns: int | None
     transfer_ns: int
     drain_ns: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields; causes that are not known are left out."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**known, "ranks": list(self.ranks)}
 
 
 class _Measured(NamedTuple):

@@ -16,7 +16,7 @@ from commtrace.trace.spans import Bool, Int64
 _QUARTILES_APART = 1.349
 """Distance of the quartiles in standard deviations, for normal noise."""
 
-_ERROR_OF_MEDIAN = 1.2533
+ERROR_OF_MEDIAN = 1.2533
 """Standard errors of a median per standard error of a mean, for normal noise."""
 
 
@@ -27,7 +27,8 @@ class Thresholds:
     Attributes:
         share_of_step: cost as a share of the step.
         cost_ms: cost in ms per step.
-        persistence: share of the steps in which it costs at least half as much.
+        persistence: share of the steps in which a rank's work exceeds that of its peers by at least half as much.
+        majority: share of the steps in which it costs at least half as much.
         rare_persistence: the same for what strikes now and then and has a span of its own: input, garbage collection.
         standard_errors: cost in standard errors of its median over steps.
         sigmas: excess of work in robust standard deviations of the work of single steps: where that scatters widely (a
@@ -39,6 +40,7 @@ class Thresholds:
     share_of_step: float = 0.02
     cost_ms: float = 0.5
     persistence: float = 0.6
+    majority: float = 0.5
     rare_persistence: float = 0.05
     standard_errors: float = 1.5
     sigmas: float = 2.5
@@ -111,7 +113,7 @@ class Bench:
         return Cost(
             ms=typical,
             share=typical * 1e6 / self.step_ns,
-            standard_error_ms=_ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
+            standard_error_ms=ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
             persistence=float((saved >= max(typical, 1e-6) / 2).mean()),
         )
 
@@ -122,7 +124,7 @@ class Bench:
             return False
         if rare:
             return cost.persistence >= limits.rare_persistence
-        return cost.persistence >= limits.persistence and cost.ms >= limits.standard_errors * cost.standard_error_ms
+        return cost.persistence >= limits.majority and cost.ms >= limits.standard_errors * cost.standard_error_ms
 
     def gpu_hours_per_day(self, cost: Cost) -> float:
         """Device hours that a day of the job would save."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from commtrace.analysis.peers import Float64
 from commtrace.analysis.replay_lane import BACKWARD, BETWEEN, FORWARD
-from commtrace.analysis.straggler_costs import Bench, Cost, robust_sigma
+from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, Bench, Cost, robust_sigma
 from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -20,6 +20,9 @@ _MOST_SUSPECTS: Final = 16
 
 _RARE: Final = ("data", "gc")
 """Causes with spans of their own, which may strike in few steps only."""
+
+_DEPENDENCE: Final = 1.5
+"""By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
 
 _SHARE_OF_HOST: Final = 0.75
 """A host is slow when this share of its ranks is."""
@@ -32,6 +35,13 @@ class _Suspect:
     rank: int
     excess_ns: Mapping[str, float]
     peers_ns: float
+    work_of_steps_ns: Float64
+
+    @property
+    def persistence(self) -> float:
+        """Share of the steps in which the rank's work exceeds that of its peers by at least half as much as typical."""
+        typical = float(np.median(self.work_of_steps_ns)) - self.total_ns
+        return float((self.work_of_steps_ns - typical >= self.total_ns / 2).mean())
 
     @property
     def total_ns(self) -> float:
@@ -54,7 +64,8 @@ def slow_workers(bench: Bench) -> list[Verdict]:
     for suspect in suspects[:_MOST_SUSPECTS]:
         rare = suspect.cause in _RARE
         cost = bench.cost(_at_speed_of_peers(bench, [suspect.rank], suspect.cause if rare else None), rare=rare)
-        if bench.passes(cost, rare=rare):
+        lasting = rare or suspect.persistence >= bench.thresholds.persistence
+        if lasting and bench.passes(cost, rare=rare):
             verdicts.append(_verdict(bench, suspect, cost))
     return verdicts
 
@@ -63,10 +74,11 @@ def _suspects(bench: Bench) -> list[_Suspect]:
     """Ranks whose excess over their peers stands out, largest excess first."""
     segments, thresholds = bench.program.segments, bench.thresholds
     excess, peers = bench.work.excess_ns(), np.nan_to_num(bench.work.peer_ns * bench.work.per_step)
+    work = _work_of_steps(bench)
     noise = noise_between_steps(bench)
     data, gc = (_rare_excess(bench, values) for values in (segments.data_ns, segments.gc_ns))
     suspects = []
-    for rank in bench.program.ranks.tolist():
+    for index, rank in enumerate(bench.program.ranks.tolist()):
         own = bench.work.rank == rank
         in_phase = own & (bench.work.kind < BETWEEN)
         suspect = _Suspect(
@@ -78,8 +90,9 @@ def _suspects(bench: Bench) -> list[_Suspect]:
                 "gc": gc[rank],
             },
             peers_ns=float(peers[own].sum()),
+            work_of_steps_ns=work[index],
         )
-        share = max(thresholds.share_of_work, thresholds.sigmas * noise)
+        share = max(thresholds.share_of_work, thresholds.sigmas * _error_of_difference(noise, work.shape[1]))
         if suspect.peers_ns > 0 and suspect.total_ns > share * suspect.peers_ns:
             suspects.append(suspect)
     return sorted(suspects, key=lambda suspect: -suspect.total_ns)
@@ -87,11 +100,20 @@ def _suspects(bench: Bench) -> list[_Suspect]:
 
 def noise_between_steps(bench: Bench) -> float:
     """How much the work of a rank scatters from step to step, as a share of it: the typical rank."""
+    return float(np.median([robust_sigma(row) / max(float(np.median(row)), 1.0) for row in _work_of_steps(bench)]))
+
+
+def _work_of_steps(bench: Bench) -> Float64:
+    """Work of every rank in every step that counts, ns; rows in the order of ``program.ranks``."""
     segments, steps = bench.program.segments, len(bench.program.steps)
     index = np.searchsorted(bench.program.ranks, segments.rank)
     work = np.bincount(index * steps + segments.step, segments.work_ns, minlength=len(bench.program.ranks) * steps)
-    per_rank = work.reshape(-1, steps)[:, bench.steady]
-    return float(np.median([robust_sigma(row) / max(float(np.median(row)), 1.0) for row in per_rank]))
+    return np.asarray(work.reshape(-1, steps)[:, bench.steady])
+
+
+def _error_of_difference(noise: float, steps: int) -> float:
+    """Standard error of the difference of two medians over so many steps, each of which scatters by ``noise``."""
+    return noise * ERROR_OF_MEDIAN * float(np.sqrt(2 / steps)) * _DEPENDENCE
 
 
 def _rare_excess(bench: Bench, values_ns: Int64) -> dict[int, float]:
@@ -154,10 +176,11 @@ def _slow_hosts(run: Run, suspects: Sequence[_Suspect]) -> dict[str, list[_Suspe
 def _verdict(bench: Bench, suspect: _Suspect, cost: Cost) -> Verdict:
     trace = bench.run.ranks[suspect.rank]
     excess_ms = suspect.excess_ns[suspect.cause] / 1e6
+    persistence = cost.persistence if suspect.cause in _RARE else suspect.persistence
     evidence = (
         f"{_who(bench.run, suspect.rank)} needs {_details(bench, suspect)}: {excess_ms:.1f} ms per step more than the "
         f"ranks that do the same work, which need {suspect.peers_ns / 1e6:.1f} ms; so in "
-        f"{100 * cost.persistence:.0f} % of {int(bench.steady.sum())} steps."
+        f"{100 * persistence:.0f} % of {int(bench.steady.sum())} steps."
     )
     return Verdict(
         rank=suspect.rank,
@@ -165,7 +188,7 @@ def _verdict(bench: Bench, suspect: _Suspect, cost: Cost) -> Verdict:
         cause=suspect.cause,
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=bench.gpu_hours_per_day(cost),
-        persistence=cost.persistence,
+        persistence=persistence,
         evidence=evidence,
         next_step=NEXT_STEP[suspect.cause],
     )

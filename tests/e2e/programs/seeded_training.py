@@ -1,0 +1,88 @@
+"""A seeded loop on two ranks that averages its gradients itself; its data come from forked, then from spawned workers.
+
+Every rank prints a digest of its losses and its final weights. The first argument is the number of steps; a second one
+makes rank 1 of the first attempt kill itself in that step. Every rank says that it is a node of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+
+os.environ.setdefault("COMMTRACE_NODE_ID", f"node-{os.environ['RANK']}")
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+import commtrace.auto
+
+STEPS = int(sys.argv[1])
+FATAL_STEP = int(sys.argv[2]) if len(sys.argv) > 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else -1
+WORKERS = (("fork", 2), ("spawn", 1)) if len(sys.argv) == 2 else ((None, 0), (None, 0))
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 4 * STEPS // 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with commtrace.span("augment"):
+            return torch.full((8,), float(index))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    initialise(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    digest = hashlib.sha256()
+    number = 0
+    for start, count in WORKERS:
+        for batch in DataLoader(Numbers(), batch_size=4, num_workers=count, multiprocessing_context=start):
+            if number == FATAL_STEP and dist.get_rank() == 1:
+                time.sleep(2.0)  # long enough for what came before to be written
+                os.kill(os.getpid(), signal.SIGKILL)
+            with commtrace.step(number):
+                digest.update(one_step(model, optimizer, batch / 10 + dist.get_rank()))
+            dist.barrier()
+            number += 1
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}")
+    dist.destroy_process_group()
+
+
+def initialise(prefix: str) -> None:
+    """Like torch's own rendezvous, which after a restart finds the addresses of the processes that have died."""
+    launchers_store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(prefix, launchers_store)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+
+def one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> bytes:
+    optimizer.zero_grad()
+    loss = (model(batch) - batch.mean()).square().mean()
+    loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients[2:]]
+    for gradient in gradients[:2]:
+        dist.all_reduce(gradient)
+    for work in works:
+        work.wait()
+    for gradient in gradients:
+        gradient /= dist.get_world_size()
+    optimizer.step()
+    dist.all_reduce(loss.detach())
+    return loss.detach().numpy().tobytes()
+
+
+if __name__ == "__main__":
+    main()

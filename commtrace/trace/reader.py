@@ -128,7 +128,7 @@ def _newest_session(segments: list[_Segment], problems: list[str]) -> dict[int, 
     chosen: dict[int, list[_Segment]] = {}
     for segment in segments:
         metadata = segment.metadata
-        if (metadata.run_id, metadata.attempt) == (newest.run_id, newest.attempt):
+        if _launch(metadata) == _launch(newest):
             chosen.setdefault(metadata.rank, []).append(segment)
     for rank, own in chosen.items():
         session = max(segment.metadata.session for segment in own)
@@ -140,6 +140,11 @@ def _newest_session(segments: list[_Segment], problems: list[str]) -> dict[int, 
             f"shown is run {newest.run_id}, attempt {newest.attempt}."
         )
     return chosen
+
+
+def _launch(metadata: RankMetadata) -> tuple[str, int, int]:
+    """What the ranks of one launch have in common, also when a run is repeated under its old name with fewer ranks."""
+    return metadata.run_id, metadata.attempt, metadata.world_size
 
 
 def _read_rank(segments: list[_Segment], steps: StepRange | None) -> tuple[pa.Table | None, list[str]]:

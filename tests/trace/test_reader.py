@@ -207,6 +207,19 @@ def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     assert _steps(tmp_path) == [0]
 
 
+def test_a_run_repeated_under_its_name_with_fewer_ranks_is_not_mixed_with_the_old_one(tmp_path: Path) -> None:
+    for rank in range(4):
+        write_rank(tmp_path, steps(0, 9), rank=rank, world_size=4, session=1_000 + rank)
+    for rank in range(2):
+        write_rank(tmp_path, steps(0, 3), rank=rank, world_size=2, session=2_000 + rank)
+
+    run = load_run(tmp_path)
+
+    assert sorted(run.ranks) == [0, 1]
+    assert run.world_size == 2
+    assert _steps(tmp_path, rank=1) == [0, 1, 2]
+
+
 def test_the_newest_of_several_runs_in_one_directory_is_shown(tmp_path: Path) -> None:
     for rank in (0, 1):
         write_rank(tmp_path, steps(0, 9), rank=rank, world_size=2, run_id="old", session=1_000 + rank)

@@ -28,6 +28,9 @@ _SCATTER_OF_MICROBATCHES: Final = 0.1
 _SLOW_LINK: Final = 2.0
 """Transfers of a slow link take this many times as long as the same transfers elsewhere."""
 
+_HALF_OF_UPPER_HALF: Final = 0.6745
+"""Median of what lies above the median, in standard deviations, for normal noise."""
+
 _FEWEST_TRANSFERS: Final = 8
 _MOST_SUSPECTS: Final = 8
 _CLEARLY_DEARER: Final = 1.3
@@ -137,7 +140,9 @@ def _slow_links(bench: Bench) -> JobFindings:
     first[entry] = np.arange(len(rows))
     own = grouped_median(entry, transfers.ns[rows].astype(np.float64), len(count))
     others = leave_one_out_median(key[first], own)
-    slow = (own > _SLOW_LINK * others) & (count >= _FEWEST_TRANSFERS)
+    scatter = _typical_scatter(key[first], entry, transfers.ns[rows].astype(np.float64), own)
+    stands_out = own - others > bench.thresholds.sigmas * scatter
+    slow = (own > _SLOW_LINK * others) & stands_out & (count >= _FEWEST_TRANSFERS)
     excess = np.where(slow, np.nan_to_num(own - others) * count, 0.0)
     by_rank = np.bincount(transfers.rank[rows][first], excess, minlength=int(bench.program.ranks.max()) + 1)
     suspects = [int(rank) for rank in np.argsort(-by_rank, kind="stable")[:_MOST_SUSPECTS] if by_rank[rank] > 0]
@@ -163,6 +168,19 @@ def _slow_links(bench: Bench) -> JobFindings:
         "as the same communications of other ranks; its own work is not slow."
     )
     return JobFindings([_verdict(bench, rank, "communication", costs[rank], evidence)], [])
+
+
+def _typical_scatter(key: Int64, entry: Int64, values: Float64, median: Float64) -> Float64:
+    """Of each entry: how far single transfers of its key are from the median of their rank, on the typical rank.
+
+    The upper half counts, as a standard deviation: transfers on a busy host are short, with a long tail.
+    """
+    above = values - median[entry]
+    upper = above >= 0
+    spread = grouped_median(entry[upper], above[upper], len(median)) / _HALF_OF_UPPER_HALF
+    _, group = np.unique(key, return_inverse=True)
+    group = group.reshape(-1)
+    return np.asarray(grouped_median(group, spread, int(group.max()) + 1)[group])
 
 
 def _transfer_keys(bench: Bench) -> Int64:

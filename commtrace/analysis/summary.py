@@ -16,6 +16,8 @@ from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import rank_means
+from commtrace.analysis.replay import ReplayError
+from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.verdict import verdict
 from commtrace.trace.run import Run
@@ -50,14 +52,14 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
     run, matches = analysis.run, analysis.matches
     communication = communication_table(run, matches, analysis.partition, analysis.roles)
     ranks = rank_means(run, analysis.partition, matches)
-    findings = _findings(analysis)
+    pipeline, findings = _pipeline_and_findings(analysis)
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
         "run": _identity(analysis),
         "alignment": analysis.alignment.to_json(),
         "ranks": [rank.to_json() for rank in ranks],
         "communication": [row.to_json() for row in communication],
-        "pipeline": _pipeline(analysis),
+        "pipeline": pipeline,
         "stragglers": stragglers,
         "abstentions": list(findings.abstentions),
         "coverage": find_coverage(run, analysis.roles).to_json(),
@@ -66,17 +68,24 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _pipeline(analysis: Analysis) -> dict[str, Any] | None:
+def _pipeline_and_findings(analysis: Analysis) -> tuple[dict[str, Any] | None, Findings]:
+    """Both rest on the same replay, which is most of their work."""
+    run, matches = analysis.run, analysis.matches
     if not analysis.steps.used:
-        return None
-    pipeline = reconstruct_pipeline(analysis.run, analysis.matches)
-    return pipeline.to_json() if pipeline else None
+        return None, Findings()
+    program = _program(analysis)
+    pipeline = reconstruct_pipeline(run, matches, program)
+    told = pipeline.to_json() if pipeline else None
+    if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
+        return told, Findings(abstentions=(_ONLY_KERNELS,))
+    return told, find_stragglers(run, matches, program=program)
 
 
-def _findings(analysis: Analysis) -> Findings:
-    if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
-        return Findings(abstentions=(_ONLY_KERNELS,))
-    return find_stragglers(analysis.run, analysis.matches) if analysis.steps.used else Findings()
+def _program(analysis: Analysis) -> Program | None:
+    try:
+        return build_program(analysis.run, analysis.matches)
+    except ReplayError:
+        return None  # The search for stragglers meets the same error and tells the user.
 
 
 def _identity(analysis: Analysis) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def test_a_restarted_job_shows_its_newest_attempt_and_keeps_the_killed_one(tmp_p
     assert newest.any_metadata.attempt == 1
     assert [row["step"] for row in rows(newest, 0, schema.STEP)] == list(range(10))
     assert all(trace.closed for trace in newest.ranks.values())
+    assert list(rows(newest, 0, schema.USER)) == []  # the spans of data loading workers, which are no ranks
     (problem,) = newest.problems
     assert problem.startswith("2 segments of earlier runs or attempts in the same directory were left out;")
     assert problem.endswith("attempt 1.")

@@ -22,7 +22,6 @@ import commtrace.auto
 
 STEPS = int(sys.argv[1])
 FATAL_STEP = int(sys.argv[2]) if len(sys.argv) > 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else -1
-WORKERS = (("fork", 2), ("spawn", 1)) if len(sys.argv) == 2 else ((None, 0), (None, 0))
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -44,8 +43,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     digest = hashlib.sha256()
     number = 0
-    for start, count in WORKERS:
-        for batch in DataLoader(Numbers(), batch_size=4, num_workers=count, multiprocessing_context=start):
+    for start in ("fork", "spawn"):
+        for batch in DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context=start):
             if number == FATAL_STEP and dist.get_rank() == 1:
                 time.sleep(2.0)  # long enough for what came before to be written
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -114,13 +114,18 @@ class Experiment:
         return np.array(means)
 
 
-def what_if(run: Run, matches: Matches) -> WhatIf:
+def what_if(run: Run, matches: Matches, program: Program | None = None) -> WhatIf:
     """The what-if analysis of all steps that every rank recorded.
+
+    Args:
+        run: with aligned clocks.
+        matches: its communications, joined.
+        program: the run as :func:`build_program` gives it, if there is one already.
 
     Raises:
         ReplayError: the run cannot be replayed; the message says why.
     """
-    return analyse_experiment(experiment_of(run, build_program(run, matches)))
+    return analyse_experiment(experiment_of(run, program or build_program(run, matches)))
 
 
 def analyse_experiment(experiment: Experiment) -> WhatIf:

@@ -35,6 +35,8 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "summary": _Command("Print where the time of a run went, and what to look at."),
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file."),
+    "straggler": _Command("Print who slows the job, why, and what it costs."),
+    "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits."),
     "export": _Command("Write a run for the Perfetto UI or another viewer."),
     "import": _Command("Make a run from what another program recorded."),
 }

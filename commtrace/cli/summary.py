@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from commtrace.analysis.summary import summarise
+from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_summary
-
-_READABLE_WIDTH = 100
 
 
 def summary(
@@ -41,12 +39,4 @@ def summary(
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
         return
-    print_summary(_console(), told, all_ranks=all_ranks)
-
-
-def _console() -> Console:
-    """A console wide enough for every number, also when the output goes into a file or a pager."""
-    console = Console(highlight=False)
-    if console.width < _READABLE_WIDTH:
-        console.width = _READABLE_WIDTH
-    return console
+    print_summary(wide_console(), told, all_ranks=all_ranks)

@@ -28,8 +28,8 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
         _print_table(console, "Mean step of each rank, ms and share", table, note)
     _print_exposed(console, summary)
     _print_communication(console, summary["communication"])
-    _print_pipeline(console, summary["pipeline"])
-    _print_stragglers(console, summary["stragglers"])
+    print_pipeline(console, summary["pipeline"])
+    print_stragglers(console, summary["stragglers"])
     for abstention in summary["abstentions"]:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     _print_coverage(console, summary["coverage"])
@@ -138,7 +138,8 @@ _PHASES: Final = {"warm_up_ns": "warm-up", "steady_ns": "steady", "cool_down_ns"
 _CAUSES: Final = {"schedule_ns": "schedule", "imbalance_ns": "imbalance", "variation_ns": "variation", "p2p_ns": "P2P"}
 
 
-def _print_pipeline(console: Console, pipeline: Mapping[str, Any] | None) -> None:
+def print_pipeline(console: Console, pipeline: Mapping[str, Any] | None) -> None:
+    """Print the schedule, the stages, and what their bubbles are due to; nothing without a pipeline."""
     if pipeline is None:
         return
     bubble = pipeline["bubble_fraction_of_total"]
@@ -173,7 +174,8 @@ def _print_bubble_causes(console: Console, stages: Sequence[Mapping[str, Any]]) 
     _print_table(console, "What the bubble is due to, ms per step", table, note)
 
 
-def _print_stragglers(console: Console, stragglers: Sequence[Mapping[str, Any]]) -> None:
+def print_stragglers(console: Console, stragglers: Sequence[Mapping[str, Any]]) -> None:
+    """Print the verdicts, dearest first."""
     for straggler in stragglers:
         where = f"rank {straggler['rank']} on {straggler['host']}" if straggler["rank"] >= 0 else "moves between ranks"
         console.print(

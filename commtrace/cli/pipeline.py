@@ -1,0 +1,40 @@
+"""``commtrace pipeline RUN``: the schedule and its bubble, stage by stage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.pipeline import reconstruct_pipeline
+from commtrace.cli.console import wide_console
+from commtrace.cli.summary_view import print_pipeline
+
+
+def pipeline(
+    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    steps: Annotated[
+        str,
+        typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
+    ] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+) -> None:
+    """Print the pipeline schedule of a run, and why each stage waits.
+
+    The schedule, stages, chunks and microbatches are reconstructed from the spans. The bubble of every stage is divided
+    by phase (warm-up, steady, cool-down) and by cause: what the schedule costs by itself, stages that differ,
+    microbatches and ranks that differ, and the transfers.
+    """
+    analysis = analyse(run, steps or None)
+    found = reconstruct_pipeline(analysis.run, analysis.matches) if analysis.steps.used else None
+    told = found.to_json() if found else None
+    if json_output:
+        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+    elif told is None:
+        typer.echo("This run has no pipeline: no step of it holds forwards and backwards on several stages.")
+    else:
+        print_pipeline(wide_console(), told)

@@ -1,0 +1,62 @@
+"""The commands ``straggler`` and ``pipeline`` on a job whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.cli.main import app
+from tests.cli.test_summary import write_run
+from tests.factory import make_run, span
+from tests.pipeline_factory import PipelineJob
+
+runner = CliRunner()
+
+KEYS = {"S", "S_by_operation", "S_by_stage", "S_by_dp_rank", "S_by_worker", "M_W", "M_S", "launch_slowdown", "verdicts"}
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return write_run(tmp_path, PipelineJob(2, 4, steps=6).run())
+
+
+def test_straggler_tells_the_slowdown_as_json(recorded: Path) -> None:
+    result = runner.invoke(app, ["straggler", str(recorded), "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.output)
+    assert set(told) >= KEYS
+    assert told["S"] == pytest.approx(1.0)
+    assert set(told["S_by_stage"]) == {"0", "1"}
+    assert told["verdicts"] == []
+
+
+def test_straggler_says_in_words_when_there_is_nothing_to_compare(recorded: Path) -> None:
+    result = runner.invoke(app, ["straggler", str(recorded)])
+    assert result.exit_code == 0, result.output
+    assert "S = 1.000" in result.output
+    assert "Not judged: Ranks were not compared" in result.output
+
+
+def test_pipeline_prints_the_same_as_its_json(recorded: Path) -> None:
+    told = json.loads(runner.invoke(app, ["pipeline", str(recorded), "--json"]).output)
+    assert (told["schedule"], told["stages"], told["microbatches"]) == ("1f1b", 2, 4)
+    shown = runner.invoke(app, ["pipeline", str(recorded)]).output
+    assert "Pipeline: 1f1b, 2 stages, 4 microbatches; bubble" in shown
+    assert "(ideal 20%)" in shown
+
+
+def test_a_run_without_a_pipeline_says_so(tmp_path: Path) -> None:
+    run = make_run({0: [span("step", 0, 10, step=0)]})
+    result = runner.invoke(app, ["pipeline", str(write_run(tmp_path, run))])
+    assert result.exit_code == 0, result.output
+    assert "has no pipeline" in result.output
+
+
+def test_a_run_without_steps_cannot_be_compared(tmp_path: Path) -> None:
+    run = make_run({0: [span("forward", 0, 10, step=0)]})
+    result = runner.invoke(app, ["straggler", str(write_run(tmp_path, run))])
+    assert result.exit_code == 2
+    assert "no step was recorded in full" in result.output

@@ -59,15 +59,23 @@ def _tensors(position: int) -> Measure:
             if len(tensor) != 1 or type(tensor[0]) is list:
                 return _sum(_flat(tensor))
             tensor = tensor[0]
-        return tensor.nbytes, NO_SELF_BYTES, tensor.dtype, tensor, None
+        return _num_bytes(tensor), NO_SELF_BYTES, tensor.dtype, tensor, None
 
     return measure
+
+
+def _num_bytes(tensor: Any) -> int:
+    try:
+        num_bytes: int = tensor.nbytes
+    except RuntimeError:  # It is not defined for sparse tensors: indices and values are what is sent.
+        num_bytes = tensor._indices().nbytes + tensor._values().nbytes
+    return num_bytes
 
 
 def _sum(tensors: list[Any]) -> Payload:
     if not tensors:
         return _EMPTY
-    return sum(tensor.nbytes for tensor in tensors), NO_SELF_BYTES, tensors[0].dtype, tensors[0], None
+    return sum(map(_num_bytes, tensors)), NO_SELF_BYTES, tensors[0].dtype, tensors[0], None
 
 
 def _coalesced(position: int) -> Measure:

@@ -72,6 +72,15 @@ def test_a_collective_is_one_row_and_one_stall(captured: Recording, call: str) -
     assert captured.warnings() == []
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_of_a_sparse_tensor_indices_and_values_are_sent(captured: Recording) -> None:
+    dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], [1.0, 1.0], (8,)))
+
+    (row,) = captured.communications()
+    assert row.bytes == 2 * 8 + 2 * 4
+    assert captured.warnings() == []
+
+
 @pytest.mark.parametrize(
     ("dtype", "word"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16"), (torch.int64, "int64")]
 )

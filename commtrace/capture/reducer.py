@@ -20,7 +20,7 @@ from typing import Any, Final
 from commtrace.capture.clock import Mark
 from commtrace.capture.functional import is_traced, overload_of
 from commtrace.capture.issued import Issued, IssuedCalls
-from commtrace.capture.operations import OPERATIONS
+from commtrace.capture.operations import OPERATIONS, _flat
 from commtrace.capture.process_groups import CAPTURED_CODE
 from commtrace.capture.tracer import Tracer
 
@@ -64,7 +64,8 @@ class ReducerCapture:
         DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign,assignment]
         self._ddp_init = (DistributedDataParallel, original, __init__)
         if torch.distributed.is_initialized() and any(
-            isinstance(thing, DistributedDataParallel) for thing in gc.get_objects()
+            issubclass(type(thing), DistributedDataParallel)  # isinstance would run code of lazy and deprecated objects
+            for thing in gc.get_objects()
         ):
             watch()
 
@@ -96,20 +97,22 @@ class ReducerCapture:
                 self._library.impl(name, self._kernel(overload, method), "BackendSelect")
 
     def _kernel(self, overload: Any, method: str) -> Callable[..., Any]:
-        from torch._C import DispatchKey
+        from torch._C import DispatchKey, _dispatch_keys, _dispatch_keyset_full_after
 
+        backends = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
         operation = OPERATIONS[method]
         group_argument = 2 if method == "allgather" else 1
 
         def kernel(*arguments: Any, **keywords: Any) -> Any:
-            payload = operation.measure(arguments, None)
-            tensor = payload[3]
+            tensor: Any = next(iter(_flat(arguments[0])), None)
             traced = tensor is None or is_traced(tensor)
-            key = DispatchKey.Meta if traced else getattr(DispatchKey, tensor.device.type.upper())
+            # Not the device's key: sparse tensors and devices of other makers have keys of their own.
+            key = DispatchKey.Meta if traced else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
             if traced or sys._getframe(1).f_code in CAPTURED_CODE:
                 return overload._op_dk(key, *arguments, **keywords)
             issued: Issued | None = None
             try:
+                payload = operation.measure(arguments, None)
                 root = int(arguments[2]) if operation.has_root else None
                 issued = self._issued.launch(operation, arguments[group_argument], payload, root)
             except Exception as error:

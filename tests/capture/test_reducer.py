@@ -1,0 +1,40 @@
+"""What DistributedDataParallel sends from C++: seen, and never disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commtrace.capture.issued import IssuedCalls
+from commtrace.capture.reducer import ReducerCapture
+from tests.capture.recording import Recording
+
+
+@pytest.fixture
+def alone(recording: Recording) -> Iterator[Recording]:
+    """The only rank under gloo, with the reducer captured."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    capture = ReducerCapture(recording.tracer, IssuedCalls(recording.tracer))
+    capture.install()
+    try:
+        yield recording
+    finally:
+        recording.tracer.completions.wait(5)
+        capture.uninstall()
+        dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_sparse_gradients_are_reduced_and_seen(alone: Recording) -> None:
+    model = DistributedDataParallel(torch.nn.Embedding(10, 4, sparse=True))
+
+    model(torch.tensor([1, 2])).sum().backward()
+
+    assert model.module.weight.grad.to_dense().sum() == 8
+    alone.tracer.completions.wait(5)
+    assert 2 * 8 + 2 * 4 * 4 in [row.bytes for row in alone.communications() if row.name == "all_reduce"]
+    assert alone.warnings() == []

@@ -73,11 +73,11 @@ def _pipeline_and_findings(analysis: Analysis) -> tuple[dict[str, Any] | None, F
     run, matches = analysis.run, analysis.matches
     if not analysis.steps.used:
         return None, Findings()
+    if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
+        return None, Findings(abstentions=(_ONLY_KERNELS,))
     program = _program(analysis)
     pipeline = reconstruct_pipeline(run, matches, program)
     told = pipeline.to_json() if pipeline else None
-    if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
-        return told, Findings(abstentions=(_ONLY_KERNELS,))
     return told, find_stragglers(run, matches, program=program)
 
 

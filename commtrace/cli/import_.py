@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from commtrace.errors import ConfigurationError
+from commtrace.importers.flight_recorder import import_flight_recorder
 from commtrace.importers.kineto import KinetoOptions, import_kineto
+from commtrace.importers.rows import Imported
+from commtrace.importers.whatif import import_whatif
+from commtrace.importers.workerlog import import_workerlog
 
 
 class Kind(str, Enum):
     """What the files are."""
 
     KINETO = "kineto"
+    WHATIF = "whatif"
+    FLIGHT_RECORDER = "flight-recorder"
+    WORKERLOG = "workerlog"
 
 
 class Steps(str, Enum):
@@ -26,8 +35,8 @@ class Steps(str, Enum):
 
 
 def import_(
-    kind: Annotated[Kind, typer.Argument(help="kineto: traces of torch.profiler.", show_default=False)],
-    files: Annotated[list[Path], typer.Argument(help="One file per rank.", show_default=False)],
+    kind: Annotated[Kind, typer.Argument(help="What the files are; see below.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(help="One file per rank; whatif: one in all.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The directory of the new run.", show_default=False)],
     steps: Annotated[
         Steps, typer.Option(help="kineto: whole (a file is one step) or profiler (its ProfilerSteps are the steps).")
@@ -43,20 +52,50 @@ def import_(
     ranks_per_host: Annotated[
         int,
         typer.Option(
-            help="kineto: how many ranks share a host, and so a clock. Default: as many as it has devices.",
+            min=0,
+            help="kineto, flight-recorder: how many ranks share a host, and so a clock. Default: as many as a trace "
+            "lists devices, else 8.",
             show_default=False,
         ),
     ] = 0,
+    meta: Annotated[
+        Path | None, typer.Option(help="whatif: the file with the sizes of the job.", show_default=False)
+    ] = None,
 ) -> None:
     """Make a run from what another program recorded; every reading command takes it.
 
-    kineto: the JSON that torch.profiler writes, plain or gzip, one file per rank.
+    kineto: the JSON that torch.profiler writes, plain or gzip. whatif: a Parquet trace of the what-if study of
+    stragglers. flight-recorder: the dumps of torch's flight recorder. workerlog: the logs of Paddle's executor, or the
+    folder they are in.
     """
-    options = KinetoOptions(communication_pattern or None, steps is Steps.PROFILER, ranks_per_host)
     console = Console(stderr=True, highlight=False)
     with console.status("Importing") as status:
-        imported = import_kineto(files, output, options, on_file=lambda path: status.update(f"Reading {path}"))
+
+        def show(path: Path) -> None:
+            status.update(f"Reading {path}")
+
+        kineto = KinetoOptions(communication_pattern or None, steps is Steps.PROFILER, ranks_per_host)
+        imported = _import(kind, files, output, kineto, meta, show)
     typer.echo(
         f"{output}: {imported.ranks} rank{'s' * (imported.ranks != 1)}, {imported.num_spans} spans. "
         f"Next: commtrace summary {output}"
     )
+
+
+def _import(
+    kind: Kind,
+    files: Sequence[Path],
+    output: Path,
+    kineto: KinetoOptions,
+    meta: Path | None,
+    on_file: Callable[[Path], None],
+) -> Imported:
+    if kind is Kind.KINETO:
+        return import_kineto(files, output, kineto, on_file=on_file)
+    if kind is Kind.FLIGHT_RECORDER:
+        return import_flight_recorder(files, output, ranks_per_host=kineto.ranks_per_host, on_file=on_file)
+    if kind is Kind.WORKERLOG:
+        return import_workerlog(files, output, on_file=on_file)
+    if len(files) != 1:
+        raise ConfigurationError(f"whatif takes the one Parquet file of a job, and {len(files)} were given.")
+    return import_whatif(files[0], output, meta=meta, on_file=on_file)

@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.analysis.chain import analyse
+from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import build_program
+from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.straggler import find_stragglers
-from commtrace.analysis.whatif import what_if
+from commtrace.analysis.whatif import WhatIf, what_if
+from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
+from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_stragglers
 from commtrace.errors import CommtraceError
@@ -63,10 +65,17 @@ def _told(run: Path, steps: str) -> dict[str, Any]:
         raise CommtraceError(f"{run}: the steps cannot be replayed: {error}") from error
     findings = find_stragglers(analysis.run, analysis.matches, program=program)
     return {
-        **what_if(analysis.run, analysis.matches, program).to_json(),
+        **_what_if(analysis, program).to_json(),
         "verdicts": [verdict.to_json() for verdict in findings.verdicts],
         "abstentions": list(findings.abstentions),
     }
+
+
+def _what_if(analysis: Analysis, program: Program) -> WhatIf:
+    """An imported trace of the what-if study is analysed by the rules of its authors, over all of its steps."""
+    if is_whatif_run(analysis.recorded):
+        return analyse_whatif_trace(whatif_trace_of(analysis.recorded))
+    return what_if(analysis.run, analysis.matches, program)
 
 
 def _print(console: Console, told: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,16 +73,16 @@ def import_kineto(
     options = options or KinetoOptions()
     run_id, session = new_run(output)
     of_rank = _ranks_of_files(files)
+    world = _world(of_rank)
     num_spans = 0
     for rank, (path, distributed) in sorted(of_rank.items()):
         on_file(path)
         trace = read_device_trace(path, options.communication_pattern)
-        world = _world(distributed, of_rank)
         calls, groups = describe(trace.communication, rank, world, distributed)
         steps = _Steps.of(trace, profiler_steps=options.profiler_steps)
         metadata = imported_rank(
             rank,
-            len(world),
+            max(world) + 1,
             session=session,
             run_id=run_id,
             source="kineto",
@@ -121,9 +121,9 @@ def _distributed_info(path: Path) -> dict[str, Any]:
     return file.header.distributed
 
 
-def _world(distributed: dict[str, Any], of_rank: dict[int, Any]) -> tuple[int, ...]:
+def _world(of_rank: Mapping[int, tuple[Path, dict[str, Any]]]) -> tuple[int, ...]:
     """All ranks of the job as far as it is known: of some, no file may have been given."""
-    size = integer(distributed.get("world_size"))
+    size = max(integer(distributed.get("world_size")) for _, distributed in of_rank.values())
     return tuple(range(size)) if size > max(of_rank) else tuple(sorted(of_rank))
 
 

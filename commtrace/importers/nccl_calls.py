@@ -7,63 +7,14 @@ told is found by order: the n-th collective of a group on one rank is the n-th o
 from __future__ import annotations
 
 import json
-import re
-import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from commtrace.importers.device_events import CommunicationKernel, integer
+from commtrace.importers.groups import complete_list, named_group
+from commtrace.importers.nccl_words import DTYPES, operation_of
 from commtrace.trace.groups import Group, group_id
-
-_OPERATIONS: Final = {
-    "reducescatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "barrier": "barrier",
-    # Without a description, sends and receives that NCCL runs as one kernel are an all_to_all.
-    "sendrecv": "all_to_all",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce": "reduce",
-    "send": "send",
-    "recv": "recv",
-}
-"""By what a name contains without its underscores; the first that fits is meant."""
-
-_DTYPES: Final = {
-    "Float": ("float32", 4),
-    "Double": ("float64", 8),
-    "Half": ("float16", 2),
-    "BFloat16": ("bfloat16", 2),
-    "Long": ("int64", 8),
-    "Int": ("int32", 4),
-    "Short": ("int16", 2),
-    "Char": ("int8", 1),
-    "Byte": ("uint8", 1),
-    "Bool": ("bool", 1),
-    "Float8_e4m3fn": ("float8_e4m3fn", 1),
-    "Float8_e5m2": ("float8_e5m2", 1),
-}
-"""torch's names of scalar types in C++, as in Python, and their sizes."""
-
-_PARALLEL_GROUP: Final = re.compile(r"(?:MODEL_)?(?:PARALLEL_)?GROUP")
-_MEGATRON_ROLES: Final = {
-    "TENSOR": "tp",
-    "PIPELINE": "pp",
-    "DATA": "dp",
-    "DATA_WITH_CP": "dp-cp",
-    "CONTEXT": "cp",
-    "EXPERT": "ep",
-    "EXPERT_DATA": "expert-dp",
-    "EXPERT_TENSOR": "expert-tp",
-    "EMBEDDING": "embedding",
-    "POSITION_EMBEDDING": "position-embedding",
-}
-UNKNOWN_ROLE: Final = "unknown"
-_LARGEST_ORDINAL: Final = 2**31
 
 
 class Call(NamedTuple):
@@ -111,33 +62,28 @@ def describe(
             group = table.described(kernel.arguments)
         elif not any_described:
             group = table.of_stream(streams.index(kernel.stream))
-        calls.append(numbers.number(_call(kernel, group)))
+        calls.append(numbers.number(_call(kernel, group, rank)))
     return calls, table.used
 
 
-def _call(kernel: CommunicationKernel, group: Group | None) -> Call:
+def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
     """Everything about the call but its number."""
     arguments = kernel.arguments
     operation = operation_of(str(arguments.get("Collective name", ""))) or operation_of(kernel.name)
-    dtype, size = _DTYPES.get(str(arguments.get("dtype", "")), (None, 0))
+    dtype, size = DTYPES.get(str(arguments.get("dtype", "")), (None, 0))
     peer = integer(arguments.get("Dst Rank" if operation == "send" else "Src Rank"))
-    num_bytes, self_bytes = _bytes(operation, arguments, size, group)
+    elements = integer(arguments.get("Out msg nelems" if operation in ("all_gather", "recv") else "In msg nelems"))
+    num_bytes = elements * size if elements >= 0 and size else -1
     return Call(
         kernel,
         operation or _plain_name(kernel.name),
         group.id if group else -1,
         integer(arguments.get("Seq")),
         num_bytes=num_bytes,
-        self_bytes=self_bytes,
+        self_bytes=_self_bytes(arguments, num_bytes, group, rank) if operation == "all_to_all" else -1,
         dtype=dtype,
         peer=peer if operation in ("send", "recv") else -1,
     )
-
-
-def operation_of(name: str) -> str:
-    """The operation that ``_allgather_base``, ``nccl:all_reduce`` or ``ncclDevKernel_SendRecv(…)`` is; else empty."""
-    letters = name.partition("(")[0].replace("_", "").lower()
-    return next((operation for part, operation in _OPERATIONS.items() if part in letters), "")
 
 
 def _plain_name(kernel: str) -> str:
@@ -145,13 +91,22 @@ def _plain_name(kernel: str) -> str:
     return kernel.partition("(")[0].partition("<")[0].split()[-1].rpartition("::")[2] if kernel.strip() else "unknown"
 
 
-def _bytes(operation: str, arguments: Mapping[str, Any], size: int, group: Group | None) -> tuple[int, int]:
-    """Bytes of the full tensor, and of an uneven all_to_all what stays on the rank (−1 where the splits are even)."""
-    sent, received = integer(arguments.get("In msg nelems")), integer(arguments.get("Out msg nelems"))
-    elements = received if operation in ("all_gather", "recv") else sent
-    if elements < 0 or not size:
-        return -1, -1
-    return elements * size, -1
+def _self_bytes(arguments: Mapping[str, Any], num_bytes: int, group: Group | None, rank: int) -> int:
+    """What a rank sends to itself in an all_to_all with split sizes; −1 for even splits, or where they are not told."""
+    try:
+        splits = json.loads(str(arguments.get("In split size", "[]")))
+    except ValueError:  # torch cuts long lists off
+        return -1
+    if (
+        not group
+        or rank not in group.ranks
+        or not isinstance(splits, list)
+        or len(splits) != group.size
+        or num_bytes < 0
+    ):
+        return -1
+    total = sum(integer(split, 0) for split in splits)
+    return num_bytes * integer(splits[group.ranks.index(rank)], 0) // total if total else 0
 
 
 class _Groups:
@@ -179,17 +134,13 @@ class _Groups:
 
     def _from_description(self, name: str, ranks: str, description: str, arguments: Mapping[str, Any]) -> Group:
         members = self._members(name, ranks, arguments)
-        # torch numbers groups in the order in which they are created; other names tell groups apart, and no more.
-        ordinal = int(name) if name.isdecimal() else zlib.crc32(name.encode()) % _LARGEST_ORDINAL
-        return Group(
-            group_id(members, ordinal), members, ordinal, role_of(description), name, description, self._backend
-        )
+        return named_group(name, members, description, self._backend)
 
     def _members(self, name: str, ranks: str, arguments: Mapping[str, Any]) -> tuple[int, ...]:
-        told = _complete_list(ranks)
+        told = complete_list(ranks)
         if told:
             return told
-        configured = _complete_list(self._configured.get(name, {}).get("ranks"))
+        configured = complete_list(self._configured.get(name, {}).get("ranks"))
         if configured:
             return configured
         first, stride, size = (
@@ -206,28 +157,6 @@ class _Groups:
                 group_id(self._world, position), self._world, position, "world", backend=self._backend
             )
         return self._known[key]
-
-
-def _complete_list(ranks: Any) -> tuple[int, ...]:
-    """Members from a list, or from its text, which torch cuts off with ``...`` after 30; empty if it was cut off."""
-    if isinstance(ranks, str):
-        try:
-            ranks = json.loads(ranks)
-        except ValueError:
-            return ()
-    if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
-        return ()
-    return tuple(sorted(ranks))
-
-
-def role_of(description: str) -> str:
-    """What a group is for, from torch's description: ``default_pg``, a mesh's ``mesh_tp``, Megatron's names."""
-    if description == "default_pg":
-        return "world"
-    if description.startswith("mesh_"):
-        return description.removeprefix("mesh_")
-    kind = "_".join(part for part in _PARALLEL_GROUP.sub("", description).split("_") if part)
-    return _MEGATRON_ROLES.get(kind) or ("" if description == "undefined" else description) or UNKNOWN_ROLE
 
 
 class _Numbers:

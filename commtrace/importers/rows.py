@@ -111,15 +111,18 @@ def imported_rank(
     )
 
 
-def write_rank(output: Path, metadata: RankMetadata, spans: Iterable[Row], marks: Sequence[Row] = ()) -> int:
-    """Write one rank in order; returns how many spans there were."""
+def write_rank(
+    output: Path, metadata: RankMetadata, spans: Iterable[Row], marks: Sequence[Row] = (), *, closed: bool = True
+) -> int:
+    """Write one rank; returns how many spans there were. ``closed`` is False for one that did not end in order."""
     writer = SegmentWriter(output, metadata)
     writer.write(marks)
     num_spans = 0
     for batch in _batches(spans):
         num_spans += len(batch)
         writer.write(batch)
-    writer.write([mark_row("end", {})])
+    if closed:
+        writer.write([mark_row("end", {})])
     writer.close()
     return num_spans
 

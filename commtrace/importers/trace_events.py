@@ -29,6 +29,7 @@ import msgspec
 
 from commtrace.errors import ImportFileError
 
+_HEADER_PIECE: Final = 2**16
 _LARGEST_HEADER: Final = 256 * 2**20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -88,13 +89,15 @@ class Header:
 class TraceFile:
     """One file. ``header`` is complete when :meth:`events` has been exhausted: part of it may follow the events."""
 
-    def __init__(self, path: Path, *, num_bytes_per_piece: int = 4 * 2**20) -> None:
+    def __init__(self, path: Path, *, num_bytes_per_piece: int = 1 * 2**20) -> None:
         self.path = path
         self.header = Header()
         self._piece = num_bytes_per_piece
 
     def events(self) -> Generator[Sequence[Event], None, None]:
-        """All events, piece by piece. They hold on to the text of their piece: keep none of them.
+        """All events, piece by piece; first none, when what stands before them has been read.
+
+        Events hold on to the text of their piece: keep none of them.
 
         Raises:
             ImportFileError: the file cannot be read, is cut off, or is no trace.
@@ -113,6 +116,7 @@ class TraceFile:
 
     def _pieces(self, file: _File) -> Iterator[Sequence[Event]]:
         buffer, closing = self._read_header(file)
+        yield []  # for those who want the header alone
         wanted = self._piece
         while block := file.read(self._piece):
             buffer += block
@@ -140,7 +144,8 @@ class TraceFile:
             What was read behind it, and what must follow the end of the file so that all of it is an object: files
             that are nothing but a list of events are traces too.
         """
-        buffer = file.read(self._piece).lstrip(b"\xef\xbb\xbf \t\r\n")
+        num_bytes = min(self._piece, _HEADER_PIECE)
+        buffer = file.read(num_bytes).lstrip(b"\xef\xbb\xbf \t\r\n")
         if buffer[:1] == b"[":
             return buffer[1:], b"}"
         if buffer[:1] != b"{":
@@ -155,7 +160,7 @@ class TraceFile:
                     self.header.update(document)
                     return buffer[match.end() :], b""
             searched = max(0, len(buffer) - _LONGEST_MATCH)
-            block = file.read(self._piece)
+            block = file.read(num_bytes)
             if not block or len(buffer) > _LARGEST_HEADER:
                 raise ImportFileError(
                     f"{self.path} is not a trace of torch.profiler: it has no list named traceEvents. "

@@ -13,6 +13,7 @@ from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.kineto import KinetoOptions, import_kineto
+from commtrace.trace import schema
 from commtrace.trace.groups import group_id
 from commtrace.trace.reader import load_run
 from tests.importers.kineto_files import annotation, copy, kernel, nccl, write_trace
@@ -169,6 +170,18 @@ def test_members_of_a_group(tmp_path: Path, ranks: str, extra: dict[str, int], m
 
     (group,) = load_run(tmp_path / "run").ranks[0].groups.values()
     assert (group.ranks, group.id) == (members, group_id(members, 9))
+
+
+@pytest.mark.parametrize(("splits", "self_bytes"), [("[]", -1), ("[10, 30]", 120), ("[10, ...]", -1)])
+def test_an_uneven_all_to_all_keeps_a_part(tmp_path: Path, splits: str, self_bytes: int) -> None:
+    told = {"collective": "all_to_allv", "group": "0", "ranks": [0, 1], "dtype": "Float", "sent": 40}
+    event = nccl(0, 1, **told, **{"In split size": splits})
+
+    import_kineto([write_trace(tmp_path / "b.json", [event], rank=1, world_size=2)], tmp_path / "run")
+
+    spans = load_run(tmp_path / "run").ranks[1].spans
+    row = int((spans.kind == schema.COLLECTIVE).argmax())
+    assert (spans.bytes[row], spans.self_bytes[row]) == (160, self_bytes)
 
 
 def test_messages_are_matched_by_pair_and_order(tmp_path: Path) -> None:

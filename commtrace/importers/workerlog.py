@@ -1,0 +1,260 @@
+"""``commtrace import workerlog``: the job times that Paddle's executor logs when its schedule profiler is on.
+
+A log has a line for each job of a pipeline stage: ``… Profiler Info: Job (2), type = forward, micro_batch_id = 2,
+job_start_time = 1697793307213.760986, job_end_time = …`` (epoch ms). Communication is not logged. But a stage that did
+nothing before a job waited for its neighbour's part of the microbatch, so this message is put into the run, with the
+timing ``unknown``: it was sent when the neighbour's job ended and received when the own job began.
+
+>>> import_workerlog([Path("log/workerlog.0"), Path("log/workerlog.1")], Path("imported"))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from commtrace.errors import ImportFileError
+from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
+from commtrace.trace import schema
+from commtrace.trace.groups import Group, group_id
+from commtrace.trace.writer import Row
+
+_JOB: Final = re.compile(
+    r"Profiler Info: Job \(\d+\), type = (?P<type>[a-zA-Z_]+?)(?P<chunk>\d*), micro_batch_id = (?P<microbatch>-?\d+), "
+    r"job_start_time = (?P<start>[\d.]+), job_end_time = (?P<end>[\d.]+)"
+)
+_FIRST_STEP: Final = re.compile(r"Schedule Profiler start at step (\d+)")
+_NAME: Final = re.compile(r"workerlog\.(\d+)$")
+_MACHINE: Final = re.compile(r"^machine(\d+)$")
+_KINDS: Final = {"forward": schema.FORWARD, "backward": schema.BACKWARD, "optimizer": schema.OPTIMIZER}
+_NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One line. ``step`` counts from the first step in the log."""
+
+    type: str
+    chunk: int
+    microbatch: int
+    start: int
+    end: int
+    step: int = 0
+
+    @property
+    def is_phase(self) -> bool:
+        return self.type in ("forward", "backward")
+
+    @property
+    def key(self) -> tuple[int, str, int, int]:
+        return self.step, self.type, self.chunk, self.microbatch
+
+
+class _Log(NamedTuple):
+    """One file: a stage of the pipeline."""
+
+    path: Path
+    node: str
+    local_rank: int
+    first_step: int
+    jobs: list[_Job]
+
+
+class _Message(NamedTuple):
+    """What a stage received, or sent, for a job. ``number`` counts the messages from sender to receiver."""
+
+    job: _Job
+    is_send: bool
+    peer: int
+    number: int
+    start: int
+    end: int
+
+
+def import_workerlog(
+    files: Sequence[Path], output: Path, *, on_file: Callable[[Path], None] = lambda path: None
+) -> Imported:
+    """Make a run of a pipeline from the logs of its stages.
+
+    Args:
+        files: ``workerlog.D``, or folders that hold them; those of several machines lie in ``machineN``. The stages are
+            in the order of machine and D.
+        output: directory of the new run.
+        on_file: called with each file before it is read.
+
+    Raises:
+        ImportFileError: a file cannot be used; the message says which and why.
+        ConfigurationError: ``output`` holds a run.
+    """
+    run_id, session = new_run(output)
+    logs = []
+    for path in _in_order(files):
+        on_file(path)
+        logs.append(_read(path))
+    group = Group(group_id(range(len(logs)), 0), tuple(range(len(logs))), 0, "pp", "pipeline")
+    chunks = 1 + max(job.chunk for log in logs for job in log.jobs)
+    messages = _messages([log.jobs for log in logs], chunks)
+    num_spans = 0
+    for rank, log in enumerate(logs):
+        metadata = imported_rank(
+            rank,
+            len(logs),
+            session=session,
+            run_id=run_id,
+            source="workerlog",
+            node=log.node,
+            local_rank=log.local_rank,
+        )
+        topology = {
+            "coordinates": {"pp": rank},
+            "parallel": {"pp": len(logs), "vpp": chunks},
+            "framework": {"name": "paddle"},
+        }
+        marks = [*group_rows([group]), mark_row("topology", topology)]
+        num_spans += write_rank(output, metadata, _rows(rank, log, messages[rank], group), marks)
+    return Imported(len(logs), num_spans)
+
+
+def _in_order(files: Sequence[Path]) -> list[Path]:
+    """The logs by machine and number; folders are searched."""
+    logs: list[Path] = []
+    for path in files:
+        found = [log for log in path.rglob("workerlog.*") if _NAME.search(log.name)] if path.is_dir() else [path]
+        if not found:
+            raise ImportFileError(f"{path} holds no workerlog.0, workerlog.1, …; give the log folder of the launcher.")
+        logs += found
+    for log in logs:
+        if not _NAME.search(log.name):
+            raise ImportFileError(
+                f"{log} is not named workerlog.N, so its stage is not known. Give the launcher's files."
+            )
+    return sorted(set(logs), key=lambda log: (_machine(log), str(log.parent), int(_NAME.findall(log.name)[0])))
+
+
+def _machine(log: Path) -> int:
+    match = _MACHINE.match(log.parent.name)
+    return int(match[1]) if match else 0
+
+
+def _read(path: Path) -> _Log:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ImportFileError(f"{path} cannot be read: {error.strerror or error}.") from error
+    jobs = [_job(match) for match in _JOB.finditer(text)]
+    if not jobs:
+        raise ImportFileError(
+            f"{path} has no `Profiler Info: Job` lines. Turn the executor's job schedule profiler on for a few steps."
+        )
+    first_step = _FIRST_STEP.search(text)
+    node = path.parent.name if _MACHINE.match(path.parent.name) else "host0"
+    local_rank = int(_NAME.findall(path.name)[0])
+    return _Log(path, node, local_rank, int(first_step[1]) if first_step else 0, _with_steps(jobs))
+
+
+def _job(match: re.Match[str]) -> _Job:
+    return _Job(
+        type=match["type"],
+        chunk=int(match["chunk"] or 0),
+        microbatch=int(match["microbatch"]),
+        start=_nanoseconds(match["start"]),
+        end=_nanoseconds(match["end"]),
+    )
+
+
+def _nanoseconds(milliseconds: str) -> int:
+    return int(Decimal(milliseconds) * _NS_PER_MS)
+
+
+def _with_steps(jobs: Sequence[_Job]) -> list[_Job]:
+    """Jobs by start, numbered: a step is over when a job comes again."""
+    step, seen, numbered = 0, set[tuple[int, str, int, int]](), []
+    for job in sorted(jobs, key=lambda job: (job.start, job.end)):
+        job = replace(job, step=step)
+        if job.key in seen:
+            step, seen = step + 1, set()
+            job = replace(job, step=step)
+        seen.add(job.key)
+        numbered.append(job)
+    return numbered
+
+
+def _messages(stages: Sequence[Sequence[_Job]], chunks: int) -> dict[int, list[_Message]]:
+    """By stage: what it received before its jobs, and what it sent after them."""
+    of_key = [{job.key: job for job in jobs if job.is_phase} for jobs in stages]
+    found: dict[int, list[_Message]] = {stage: [] for stage in range(len(stages))}
+    numbers: dict[tuple[int, int], int] = {}
+    for stage, jobs in enumerate(stages):
+        for before, job in pairwise([None, *jobs]):
+            source = _source(job, stage, len(stages), chunks) if job and job.is_phase else None
+            sent = of_key[source[0]].get((job.step, job.type, source[1], job.microbatch)) if job and source else None
+            if job is None or source is None or sent is None:
+                continue
+            sender = source[0]
+            number = numbers.get((sender, stage), 0)
+            numbers[sender, stage] = number + 1
+            posted = min(before.end if before else job.start, job.start)
+            found[stage].append(_Message(job, False, sender, number, posted, job.start))
+            found[sender].append(_Message(sent, True, stage, number, sent.end, sent.end))
+    return found
+
+
+def _source(job: _Job, stage: int, stages: int, chunks: int) -> tuple[int, int] | None:
+    """Stage and chunk that a job's input comes from; None where the pipeline begins, or on the stage itself."""
+    place = job.chunk * stages + stage + (-1 if job.type == "forward" else 1)
+    if not 0 <= place < chunks * stages or place % stages == stage:
+        return None
+    return place % stages, place // stages
+
+
+def _rows(rank: int, log: _Log, messages: Sequence[_Message], group: Group) -> Iterator[Row]:
+    yield from _step_rows(log)
+    for job in log.jobs:
+        kind = _KINDS.get(job.type, schema.PHASE)
+        yield span_row(
+            kind,
+            job.type,
+            schema.COMPUTE,
+            job.start,
+            job.end,
+            step=log.first_step + job.step,
+            microbatch=job.microbatch if job.is_phase else -1,
+            chunk=job.chunk if job.is_phase else -1,
+            stage=rank,
+            timing=schema.HOST_TIMING,
+        )
+    for number, message in enumerate(messages):
+        yield from _message_rows(rank, log, message, number, group)
+
+
+def _step_rows(log: _Log) -> Iterator[Row]:
+    begins: dict[int, int] = {}
+    for job in log.jobs:
+        begins.setdefault(job.step, job.start)
+    ends = [*list(begins.values())[1:], max(job.end for job in log.jobs)]
+    for (step, begin), end in zip(begins.items(), ends, strict=True):
+        yield span_row(
+            schema.STEP, "step", schema.COMPUTE, begin, end, step=log.first_step + step, timing=schema.HOST_TIMING
+        )
+
+
+def _message_rows(rank: int, log: _Log, message: _Message, number: int, group: Group) -> Iterator[Row]:
+    name = "send" if message.is_send else "recv"
+    job = message.job
+    step = log.first_step + job.step
+    yield span_row(
+        schema.P2P, name, schema.COMMUNICATION, message.start, message.end, step=step, microbatch=job.microbatch,
+        chunk=job.chunk, stage=rank, group=group.id, seq=message.number, peer=message.peer, is_async=message.is_send,
+        id=number, timing=schema.UNKNOWN_TIMING,
+    )  # fmt: skip
+    if message.end > message.start:
+        yield span_row(
+            schema.STALL, name, schema.COMPUTE, message.start, message.end, step=step, microbatch=job.microbatch,
+            chunk=job.chunk, stage=rank, group=group.id, seq=message.number, peer=message.peer, stalled_on=number,
+            timing=schema.UNKNOWN_TIMING,
+        )  # fmt: skip

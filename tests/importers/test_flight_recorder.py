@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.match import match
+from commtrace.analysis.summary import summarise
+from commtrace.errors import ImportFileError
+from commtrace.importers.flight_record import read_flight_record
+from commtrace.importers.flight_recorder import import_flight_recorder
+from commtrace.trace import schema
+from commtrace.trace.groups import group_id
+from commtrace.trace.reader import load_run
+
+EPOCH = 1_724_779_239_000_000_000
+DP = ("1", "DATA_PARALLEL_GROUP")
+PP = ("2", "PIPELINE_MODEL_PARALLEL_GROUP")
+
+
+def entry(seq: int, created: int, *, name: str = "nccl:all_reduce", state: str = "completed", **other: Any) -> Any:
+    completed = created + 500 if state == "completed" else None
+    return {
+        "record_id": seq,
+        "pg_id": 1,
+        "process_group": DP,
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "op_id": seq,
+        "profiling_name": name,
+        "time_created_ns": EPOCH + created,
+        "duration_ms": None,
+        "input_sizes": ((3, 4),),
+        "input_dtypes": ["BFloat16"],
+        "output_sizes": ((3, 4),),
+        "output_dtypes": ["BFloat16"],
+        "state": state,
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": completed and EPOCH + completed,
+        "retired": state == "completed",
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+        "frames": [{"name": "train_step", "filename": "train.py", "line": 42}],
+        **other,
+    }
+
+
+def write_dump(path: Path, *entries: Any) -> Path:
+    groups = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"},
+        "1": {"name": "1", "desc": DP[1], "ranks": "[1, 3]"},
+        "2": {"name": "2", "desc": PP[1], "ranks": "[1, 3]"},
+    }
+    dump = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": list(entries)}
+    path.write_bytes(pickle.dumps(dump, protocol=2))
+    return path
+
+
+def test_a_rank_that_did_not_arrive_is_seen(tmp_path: Path) -> None:
+    """Rank 1 waits in number 8; rank 3 never launched it."""
+    files = [
+        write_dump(tmp_path / "nccl_trace_rank_1", entry(7, 0), entry(8, 900, state="started")),
+        write_dump(tmp_path / "nccl_trace_rank_3", entry(7, 100)),
+    ]
+
+    import_flight_recorder(files, tmp_path / "run")
+
+    run = load_run(tmp_path / "run")
+    number = group_id([1, 3], 1)
+    assert (run.ranks[1].closed, run.ranks[3].closed) == (False, True)
+    assert list(run.ranks[1].in_flight) == [
+        {"operation": "all_reduce", "group": number, "seq": 8, "start": EPOCH + 900, "state": "started"}
+    ]
+    matches = match(run)
+    assert matches.ranks[1].complete.tolist() == [True, False]
+    assert matches.ranks[1].wait_ns(run.ranks[1].spans).tolist() == [100, 0]
+    assert run.ranks[1].groups[number].role == "dp"
+    spans = run.ranks[1].spans
+    assert spans.bytes.tolist() == [24, 24]
+    assert (spans.end - spans.start).tolist() == [500, 0]
+    assert (spans.timing == schema.UNKNOWN_TIMING).all()
+    told = summarise(tmp_path / "run")
+    assert [row["unfinished"] for row in told["communication"]] == [1]
+    assert any("Rank 1 was last seen in all_reduce number 8" in problem for problem in told["problems"])
+
+
+def test_where_the_program_was_is_kept(tmp_path: Path) -> None:
+    import_flight_recorder([write_dump(tmp_path / "trace_0", entry(7, 0, state="scheduled"))], tmp_path / "run")
+
+    (detail,) = load_run(tmp_path / "run").ranks[0].details.values()
+    assert detail == '{"state": "scheduled", "unfinished": true, "frames": ["train_step train.py:42"]}'
+
+
+def test_messages_meet_their_other_side(tmp_path: Path) -> None:
+    """The names count inside the group: its members 0 and 1 are the ranks 1 and 3."""
+    p2p = {"is_p2p": True, "process_group": PP, "collective_seq_id": 0}
+    files = [
+        write_dump(tmp_path / "d1", entry(0, 0, name="nccl:send 0->1", p2p_seq_id=5, **p2p)),
+        write_dump(tmp_path / "d3", entry(0, 9, name="nccl:recv 1<-0", p2p_seq_id=8, **p2p)),
+    ]
+
+    import_flight_recorder(files, tmp_path / "run")
+
+    run = load_run(tmp_path / "run")
+    assert (run.ranks[1].spans.peer.tolist(), run.ranks[3].spans.peer.tolist()) == ([3], [1])
+    assert match(run).ranks[1].complete.tolist() == [True]
+
+
+def test_an_operation_of_several_parts_takes_one_number(tmp_path: Path) -> None:
+    dump = write_dump(tmp_path / "d0", entry(4, 0), entry(4, 1), entry(5, 2))
+
+    import_flight_recorder([dump], tmp_path / "run")
+
+    spans = load_run(tmp_path / "run").ranks[0].spans
+    assert (spans.seq.tolist(), spans.op_in_seq.tolist()) == ([4, 4, 5], [0, 1, 0])
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return (print, ("this must not run",))
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace_0"
+    path.write_bytes(pickle.dumps({"entries": [Malicious()]}))
+
+    with pytest.raises(ImportFileError, match=r"it wants builtins\.print"):
+        read_flight_record(path)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("trace_0", b"no pickle", "no dump of the flight recorder"),
+        ("trace_0", pickle.dumps({"entries": []})[:-4], "or a damaged one"),
+        ("trace_0", pickle.dumps([1, 2]), "has no list of entries"),
+        ("trace", pickle.dumps({"entries": []}), "ends with its rank"),
+    ],
+)
+def test_a_file_that_is_no_dump_is_refused_in_words(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(ImportFileError, match=message):
+        read_flight_record(tmp_path / name)
+
+
+def test_files_that_cannot_be_put_together(tmp_path: Path) -> None:
+    one, other = write_dump(tmp_path / "a_0", entry(1, 0)), write_dump(tmp_path / "b_0", entry(1, 0))
+
+    with pytest.raises(ImportFileError, match="both of rank 0"):
+        import_flight_recorder([one, other], tmp_path / "run")
+    with pytest.raises(ImportFileError, match="cannot be read"):
+        read_flight_record(tmp_path / "nowhere_3")

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from commtrace.importers.gaps import Stall, stalls
+
+
+def test_what_ends_last_in_a_gap_is_what_was_waited_for() -> None:
+    """work ##......####......  A .===........==  B ...===  C before the next step."""
+    work = [(0, 2), (8, 12)]
+    communications = [(1, 4), (3, 8), (5, 6), (14, 16)]
+
+    assert stalls(work, communications, end=18) == [Stall(3, 8, 1), Stall(2, 3, 0), Stall(14, 16, 3)]
+
+
+def test_what_lasts_beyond_the_gap_fills_it() -> None:
+    assert stalls([(0, 2), (4, 6)], [(1, 9)], end=6) == [Stall(2, 4, 0)]
+
+
+def test_where_nothing_is_in_flight_there_is_no_stall() -> None:
+    assert stalls([(0, 2), (8, 9)], [(2, 3)], end=9) == [Stall(2, 3, 0)]
+    assert stalls([], [(2, 3)], end=9) == []
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=8)
+
+
+@given(cuts=st.lists(st.integers(0, 60), max_size=8, unique=True), pairs=INTERVALS)
+def test_stalls_are_the_time_in_flight_between_pieces_of_work(cuts: list[int], pairs: list[tuple[int, int]]) -> None:
+    edges = sorted(cuts)[: len(cuts) // 2 * 2]
+    work = list(zip(edges[::2], edges[1::2], strict=True))
+    communications = [(start, start + length) for start, length in pairs]
+
+    found = stalls(work, communications, end=70)
+
+    covered = [instant for stall in found for instant in range(stall.start, stall.end)]
+    working = {instant for start, end in work for instant in range(start, end)}
+    in_flight = {instant for start, end in communications for instant in range(start, end)}
+    begin = work[0][1] if work else 70
+    assert len(covered) == len(set(covered)), "stalls do not overlap"
+    assert set(covered) == {instant for instant in in_flight - working if begin <= instant < 70}
+    for stall in found:
+        assert communications[stall.on][0] <= stall.start
+        assert stall.end <= communications[stall.on][1]

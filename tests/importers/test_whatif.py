@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.analysis.summary import summarise
+from commtrace.cli.main import app
+from commtrace.errors import ImportFileError
+from commtrace.importers.whatif import import_whatif
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from tests.importers.reference import reference_data
+
+Operation = dict[str, Any]
+
+COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
+
+
+def operation(stage: int, optype: str, start: float, end: float, *, step: int = 7, seq: int = 0) -> Operation:
+    compute = optype.endswith("compute")
+    place = {"dp_rank": 0, "stage": stage, "rank": stage, "step": step, "optype": optype}
+    chunk = {"mc": 0, "mb_id": seq, "gmc": stage} if compute else {"mc": -1, "mb_id": -1, "gmc": -1}
+    return {**place, "start_ts": start, "duration": end - start, "seq_id": seq, **chunk}
+
+
+def two_stages(step: int = 7) -> list[Operation]:
+    """Stage 1 is not ready before 2.0 s, though its input is sent at 1.0 s; its backward ends at 5.0 s."""
+    return [
+        operation(0, "forward-compute", 0.0, 1.0, step=step),
+        operation(0, "forward-send", 1.0, 1.5, step=step),
+        operation(0, "backward-recv", 1.0, 5.5, step=step),
+        operation(0, "backward-compute", 5.5, 7.5, step=step),
+        operation(1, "forward-recv", 0.0, 1.5, step=step),
+        operation(1, "forward-compute", 2.0, 3.0, step=step),
+        operation(1, "backward-compute", 3.0, 5.0, step=step),
+        operation(1, "backward-send", 5.0, 5.5, step=step),
+        operation(1, "optimizer", 7.0, 8.0, step=step),
+    ]
+
+
+def write_trace(path: Path, operations: list[Operation]) -> Path:
+    pq.write_table(pa.table({name: [one[name] for one in operations] for name in COLUMNS}), path)
+    return path
+
+
+def test_what_the_lane_stood_still_for(tmp_path: Path) -> None:
+    import_whatif(write_trace(tmp_path / "trace.parquet", two_stages()), tmp_path / "run")
+
+    first, second = summarise(tmp_path / "run")["ranks"]
+    assert first["wall_ns"] == second["wall_ns"] == 8_000_000_000
+    # Stage 0 waits from 1.0 for the backward, which is sent at 5.0 and there at 5.5.
+    assert (first["compute_ns"], first["bubble_ns"], first["exposed_total_ns"]) == (3 * 10**9, 4 * 10**9, 5 * 10**8)
+    # Stage 1 waits until 1.0, receives until 1.5; then it is in nothing until 2.0, and from 5.5 to 7.0.
+    assert (second["compute_ns"], second["bubble_ns"]) == (4 * 10**9, 10**9)
+    assert (second["exposed_total_ns"], second["other_ns"]) == (10**9, 2 * 10**9)
+
+
+def test_places_and_sizes(tmp_path: Path) -> None:
+    meta = tmp_path / "meta.yaml"
+    meta.write_text("trial_name: X\ntp_size: 4\npp_size: 2\ndp_size: 1\n")
+
+    import_whatif(write_trace(tmp_path / "trace.parquet", two_stages()), tmp_path / "run", meta=meta)
+
+    trace = load_run(tmp_path / "run").ranks[1]
+    assert trace.coordinates == {"pp": 1, "dp": 0}
+    assert trace.parallel == {"pp": 2, "dp": 1, "tp": 4}
+    assert {group.name: group.role for group in trace.groups.values()} == {"forward": "pp", "backward": "pp"}
+    forward = trace.spans.kind == schema.FORWARD
+    assert (trace.spans.microbatch[forward].tolist(), trace.spans.stage[forward].tolist()) == ([0], [1])
+
+
+def test_steps_lie_one_behind_the_other(tmp_path: Path) -> None:
+    import_whatif(write_trace(tmp_path / "trace.parquet", [*two_stages(9), *two_stages(7)]), tmp_path / "run")
+
+    spans = load_run(tmp_path / "run").ranks[0].spans
+    steps = spans.take(spans.kind == schema.STEP)
+    assert steps.step.tolist() == [7, 9]
+    assert (steps.start.tolist(), steps.end.tolist()) == ([0, 8 * 10**9], [8 * 10**9, 16 * 10**9])
+    assert all(row["unmatched"] == 0 for row in summarise(tmp_path / "run", "7:10")["communication"])
+
+
+def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "text.parquet").write_text("no parquet")
+    pq.write_table(pa.table({"stage": [1]}), tmp_path / "other.parquet")
+    pq.write_table(pa.table({name: [1] for name in COLUMNS}).slice(0, 0), tmp_path / "empty.parquet")
+    moved = [operation(0, "optimizer", 0, 1), {**operation(1, "optimizer", 0, 1), "rank": 0}]
+    good = write_trace(tmp_path / "good.parquet", two_stages())
+
+    for path, message in {
+        tmp_path / "text.parquet": "no Parquet file",
+        tmp_path / "other.parquet": "has no columns dp_rank, duration",
+        tmp_path / "empty.parquet": "has no rows",
+        write_trace(tmp_path / "moved.parquet", moved): "more than one stage",
+    }.items():
+        with pytest.raises(ImportFileError, match=message):
+            import_whatif(path, tmp_path / "run")
+    with pytest.raises(ImportFileError, match="given with --meta"):
+        import_whatif(good, tmp_path / "run", meta=tmp_path / "nowhere.yaml")
+    two = CliRunner().invoke(app, ["import", "whatif", str(good), str(good), "-o", str(tmp_path / "run")])
+    assert two.exit_code == 2
+    assert "takes the one Parquet file" in two.output
+
+
+def test_a_real_job(tmp_path: Path) -> None:
+    folder = reference_data("whatif")
+    result = CliRunner().invoke(
+        app,
+        [
+            *("import", "whatif", str(folder / "trace-ST.parquet"), "--meta", str(folder / "meta-ST.yaml")),
+            *("-o", str(tmp_path / "run")),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+
+    summary = summarise(tmp_path / "run")
+
+    assert (summary["run"]["world_size"], summary["run"]["steps"]["count"]) == (8, 31)
+    assert {name: summary["run"]["parallel"][name] for name in ("pp", "dp")} == {"pp": 4, "dp": 2}
+    assert (summary["pipeline"]["schedule"], summary["pipeline"]["microbatches"]) == ("1f1b", 4)
+    assert all(row["unmatched"] == 0 for row in summary["communication"])
+    stage_of_most_compute = max(summary["ranks"], key=lambda rank: rank["compute_ns"])["coordinates"]["pp"]
+    assert stage_of_most_compute == 3

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -71,7 +72,7 @@ def step(number: int | None = None) -> Iterator[None]:
     """
     tracer = _tracer()
     if tracer is not None:
-        _guarded(tracer, lambda: tracer.begin_step(number))
+        _guarded(tracer, lambda: tracer.begin_step(None if number is None else operator.index(number)))
     try:
         yield
     finally:

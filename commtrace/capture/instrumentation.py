@@ -18,6 +18,7 @@ from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.reducer import ReducerCapture
 from commtrace.capture.tracer import Tracer
 from commtrace.config import Config
+from commtrace.errors import ConfigurationError
 from commtrace.recorder import Recorder, Sink
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter
@@ -48,6 +49,9 @@ class Instrumentation:
     """
 
     def __init__(self, config: Config, integrations: Sequence[tuple[str, Install]] = ()) -> None:
+        for name in ("buffer_spans", "steps_per_segment"):
+            if getattr(config, name) < 1:
+                raise ConfigurationError(f"{name}={getattr(config, name)}: write a whole number of at least 1")
         self._config = config
         self._integrations = integrations
         self._run_id = identity.run_id(config)

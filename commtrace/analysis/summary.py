@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,16 @@ from commtrace.analysis.coverage import find_coverage
 from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.analysis.problems import find_problems
-from commtrace.analysis.rank_means import rank_means
+from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.verdict import verdict
 from commtrace.trace.run import Run
 
-_ONLY_KERNELS = (
+ONLY_KERNELS = (
     "Stragglers were not looked for: kernels tell when a rank computes, not which microbatch or phase. How long each "
-    "rank waited, and how long others waited for it, is told per rank (wait_ns and blame_ns with --json)."
+    "rank waited, and how long others waited for it, is in the summary (wait_ns and blame_ns with --json)."
 )
 
 
@@ -52,7 +53,7 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
     run, matches = analysis.run, analysis.matches
     communication = communication_table(run, matches, analysis.partition, analysis.roles)
     ranks = rank_means(run, analysis.partition, matches)
-    pipeline, findings = _pipeline_and_findings(analysis)
+    pipeline, findings = _pipeline_and_findings(analysis, ranks)
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
         "run": _identity(analysis),
@@ -68,17 +69,26 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _pipeline_and_findings(analysis: Analysis) -> tuple[dict[str, Any] | None, Findings]:
+def _pipeline_and_findings(analysis: Analysis, ranks: Sequence[RankMean]) -> tuple[dict[str, Any] | None, Findings]:
     """Both rest on the same replay, which is most of their work."""
     run, matches = analysis.run, analysis.matches
     if not analysis.steps.used:
         return None, Findings()
     if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
-        return None, Findings(abstentions=(_ONLY_KERNELS,))
+        return None, Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     program = _program(analysis)
     pipeline = reconstruct_pipeline(run, matches, program)
     told = pipeline.to_json() if pipeline else None
     return told, find_stragglers(run, matches, program=program)
+
+
+def _most_waited_for(ranks: Sequence[RankMean]) -> str:
+    """The rank that others waited for longest, of whom it is only known that it came last."""
+    last = max(ranks, key=lambda rank: rank.blame_ns, default=None)
+    if last is None or not last.blame_ns:
+        return ""
+    share = last.blame_ns / sum(rank.blame_ns for rank in ranks)
+    return f" Others waited longest for rank {last.rank}: {share:.0%} of all waiting."
 
 
 def _program(analysis: Analysis) -> Program | None:

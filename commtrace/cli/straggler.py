@@ -14,9 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.straggler import find_stragglers
+from commtrace.analysis.summary import ONLY_KERNELS
 from commtrace.analysis.whatif import WhatIf, what_if
 from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
 from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
@@ -59,6 +61,8 @@ def _told(run: Path, steps: str) -> dict[str, Any]:
     analysis = analyse(run, steps or None)
     if not analysis.steps.used:
         raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
+    if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
+        raise CommtraceError(f"{run}: {ONLY_KERNELS}")
     try:
         program = build_program(analysis.run, analysis.matches)
     except ReplayError as error:

@@ -323,7 +323,12 @@ def test_every_reading_command_takes_the_run(tmp_path: Path) -> None:
         ["export", str(tmp_path / "run"), "--format", "chrome", "-o", str(tmp_path / "trace.json")],
     ]
 
+    kernels = [["straggler", str(tmp_path / "run")], ["pipeline", str(tmp_path / "run")]]
     results = [CliRunner().invoke(app, command) for command in commands]
 
     assert [result.exit_code for result in results] == [0, 0, 0, 0], [result.output for result in results]
+    for command in kernels:
+        result = CliRunner().invoke(app, command)
+        assert "kernels" in result.output or "no pipeline" in result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit), command
     assert results[0].stdout == f"{tmp_path / 'run'}: 1 rank, 4 spans. Next: commtrace summary {tmp_path / 'run'}\n"

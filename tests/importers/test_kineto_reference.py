@@ -106,6 +106,7 @@ def test_who_waited_and_for_whom(tmp_path: Path) -> None:
     assert sum(row["duration_ns"]["sum"] for row in summary["communication"]) == 48_542_000
     assert sum(row["wait_ns"] for row in summary["communication"]) == pytest.approx(46_843_000, abs=1000)
     assert all(row["unmatched"] == 0 for row in summary["communication"])
+    assert "Others waited longest for rank 7" in summary["abstentions"][0]
 
 
 def test_who_came_last(tmp_path: Path) -> None:

@@ -14,5 +14,11 @@ def _megatron(tracer: Tracer) -> Callable[[], None]:
     return megatron.install(tracer)
 
 
-INTEGRATIONS: Final = (("megatron", _megatron),)
+def _deepspeed(tracer: Tracer) -> Callable[[], None]:
+    from commtrace.integrations import deepspeed
+
+    return deepspeed.install(tracer)
+
+
+INTEGRATIONS: Final = (("megatron", _megatron), ("deepspeed", _deepspeed))
 """Name and installer of every integration; an installer returns what takes it out again."""

@@ -1,0 +1,422 @@
+"""DeepSpeed: each gradient accumulation a step, each micro-step a forward and a backward, each process group its role.
+
+``import commtrace.auto`` is all that a script needs, before or after its imports of DeepSpeed. From then on
+
+* the first ``engine(batch)`` after a boundary of the gradient accumulation begins a step, numbered as
+  ``engine.global_steps``; with gradients disabled it is an ``evaluation`` span inside the current one;
+* ``engine(…)`` and ``engine.backward(…)`` (or ``loss.backward()``) are spans with the micro-step as microbatch, and an
+  ``engine.step()`` that updates the model is an ``optimizer`` span;
+* of a ``PipelineModule``, a ``train_batch`` begins a step, and the instructions of its schedule are the spans, with
+  microbatch and stage; ``eval_batch`` is an ``evaluation`` span;
+* the gathering of parameters and the reduction of gradients are ``phase`` spans inside of these, the repeated forward
+  of activation checkpointing is a ``recompute`` span, saving and loading a ``checkpoint`` span.
+
+Of several engines in one process, the one that trains first begins the steps. Where another framework has opened a
+microbatch already, as Megatron-DeepSpeed does around the engine's forward, its span stands and there is none of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from commtrace.capture.records import Span
+from commtrace.capture.tracer import Tracer
+from commtrace.integrations.deepspeed_topology import group_roles, topology
+from commtrace.integrations.hooks import Hooks, Wrap
+from commtrace.trace import schema
+
+PART: Final = "deepspeed"
+
+_ZERO_PHASES: Final = (
+    (
+        "partitioned_param_coordinator",
+        "PartitionedParameterCoordinator",
+        "_PartitionedParameterCoordinator__all_gather_params",
+        "gather",
+    ),
+    (
+        "stage3",
+        "DeepSpeedZeroOptimizer_Stage3",
+        "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads",
+        "reduce",
+    ),
+    ("stage_1_and_2", "DeepSpeedZeroOptimizer", "reduce_ipg_grads", "reduce"),
+)
+"""Module below deepspeed.runtime.zero, class and method, and the name of the phase. ZeRO 1 to 3 launch there what they
+gather and reduce; a version without such a method has no such phase."""
+
+
+def install(tracer: Tracer) -> Callable[[], None]:
+    """Instrument DeepSpeed as soon as it is imported, or now if it has been.
+
+    Returns:
+        What puts every original back.
+    """
+    integration = DeepSpeedIntegration(tracer)
+    integration.install()
+    return integration.uninstall
+
+
+class Accumulation:
+    """How far one engine is between two boundaries of its gradient accumulation.
+
+    Attributes:
+        begun: there was a forward since the last boundary.
+        microbatch: the micro-step that the engine is in.
+        finished: that micro-step has had its backward; the next forward begins another one.
+        forwards: of the pipeline's current batch.
+        backwards: of the pipeline's current batch.
+        direct_backward: the span of a ``loss.backward()`` that DeepSpeed was not asked for but noticed.
+    """
+
+    __slots__ = ("backwards", "begun", "direct_backward", "finished", "forwards", "microbatch")
+
+    def __init__(self) -> None:
+        self.begun = self.finished = False
+        self.microbatch = self.forwards = self.backwards = 0
+        self.direct_backward: Span | None = None
+
+
+class DeepSpeedIntegration:
+    """The hooks in DeepSpeed, and what they must remember between the calls of an engine."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._hooks = Hooks(PART, tracer)
+        self._engines: weakref.WeakKeyDictionary[Any, Accumulation] = weakref.WeakKeyDictionary()
+        self._leader: Callable[[], Any] = lambda: None
+        self._latest_step = -1
+        self._evaluations = 0
+        self._told: tuple[Any, ...] = ()
+
+    def install(self) -> None:
+        """Register the hooks."""
+        when_imported = self._hooks.when_imported
+        when_imported("deepspeed.runtime.engine", self._hook_engine)
+        when_imported("deepspeed.runtime.pipe.engine", self._hook_pipeline)
+        when_imported("deepspeed.runtime.activation_checkpointing.checkpointing", self._hook_recompute)
+        for module, owner, method, name in _ZERO_PHASES:
+            wrap = self._hooks.timed(schema.PHASE, name)
+            when_imported(
+                f"deepspeed.runtime.zero.{module}", functools.partial(self._hook_phase, owner, {method: wrap})
+            )
+
+    def uninstall(self) -> None:
+        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        self._hooks.restore()
+        self._engines.clear()
+
+    def _hook_phase(self, owner: str, methods: Mapping[str, Wrap], module: ModuleType) -> None:
+        found = getattr(module, owner, None)
+        if found is not None:
+            for name, wrap in methods.items():
+                self._hooks.replace(found, name, wrap)
+
+    # The engine
+
+    def _hook_engine(self, module: ModuleType) -> None:
+        timed = self._hooks.timed
+        self._hook_phase(
+            "DeepSpeedEngine",
+            {
+                "__init__": self._then_read_groups,
+                "forward": self._wrap_forward,
+                "backward": self._wrap_backward,
+                "_backward_prologue": self._wrap_backward_prologue,
+                "_backward_epilogue": self._wrap_backward_epilogue,
+                "step": self._wrap_step,
+                "buffered_allreduce_fallback": timed(schema.PHASE, "reduce"),
+                "save_checkpoint": timed(schema.CHECKPOINT, "save"),
+                "load_checkpoint": timed(schema.CHECKPOINT, "load"),
+            },
+            module,
+        )
+
+    def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __init__(engine: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(engine, *args, **kwargs)
+            if self._hooks.active:
+                self._hooks.guarded(self._read_groups, engine)
+
+        return __init__
+
+    def _read_groups(self, engine: Any) -> None:
+        """Tell the tracer about groups, and a topology, that it does not know yet."""
+        roles = group_roles(engine)
+        found = topology(engine, roles)
+        told = (found, *(id(group) for group, _ in roles))
+        if told == self._told:
+            return
+        self._told = told
+        for group, role in roles:
+            self._tracer.set_role(group, role)
+        if self._leader() in (None, engine):
+            self._tracer.set_topology(found)
+
+    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def forward(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._hooks.active:
+                return original(engine, *args, **kwargs)
+            self._hooks.guarded(self._close_direct_backward, engine)
+            if self._is_inside_a_microbatch() or self._evaluations:
+                return original(engine, *args, **kwargs)
+            if not torch.is_grad_enabled():
+                return self._evaluate(original, engine, args, kwargs)
+            microbatch = self._hooks.guarded(self._microbatch_of_forward, engine)
+            span = self._enter(schema.FORWARD, "forward", microbatch, 0)
+            try:
+                return original(engine, *args, **kwargs)
+            finally:
+                self._hooks.leave(span)
+
+        return forward
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._hooks.active or self._is_inside_a_microbatch():
+                return original(engine, *args, **kwargs)
+            microbatch = self._hooks.guarded(self._microbatch_of_backward, engine)
+            span = self._enter(schema.BACKWARD, "backward", microbatch, 0)
+            try:
+                return original(engine, *args, **kwargs)
+            finally:
+                self._hooks.leave(span)
+
+        return backward
+
+    def _wrap_backward_prologue(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """DeepSpeed calls this when gradients reach the output of the model: in any backward, also in a direct one."""
+
+        @functools.wraps(original)
+        def prologue(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._hooks.active and not self._is_inside_a_microbatch():
+                self._hooks.guarded(self._open_direct_backward, engine)
+            return original(engine, *args, **kwargs)
+
+        return prologue
+
+    def _wrap_backward_epilogue(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def epilogue(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(engine, *args, **kwargs)
+            finally:
+                if self._hooks.active:
+                    self._hooks.guarded(self._close_direct_backward, engine)
+
+        return epilogue
+
+    def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._hooks.active:
+                return original(engine, *args, **kwargs)
+            self._hooks.guarded(self._close_direct_backward, engine)
+            is_boundary = self._hooks.guarded(_is_boundary, engine)
+            span = None
+            if is_boundary and not self._tracer.open_optimizers:
+                span = self._hooks.enter(schema.OPTIMIZER, type(getattr(engine, "optimizer", None)).__name__)
+            try:
+                result = original(engine, *args, **kwargs)
+            finally:
+                self._hooks.leave(span)
+            self._hooks.guarded(self._end_micro_step, engine, is_boundary)
+            return result
+
+        return step
+
+    def _is_inside_a_microbatch(self) -> bool:
+        """Somebody's span of a microbatch is open: the schedule's instruction, or another framework's."""
+        return self._tracer.coordinates.microbatch >= 0
+
+    def _accumulation(self, engine: Any) -> Accumulation:
+        accumulation = self._engines.get(engine)
+        if accumulation is None:
+            accumulation = self._engines[engine] = Accumulation()
+        return accumulation
+
+    def _microbatch_of_forward(self, engine: Any) -> int:
+        accumulation = self._accumulation(engine)
+        if not accumulation.begun:
+            self._begin_step(engine)
+            accumulation.begun, accumulation.microbatch = True, 0
+        elif accumulation.finished:
+            accumulation.microbatch += 1
+        accumulation.finished = False
+        return accumulation.microbatch
+
+    def _microbatch_of_backward(self, engine: Any) -> int:
+        accumulation = self._accumulation(engine)
+        accumulation.finished = True
+        return accumulation.microbatch if accumulation.begun else schema.NOT_APPLICABLE
+
+    def _end_micro_step(self, engine: Any, is_boundary: bool) -> None:
+        accumulation = self._accumulation(engine)
+        accumulation.finished = True
+        if is_boundary:
+            accumulation.begun = False
+
+    def _open_direct_backward(self, engine: Any) -> None:
+        microbatch = self._microbatch_of_backward(engine)
+        if microbatch >= 0:
+            self._accumulation(engine).direct_backward = self._enter(schema.BACKWARD, "backward", microbatch, 0)
+
+    def _close_direct_backward(self, engine: Any) -> None:
+        accumulation = self._accumulation(engine)
+        span, accumulation.direct_backward = accumulation.direct_backward, None
+        self._hooks.leave(span)
+
+    def _begin_step(self, engine: Any) -> None:
+        leader = self._leader()
+        if leader is None:
+            self._leader = weakref.ref(engine)
+        elif leader is not engine:
+            return
+        self._read_groups(engine)
+        # An engine that went back to an earlier checkpoint, or a second one, must not number steps twice.
+        self._latest_step = max(int(engine.global_steps), self._latest_step + 1)
+        self._tracer.begin_step(self._latest_step)
+
+    def _enter(self, kind: int, name: str, microbatch: int | None, stage: int) -> Span | None:
+        if microbatch is None or microbatch < 0:
+            return self._hooks.enter(kind, name)
+        return self._hooks.enter(kind, name, microbatch, 0, stage)
+
+    def _evaluate(self, original: Callable[..., Any], engine: Any, args: Any, kwargs: Any) -> Any:
+        span = self._hooks.enter(schema.EVALUATION, "evaluation")
+        self._evaluations += 1
+        try:
+            return original(engine, *args, **kwargs)
+        finally:
+            self._evaluations -= 1
+            self._hooks.leave(span)
+
+    # The pipeline
+
+    def _hook_pipeline(self, module: ModuleType) -> None:
+        self._hook_phase(
+            "PipelineEngine",
+            {
+                "__init__": self._then_read_groups,
+                "train_batch": self._wrap_train_batch,
+                "eval_batch": self._wrap_eval_batch,
+            },
+            module,
+        )
+        wraps: dict[str, Wrap] = {
+            "LoadMicroBatch": functools.partial(self._wrap_instruction, schema.DATA, "data", _loaded),
+            "ForwardPass": functools.partial(self._wrap_instruction, schema.FORWARD, "forward", _next_forward),
+            "BackwardPass": functools.partial(self._wrap_instruction, schema.BACKWARD, "backward", _next_backward),
+            "OptimizerStep": self._wrap_optimizer_instruction,
+            "ReduceTiedGrads": self._hooks.timed(schema.PHASE, "reduce tied"),
+        }
+        # The schedule calls what this table holds, not what the class holds by the same name.
+        instructions = getattr(getattr(module, "PipelineEngine", None), "_INSTRUCTION_MAP", {})
+        for instruction in list(instructions):
+            wrap = wraps.get(instruction.__name__)
+            if wrap is not None:
+                self._hooks.replace_item(instructions, instruction, wrap)
+
+    def _wrap_train_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def train_batch(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._hooks.active:
+                self._hooks.guarded(self._begin_batch, engine)
+            return original(engine, *args, **kwargs)
+
+        return train_batch
+
+    def _begin_batch(self, engine: Any) -> None:
+        accumulation = self._accumulation(engine)
+        accumulation.forwards = accumulation.backwards = 0
+        self._begin_step(engine)
+
+    def _wrap_eval_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def eval_batch(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._hooks.active:
+                return original(engine, *args, **kwargs)
+            return self._evaluate(original, engine, args, kwargs)
+
+        return eval_batch
+
+    def _wrap_instruction(
+        self, kind: int, name: str, number: Callable[[Accumulation], int], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def instruction(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._hooks.active or self._evaluations:
+                return original(engine, *args, **kwargs)
+            microbatch = self._hooks.guarded(lambda: number(self._accumulation(engine)))
+            span = self._enter(kind, name, microbatch, int(getattr(engine, "stage_id", 0)))
+            try:
+                return original(engine, *args, **kwargs)
+            finally:
+                self._hooks.leave(span)
+
+        return instruction
+
+    def _wrap_optimizer_instruction(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def instruction(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._hooks.active or self._tracer.open_optimizers:
+                return original(engine, *args, **kwargs)
+            span = self._hooks.enter(schema.OPTIMIZER, type(getattr(engine, "optimizer", None)).__name__)
+            try:
+                return original(engine, *args, **kwargs)
+            finally:
+                self._hooks.leave(span)
+
+        return instruction
+
+    # Activation recomputation
+
+    def _hook_recompute(self, module: ModuleType) -> None:
+        self._hook_phase("CheckpointFunction", {"backward": self._time_run_function}, module)
+
+    def _time_run_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The backward of a checkpoint calls ``run_function``, its forward, again: that call is the recompute."""
+
+        @functools.wraps(original)
+        def backward(checkpoint: Any, *gradients: Any) -> Any:
+            run_function = getattr(checkpoint, "run_function", None)
+            if not self._hooks.active or run_function is None:
+                return original(checkpoint, *gradients)
+            recompute = self._hooks.timed(schema.RECOMPUTE, "recompute")(run_function)
+            checkpoint.run_function = recompute
+            try:
+                return original(checkpoint, *gradients)
+            finally:
+                if checkpoint.run_function is recompute:
+                    checkpoint.run_function = run_function
+
+        return backward
+
+
+def _is_boundary(engine: Any) -> bool:
+    """Whether ``engine.step()`` will update the model: where the user owns the boundary, it always does."""
+    managed = getattr(engine, "managed_gradient_accumulation", None)
+    return bool(engine.is_gradient_accumulation_boundary()) or (managed is not None and not managed())
+
+
+def _loaded(accumulation: Accumulation) -> int:
+    return accumulation.forwards
+
+
+def _next_forward(accumulation: Accumulation) -> int:
+    accumulation.forwards += 1
+    return accumulation.forwards - 1
+
+
+def _next_backward(accumulation: Accumulation) -> int:
+    accumulation.backwards += 1
+    return accumulation.backwards - 1

@@ -1,0 +1,123 @@
+"""Reads from DeepSpeed what its process groups are for, and where this rank stands among them.
+
+DeepSpeed keeps its groups in three places: the globals of ``deepspeed.utils.groups``, the engine, and the object that
+knows the model's parallelism (``mpu``: the grid of a pipeline, or what the user passed). All are read; groups are told
+apart by identity, and the first place that holds a group says what it is for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from torch.distributed import ProcessGroup
+
+_ROLE_OF_MPU_METHOD: Final[Mapping[str, str]] = {
+    "get_pipe_parallel_group": "pp",
+    "get_pipeline_model_parallel_group": "pp",
+    "get_tensor_model_parallel_group": "tp",
+    "get_slice_parallel_group": "tp",
+    "get_data_parallel_group": "dp",
+    "get_sequence_parallel_group": "sp",
+    "get_sequence_data_parallel_group": "dp-sp",
+    "get_model_parallel_group": "mp",
+}
+
+_ROLE_OF_GLOBAL: Final[Mapping[str, str]] = {
+    "_TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "_DATA_PARALLEL_GROUP": "dp",
+    "_EXPERT_PARALLEL_GROUP": "ep",
+    "_EXPERT_DATA_PARALLEL_GROUP": "expert-dp",
+    "_ZERO_PARAM_INTRA_PARALLEL_GROUP": "dp-shard",
+    "_ALL_TO_ALL_GROUP": "dp",
+    "_MODEL_PARALLEL_GROUP": "mp",
+}
+
+_ROLE_OF_ENGINE_ATTRIBUTE: Final[Mapping[str, str]] = {
+    "data_parallel_group": "dp",
+    "seq_parallel_group": "sp",
+    "seq_data_parallel_group": "dp-sp",
+    "expert_parallel_group": "ep",
+    "expert_data_parallel_group": "expert-dp",
+    "local_all_to_all_group": "dp",
+}
+
+_DIMENSIONS: Final = ("tp", "pp", "dp", "sp", "ep", "expert-dp")
+
+
+def group_roles(engine: Any) -> list[tuple[ProcessGroup, str]]:
+    """Every group that DeepSpeed holds for this engine, once, with its role.
+
+    Where Megatron's own ``parallel_state`` is the ``mpu``, its integration tells the roles of its groups.
+    """
+    mpu = getattr(engine, "mpu", None)
+    if mpu is not None and mpu is sys.modules.get("megatron.core.parallel_state"):
+        return []
+    found: list[tuple[ProcessGroup, str]] = []
+    known: set[int] = set()
+    for holding, role in _holdings(engine, mpu):
+        for group in _groups_in(holding):
+            if id(group) not in known:
+                known.add(id(group))
+                found.append((group, role))
+    return found
+
+
+def topology(engine: Any, roles: list[tuple[ProcessGroup, str]]) -> dict[str, Any]:
+    """Coordinates of this rank, sizes of every dimension, ZeRO stage, schedule, and DeepSpeed's version."""
+    coordinates = dict.fromkeys(("tp", "pp", "dp"), 0)
+    sizes = dict.fromkeys(("tp", "pp", "dp"), 1)
+    told: dict[str, Any] = {}
+    for dimension in _DIMENSIONS:
+        group = next((group for group, role in roles if role == dimension), None)
+        if group is not None:
+            coordinates[dimension], sizes[dimension] = int(group.rank()), int(group.size())
+    if roles:
+        told = {"coordinates": coordinates, "parallel": sizes}
+    stages = int(getattr(engine, "num_stages", 1))
+    return {
+        **told,
+        "framework": {"name": "deepspeed", "version": _version()},
+        "schedule": "1f1b" if stages > 1 else "no pipelining",
+        "stages": stages,
+        "chunks": 1,
+        "microbatches": int(engine.gradient_accumulation_steps()),
+        "zero_stage": int(engine.zero_optimization_stage()),
+    }
+
+
+def _holdings(engine: Any, mpu: Any) -> Iterator[tuple[Any, str]]:
+    groups = sys.modules.get("deepspeed.utils.groups")
+    for holder in (getattr(engine, "grid", None), None if mpu is groups else mpu):
+        for name, role in _ROLE_OF_MPU_METHOD.items():
+            method = getattr(holder, name, None)
+            if method is not None:
+                yield _group_of(method), role
+    for name, role in _ROLE_OF_GLOBAL.items():
+        yield getattr(groups, name, None), role
+    for name, role in _ROLE_OF_ENGINE_ATTRIBUTE.items():
+        yield getattr(engine, name, None), role
+    module = getattr(engine, "module", None)
+    for tied in getattr(module, "tied_comms", {}).values():
+        yield tied.get("group"), "tied"
+    yield getattr(module, "world_group", None), "world"
+    yield getattr(groups, "_WORLD_GROUP", None), "world"
+
+
+def _group_of(method: Any) -> Any:
+    """Of an ``mpu`` that was written for something else: it may have groups that it has not made."""
+    try:
+        return method()
+    except (AssertionError, AttributeError, KeyError, NotImplementedError):
+        return None
+
+
+def _groups_in(holding: Any) -> list[ProcessGroup]:
+    if isinstance(holding, dict):
+        return [group for group in holding.values() if isinstance(group, ProcessGroup)]
+    return [holding] if isinstance(holding, ProcessGroup) else []
+
+
+def _version() -> str:
+    return str(getattr(sys.modules.get("deepspeed"), "__version__", ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -116,15 +116,13 @@ def write_rank(
 ) -> int:
     """Write one rank; returns how many spans there were. ``closed`` is False for one that did not end in order."""
     writer = SegmentWriter(output, metadata)
-    writer.write(marks)
-    num_spans = 0
-    for batch in _batches(spans):
-        num_spans += len(batch)
+    ending = [mark_row("end", {})] if closed else []
+    num_rows = 0
+    for batch in _batches(chain(marks, spans, ending)):
+        num_rows += len(batch)
         writer.write(batch)
-    if closed:
-        writer.write([mark_row("end", {})])
     writer.close()
-    return num_spans
+    return num_rows - len(marks) - len(ending)
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -1,0 +1,147 @@
+"""Every communication of real DeepSpeed jobs is recorded once, in its phase, and training computes the same bits."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from commtrace.trace.run import Run
+from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.traces import role_of, rows
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None,
+        reason="deepspeed is not installed: pip install 'commtrace[deepspeed]'",
+    ),
+]
+
+REFERENCE = Path(os.environ.get("COMMTRACE_REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "deepspeed_counts"
+PROGRAMS = REPOSITORY / "tests" / "e2e" / "programs"
+COUNTED = PROGRAMS / "deepspeed_counts.py"
+PIPELINE = PROGRAMS / "deepspeed_pipeline.py"
+ITERATIONS, ACCUMULATION = 3, 2
+
+OPERATIONS = {
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "reduce": "reduce",
+    "all_gather": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+}
+"""The reference counts calls of torch's functions, commtrace the operations that reach a process group. For these
+functions it is one each, of the same bytes: the tensor, an all_gather's output, a reduce_scatter's input, 0 for a
+barrier. It is not for object collectives: all_gather_object, say, was counted with 0 bytes, as were the two all_gather
+inside of it, of which alone there are spans. ZeRO 0, 1 and 3 call none: any that were there would fail to be mapped."""
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_counts_are_those_of_deepspeed_itself(zero_stage: int, tmp_path: Path) -> None:
+    if not REFERENCE.is_dir():
+        pytest.skip(f"no reference counts in {REFERENCE}; set COMMTRACE_REFERENCE_DATA to the folder that holds them")
+
+    run, output = record([COUNTED, "--zero", str(zero_stage)], tmp_path / "run")
+
+    for rank in (0, 1):
+        assert communication(run, rank) == reference(zero_stage, rank)
+        assert work(run, rank) == [
+            (kind, step, microbatch, 0)
+            for step in range(ITERATIONS)
+            for microbatch in range(ACCUMULATION)
+            for kind in ("forward", "backward")
+        ]
+        assert [row["step"] for row in rows(run, rank, schema.STEP)] == list(range(ITERATIONS))
+        # DeepSpeed also makes the optimizer step once while it initialises, which belongs to no step.
+        optimizer_steps = [row["step"] for row in rows(run, rank, schema.OPTIMIZER) if row["step"] >= 0]
+        assert optimizer_steps == list(range(ITERATIONS))
+        assert {role_of(run.ranks[rank], row["group"]) for row in rows(run, rank, schema.COLLECTIVE)} <= {"dp", "world"}
+    if zero_stage:
+        assert digests(output) == digests(unrecorded([COUNTED, "--zero", str(zero_stage)]))
+
+
+def communication(run: Run, rank: int) -> Counter[tuple[str, str, int]]:
+    """The phase of a communication is the program's own span that it was launched in."""
+    phases = [(row["start"], row["end"], row["name"]) for row in rows(run, rank, schema.USER)]
+    counted: Counter[tuple[str, str, int]] = Counter()
+    for row in rows(run, rank, schema.COLLECTIVE, schema.P2P):
+        phase = next((name for start, end, name in phases if start <= row["start"] <= end), "init")
+        counted[phase, row["name"], row["bytes"]] += 1
+    return counted
+
+
+def reference(zero_stage: int, rank: int) -> Counter[tuple[str, str, int]]:
+    recorded = json.loads((REFERENCE / f"z{zero_stage}.r{rank}.json").read_text())["rec"]
+    return Counter(
+        {(phase, OPERATIONS[operation], num_bytes): calls for phase, operation, num_bytes, calls in recorded}
+    )
+
+
+def test_a_pipeline_is_its_schedules_instructions(tmp_path: Path) -> None:
+    batches, microbatches = 2, 4
+
+    run, output = record([PIPELINE, str(batches), str(microbatches)], tmp_path / "run")
+
+    for stage in (0, 1):
+        trace = run.ranks[stage]
+        for kind in (schema.FORWARD, schema.BACKWARD):
+            assert [(row["step"], row["microbatch"], row["chunk"], row["stage"]) for row in rows(run, stage, kind)] == [
+                (step, microbatch, 0, stage) for step in range(batches) for microbatch in range(microbatches)
+            ]
+        assert [row["step"] for row in rows(run, stage, schema.STEP)] == list(range(batches))
+        assert [row["step"] for row in rows(run, stage, schema.OPTIMIZER)] == list(range(batches))
+        assert [row["name"] for row in rows(run, stage, schema.EVALUATION)] == ["evaluation"]
+        assert len(list(rows(run, stage, schema.RECOMPUTE))) == batches * microbatches * 2
+        assert {role_of(trace, row["group"], row["peer"]) for row in rows(run, stage, schema.P2P)} == {"pp"}
+        assert trace.coordinates == {"tp": 0, "pp": stage, "dp": 0}
+        assert {name: trace.topology[name] for name in ("schedule", "stages", "microbatches")} == {
+            "schedule": "1f1b",
+            "stages": 2,
+            "microbatches": microbatches,
+        }
+    assert order(run, 0)[:4] == [("forward", 0), ("forward", 1), ("backward", 0), ("forward", 2)]
+    assert order(run, 1)[:4] == [("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1)]
+    assert digests(output) == digests(unrecorded([PIPELINE, str(batches), str(microbatches)]))
+
+
+def order(run: Run, rank: int) -> list[tuple[str, int]]:
+    return [(kind, microbatch) for kind, _, microbatch, _ in work(run, rank)]
+
+
+def work(run: Run, rank: int) -> list[tuple[str, int, int, int]]:
+    return [
+        (row["kind"], row["step"], row["microbatch"], row["stage"])
+        for row in rows(run, rank, schema.FORWARD, schema.BACKWARD)
+    ]
+
+
+def record(command: list[str | Path], directory: Path) -> tuple[Run, str]:
+    completed = launch(command, 2, {"COMMTRACE_DIR": str(directory)}, timeout=180)
+    assert completed.returncode == 0, completed.stdout
+    assert "commtrace" not in completed.stdout
+    run = load_run(directory)
+    assert run.problems == ()
+    return run, completed.stdout
+
+
+def unrecorded(command: list[str | Path]) -> str:
+    completed = launch(command, 2, {"COMMTRACE_ENABLED": "0"}, timeout=180)
+    assert completed.returncode == 0, completed.stdout
+    return completed.stdout
+
+
+def digests(output: str) -> dict[int, str]:
+    found = {int(rank): digest for rank, digest in re.findall(r"rank (\d) computed (\w{64})", output)}
+    assert sorted(found) == [0, 1], output
+    return found

@@ -165,6 +165,8 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
     commands = [
         ["summary", str(tmp_path / "run")],
         ["summary", str(tmp_path / "run"), "--json"],
+        ["straggler", str(tmp_path / "run")],
+        ["pipeline", str(tmp_path / "run")],
         ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")],
         ["export", str(tmp_path / "run"), "-o", str(tmp_path / "trace")],
     ]

@@ -7,6 +7,8 @@ import itertools
 import os
 import sys
 
+import commtrace.auto  # noqa: F401  (before DeepSpeed, here)
+
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 import deepspeed

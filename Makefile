@@ -45,7 +45,7 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "commtrace needs Python 3.10 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install $(TORCH)
-	$(PIP) install --editable '.[megatron,dev]'
+	$(PIP) install --editable '.[megatron,deepspeed,dev]'
 	touch $@
 
 clean:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import platform
 import socket
@@ -18,6 +20,11 @@ from commtrace.trace.metadata import ClockAnchor, RankMetadata
 _PACKAGES: Final = ("commtrace", "torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-nccl-cu12")
 _ENVIRONMENT_PREFIXES: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS")
 """Settings that change timings. Nothing else of the environment is stored: it holds secrets."""
+
+_START_FIELD: Final = 19
+"""Of /proc/PID/stat, counted from behind the name: start time in clock ticks since boot (field 22 of proc(5))."""
+
+_logger = logging.getLogger("commtrace")
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -53,10 +60,10 @@ def attempt(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
-    """A name for the run that all its ranks find without talking to each other.
+    """A name for the run that all its ranks find without talking to each other; empty if they cannot.
 
-    Multi-node jobs get it from COMMTRACE_RUN_ID, torchrun's ``--rdzv-id`` or Slurm. On one node the launcher's process
-    is what the ranks have in common.
+    It comes from COMMTRACE_RUN_ID, torchrun's ``--rdzv-id`` or Slurm. Where all ranks are on one node, their launcher's
+    process is what they have in common. Several nodes without any of these: see :func:`agreed_run_id`.
     """
     launcher = environment.get("TORCHELASTIC_RUN_ID", "")
     if config.run_id:
@@ -65,9 +72,42 @@ def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
         return launcher
     if environment.get("SLURM_JOB_ID"):
         return f"slurm-{environment['SLURM_JOB_ID']}"
-    if "RANK" in environment:
-        return f"{time.strftime('%Y%m%d')}-{environment.get('MASTER_PORT', '0')}-{os.getppid()}"
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    world_size = environment.get("WORLD_SIZE", "1")
+    if environment.get("LOCAL_WORLD_SIZE", world_size) != world_size:
+        return ""
+    launched = "RANK" in environment or multiprocessing.parent_process() is not None
+    return _name_of_process(os.getppid() if launched else os.getpid())
+
+
+def agreed_run_id() -> str:
+    """A name for the run on which its ranks agree through the job's own store: one request of each rank, no waiting.
+
+    Empty where there is no store. Not for the training thread.
+    """
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None or not distributed.is_initialized():
+        return ""
+    try:
+        store = distributed._get_default_store()
+        return str(store.compare_set("commtrace/run_id", "", _name_of_process(os.getpid())).decode())
+    except (RuntimeError, NotImplementedError) as error:
+        _logger.warning(
+            "commtrace: the nodes could not agree on a name for this run (%s); set COMMTRACE_RUN_ID to the same value "
+            "on all of them, or every node's ranks will look like a run of their own",
+            error,
+        )
+        return ""
+
+
+def _name_of_process(pid: int) -> str:
+    """The process's start and number: the same whenever and by whomever of the host it is asked."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+        started = int(boot.split()[1]) + int(after_name[_START_FIELD]) // os.sysconf("SC_CLK_TCK")
+    except (OSError, StopIteration, ValueError, IndexError):
+        return f"process-{pid}"  # not Linux
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started))}-{pid}"
 
 
 def clock_anchor(tries: int = 5) -> ClockAnchor:

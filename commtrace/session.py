@@ -72,7 +72,7 @@ def step(number: int | None = None) -> Iterator[None]:
     """
     tracer = _tracer()
     if tracer is not None:
-        _guarded(tracer, lambda: tracer.begin_step(None if number is None else operator.index(number)))
+        _guarded(tracer, lambda: tracer.begin_step(None if number is None else operator.index(number), is_users=True))
     try:
         yield
     finally:
@@ -92,12 +92,15 @@ def span(name: str) -> Iterator[None]:
     if tracer is not None:
         from commtrace.trace import schema
 
-        _guarded(tracer, lambda: opened.append(tracer.enter(schema.USER, name)))
+        # A thread of the script's beside the training must not move the place in the schedule.
+        trains = threading.current_thread() is threading.main_thread()
+        enter, leave = (tracer.enter, tracer.leave) if trains else (tracer.aside, tracer.leave_aside)
+        _guarded(tracer, lambda: opened.append(enter(schema.USER, name)))
     try:
         yield
     finally:
-        if opened:
-            _guarded(tracer, lambda: tracer.leave(opened[0]))
+        if opened and opened[0] is not None:
+            _guarded(tracer, lambda: leave(opened[0]))
 
 
 def _tracer() -> Any:

@@ -31,16 +31,21 @@ class GroupState:
         self.group = group
         self.ranks_by_group_rank = tuple(ranks_by_group_rank)
         self.collective_seq = itertools.count()
-        self.p2p_seq: dict[tuple[bool, int], itertools.count[int]] = {}
+        self.p2p_seq: dict[tuple[bool, int, int], itertools.count[int]] = {}
         self.bracket: list[DeviceCall] | None = None
         self.bracket_is_collective = False
         self.queues: dict[int, Queue] = {}
 
-    def next_p2p(self, is_send: bool, peer: int) -> int:
-        """Number of the next send to, or receive from, ``peer`` (a global rank)."""
-        counter = self.p2p_seq.get((is_send, peer))
+    def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int:
+        """Number of the next send to, or receive from, ``peer`` (a global rank).
+
+        Messages of one tag keep their order, those of different tags need not: each tag is numbered by itself, from
+        ``tag · 2³²`` on.
+        """
+        key = (is_send, peer, tag)
+        counter = self.p2p_seq.get(key)
         if counter is None:
-            counter = self.p2p_seq.setdefault((is_send, peer), itertools.count())
+            counter = self.p2p_seq.setdefault(key, itertools.count((tag & 0x7FFFFFFF) << 32))
         return next(counter)
 
     def queue(self, peer: int) -> Queue:

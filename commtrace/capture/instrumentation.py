@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -55,7 +58,6 @@ class Instrumentation:
         self._config = config
         self._integrations = integrations
         self._run_id = identity.run_id(config)
-        self.directory = Path(config.dir or f"commtrace-runs/{self._run_id}").absolute()
         self.recorder = Recorder(
             self._open_sinks, ready=self._is_rank_known, capacity=config.buffer_spans, before_pass=self._marks
         )
@@ -78,18 +80,21 @@ class Instrumentation:
 
     def start(self) -> None:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
-        from commtrace.capture import creation, device_calls, garbage, optimizers, process_groups
+        from commtrace.capture import creation, device_calls, functional, garbage, optimizers, process_groups, reducer
 
         for part, switch_off in (
-            (process_groups.PART, self._process_groups.uninstall),
-            (device_calls.PART, self._process_groups.uninstall),
+            # Together: if one of them stopped alone, this rank would number its communications otherwise than others.
+            (process_groups.PART, self._stop_capture),
+            (device_calls.PART, self._stop_capture),
+            (functional.PART, self._stop_capture),
+            (reducer.PART, self._stop_capture),
             (optimizers.PART, self._optimizers.uninstall),
             (garbage.PART, self._garbage.uninstall),
         ):
             self.tracer.guard.on_failure(part, switch_off)
         self._install(process_groups.PART, self._process_groups.install, self._process_groups.uninstall)
-        self._install("capture of functional collectives", self._functional.install, self._functional.uninstall)
-        self._install("capture of DistributedDataParallel", self._reducer.install, self._reducer.uninstall)
+        self._install(functional.PART, self._functional.install, self._functional.uninstall)
+        self._install(reducer.PART, self._reducer.install, self._reducer.uninstall)
         self._install(optimizers.PART, self._optimizers.install, self._optimizers.uninstall)
         self._install(garbage.PART, self._garbage.install, self._garbage.uninstall)
         for name, install in (("process group creation", creation.install), *self._integrations):
@@ -122,6 +127,10 @@ class Instrumentation:
         self.tracer.recording = False
         self.recorder.abandon_after_fork()
 
+    def _stop_capture(self) -> None:
+        for capture in (self._process_groups, self._functional, self._reducer):
+            capture.uninstall()
+
     def _install(self, name: str, install: Callable[[], None], uninstall: Callable[[], None]) -> None:
         try:
             install()
@@ -130,18 +139,24 @@ class Instrumentation:
         self._uninstallers.append((name, uninstall))
 
     def _open_sinks(self) -> list[Sink]:
-        metadata = identity.collect(self._config, self._run_id)
+        run_id = self._run_id or identity.agreed_run_id() or f"{socket.gethostname()}-{os.getppid()}"
+        directory = Path(self._config.dir or f"commtrace-runs/{run_id}").absolute()
+        metadata = identity.collect(self._config, run_id)
         if not metadata.backend and self.tracer.groups.position is not None:
             # A short job: its process groups are gone already.
             rank, world_size, backend = self.tracer.groups.position
             metadata = replace(metadata, rank=rank, world_size=world_size, backend=backend)
-        writer = SegmentWriter(self.directory, metadata, steps_per_segment=self._config.steps_per_segment)
+        writer = SegmentWriter(directory, metadata, steps_per_segment=self._config.steps_per_segment)
         if metadata.rank == 0:
-            _logger.info("commtrace records to %s", self.directory)
+            _logger.info("commtrace records to %s", directory)
         return [writer]
 
     def _is_rank_known(self) -> bool:
-        return self.tracer.groups.position is not None or _is_initialized()
+        if self.tracer.groups.position is not None or _is_initialized():
+            return True
+        # A job of one process never initialises torch.distributed. A child of a training process (a data loading
+        # worker) is no rank.
+        return self.tracer.has_begun_a_step and multiprocessing.parent_process() is None
 
     def _marks(self) -> Iterator[tuple[str, Any]]:
         """What has changed since the last pass and is not a span. Runs on the harvester thread."""

@@ -220,6 +220,8 @@ class ProcessGroupCapture:
                 launch, completion = waited_for
                 entry: tuple[Any, ...]
                 tracer.last_mark = end
+                if launch[2] < 0 and launch[0].is_p2p:
+                    launch = _from_anybody(launch, work)
                 if completion is None:
                     kinds = _P2P_AND_STALL if launch[0].is_p2p else _COLLECTIVE_AND_STALL
                     entry = (waited_rows, kinds, launch, tracer.coordinates, start, end)
@@ -288,7 +290,7 @@ def _collective_number(operation: Operation, state: GroupState, arguments: tuple
 
 def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
     """Sequence number towards the peer, the peer's global rank, and whether the caller gets the Work."""
-    # The peer of a receive from anybody is not known when it is posted.
+    # The peer of a receive from anybody, and so its number, is not known when it is posted: see _from_anybody.
     peer = state.ranks_by_group_rank[arguments[1]] if len(arguments) > 2 else -1
     # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
     caller = sys._getframe(2)
@@ -297,7 +299,18 @@ def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, .
         # dist.send and dist.recv call isend and irecv, and wait.
         outer is None or outer.f_code.co_name not in _SYNCHRONOUS_P2P or outer.f_globals is not caller.f_globals
     )
-    return state.next_p2p(operation.is_send, peer), peer, is_async
+    seq = -1 if peer < 0 else state.next_p2p(operation.is_send, peer, arguments[2] or 0)
+    return seq, peer, is_async
+
+
+def _from_anybody(launch: Launch, work: Any) -> Launch:
+    """The launch of a receive from anybody, with the sender that its Work knows once it is over."""
+    operation, state, _, *payload, _, is_async, coordinates, members, start = launch
+    try:
+        peer = state.ranks_by_group_rank[work._source_rank()]
+    except RuntimeError:  # This backend does not tell.
+        return launch
+    return (operation, state, state.next_p2p(False, peer), *payload, peer, is_async, coordinates, members, start)
 
 
 def _barrier_device(arguments: tuple[Any, ...]) -> Any:

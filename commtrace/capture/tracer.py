@@ -20,6 +20,8 @@ from commtrace.trace.step_range import StepRange
 
 _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
 
+_WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
+
 
 class Tracer:
     """The recorder as instrumentation sees it.
@@ -32,7 +34,7 @@ class Tracer:
         completions: callbacks that communications under way will make.
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
         open_optimizers: how many optimizer phases are open now.
-        last_mark: the latest end of a phase or a stall: where an unfinished last step ends.
+        last_mark: the latest end of a phase or a stall.
     """
 
     def __init__(
@@ -51,42 +53,60 @@ class Tracer:
         self.guard = guard or Guard()
         self.groups = groups or GroupRegistry()
         self.completions = CompletionCallbacks()
+        self._host_clock = HostClock()
         self.coordinates = Coordinates()
         self.recording = window is None
         self.last_mark: Mark | None = None
         self.saw_graph_capture = False
         self.open_optimizers = 0
         self._step: Span | None = None
+        self._step_is_users = False
+        self._work_end: Mark | None = None
         self._latest_step = -1
         self._topology: dict[str, Any] = {}
         self._topology_version = 0
         self._lock = threading.Lock()
 
-    def begin_step(self, number: int | None = None) -> None:
+    @property
+    def has_begun_a_step(self) -> bool:
+        """Whether this process trains, as far as is known."""
+        return self._latest_step >= 0
+
+    def begin_step(self, number: int | None = None, *, is_users: bool = False) -> None:
         """Close the current step and open the next one, at this instant.
 
         Args:
             number: of the new step; the previous one plus 1 if None.
+            is_users: the script itself marks its steps. An integration that begins one inside it then means the same
+                step.
         """
+        if self._step_is_users and not is_users:
+            return
+        self._step_is_users = is_users
         step = self._latest_step + 1 if number is None else number
         record = self.window is None or step in self.window
         now = self.clock.mark() if record or self.recording else None
         self._close_step(now)
         self.open_optimizers = 0  # an optimizer that raised never left its phase
         self._latest_step = step
+        self._work_end = None
         self.coordinates = Coordinates(step)
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
 
     def end_step(self) -> None:
         """Close the current step here; what follows belongs to no step until the next one begins."""
+        self._step_is_users = False
         self._close_step(self.clock.mark() if self.recording else None)
         self.coordinates = Coordinates()
         self.recording = self.window is None
 
     def finish(self) -> None:
-        """At the end of the run: the last step ends where its last phase or stall ended, not at process exit."""
-        self._close_step(self.last_mark)
+        """At the end of the run: the last step ends with its last forward, backward or optimizer, not at process exit.
+
+        What comes later (a last barrier, a checkpoint, an evaluation) is no part of it.
+        """
+        self._close_step(self.last_mark if self._work_end is None else self._work_end)
 
     def _close_step(self, end: Mark | None) -> None:
         step, self._step = self._step, None
@@ -117,6 +137,8 @@ class Tracer:
         """End a phase."""
         if span.start is not None:
             self.last_mark = span.end = self.clock.mark()
+            if span.kind in _WORK_KINDS:
+                self._work_end = span.end
         self.open_optimizers -= span.kind == schema.OPTIMIZER and self.open_optimizers > 0
         inner, outer = self.coordinates, span.coordinates
         # A step that began inside the phase (an iteration called from a phase of the user's) stays.
@@ -124,6 +146,18 @@ class Tracer:
         span.coordinates = Coordinates(outer.step, *inner[1:])
         if span.start is not None:
             self.append((span_rows, span.kind, span))
+
+    def aside(self, kind: int, name: str) -> Span | None:
+        """Begin a span of a thread that is not training: it is on the host lane and no part of the schedule."""
+        if not self.recording:
+            return None
+        place = Coordinates(self.coordinates.step)
+        return Span(kind, name, schema.HOST, place, self._host_clock, self._host_clock.mark())
+
+    def leave_aside(self, span: Span) -> None:
+        """End a span that :meth:`aside` began."""
+        span.end = self._host_clock.mark()
+        self.append((span_rows, span.kind, span))
 
     def set_role(self, process_group: Any, role: str) -> None:
         """Say what a process group is for: ``tp``, ``pp``, ``dp``, …"""

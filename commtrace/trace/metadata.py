@@ -10,7 +10,7 @@ process_group      {"id", "ranks", "ordinal", "role", "name", "description", "ba
 topology           {"coordinates": {"tp": 0, …}, "parallel": {"tp": 2, …}, "framework": {"name", "version"}, …}; merged
 clock_anchor       {"monotonic_ns", "realtime_ns", "bracket_ns"}
 dropped            {"kind": count, …}: spans dropped since the previous such mark
-in_flight          [{"operation", "group", "seq", "start"}, …]: communications launched and not ended
+in_flight          [{"operation", "group", "seq", "peer"}, …]: communications launched and not ended
 problem            {"message"}: a part of commtrace was disabled, and why
 end                {}: the recorder was closed in order
 =================  ===================================================================================

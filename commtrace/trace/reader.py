@@ -230,7 +230,9 @@ class _Marks:
         elif name == "in_flight":
             self.in_flight = detail
         elif name == "problem":
-            self._problems.append(f"rank {self._rank}: {detail['message']}")
+            message = f"rank {self._rank}: {detail['message']}"
+            if message not in self._problems:
+                self._problems.append(message)
         elif name == "end":
             self.closed = True
 

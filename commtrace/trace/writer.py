@@ -28,6 +28,9 @@ RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 _CLOSED_VOCABULARIES: Final = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}
+_LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
+"""Told once and true from then on: later segments repeat them, so that they can be read without the earlier ones."""
+
 _STEP_COLUMN: Final = schema.SCHEMA.get_field_index("step")
 
 
@@ -53,6 +56,7 @@ class SegmentWriter:
         self._words: dict[str, _Vocabulary] = {"name": _Vocabulary(pa.int32()), "dtype": _Vocabulary(pa.int8())}
         self._path = self.directory
         self._is_empty = True
+        self._lasting: dict[Row, None] = {}
         self._file: Any = None
         self._stream: Any = None
 
@@ -62,6 +66,7 @@ class SegmentWriter:
             if self._stream is None:
                 steps = (row[_STEP_COLUMN] for row in rows if row[_STEP_COLUMN] >= 0)
                 self._open(min(steps, default=self._first_step))
+                rows = [*self._lasting, *rows]
             end = self._first_step + self._steps_per_segment
             current = [row for row in rows if row[_STEP_COLUMN] < end]
             rows = [row for row in rows if row[_STEP_COLUMN] >= end]
@@ -76,6 +81,9 @@ class SegmentWriter:
                 raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
             self._stream.write_batch(self._batch(rows))
             self._is_empty = False
+            self._lasting.update(
+                dict.fromkeys(row for row in rows if row[1] in _LASTING_MARKS and row[0] == schema.MARK)
+            )
         except (OSError, pa.ArrowException):
             self._abandon()
             raise

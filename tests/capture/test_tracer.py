@@ -202,3 +202,41 @@ def test_a_topology_is_merged_and_changes_its_version(recording: Recording) -> N
     tracer.set_topology({"schedule": "interleaved 1f1b"})
 
     assert tracer.topology() == (2, {"parallel": {"tp": 2}, "schedule": "interleaved 1f1b"})
+
+
+def test_what_follows_the_last_optimizer_is_no_part_of_the_last_step(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step()
+    tracer.leave(tracer.enter(schema.OPTIMIZER, "optimizer"))
+    tracer.leave(tracer.enter(schema.EVALUATION, "evaluation"))
+    tracer.finish()
+
+    assert ("step", 0, 1, 3) in phases(ticking)
+
+
+def test_an_iteration_inside_a_step_of_the_script_is_that_step(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    for number in (7, 8):
+        tracer.begin_step(number, is_users=True)
+        tracer.begin_step()  # what an integration does
+        tracer.end_step()
+    tracer.begin_step()  # no step of the script's is open any more
+    tracer.end_step()
+
+    assert phases(ticking) == [("step", 7, 1, 2), ("step", 8, 3, 4), ("step", 9, 5, 6)]
+
+
+def test_a_span_beside_the_training_does_not_move_its_place_in_the_schedule(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step()
+    aside = tracer.aside(schema.USER, "upload")
+    forward = tracer.enter(schema.FORWARD, "forward", microbatch=3)
+    assert aside is not None
+    tracer.leave_aside(aside)
+    assert tracer.coordinates.microbatch == 3
+    tracer.leave(forward)
+
+    rows = {row.name: row for row in ticking.rows()}
+    assert rows["upload"].lane == schema.HOST
+    assert rows["upload"].microbatch == -1
+    assert rows["forward"].microbatch == 3

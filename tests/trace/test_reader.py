@@ -315,3 +315,15 @@ def test_where_nothing_was_recorded_the_likely_reason_is_said(tmp_path: Path) ->
         load_run(tmp_path)
     with pytest.raises(RunNotFoundError, match="no such directory"):
         load_run(tmp_path / "nowhere")
+
+
+def test_groups_told_in_a_segment_that_is_not_read_are_known(tmp_path: Path) -> None:
+    group = {"id": 7, "ranks": [0], "ordinal": 0, "role": "dp", "name": "7", "description": "", "backend": "gloo"}
+    rows = [*steps(0, 3), mark("process_group", group), mark("problem", {"message": "it broke"}), *steps(3, 8)]
+    write_rank(tmp_path, rows, steps_per_segment=2)
+
+    run = load_run(tmp_path, "6:7")
+
+    assert run.ranks[0].spans.step.tolist() == [6]
+    assert run.ranks[0].groups[7].role == "dp"
+    assert run.problems == ("rank 0: it broke",)

@@ -1,0 +1,37 @@
+"""How communications are numbered where it is not obvious, and how ranks find the name of their run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.traces import rows
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "any_source_and_tags.py"
+
+
+def test_messages_meet_whatever_their_tag_and_whoever_they_were_expected_from(tmp_path: Path) -> None:
+    # As a rank of one of two nodes sees it: the nodes agree on the name of the run through the job's store.
+    done = launch(["--no-python", "env", "LOCAL_WORLD_SIZE=1", "TORCHELASTIC_RUN_ID=none", sys.executable, PROGRAM], 2,
+                  {"COMMTRACE_DIR": str(tmp_path / "run")})  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    run = load_run(tmp_path / "run")
+    assert sorted(run.ranks) == [0, 1]
+    assert run.problems == ()
+    # One of the ranks proposed the name on which both agreed.
+    pids = {str(trace.metadata.pid) for trace in run.ranks.values()}
+    assert {trace.metadata.run_id.rpartition("-")[2] for trace in run.ranks.values()} < pids
+
+    messages = [
+        {(row["seq"], row["peer"]): row["bytes"] for row in rows(run, rank, schema.P2P, step=0)} for rank in (0, 1)
+    ]
+    sizes = {0: 4, 1: 8, 2: 12, 5 << 32: 60, 6 << 32: 64}
+    assert messages[0] == {(seq, 1): size for seq, size in sizes.items()}
+    assert messages[1] == {(seq, 0): size for seq, size in sizes.items()}

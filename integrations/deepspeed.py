@@ -73,13 +73,14 @@ class Accumulation:
         forwards: of the pipeline's current batch.
         backwards: of the pipeline's current batch.
         direct_backward: the span of a ``loss.backward()`` that DeepSpeed was not asked for but noticed.
+        told: how many micro-steps the accumulation had when the tracer was told of the engine; 0 before that.
     """
 
-    __slots__ = ("backwards", "begun", "direct_backward", "finished", "forwards", "microbatch")
+    __slots__ = ("backwards", "begun", "direct_backward", "finished", "forwards", "microbatch", "told")
 
     def __init__(self) -> None:
         self.begun = self.finished = False
-        self.microbatch = self.forwards = self.backwards = 0
+        self.microbatch = self.forwards = self.backwards = self.told = 0
         self.direct_backward: Span | None = None
 
 
@@ -93,7 +94,6 @@ class DeepSpeedIntegration:
         self._leader: Callable[[], Any] = lambda: None
         self._latest_step = -1
         self._evaluations = 0
-        self._told: tuple[Any, ...] = ()
 
     def install(self) -> None:
         """Register the hooks."""
@@ -148,17 +148,13 @@ class DeepSpeedIntegration:
         return __init__
 
     def _read_groups(self, engine: Any) -> None:
-        """Tell the tracer about groups, and a topology, that it does not know yet."""
+        """Tell the tracer what this engine's groups are for and, of the engine that begins the steps, the topology."""
+        self._accumulation(engine).told = engine.gradient_accumulation_steps()
         roles = group_roles(engine)
-        found = topology(engine, roles)
-        told = (found, *(id(group) for group, _ in roles))
-        if told == self._told:
-            return
-        self._told = told
         for group, role in roles:
             self._tracer.set_role(group, role)
         if self._leader() in (None, engine):
-            self._tracer.set_topology(found)
+            self._tracer.set_topology(topology(engine, roles))
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -281,7 +277,8 @@ class DeepSpeedIntegration:
             self._leader = weakref.ref(engine)
         elif leader is not engine:
             return
-        self._read_groups(engine)
+        if self._accumulation(engine).told != engine.gradient_accumulation_steps():
+            self._read_groups(engine)  # It was made before we came, or its batch size has been changed.
         # An engine that went back to an earlier checkpoint, or a second one, must not number steps twice.
         self._latest_step = max(int(engine.global_steps), self._latest_step + 1)
         self._tracer.begin_step(self._latest_step)

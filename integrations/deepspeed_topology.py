@@ -75,6 +75,9 @@ def topology(engine: Any, roles: list[tuple[ProcessGroup, str]]) -> dict[str, An
             coordinates[dimension], sizes[dimension] = int(group.rank()), int(group.size())
     if roles:
         told = {"coordinates": coordinates, "parallel": sizes}
+    compiled = getattr(engine, "is_deepcompile_enabled", None)
+    if compiled is not None and compiled():
+        told["not_visible"] = ["What graphs compiled by DeepCompile communicate: it is issued in C++."]
     stages = int(getattr(engine, "num_stages", 1))
     return {
         **told,
@@ -99,6 +102,9 @@ def _holdings(engine: Any, mpu: Any) -> Iterator[tuple[Any, str]]:
     for name, role in _ROLE_OF_ENGINE_ATTRIBUTE.items():
         yield getattr(engine, name, None), role
     module = getattr(engine, "module", None)
+    # ZeRO 3 partitions over the whole world, rather than over its own data-parallel group, unless it is told better.
+    partitions = (getattr(parameter, "ds_process_group", None) for parameter in engine.parameters())
+    yield {id(group): group for group in partitions}, "dp"
     for tied in getattr(module, "tied_comms", {}).values():
         yield tied.get("group"), "tied"
     yield getattr(module, "world_group", None), "world"

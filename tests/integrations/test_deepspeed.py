@@ -149,6 +149,7 @@ def originals(monkeypatch: pytest.MonkeyPatch) -> None:
         "managed_gradient_accumulation": lambda engine: engine.managed,
         "gradient_accumulation_steps": lambda engine: engine.accumulation,
         "zero_optimization_stage": lambda engine: 3,
+        "is_deepcompile_enabled": lambda engine: engine.deep_compile,
         "save_checkpoint": Originals.nothing,
     }
     for name, method in engine_methods.items():
@@ -179,7 +180,10 @@ def tracer(originals: None) -> Iterator[NotingTracer]:
 def engine_of(kind: type = DeepSpeedEngine, **attributes: Any) -> Any:
     engine = kind.__new__(kind)
     torch.nn.Module.__init__(engine)
-    defaults = {"global_steps": 0, "micro_steps": 0, "accumulation": 2, "managed": True, "mpu": None, "optimizer": None}
+    defaults = {
+        "global_steps": 0, "micro_steps": 0, "accumulation": 2, "managed": True, "deep_compile": False, "mpu": None,
+        "optimizer": None,
+    }  # fmt: skip
     for name, value in {**defaults, **attributes}.items():
         setattr(engine, name, value)
     return engine
@@ -387,6 +391,8 @@ def test_roles_and_coordinates_come_from_the_grid_the_globals_and_the_engine(
 ) -> None:
     pp, dp, tp, mp = (dist.new_group(ranks) for ranks in ([1, 3], [0, 1], [1], [1, 3]))
     ep, expert_dp, world = (dist.new_group(ranks) for ranks in ([0, 1], [1], [0, 1, 2, 3]))
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.ds_process_group = dist.group.WORLD  # type: ignore[attr-defined]
     grid = SimpleNamespace(
         get_pipe_parallel_group=lambda: pp,
         get_data_parallel_group=lambda: dp,
@@ -396,18 +402,26 @@ def test_roles_and_coordinates_come_from_the_grid_the_globals_and_the_engine(
     monkeypatch.setattr(groups, "_EXPERT_PARALLEL_GROUP", {"ep_size_2": ep})
     monkeypatch.setattr(groups, "_EXPERT_DATA_PARALLEL_GROUP", {"ep_size_2": expert_dp})
     monkeypatch.setattr(groups, "_WORLD_GROUP", world)
-    engine = engine_of(grid=grid, data_parallel_group=dp, accumulation=8)
+    engine = engine_of(grid=grid, data_parallel_group=dp, accumulation=8, parameter=parameter)
 
     micro_step(engine)
 
     assert tracer.failures == []
     expected = {"pp": pp, "dp": dp, "tp": tp, "mp": mp, "ep": ep, "expert-dp": expert_dp, "world": world}
-    assert tracer.roles == {id(group): role for role, group in expected.items()}
+    assert tracer.roles == {id(group): role for role, group in expected.items()} | {id(dist.group.WORLD): "dp"}
     assert tracer.topology["coordinates"] == {"tp": 0, "pp": 0, "dp": 1, "ep": 1, "expert-dp": 0}
     assert tracer.topology["parallel"] == {"tp": 1, "pp": 2, "dp": 2, "ep": 2, "expert-dp": 1}
     assert tracer.topology["framework"]["name"] == "deepspeed"
     assert tracer.topology["microbatches"] == 8
     assert tracer.topology["zero_stage"] == 3
+
+
+def test_a_compiled_engine_says_that_it_communicates_out_of_sight(tracer: NotingTracer) -> None:
+    micro_step(engine_of(deep_compile=True))
+
+    assert [path.partition(" communicate")[0] for path in tracer.topology["not_visible"]] == [
+        "What graphs compiled by DeepCompile"
+    ]
 
 
 def test_megatrons_groups_are_left_to_the_integration_of_megatron(

@@ -17,5 +17,9 @@ class TraceFormatError(CommtraceError, ValueError):
     """A file is not a commtrace trace, or was written by an incompatible version."""
 
 
+class MissingExtraError(CommtraceError, ImportError):
+    """A package is needed that only an extra of commtrace brings; the message has the command that installs it."""
+
+
 class ImportFileError(CommtraceError, ValueError):
     """A file given to ``commtrace import`` is damaged or not what it was said to be; the message says what to do."""

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from commtrace.errors import ConfigurationError
+from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.importers.flight_recorder import import_flight_recorder
-from commtrace.importers.kineto import KinetoOptions, import_kineto
 from commtrace.importers.rows import Imported
 from commtrace.importers.whatif import import_whatif
 from commtrace.importers.workerlog import import_workerlog
@@ -74,26 +73,45 @@ def import_(
         def show(path: Path) -> None:
             status.update(f"Reading {path}")
 
-        kineto = KinetoOptions(communication_pattern or None, steps is Steps.PROFILER, ranks_per_host)
-        imported = _import(kind, files, output, kineto, meta, show)
+        if kind is Kind.KINETO:
+            by_profiler = steps is Steps.PROFILER
+            imported = _import_kineto(files, output, communication_pattern, by_profiler, ranks_per_host, show)
+        else:
+            imported = _import(kind, files, output, ranks_per_host, meta, show)
     typer.echo(
         f"{output}: {imported.ranks} rank{'s' * (imported.ranks != 1)}, {imported.num_spans} spans. "
         f"Next: commtrace summary {output}"
     )
 
 
+def _import_kineto(
+    files: Sequence[Path],
+    output: Path,
+    pattern: str,
+    steps_of_profiler: bool,
+    ranks_per_host: int,
+    on_file: Callable[[Path], None],
+) -> Imported:
+    try:
+        from commtrace.importers.kineto import KinetoOptions, import_kineto
+    except ModuleNotFoundError as error:
+        if error.name != "msgspec":
+            raise
+        raise MissingExtraError("reading Kineto traces needs msgspec: pip install 'commtrace[import]'") from error
+    options = KinetoOptions(pattern or None, steps_of_profiler, ranks_per_host)
+    return import_kineto(files, output, options, on_file=on_file)
+
+
 def _import(
     kind: Kind,
     files: Sequence[Path],
     output: Path,
-    kineto: KinetoOptions,
+    ranks_per_host: int,
     meta: Path | None,
     on_file: Callable[[Path], None],
 ) -> Imported:
-    if kind is Kind.KINETO:
-        return import_kineto(files, output, kineto, on_file=on_file)
     if kind is Kind.FLIGHT_RECORDER:
-        return import_flight_recorder(files, output, ranks_per_host=kineto.ranks_per_host, on_file=on_file)
+        return import_flight_recorder(files, output, ranks_per_host=ranks_per_host, on_file=on_file)
     if kind is Kind.WORKERLOG:
         return import_workerlog(files, output, on_file=on_file)
     if len(files) != 1:

@@ -68,11 +68,20 @@ def find_stragglers(
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=bench.replay_error)
     verdicts = slow_workers(bench)
-    if not verdicts:
+    if not bench.noise_is_known:
+        abstentions = (_too_few_steps(bench),)
+    elif not verdicts:
         verdicts, unclear = job_wide_causes(bench, noise_between_steps(bench))
         abstentions = tuple(unclear)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     return Findings(tuple(ordered), abstentions, bench.replay_error)
+
+
+def _too_few_steps(bench: Bench) -> str:
+    return (
+        f"Slow ranks were not looked for: too few steps: {bench.num_steps}, at least {bench.thresholds.fewest_steps} "
+        "are needed to tell a slow rank from noise."
+    )
 
 
 def _reasons(matches: Matches, bench: Bench) -> Iterator[str]:

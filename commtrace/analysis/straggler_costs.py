@@ -35,6 +35,8 @@ class Thresholds:
             busy CPU), ranks differ by a good part of it without one of them being slow.
         share_of_work: excess as a share of what the peers need.
         replay_error: no verdict is given when the replay misses the measured steps by more.
+        fewest_steps: of fewer, nothing is told that has to stand out of the noise between steps: one step scatters by
+            nothing, and two ranks always differ. Input and garbage collection are told all the same.
     """
 
     share_of_step: float = 0.02
@@ -46,6 +48,7 @@ class Thresholds:
     sigmas: float = 2.5
     share_of_work: float = 0.05
     replay_error: float = 0.3
+    fewest_steps: int = 8
 
 
 class Cost(NamedTuple):
@@ -105,6 +108,16 @@ class Bench:
             replay_error=float(np.median((np.abs(actual - measured) / np.maximum(measured, 1))[steady])),
             work=compare_with_peers(program.segments, program.segments.work_ns, counted),
         )
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps count."""
+        return int(self.steady.sum())
+
+    @property
+    def noise_is_known(self) -> bool:
+        """Whether there are enough steps to tell what is slow from what scatters."""
+        return self.num_steps >= self.thresholds.fewest_steps
 
     def cost(self, segment_ns: Int64 | None, transfer_ns: Int64 | None = None, *, rare: bool = False) -> Cost:
         """What the steps would save with these durations; the mean over steps for what strikes now and then."""

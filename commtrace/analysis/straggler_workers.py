@@ -53,10 +53,13 @@ class _Suspect:
 
 
 def slow_workers(bench: Bench) -> list[Verdict]:
-    """Verdicts on single ranks and on hosts all of whose ranks are slow."""
+    """Verdicts on single ranks and on hosts all of whose ranks are slow; of few steps, only what has its own spans."""
     suspects = _suspects(bench)
+    if not bench.noise_is_known:
+        suspects = [suspect for suspect in suspects if suspect.cause in _RARE]
     verdicts = []
-    for host, members in _slow_hosts(bench.run, suspects).items():
+    slow_hosts = _slow_hosts(bench.run, suspects) if bench.noise_is_known else {}
+    for host, members in slow_hosts.items():
         cost = bench.cost(_at_speed_of_peers(bench, [suspect.rank for suspect in members]))
         if bench.passes(cost):
             verdicts.append(_host_verdict(bench, host, members, cost))
@@ -129,7 +132,7 @@ def _rare_excess(bench: Bench, values_ns: Int64) -> dict[int, float]:
 def _per_step(bench: Bench, values_ns: Int64) -> dict[int, float]:
     counted, segments = bench.counted, bench.program.segments
     totals = np.bincount(segments.rank[counted], values_ns[counted], minlength=int(bench.program.ranks.max()) + 1)
-    return {int(rank): float(totals[rank]) / int(bench.steady.sum()) for rank in bench.program.ranks}
+    return {int(rank): float(totals[rank]) / bench.num_steps for rank in bench.program.ranks}
 
 
 def _at_speed_of_peers(bench: Bench, ranks: Sequence[int], cause: str | None = None) -> Int64:
@@ -180,7 +183,7 @@ def _verdict(bench: Bench, suspect: _Suspect, cost: Cost) -> Verdict:
     evidence = (
         f"{_who(bench.run, suspect.rank)} needs {_details(bench, suspect)}: {excess_ms:.1f} ms per step more than the "
         f"ranks that do the same work, which need {suspect.peers_ns / 1e6:.1f} ms; so in "
-        f"{100 * persistence:.0f} % of {int(bench.steady.sum())} steps."
+        f"{100 * persistence:.0f} % of {bench.num_steps} steps."
     )
     return Verdict(
         rank=suspect.rank,
@@ -239,7 +242,7 @@ def _per_phase(bench: Bench, rank: int, kind: int) -> tuple[float, float]:
     """Typical duration of a whole phase, own and of the peers, ns."""
     segments, work = bench.program.segments, bench.work
     mask = (segments.rank == rank) & (segments.kind == kind) & bench.counted
-    phases = len(np.unique(segments.instance[mask])) / max(int(bench.steady.sum()), 1)
+    phases = len(np.unique(segments.instance[mask])) / max(bench.num_steps, 1)
     entries = (work.rank == rank) & (work.kind == kind)
     if not phases:
         return 0.0, 0.0

@@ -14,7 +14,7 @@ from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000
-JOB = PipelineJob(2, 8, data_parallel=2, transfer_ns=20_000, all_reduce_ns=300_000, optimizer_ns=MS, steps=6)
+JOB = PipelineJob(2, 8, data_parallel=2, transfer_ns=20_000, all_reduce_ns=300_000, optimizer_ns=MS, steps=10)
 
 
 def findings_of(run: Run) -> Findings:
@@ -68,7 +68,7 @@ def test_a_host_all_of_whose_ranks_are_slow() -> None:
         8,
         data_parallel=3,
         optimizer_ns=MS,
-        steps=5,
+        steps=9,
         nodes={0: "a", 1: "b", 2: "c", 3: "a", 4: "b", 5: "c"},
         extra_forward_ns={1: 2 * MS, 4: 2 * MS},
     )
@@ -92,6 +92,26 @@ def test_a_delay_with_a_span_of_its_own_is_named_after_it(cause: str) -> None:
     assert (verdict.rank, verdict.cause) == (1, cause)
     assert verdict.cost_ms_per_step == pytest.approx(32, rel=0.1)
     assert "needs 32.0 ms per step for " in verdict.evidence
+
+
+@pytest.mark.parametrize(("steps", "named"), [(1, 0), (2, 0), (8, 0), (9, 1)])
+def test_a_slow_rank_is_not_told_from_noise_by_few_steps(steps: int, named: int) -> None:
+    # Of several steps the first, number 0, does not count.
+    findings = findings_of(replace(JOB, steps=steps, extra_forward_ns={1: 3 * MS}).run())
+
+    assert len(findings.verdicts) == named
+    counted = max(steps - 1, 1)
+    too_few = f"too few steps: {counted}, at least 8 are needed to tell a slow rank from noise"
+    assert [too_few in sentence for sentence in findings.abstentions] == [True] * (1 - named)
+
+
+def test_garbage_collection_is_named_even_of_few_steps() -> None:
+    run = replace(JOB, steps=3, extra_forward_ns={1: 4 * MS}).run()
+
+    findings = findings_of(_with_spans_in_forwards(run, rank=1, kind="gc", duration_ns=4 * MS))
+
+    assert [verdict.cause for verdict in findings.verdicts] == ["gc"]
+    assert "too few steps: 2" in findings.abstentions[0]
 
 
 def test_a_verdict_as_json() -> None:

@@ -12,7 +12,7 @@ from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000
-STEPS, MICROBATCHES = 6, 8
+STEPS, MICROBATCHES = 10, 8
 
 
 def findings_of(run: Run) -> Findings:
@@ -20,7 +20,7 @@ def findings_of(run: Run) -> Findings:
 
 
 def test_an_uneven_stage() -> None:
-    job = PipelineJob(2, 8, data_parallel=2, steps=4, extra_forward_ns={2: 3 * MS, 3: 3 * MS})
+    job = PipelineJob(2, 8, data_parallel=2, steps=9, extra_forward_ns={2: 3 * MS, 3: 3 * MS})
 
     (verdict,) = findings_of(job.run()).verdicts
 
@@ -33,7 +33,7 @@ def test_an_uneven_stage() -> None:
 
 
 def test_ends_of_the_model_that_do_a_little_more_are_not_uneven() -> None:
-    job = PipelineJob(2, 8, data_parallel=2, steps=4, extra_forward_ns={2: MS, 3: MS})
+    job = PipelineJob(2, 8, data_parallel=2, steps=9, extra_forward_ns={2: MS, 3: MS})
 
     assert findings_of(job.run()).verdicts == ()
 

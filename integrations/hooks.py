@@ -49,6 +49,10 @@ class Hooks:
         self._attributes.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
 
+    def owners_of(self, name: str) -> list[Any]:
+        """The classes and modules whose attribute ``name`` is replaced."""
+        return [owner for owner, replaced, _, _ in self._attributes if replaced == name]
+
     def replace_item(self, table: dict[Any, Any], key: Any, wrap: Wrap) -> None:
         """Replace one value of a dictionary."""
         original = table[key]

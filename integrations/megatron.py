@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-import wrapt
-
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
+from commtrace.integrations.hooks import Hooks
 from commtrace.integrations.megatron_topology import collection_roles, framework, group_roles, topology
 from commtrace.trace import schema
 
@@ -62,8 +61,7 @@ class MegatronIntegration:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._active = False
-        self._patches: list[tuple[Any, str, Any, Any]] = []
+        self._hooks = Hooks(PART, tracer)
         self._parallel_state: ModuleType | None = None
         self._optimizer_module: ModuleType | None = None
         self._known_groups: tuple[int, ...] = ()
@@ -76,7 +74,6 @@ class MegatronIntegration:
 
     def install(self) -> None:
         """Register the hooks."""
-        self._active = True
         hooks = {
             "megatron.core.parallel_state": self._hook_parallel_state,
             "megatron.core.pipeline_parallel.schedules": self._hook_schedules,
@@ -84,54 +81,27 @@ class MegatronIntegration:
             **{f"megatron.core.optimizer.{name}": self._hook_optimizers for name in _OPTIMIZER_MODULES},
         }
         for name, hook in hooks.items():
-            wrapt.register_post_import_hook(functools.partial(self._on_import, hook), name)
+            self._hooks.when_imported(name, hook)
 
     def uninstall(self) -> None:
         """Put every original back; import hooks that are still waiting do nothing from now on."""
-        self._active = False
-        while self._patches:
-            owner, name, original, replacement = self._patches.pop()
-            if vars(owner).get(name) is replacement:
-                setattr(owner, name, original)
+        self._hooks.restore()
         self._awaiting_backward.clear()
-
-    def _on_import(self, hook: Callable[[ModuleType], None], module: ModuleType) -> None:
-        if self._active:
-            self._guarded(hook, module)
-
-    def _guarded(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``action`` returns; None if it fails, after which this integration is off."""
-        try:
-            return action(*arguments)
-        except Exception as error:
-            self._active = False
-            self._tracer.failed(PART, error)
-            return None
-
-    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = vars(owner).get(name)
-        if original is None:  # another version of Megatron
-            return
-        static = isinstance(original, staticmethod)
-        wrapper = wrap(original.__func__ if static else original)
-        replacement = staticmethod(wrapper) if static else wrapper
-        self._patches.append((owner, name, original, replacement))
-        setattr(owner, name, replacement)
 
     # Process groups
 
     def _hook_parallel_state(self, module: ModuleType) -> None:
         self._parallel_state = module
         for name in ("initialize_model_parallel", "destroy_model_parallel"):
-            self._replace(module, name, self._then_read_groups)
+            self._hooks.replace(module, name, self._then_read_groups)
         self._read_groups()
 
     def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if self._active:
-                self._guarded(self._read_groups)
+            if self._hooks.active:
+                self._hooks.guarded(self._read_groups)
             return result
 
         return wrapper
@@ -155,19 +125,19 @@ class MegatronIntegration:
     # Iterations
 
     def _hook_schedules(self, module: ModuleType) -> None:
-        self._replace(module, "forward_step", self._wrap_forward)
-        self._replace(module, "backward_step", self._wrap_backward)
+        self._hooks.replace(module, "forward_step", self._wrap_forward)
+        self._hooks.replace(module, "backward_step", self._wrap_backward)
         for name in _SCHEDULES:
-            self._replace(module, name, self._wrap_schedule)
+            self._hooks.replace(module, name, self._wrap_schedule)
 
     def _wrap_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def schedule(*args: Any, **kwargs: Any) -> Any:
-            if not self._active:
+            if not self._hooks.active:
                 return original(*args, **kwargs)
             if kwargs.get("forward_only"):
                 return self._evaluate(original, args, kwargs)
-            self._guarded(self._begin_iteration, original.__name__, kwargs)
+            self._hooks.guarded(self._begin_iteration, original.__name__, kwargs)
             return original(*args, **kwargs)
 
         return schedule
@@ -207,13 +177,13 @@ class MegatronIntegration:
             self._tracer.set_topology({**told, "framework": framework()})
 
     def _evaluate(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        span = self._guarded(self._tracer.enter, schema.EVALUATION, "evaluation")
+        span = self._hooks.guarded(self._tracer.enter, schema.EVALUATION, "evaluation")
         self._evaluations += 1
         try:
             return original(*args, **kwargs)
         finally:
             self._evaluations -= 1
-            self._leave(span)
+            self._hooks.leave(span)
 
     # Microbatches
 
@@ -222,16 +192,16 @@ class MegatronIntegration:
 
         @functools.wraps(original)
         def forward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self._active or self._evaluations:
+            if not self._hooks.active or self._evaluations:
                 return original(*args, **kwargs)
-            place = self._guarded(self._place_of_forward, argument, args, kwargs)
+            place = self._hooks.guarded(self._place_of_forward, argument, args, kwargs)
             span = self._enter(schema.FORWARD, "forward", place)
             try:
                 result = original(*args, **kwargs)
             finally:
-                self._leave(span)
+                self._hooks.leave(span)
             if place is not None:
-                self._guarded(self._remember, result, place)
+                self._hooks.guarded(self._remember, result, place)
             return result
 
         return forward_step
@@ -241,14 +211,14 @@ class MegatronIntegration:
 
         @functools.wraps(original)
         def backward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self._active:
+            if not self._hooks.active:
                 return original(*args, **kwargs)
-            place = self._guarded(self._place_of_backward, argument, args, kwargs)
+            place = self._hooks.guarded(self._place_of_backward, argument, args, kwargs)
             span = self._enter(schema.BACKWARD, "backward", place)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._leave(span)
+                self._hooks.leave(span)
 
         return backward_step
 
@@ -287,22 +257,17 @@ class MegatronIntegration:
 
     def _enter(self, kind: int, name: str, place: Place | None) -> Span | None:
         microbatch, chunk = place or (schema.NOT_APPLICABLE, schema.NOT_APPLICABLE)
-        span: Span | None = self._guarded(self._tracer.enter, kind, name, microbatch, chunk, self._stage)
-        return span
-
-    def _leave(self, span: Span | None) -> None:
-        if span is not None:
-            self._guarded(self._tracer.leave, span)
+        return self._hooks.enter(kind, name, microbatch, chunk, self._stage)
 
     # Activation recomputation
 
     def _hook_recompute(self, module: ModuleType) -> None:
         checkpoint = getattr(module, "CheckpointFunction", None)
         if checkpoint is not None:
-            self._replace(checkpoint, "backward", self._time_run_function)
+            self._hooks.replace(checkpoint, "backward", self._time_run_function)
         without_output = getattr(module, "CheckpointWithoutOutput", None)
         if without_output is not None:
-            self._replace(without_output, "_recompute", self._time_run_function)
+            self._hooks.replace(without_output, "_recompute", self._time_run_function)
 
     def _time_run_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The backward of a checkpoint calls ``run_function``, its forward, again: that call is the recompute."""
@@ -310,15 +275,15 @@ class MegatronIntegration:
         @functools.wraps(original)
         def backward(checkpoint: Any, *gradients: Any) -> Any:
             run_function = getattr(checkpoint, "run_function", None)
-            if not self._active or run_function is None:
+            if not self._hooks.active or run_function is None:
                 return original(checkpoint, *gradients)
 
             def recompute(*args: Any, **kwargs: Any) -> Any:
-                span = self._guarded(self._tracer.enter, schema.RECOMPUTE, "recompute")
+                span = self._hooks.guarded(self._tracer.enter, schema.RECOMPUTE, "recompute")
                 try:
                     return run_function(*args, **kwargs)
                 finally:
-                    self._leave(span)
+                    self._hooks.leave(span)
 
             checkpoint.run_function = recompute
             try:
@@ -341,23 +306,23 @@ class MegatronIntegration:
         base = getattr(self._optimizer_module, "MegatronOptimizer", None)
         if base is None:
             return
-        wrapped = {owner for owner, name, _, _ in self._patches if name == "step"}
+        wrapped = self._hooks.owners_of("step")
         for optimizer in _subclasses(base):
             if "step" in vars(optimizer) and optimizer not in wrapped:
-                self._replace(optimizer, "step", self._wrap_optimizer_step)
+                self._hooks.replace(optimizer, "step", self._wrap_optimizer_step)
 
     def _wrap_optimizer_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._active or self._open_optimizers:
+            if not self._hooks.active or self._open_optimizers:
                 return original(optimizer, *args, **kwargs)
-            span = self._guarded(self._tracer.enter, schema.OPTIMIZER, type(optimizer).__name__)
+            span = self._hooks.guarded(self._tracer.enter, schema.OPTIMIZER, type(optimizer).__name__)
             self._open_optimizers += 1
             try:
                 return original(optimizer, *args, **kwargs)
             finally:
                 self._open_optimizers -= 1
-                self._leave(span)
+                self._hooks.leave(span)
 
         return step
 

@@ -67,10 +67,19 @@ class Calls:
         return cls(*(columns.get(name, zeros.astype(np.bool_) if name in flags else zeros) for name in names))
 
 
-def calls_of_rank(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, roles: RankRoles) -> tuple[Calls, Calls]:
-    """The calls and the stalls of one rank."""
+def calls_of_rank(
+    trace: RankTrace,
+    matches: RankMatches,
+    stalled_ns: Int64,
+    roles: RankRoles,
+    steps: Sequence[int] | None = None,
+) -> tuple[Calls, Calls]:
+    """The calls that one rank made, in these steps if any are given, and what else its lane stood still for."""
     spans = trace.spans
-    stalls = np.flatnonzero((spans.kind == schema.STALL) & stalled_ns.any(axis=1))
+    made = communication_rows(spans)
+    if steps is not None:
+        made &= np.isin(spans.step, steps)
+    stalls = np.flatnonzero(stalled_ns.any(axis=1) & ~made)
     of_stalls = Calls.empty(
         len(stalls),
         role=roles.role[stalls],
@@ -78,12 +87,11 @@ def calls_of_rank(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, rol
         group_size=roles.group_size[stalls],
         exposed=stalled_ns[stalls].sum(axis=1),
     )
-    return _communications(trace, matches, stalled_ns, roles), of_stalls
+    return _communications(trace, matches, stalled_ns, roles, np.flatnonzero(made)), of_stalls
 
 
-def _communications(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, roles: RankRoles) -> Calls:
+def _communications(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, roles: RankRoles, rows: Int64) -> Calls:
     spans = trace.spans
-    rows = np.flatnonzero(communication_rows(spans))
     duration = np.maximum(spans.end[rows] - spans.start[rows], 0)
     calls = Calls(
         role=roles.role[rows],

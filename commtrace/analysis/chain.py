@@ -20,9 +20,31 @@ from commtrace.analysis.step_choice import (
     restrict,
     whole_recording_as_step,
 )
-from commtrace.trace.reader import load_run
+from commtrace.analysis.window import load_window
 from commtrace.trace.run import Run
-from commtrace.trace.step_range import StepRange
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The steps that count with those around them: of communication that crosses into them, both ends are here.
+
+    Attributes:
+        run: on one clock, the ranks that count.
+        matches, roles: of this run.
+        steps: the numbers of the steps that count.
+    """
+
+    run: Run
+    matches: Matches
+    roles: Roles
+    steps: tuple[int, ...]
+
+    @classmethod
+    def of(cls, run: Run, matches: Matches, choice: StepChoice) -> Context:
+        own = replace(run, ranks={rank: run.ranks[rank] for rank in choice.ranks})
+        return cls(
+            own, replace(matches, ranks={rank: matches.ranks[rank] for rank in own.ranks}), find_roles(own), choice.used
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +58,8 @@ class Analysis:
         steps: which steps count, and why the others do not.
         matches: the communications joined across ranks.
         roles: what they are for.
-        partition: where the time of every step went.
+        partition: where the time of every step that counts went; its ``stalled_ns`` are of the rows of the context.
+        context: these steps with their neighbours.
     """
 
     recorded: Run
@@ -46,6 +69,7 @@ class Analysis:
     matches: Matches
     roles: Roles
     partition: Partition
+    context: Context
 
 
 def analyse(source: str | Path | Run, steps: str | None = None) -> Analysis:
@@ -57,28 +81,16 @@ def analyse(source: str | Path | Run, steps: str | None = None) -> Analysis:
 
     Raises:
         RunNotFoundError: nothing was recorded there.
-        ConfigurationError: ``steps`` cannot be parsed.
+        ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    recorded = _selected(source, steps) if isinstance(source, Run) else load_run(source, steps)
-    choice = choose_steps(recorded, keep_warm_up=steps is not None)
+    window = load_window(source, steps)
+    choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
     whole = not choice.used and not choice.left_out
-    alignment = align(recorded)
-    aligned = apply(whole_recording_as_step(recorded) if whole else recorded, alignment)
-    all_matches = match(aligned, clocks_agree=alignment.refused is None)
+    alignment = align(window.context)
+    aligned = apply(whole_recording_as_step(window.context) if whole else window.context, alignment)
     wanted = replace(choice, used=WHOLE_RECORDING) if whole else choice
+    all_matches = match(aligned, clocks_agree=alignment.refused is None)
+    context = Context.of(aligned, all_matches, wanted)
     run, matches = restrict(aligned, all_matches, wanted)
-    roles = find_roles(run)
-    return Analysis(recorded, run, alignment, choice, matches, roles, partition(run, matches, roles))
-
-
-def _selected(run: Run, steps: str | None) -> Run:
-    if steps is None:
-        return run
-    wanted = StepRange.parse(steps)
-    return replace(
-        run,
-        ranks={
-            rank: replace(trace, spans=trace.spans.take(wanted.mask(trace.spans.step)))
-            for rank, trace in run.ranks.items()
-        },
-    )
+    times = partition(context.run, context.matches, context.roles, wanted.used)
+    return Analysis(window.recorded, run, alignment, choice, matches, find_roles(run), times, context)

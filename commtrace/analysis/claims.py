@@ -67,7 +67,7 @@ def claims_of_rank(run: Run, trace: RankTrace, matches: RankMatches, roles: Role
         rows, ready, priority = communication_rows(spans), matches.ready, TRACED_COMMUNICATION_PRIORITY
     else:
         work = _work_claims(spans, states, CLAIM_OF_KIND)
-        rows, ready, priority = spans.kind == schema.STALL, stall_ready(spans, matches), STALL_PRIORITY
+        rows, ready, priority = spans.kind == schema.STALL, matches.stall_ready, STALL_PRIORITY
     of_rank = roles.ranks[trace.rank]
     parts = (work, *_standing_claims(run, spans, np.flatnonzero(rows), ready, priority, roles, of_rank, states))
     return Claims(
@@ -77,31 +77,6 @@ def claims_of_rank(run: Run, trace: RankTrace, matches: RankMatches, roles: Role
         np.concatenate([part.priority for part in parts]),
         np.concatenate([part.row for part in parts]),
     )
-
-
-def stall_ready(spans: Spans, matches: RankMatches) -> Int64:
-    """For each stall row: the instant from which what it stalled on waited for nobody; else the row's start.
-
-    A stall on a communication that was not recorded counts as transfer: nothing says that somebody was late.
-    """
-    stalls = np.flatnonzero(spans.kind == schema.STALL)
-    rows = communication_of(spans, stalls)
-    ready = spans.start.copy()
-    found = rows >= 0
-    ready[stalls[found]] = matches.ready[rows[found]]
-    return ready
-
-
-def communication_of(spans: Spans, stalls: Int64) -> Int64:
-    """The row of the communication that each of these stall rows names; −1 where it was not recorded."""
-    communications = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
-    if not len(communications):
-        return np.full(len(stalls), -1, np.int64)
-    communications = communications[np.argsort(spans.id[communications], kind="stable")]
-    ids = spans.id[communications]
-    at = np.minimum(np.searchsorted(ids, spans.stalled_on[stalls]), len(ids) - 1)
-    known = (ids[at] == spans.stalled_on[stalls]) & (spans.stalled_on[stalls] >= 0)
-    return np.where(known, communications[at], -1)
 
 
 def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping[int, Claim]) -> Claims:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,17 +91,20 @@ class Communication:
         }
 
 
-def communication_table(run: Run, matches: Matches, partition: Partition, roles: Roles) -> list[Communication]:
+def communication_table(
+    run: Run, matches: Matches, partition: Partition, roles: Roles, steps: Sequence[int] | None = None
+) -> list[Communication]:
     """One row per (role, operation, group size), the most exposed first.
 
     Args:
-        run: on one clock, only the steps that count.
+        run: on one clock.
         matches, partition, roles: of this run.
+        steps: those that count, where the run holds others as well: what was launched in them.
     """
     parts = [
         part
         for rank, trace in run.ranks.items()
-        for part in calls_of_rank(trace, matches.ranks[rank], partition.stalled_ns[rank], roles.ranks[rank])
+        for part in calls_of_rank(trace, matches.ranks[rank], partition.stalled_ns[rank], roles.ranks[rank], steps)
     ]
     calls = Calls.concatenate(parts)
     if not len(calls):

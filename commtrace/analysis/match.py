@@ -41,6 +41,9 @@ class RankMatches:
         ready: ns in [start, end] from which the operation waited for nobody: before it is wait, after it transfer.
             A send or a rooted collective that ended before its last participant came did not wait for it. Members
             of a point-to-point bracket share their times, so they are ready together.
+        stall_ready: for a stall row: the instant from which the communication that it stalled on waited for nobody.
+            The row's start for other rows, and for stalls on what was not recorded: nothing says that somebody was
+            late, so such a stall is transfer.
     """
 
     bucket: Int64
@@ -50,6 +53,11 @@ class RankMatches:
     last_start: Int64
     last_rank: Int32
     ready: Int64
+    stall_ready: Int64
+
+    def take(self, rows: Bool | slice) -> RankMatches:
+        """Only these rows, matched as they are."""
+        return RankMatches(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def wait_ns(self, spans: Spans) -> Int64:
         """Time in flight before the last participant arrived: max(0, last − start)."""
@@ -91,7 +99,27 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
         begin, end = np.searchsorted(rows.rank, [rank, rank + 1])
         for column in fields(own):
             getattr(own, column.name)[rows.position[begin:end]] = getattr(joined, column.name)[begin:end]
+        _look_up_stalls(run.ranks[rank].spans, own)
     return Matches(ranks, clocks_agree)
+
+
+def communication_of(spans: Spans, stalls: Int64) -> Int64:
+    """The row of the communication that each of these stall rows names; −1 where it was not recorded."""
+    communications = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
+    if not len(communications):
+        return np.full(len(stalls), -1, np.int64)
+    communications = communications[np.argsort(spans.id[communications], kind="stable")]
+    ids = spans.id[communications]
+    at = np.minimum(np.searchsorted(ids, spans.stalled_on[stalls]), len(ids) - 1)
+    known = (ids[at] == spans.stalled_on[stalls]) & (spans.stalled_on[stalls] >= 0)
+    return np.where(known, communications[at], -1)
+
+
+def _look_up_stalls(spans: Spans, own: RankMatches) -> None:
+    stalls = np.flatnonzero(spans.kind == schema.STALL)
+    rows = communication_of(spans, stalls)
+    found = rows >= 0
+    own.stall_ready[stalls[found]] = own.ready[rows[found]]
 
 
 def _unmatched(spans: Spans) -> RankMatches:
@@ -104,6 +132,7 @@ def _unmatched(spans: Spans) -> RankMatches:
         last_start=spans.start.copy(),
         last_rank=np.full(count, -1, np.int32),
         ready=spans.start.copy(),
+        stall_ready=spans.start.copy(),
     )
 
 
@@ -121,6 +150,7 @@ def _join(run: Run, rows: Rows, clocks_agree: bool) -> RankMatches:
         last_start=last_start,
         last_rank=last_rank,
         ready=_ready(run, rows, last_start),
+        stall_ready=rows.spans.start,
     )
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,16 +59,17 @@ class Partition:
         return np.asarray(self.ns[:, chosen].sum(axis=1))
 
 
-def partition(run: Run, matches: Matches, roles: Roles | None = None) -> Partition:
+def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Sequence[int] | None = None) -> Partition:
     """Partition every step of every rank.
 
     Args:
         run: on one clock.
         matches: of this run.
         roles: of this run, where the caller has them.
+        steps: only these. What began in others and reaches into them counts all the same.
     """
     roles = roles or find_roles(run)
-    parts = {rank: _partition_rank(run, trace, matches.ranks[rank], roles) for rank, trace in run.ranks.items()}
+    parts = {rank: _partition_rank(run, trace, matches.ranks[rank], roles, steps) for rank, trace in run.ranks.items()}
     tables = list(parts.values())
     return Partition(
         states=states_of(roles.words),
@@ -94,9 +95,12 @@ class _RankPartition:
     stalled_ns: Int64
 
 
-def _partition_rank(run: Run, trace: RankTrace, matches: RankMatches, roles: Roles) -> _RankPartition:
+def _partition_rank(
+    run: Run, trace: RankTrace, matches: RankMatches, roles: Roles, wanted: Sequence[int] | None
+) -> _RankPartition:
     spans = trace.spans
-    steps = np.flatnonzero(spans.kind == schema.STEP)
+    is_step = spans.kind == schema.STEP
+    steps = np.flatnonzero(is_step if wanted is None else is_step & np.isin(spans.step, wanted))
     steps = steps[np.lexsort((spans.step[steps], spans.end[steps], spans.start[steps]))]
     start, end = spans.start[steps], np.maximum(spans.start[steps], spans.end[steps])
     states = states_of(roles.words)

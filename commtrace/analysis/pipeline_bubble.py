@@ -152,7 +152,7 @@ def _measure(
     spans = trace.spans
     step_start, step_end = (values[spans.kind == schema.STEP] for values in (spans.start, spans.end))
     stall = (spans.kind == schema.STALL) & np.isin(spans.step, spans.step[spans.kind == schema.STEP])
-    ready = _ready(trace, matches)
+    ready = matches.ranks[trace.rank].stall_ready
     wait = np.clip(ready, spans.start, spans.end) - spans.start
     between = stall & _between_stages(run, trace, roles)
     first_backward, last_forward, last_backward = _turning_points(trace)
@@ -176,21 +176,6 @@ def _measure(
         transfer=float((spans.end - spans.start - wait)[between].sum()),
         drain=float(np.maximum(drain, 0).sum()),
     )
-
-
-def _ready(trace: RankTrace, matches: Matches) -> Int64:
-    """Of each stall row: when the communication that it waited for had all its participants."""
-    spans = trace.spans
-    ready = spans.start.copy()
-    stalls = np.flatnonzero((spans.kind == schema.STALL) & (spans.stalled_on >= 0))
-    known = np.flatnonzero(spans.id >= 0)
-    if not len(known) or not len(stalls):
-        return ready
-    order = known[np.argsort(spans.id[known], kind="stable")]
-    found = order[np.minimum(np.searchsorted(spans.id[order], spans.stalled_on[stalls]), len(order) - 1)]
-    same = spans.id[found] == spans.stalled_on[stalls]
-    ready[stalls[same]] = matches.ranks[trace.rank].ready[found[same]]
-    return ready
 
 
 def _turning_points(trace: RankTrace) -> tuple[Int64, Int64, Int64]:

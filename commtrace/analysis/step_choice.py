@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commtrace.analysis.match import Matches, RankMatches
+from commtrace.analysis.match import Matches
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Spans
@@ -75,27 +75,18 @@ def _recorded_steps(trace: RankTrace) -> list[int]:
 
 def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Matches]:
     """Only the ranks and the rows of the chosen steps, matched as before."""
-    ranks, matched = {}, {}
-    for rank in choice.ranks:
-        rows = _contiguous(np.isin(run.ranks[rank].spans.step, choice.used))
-        ranks[rank] = replace(run.ranks[rank], spans=run.ranks[rank].spans.take(rows))
-        matched[rank] = _take(matches.ranks[rank], rows)
+    return select(run, matches, {rank: np.isin(run.ranks[rank].spans.step, choice.used) for rank in choice.ranks})
+
+
+def select(run: Run, matches: Matches, rows: Mapping[int, Bool]) -> tuple[Run, Matches]:
+    """Only these ranks and of each these rows, matched as before."""
+    taken = {rank: contiguous(chosen) for rank, chosen in rows.items()}
+    ranks = {rank: replace(run.ranks[rank], spans=run.ranks[rank].spans.take(own)) for rank, own in taken.items()}
+    matched = {rank: matches.ranks[rank].take(own) for rank, own in taken.items()}
     return replace(run, ranks=ranks), replace(matches, ranks=matched)
 
 
-def _take(matches: RankMatches, rows: Bool | slice) -> RankMatches:
-    return RankMatches(
-        matches.bucket[rows],
-        matches.participants[rows],
-        matches.complete[rows],
-        matches.mismatched[rows],
-        matches.last_start[rows],
-        matches.last_rank[rows],
-        matches.ready[rows],
-    )
-
-
-def _contiguous(rows: Bool) -> Bool | slice:
+def contiguous(rows: Bool) -> Bool | slice:
     """A slice in place of a mask wherever the chosen rows follow each other, as they nearly always do: no copy."""
     chosen = np.flatnonzero(rows)
     if len(chosen) and chosen[-1] - chosen[0] + 1 == len(chosen):

@@ -43,7 +43,7 @@ def summarise(source: str | Path | Run, steps: str | None = None) -> dict[str, A
 
     Raises:
         RunNotFoundError: nothing was recorded there.
-        ConfigurationError: ``steps`` cannot be parsed.
+        ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
     return summarise_analysis(analyse(source, steps))
 
@@ -51,7 +51,8 @@ def summarise(source: str | Path | Run, steps: str | None = None) -> dict[str, A
 def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
     """The same, of a run that was analysed already."""
     run, matches = analysis.run, analysis.matches
-    communication = communication_table(run, matches, analysis.partition, analysis.roles)
+    context = analysis.context
+    communication = communication_table(context.run, context.matches, analysis.partition, context.roles, context.steps)
     ranks = rank_means(run, analysis.partition, matches)
     pipeline, findings = _pipeline_and_findings(analysis, ranks)
     stragglers = [straggler.to_json() for straggler in findings.verdicts]

@@ -40,16 +40,16 @@ import numpy.typing as npt
 
 from commtrace.analysis.align import Alignment, align, apply
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.claims import communication_of, stall_ready
 from commtrace.analysis.keys import pack
-from commtrace.analysis.match import Matches, RankMatches, match
+from commtrace.analysis.match import Matches, RankMatches, communication_of, match
 from commtrace.analysis.operations import communication_rows, unfinished_rows
 from commtrace.analysis.roles import PIPELINE, UNKNOWN, Roles, find_roles, is_p2p
-from commtrace.analysis.step_choice import whole_recording_as_step
+from commtrace.analysis.step_choice import select, whole_recording_as_step
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
+from commtrace.trace.step_range import StepRange
 
 STATES: Final = ("wait", "transfer", "bubble")
 WAIT, TRANSFER, BUBBLE = range(3)
@@ -119,12 +119,20 @@ class Timeline:
         return cls(analysis.run, analysis.matches, analysis.roles, _residual(analysis.alignment))
 
     @classmethod
-    def of_recording(cls, run: Run) -> Timeline:
-        """Everything that was recorded, the warm-up and incomplete steps too; as one step if it has none."""
+    def of_recording(cls, run: Run, wanted: StepRange | None = None) -> Timeline:
+        """Everything that was recorded, the warm-up and incomplete steps too; as one step if it has none.
+
+        Args:
+            run: what was loaded.
+            wanted: show only these of its steps; communication is matched over all of them.
+        """
         alignment = align(run)
         has_steps = any((trace.spans.kind == schema.STEP).any() for trace in run.ranks.values())
         aligned = apply(run if has_steps else whole_recording_as_step(run), alignment)
         matches = match(aligned, clocks_agree=alignment.refused is None)
+        if wanted is not None:
+            chosen = {rank: wanted.mask(trace.spans.step) for rank, trace in aligned.ranks.items()}
+            aligned, matches = select(aligned, matches, chosen)
         return cls(aligned, matches, find_roles(aligned), _residual(alignment))
 
     @property
@@ -251,7 +259,7 @@ def _prepare(index: int, trace: RankTrace, matches: Matches) -> _Rank:
         order,
         spans.step[order],
         stalled_on,
-        stall_ready(spans, matched),
+        matched.stall_ready,
         lane_of_row,
         lanes,
         unfinished_rows(trace),

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.window import load_window
 from commtrace.exporters import chrome_trace, perfetto
-from commtrace.trace.reader import load_run
 
 _MANY_SLICES = 2_000_000
 
@@ -43,15 +43,15 @@ def export(
     written, which the Perfetto UI opens as well.
     """
     console = Console(stderr=True, highlight=False)
-    recorded = load_run(run, steps or None)
-    timeline = Timeline.of_recording(recorded)
+    window = load_window(run, steps or None)
+    timeline = Timeline.of_recording(window.context, window.wanted)
     native = format is Format.PERFETTO and perfetto.is_available()
     target = output or Path("trace.pftrace" if native else "trace.json")
     with console.status(f"Writing {target}"):
         num_slices = (perfetto if native else chrome_trace).write(
             timeline.outline(), map(timeline.step, timeline.steps), target
         )
-    for problem in recorded.problems:
+    for problem in window.recorded.problems:
         console.print(f"note: {problem}", markup=False)
     if format is Format.PERFETTO and not native:
         console.print(

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from commtrace import __version__
 from commtrace.cli.main import COMMANDS, app, command_function, load_command
 from commtrace.errors import RunNotFoundError
+from tests.cli.recorded import record
+from tests.pipeline_factory import PipelineJob
 
 runner = CliRunner()
 
@@ -103,3 +105,17 @@ def test_errors_of_any_command_are_reported_alike(monkeypatch: pytest.MonkeyPatc
     result = runner.invoke(app, ["run", "--", "true"])
 
     assert (result.exit_code, result.stderr) == (2, "commtrace: nowhere: no such directory\n")
+
+
+@pytest.mark.parametrize("command", ["summary", "report", "export", "straggler", "pipeline"])
+def test_steps_that_were_not_recorded_are_an_error(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded = record(PipelineJob(stages=2, microbatches=2, steps=3).run(), tmp_path / "run")
+
+    result = runner.invoke(app, [command, str(recorded), "--steps", "90:95"])
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("commtrace: no step in 90:95; recorded are 0–2\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

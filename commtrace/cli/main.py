@@ -56,11 +56,19 @@ class _LazyGroup(TyperGroup):
     def invoke(self, context: Any) -> Any:
         try:
             return super().invoke(context)
-        except CommtraceError as error:
+        except BrokenPipeError:
+            raise  # whoever read the output has seen enough; click ends quietly
+        except (CommtraceError, OSError) as error:
             if context.params["traceback"]:
                 raise
-            typer.echo(f"commtrace: {error}", err=True)
+            typer.echo(f"commtrace: {_in_words(error)}", err=True)
             raise typer.Exit(_USER_ERROR) from error
+
+
+def _in_words(error: CommtraceError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def command_function(name: str) -> Callable[..., None]:

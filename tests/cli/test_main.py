@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import inspect
 import re
 import subprocess
@@ -119,3 +120,24 @@ def test_steps_that_were_not_recorded_are_an_error(
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.endswith("commtrace: no step in 90:95; recorded are 0–2\n")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("command", ["report", "export"])
+def test_a_file_that_cannot_be_written_is_one_line(command: str, tmp_path: Path) -> None:
+    recorded = record(PipelineJob(stages=2, microbatches=2, steps=3).run(), tmp_path / "run")
+    target = tmp_path / "missing" / "page"
+
+    result = runner.invoke(app, [command, str(recorded), "-o", str(target)])
+
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].endswith(f"commtrace: {target}: No such file or directory")
+
+
+def test_a_broken_pipe_is_left_to_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("commtrace.cli.run.injected_environment", closed)
+    result = runner.invoke(app, ["run", "--", "true"])
+
+    assert (result.exit_code, result.stderr) == (1, "")

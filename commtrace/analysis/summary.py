@@ -20,6 +20,7 @@ from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.analysis.unmatched import unmatched_roles
 from commtrace.analysis.verdict import verdict
 from commtrace.trace.run import Run
 
@@ -65,7 +66,7 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
         "stragglers": stragglers,
         "abstentions": list(findings.abstentions),
         "coverage": find_coverage(run, analysis.roles).to_json(),
-        "verdict": verdict(ranks, stragglers),
+        "verdict": verdict(ranks, stragglers, unmatched_roles(context, analysis.partition, analysis.recorded)),
         "problems": find_problems(analysis, communication),
     }
 

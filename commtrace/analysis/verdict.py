@@ -20,17 +20,24 @@ class _Loss(NamedTuple):
     look_at: str
 
 
-def verdict(ranks: Sequence[RankMean], stragglers: Sequence[Mapping[str, Any]]) -> str:
+def verdict(
+    ranks: Sequence[RankMean], stragglers: Sequence[Mapping[str, Any]], unmatched: Mapping[str, str] | None = None
+) -> str:
     """What costs most, over all ranks, and where to look.
 
     A rank that holds up the others comes first: what the others wait for is only its echo.
+
+    Args:
+        ranks: what their time went to.
+        stragglers: as JSON.
+        unmatched: by role, why it cannot be told what is waiting; see :mod:`commtrace.analysis.unmatched`.
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
         return "No step was recorded: there is nothing to judge."
     if stragglers:
         return _straggler_sentence(max(stragglers, key=lambda one: one["cost_ms_per_step"]), wall / len(ranks))
-    worst = max(_losses(ranks), key=lambda loss: loss.time_ns)
+    worst = max(_losses(ranks, unmatched or {}), key=lambda loss: loss.time_ns)
     share = worst.time_ns / wall
     if share < _WORTH_A_LOOK:
         return f"The ranks compute; the largest loss is {worst.what} with {share:.1%} of the step. Nothing stands out."
@@ -46,7 +53,7 @@ def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> st
     )
 
 
-def _losses(ranks: Sequence[RankMean]) -> list[_Loss]:
+def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str]) -> list[_Loss]:
     def over_ranks(kind: str) -> int:
         return sum(rank.total(kind) for rank in ranks)
 
@@ -70,16 +77,18 @@ def _losses(ranks: Sequence[RankMean]) -> list[_Loss]:
             "time in no span",
             "It is not communication; name it with commtrace.span to see what it is.",
         ),
-        *_exposed(ranks),
+        *_exposed(ranks, unmatched),
     ]
 
 
-def _exposed(ranks: Sequence[RankMean]) -> list[_Loss]:
+def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str]) -> list[_Loss]:
     losses = []
     for role in sorted({role for rank in ranks for role in rank.exposed_ns}):
         parts = [rank.exposed_ns.get(role, {"wait": 0, "transfer": 0}) for rank in ranks]
         wait, transfer = (sum(part[name] for part in parts) for name in ("wait", "transfer"))
-        if wait > transfer:
+        if role in unmatched:
+            look_at = unmatched[role]
+        elif wait > transfer:
             look_at = f"{wait / (wait + transfer):.0%} of it is waiting for the last rank to arrive: balance the ranks."
         else:
             look_at = "Most of it is transfer: overlap it with compute, or send less."

@@ -179,3 +179,17 @@ def test_members_that_disagree_are_told() -> None:
 def test_what_the_reader_noticed_comes_first() -> None:
     run = replace(make_run({0: [span("step", 0, 10, step=0)]}), problems=("torn",))
     assert summarised(run)["problems"][0] == "torn"
+
+
+@pytest.mark.parametrize(
+    ("stages", "missing", "why"),
+    [(2, [1], "because rank 1 is missing."), (4, [1, 3], "because ranks 1, 3 are missing.")],
+)
+def test_waiting_for_missing_ranks_is_not_called_transfer(stages: int, missing: list[int], why: str) -> None:
+    run = PipelineJob(stages, 8, extra_forward_ns={stages - 1: 4 * MS}).run()
+    partial = replace(run, ranks={rank: trace for rank, trace in run.ranks.items() if rank not in missing})
+
+    told = summarised(partial)["verdict"]
+
+    assert told.endswith(f"How much of it is waiting cannot be told, {why}")
+    assert "transfer" not in told

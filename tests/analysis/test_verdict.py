@@ -52,6 +52,12 @@ def test_communication_is_told_with_its_role_and_whether_it_is_waiting() -> None
     assert "tp communication, 40.0% of the step (40 ms). Most of it is transfer" in verdict([exposed("tp", 10, 30)], [])
 
 
+def test_what_is_waiting_is_not_told_where_it_is_not_known() -> None:
+    why = {"tp": "How much of it is waiting cannot be told, because rank 3 is missing."}
+    assert verdict([exposed("tp", 10, 30)], [], why).endswith(f"(40 ms). {why['tp']}")
+    assert "Most of it is transfer" in verdict([exposed("dp", 10, 30)], [], why)
+
+
 def test_time_in_no_span_is_not_excused() -> None:
     assert "time in no span, 60.0%" in verdict([mean(other=60)], [])
 

@@ -3,7 +3,7 @@
 Measured: the part of every stall on a point-to-point operation of the pipeline before its last participant arrived.
 Why: the step is replayed with ever more ideal durations, and what each step of that takes away has its cause's name:
 
-* ``p2p``: what goes when the transfers between stages take no time;
+* ``p2p``: what goes when the transfers between stages take no time, at least 0;
 * ``variation``: what goes when every forward and backward of a stage takes the stage's mean (microbatches differ, a
   rank is slow, something else intervened);
 * ``imbalance``: what goes when all stages take the same;
@@ -266,8 +266,10 @@ def _parts(causes: list[_Cause]) -> tuple[int, int, int] | tuple[None, None, Non
     def mean(name: str) -> float:
         return float(np.mean([getattr(cause, name) / cause.steps for cause in causes]))
 
+    # Without transfers a stage can come to wait for another one: that is no negative share of the transfers, but part
+    # of what is left over, the variation.
     return (
-        round(mean("as_replayed") - mean("without_transfers")),
+        max(round(mean("as_replayed") - mean("without_transfers")), 0),
         round(mean("with_means") - mean("with_equal_stages")),
         round(mean("with_equal_stages")),
     )

@@ -41,12 +41,13 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
 
 def _header(summary: Summary) -> Iterable[str]:
     run = summary["run"]
+    num_ranks = f"{run['world_size']} rank{'s' * (run['world_size'] != 1)}"
     recorded = "" if run["ranks_recorded"] == run["world_size"] else f" ({run['ranks_recorded']} recorded)"
     hosts = run["hosts"]
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
     attempt = f", attempt {run['attempt']}" if run["attempt"] else ""
     yield (
-        f"[bold]Run {escape(run['id'])}[/]{attempt} · {run['world_size']} ranks{recorded} on {escape(where)} · "
+        f"[bold]Run {escape(run['id'])}[/]{attempt} · {num_ranks}{recorded} on {escape(where)} · "
         f"{run['backend'] or 'no backend'} · {escape(run['device'])}"
     )
     parallel = " × ".join(f"{name} {size}" for name, size in run["parallel"].items() if size > 1)

@@ -8,6 +8,7 @@ import pytest
 
 from commtrace.analysis.match import match
 from commtrace.analysis.pipeline import Pipeline, reconstruct_pipeline
+from commtrace.analysis.pipeline_bubble import _Cause, _Measured, _stage
 from commtrace.analysis.pipeline_schedule import recognise
 from commtrace.analysis.replay import ReplayError
 from commtrace.trace.run import Run
@@ -179,3 +180,17 @@ def test_a_pipeline_as_json() -> None:
     assert pipeline["bubble_fraction_of_total"].keys() == {"measured", "ideal", "drain"}
     assert pipeline["bubble_fraction_of_total"]["ideal"] is None
     assert [stage["bubble_ns"] for stage in pipeline["per_stage"]] == [3, 1]
+
+
+@pytest.mark.parametrize(("without_transfers", "p2p"), [(4 * MS, MS), (9 * MS, 0)])
+def test_transfers_have_no_negative_share_and_the_causes_still_add_up(without_transfers: int, p2p: int) -> None:
+    measured = _Measured(MS, MS, 2 * MS, 10 * MS, 5 * MS, 0, 0, 0, 0)
+    cause = _Cause(
+        steps=1, as_replayed=5 * MS, without_transfers=without_transfers, with_means=3 * MS, with_equal_stages=MS
+    )
+
+    stage = _stage(0, [0], [measured], [1], {0: cause})
+
+    assert stage.p2p_ns == p2p
+    causes = (stage.schedule_ns, stage.imbalance_ns, stage.variation_ns, stage.p2p_ns)
+    assert sum(cause or 0 for cause in causes) == stage.bubble_ns == 5 * MS

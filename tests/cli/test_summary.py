@@ -46,6 +46,11 @@ def test_the_header_says_what_is_shown() -> None:
     ]
 
 
+def test_one_rank_is_not_plural() -> None:
+    run = make_run({0: [span("step", 0, 10 * MS, step=0)]})
+    assert printed(run).startswith("Run made-run · 1 rank on node0 ·")
+
+
 def test_every_rank_has_its_parts_in_milliseconds_and_per_cent() -> None:
     text = printed(PipelineJob(4, 8, forward_ns=MS, backward_ns=2 * MS).run())
     heading = row(text, "rank")

@@ -30,7 +30,8 @@ class PeerComparison:
     Attributes:
         entry: of each segment, its index in the other arrays.
         rank, kind: of each entry.
-        per_step: how many segments of this entry a step has.
+        per_step: how many segments of this entry a step has, in the mean over all steps: work that occurs in one step
+            of many is a small part of each.
     """
 
     entry: Int64
@@ -80,7 +81,7 @@ def compare_with_peers(segments: Segments, values_ns: Int64, counted: Bool) -> P
         kind=segments.kind[first],
         own_ns=own,
         peer_ns=leave_one_out_median(work[first], own),
-        per_step=np.nan_to_num(grouped_median(cell_entry, size.astype(np.float64), entries)),
+        per_step=np.bincount(cell_entry, size, minlength=entries) / max(len(np.unique(segments.step[counted])), 1),
     )
 
 

@@ -229,7 +229,7 @@ def _details(bench: Bench, suspect: _Suspect) -> str:
         what = {"data": "waiting for input", "gc": "collecting garbage"}[suspect.cause]
         return f"{_per_step(bench, values)[suspect.rank] / 1e6:.1f} ms per step for {what}"
     if suspect.cause == "unknown":
-        return f"{suspect.excess_ns['unknown'] / 1e6:.1f} ms per step more outside of forward and backward"
+        return "more time outside of forward and backward"
     parts = []
     for kind, name in ((FORWARD, "forward"), (BACKWARD, "backward")):
         own, peers = _per_phase(bench, suspect.rank, kind)

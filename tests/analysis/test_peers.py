@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.analysis.peers import grouped_median, leave_one_out_median
+from commtrace.analysis.peers import compare_with_peers, grouped_median, leave_one_out_median
+from commtrace.analysis.replay_lane import Segments
 
 GROUPS_AND_VALUES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=30)
 
@@ -28,3 +30,17 @@ def test_leave_one_out_median(rows: list[tuple[int, int]]) -> None:
         expected.append(np.median(value[others]) if others.any() else np.nan)
 
     np.testing.assert_array_equal(leave_one_out_median(group, value.astype(np.float64)), expected)
+
+
+def test_work_of_one_step_in_many_is_a_small_part_of_each() -> None:
+    """Ranks 0 and 1 do the same in every step; in the first one rank 1 does something else for 900 ns."""
+    every = [(rank, step, 0, 100) for rank in (0, 1) for step in range(9)]
+    once = [(rank, 0, 1, 10 + 890 * rank) for rank in (0, 1)]
+    rank, step, ordinal, work = (np.array(column, np.int64) for column in zip(*every, *once, strict=True))
+    zeros = np.zeros(len(rank), np.int64)
+    columns = dict.fromkeys(Segments.__dataclass_fields__, zeros)
+    segments = Segments(**{**columns, "rank": rank, "step": step, "ordinal": ordinal, "work_ns": work})
+
+    compared = compare_with_peers(segments, work, np.ones(len(rank), bool))
+
+    assert compared.excess_ns()[compared.rank == 1].sum() == pytest.approx(890 / 9)

@@ -247,14 +247,25 @@ function showStragglers() {
   ]);
   byId("stragglers").append(rows.length
     ? table(["<rank", "<host", "<cause", "cost ms per step", "<evidence", "<what to do"], rows)
-    : element("p", "No rank was found to slow the others down.", "empty"));
+    : element("p", nothingFound(), "empty"));
   for (const abstention of summary.abstentions || []) byId("stragglers").append(element("p", abstention, "hint"));
+}
+
+function nothingFound() {
+  if (!summary.run.steps.count) return "Not judged: no step was recorded in full, so ranks were not compared.";
+  return (summary.abstentions || []).length ? "Not judged:" : "No rank was found to slow the others down.";
 }
 
 function evidence(value) {
   if (value === null || typeof value !== "object") return value ?? "";
   return Object.entries(value).map(([name, part]) => `${name.replaceAll("_", " ")}: ${evidence(part)}`).join("; ");
 }
+
+const PIPELINE_COLUMNS = [
+  ["stage", "stage"], ["ranks", "ranks"], ["forward_ns", "forward"], ["backward_ns", "backward"], ["bubble_ns", "bubble"],
+  ["warm_up_ns", "warm-up"], ["steady_ns", "steady"], ["cool_down_ns", "cool-down"], ["schedule_ns", "schedule"],
+  ["imbalance_ns", "imbalance"], ["variation_ns", "variation"], ["p2p_ns", "P2P"],
+];
 
 function showPipeline() {
   const { pipeline } = summary;
@@ -270,9 +281,12 @@ function showPipeline() {
   ])));
   const stages = pipeline.per_stage || [];
   if (!stages.length) return;
-  const columns = Object.keys(stages[0]);
-  byId("pipeline").append(table(columns.map((name) => name.replaceAll("_", " ").replace(/ ns$/, " ms")), stages.map((stage) =>
-    columns.map((name) => (name.endsWith("_ns") ? formatMilliseconds(stage[name]) : formatCell(name, stage[name]))))));
+  const columns = PIPELINE_COLUMNS.filter(([name]) => name in stages[0]);
+  byId("pipeline").append(table(columns.map(([, heading]) => heading), stages.map((stage) =>
+    columns.map(([name]) => (name.endsWith("_ns") ? formatMilliseconds(stage[name]) : formatCell(name, stage[name]))))));
+  byId("pipeline").append(element("p", "ms per step; forward and backward: mean ms of one. The bubble by phase (warm-up, "
+    + "steady, cool-down) and by cause: what equal stages would wait (schedule), stages that differ (imbalance; negative: "
+    + "a stage faster than the mean), microbatches and ranks that differ (variation), transfers (P2P).", "hint"));
 }
 
 function formatCell(name, value) {

@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --timeout 120
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test lint types unit e2e bench install clean
+.PHONY: demo test lint types unit e2e test-gpu bench install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
@@ -34,6 +34,9 @@ unit: $(INSTALLED)
 
 e2e: $(INSTALLED)
 	$(BIN)/python -m pytest tests -m e2e
+
+test-gpu: $(INSTALLED)  ## On a machine with a GPU: NCCL ranks on it, compared with the kernels that torch.profiler saw.
+	$(BIN)/python -m pytest tests/gpu -m gpu -s
 
 bench: $(INSTALLED)
 	$(BIN)/python bench/overhead.py

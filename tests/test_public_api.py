@@ -37,4 +37,6 @@ def test_what_users_catch_has_one_root() -> None:
 
     raised = [value for value in vars(errors).values() if inspect.isclass(value)]
     assert all(issubclass(error, commtrace.CommtraceError) for error in raised)
-    assert all(issubclass(error, ValueError) for error in raised if error is not commtrace.CommtraceError)
+    others = {commtrace.CommtraceError, errors.MissingExtraError}
+    assert all(issubclass(error, ValueError) for error in raised if error not in others)
+    assert issubclass(errors.MissingExtraError, ImportError)

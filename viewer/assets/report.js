@@ -286,7 +286,7 @@ function showPipeline() {
     columns.map(([name]) => (name.endsWith("_ns") ? formatMilliseconds(stage[name]) : formatCell(name, stage[name]))))));
   byId("pipeline").append(element("p", "ms per step; forward and backward: mean ms of one. The bubble by phase (warm-up, "
     + "steady, cool-down) and by cause: what equal stages would wait (schedule), stages that differ (imbalance; negative: "
-    + "a stage faster than the mean), microbatches and ranks that differ (variation), transfers (P2P).", "hint"));
+    + "a slow stage waits less for the others), microbatches and ranks that differ (variation), transfers (P2P).", "hint"));
 }
 
 function formatCell(name, value) {

@@ -24,6 +24,7 @@ class Calls:
     """Calls, column by column; a stall is a row that makes no call and has nothing but ``exposed``.
 
     Attributes:
+        step: of the launch.
         role, name, group_size: codes of the role and the operation, and the members of the group.
         calls: 1 for a call, 0 for a stall.
         num_bytes, self_bytes: as recorded.
@@ -33,6 +34,7 @@ class Calls:
         finished, complete, mismatched: end seen, matched on all members, members disagree.
     """
 
+    step: Int32
     role: Int32
     name: Int32
     group_size: Int32
@@ -82,6 +84,7 @@ def calls_of_rank(
     stalls = np.flatnonzero(stalled_ns.any(axis=1) & ~made)
     of_stalls = Calls.empty(
         len(stalls),
+        step=spans.step[stalls],
         role=roles.role[stalls],
         name=spans.name[stalls],
         group_size=roles.group_size[stalls],
@@ -94,6 +97,7 @@ def _communications(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, r
     spans = trace.spans
     duration = np.maximum(spans.end[rows] - spans.start[rows], 0)
     calls = Calls(
+        step=spans.step[rows],
         role=roles.role[rows],
         name=spans.name[rows],
         group_size=roles.group_size[rows],

@@ -1,0 +1,138 @@
+"""What changed between two runs: time, parts of the step, bandwidth, and the circumstances.
+
+>>> comparison = compare(analyse("runs/before"), analyse("runs/after"))  # doctest: +SKIP
+>>> comparison.is_slower(threshold=0.05)                                  # doctest: +SKIP
+
+The noise is that of the steps within each run. What differs from one start of a job to the next (the nodes that it
+got, who shares the network) is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.noise import Change, change_of_median
+from commtrace.analysis.states import State
+from commtrace.analysis.step_series import Link, StepSeries, step_series
+from commtrace.trace.run import Run
+
+_ABSENT: Final = "–"
+
+
+class Difference(NamedTuple):
+    """A circumstance in which the runs differ."""
+
+    what: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs beside each other.
+
+    Attributes:
+        steps: how many steps of each run were used.
+        wall_ns: length of a step, mean over the ranks, median over the steps.
+        parts: the same of each state; largest absolute difference first.
+        busbw_gbps: of each kind of communication that either run has; most changed first.
+        circumstances: versions, environment, layout: where the runs differ.
+    """
+
+    steps: tuple[int, int]
+    wall_ns: Change
+    parts: Mapping[State, Change]
+    busbw_gbps: Mapping[Link, Change]
+    circumstances: tuple[Difference, ...]
+
+    def is_slower(self, threshold: float) -> bool:
+        """Whether a step of the second run takes longer by more than ``threshold`` (0.05: 5 %) and more than chance."""
+        relative = self.wall_ns.relative
+        return self.wall_ns.is_real and relative is not None and relative > threshold
+
+    @property
+    def can_be_judged(self) -> bool:
+        """False where too few steps were recorded to know the noise."""
+        return self.wall_ns.noise is not None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "steps": {"before": self.steps[0], "after": self.steps[1]},
+            "wall_ns": self.wall_ns.to_json(),
+            "parts_ns": [
+                {"state": state.kind, "detail": state.detail, **change.to_json()}
+                for state, change in self.parts.items()
+            ],
+            "busbw_gbps": [{**link._asdict(), **change.to_json()} for link, change in self.busbw_gbps.items()],
+            "circumstances": [difference._asdict() for difference in self.circumstances],
+        }
+
+
+def compare(before: Analysis, after: Analysis) -> Comparison:
+    """Compare two analysed runs."""
+    return compare_series(
+        step_series(before), step_series(after), tuple(_circumstances(before.recorded, after.recorded))
+    )
+
+
+def compare_series(before: StepSeries, after: StepSeries, circumstances: tuple[Difference, ...] = ()) -> Comparison:
+    """The same of their series."""
+    return Comparison(
+        steps=(len(before.wall_ns), len(after.wall_ns)),
+        wall_ns=change_of_median(before.wall_ns, after.wall_ns),
+        parts=_parts(before, after),
+        busbw_gbps=_links(before, after),
+        circumstances=circumstances,
+    )
+
+
+def _parts(before: StepSeries, after: StepSeries) -> dict[State, Change]:
+    # A state that a run does not have took no time in it; a bandwidth that it does not have is unknown.
+    none_before, none_after = np.zeros(len(before.wall_ns)), np.zeros(len(after.wall_ns))
+    changes = {
+        state: change_of_median(before.states.get(state, none_before), after.states.get(state, none_after))
+        for state in {**before.states, **after.states}
+    }
+    return dict(sorted(changes.items(), key=lambda item: (-abs(item[1].difference or 0), item[0])))
+
+
+def _links(before: StepSeries, after: StepSeries) -> dict[Link, Change]:
+    nothing = np.empty(0)
+    changes = {
+        link: change_of_median(before.busbw_gbps.get(link, nothing), after.busbw_gbps.get(link, nothing))
+        for link in {**before.busbw_gbps, **after.busbw_gbps}
+    }
+    return dict(sorted(changes.items(), key=lambda item: (-abs(item[1].relative or 0), item[0])))
+
+
+def _circumstances(before: Run, after: Run) -> Iterator[Difference]:
+    told = [_told(run) for run in (before, after)]
+    for what in sorted({*told[0], *told[1]}):
+        values = [one.get(what, _ABSENT) for one in told]
+        if values[0] != values[1]:
+            yield Difference(what, *values)
+
+
+def _told(run: Run) -> dict[str, str]:
+    """Everything about a run that is no measurement, by name. Ranks that differ among themselves are all listed."""
+    told: dict[str, dict[str, None]] = {}
+    for trace in run.ranks.values():
+        metadata = trace.metadata
+        framework = trace.topology.get("framework") or {}
+        for what, value in (
+            ("world size", metadata.world_size),
+            ("backend", metadata.backend),
+            ("device", metadata.device),
+            *((f"{name} (version)", version) for name, version in metadata.versions.items()),
+            *((name, value) for name, value in metadata.environment.items()),
+            *((f"{name} (parallel)", size) for name, size in trace.parallel.items()),
+            *((f"framework {name}", value) for name, value in framework.items()),
+        ):
+            told.setdefault(what, {})[str(value)] = None
+    hosts = len({trace.metadata.node for trace in run.ranks.values()})
+    return {what: ", ".join(values) for what, values in told.items()} | {"hosts": str(hosts)}

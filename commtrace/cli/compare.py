@@ -1,0 +1,163 @@
+"""``commtrace compare A B``: what changed between two runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.compare import Comparison, Difference
+from commtrace.analysis.compare import compare as compare_runs
+from commtrace.analysis.noise import FEWEST_SAMPLES, Change
+from commtrace.analysis.states import State
+from commtrace.analysis.step_series import Link
+from commtrace.cli.console import wide_console
+from commtrace.cli.units import UNKNOWN, bandwidth, milliseconds
+from commtrace.errors import ConfigurationError
+
+_SLOWER, _CANNOT_TELL = 1, 2
+_SMALLEST_SHARE: Final = 0.001
+"""A part that changed by less than this share of the step, and within its noise, is not listed."""
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="The run directory to compare with.", show_default=False)],
+    after: Annotated[Path, typer.Argument(help="The run directory that may be slower.", show_default=False)],
+    steps: Annotated[
+        str,
+        typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
+    ] = "",
+    threshold: Annotated[float, typer.Option(help="Percent by which a step may take longer.", min=0)] = 5.0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+) -> None:
+    """Print what changed between two runs: step time, each part of it, bandwidths, versions and environment.
+
+    The exit code is for use in CI: 0 where a step is not slower, 1 where its median is slower by more than the
+    threshold and by more than the noise of the steps, 2 where that cannot be told.
+    """
+    analyses = [analyse(run, steps or None) for run in (before, after)]
+    for run, analysis in zip((before, after), analyses, strict=True):
+        if not analysis.steps.used:
+            raise ConfigurationError(f"{run}: no step was recorded in full, so nothing can be compared.")
+    comparison = compare_runs(analyses[0], analyses[1])
+    if json_output:
+        sys.stdout.write(json.dumps({**comparison.to_json(), "verdict": _verdict(comparison, threshold)}) + "\n")
+    else:
+        _print(wide_console(), comparison, threshold)
+    if not comparison.can_be_judged:
+        raise typer.Exit(_CANNOT_TELL)
+    if comparison.is_slower(threshold / 100):
+        raise typer.Exit(_SLOWER)
+
+
+def _print(console: Console, comparison: Comparison, threshold: float) -> None:
+    _print_circumstances(console, comparison.circumstances)
+    _print_parts(console, comparison)
+    _print_bandwidths(console, comparison.busbw_gbps)
+    console.print(f"[bold]{escape(_verdict(comparison, threshold))}[/]")
+
+
+def _print_circumstances(console: Console, differences: Sequence[Difference]) -> None:
+    if not differences:
+        console.print("Versions, environment and layout are the same.\n")
+        return
+    table = _table("what differs", "before", "after")
+    for difference in differences:
+        table.add_row(*(escape(value) for value in difference))
+    console.print(table, "")
+
+
+def _print_parts(console: Console, comparison: Comparison) -> None:
+    table = _table("ms per step", "before", "after", "change", "noise ±", "%")
+    _add_change(table, "step", comparison.wall_ns)
+    wall = comparison.wall_ns.before or 0
+    for state, change in comparison.parts.items():
+        if change.is_real or abs(change.difference or 0) > _SMALLEST_SHARE * wall:
+            _add_change(table, _name(state), change)
+    console.print(table)
+    console.print(
+        f"Medians over {comparison.steps[0]} and {comparison.steps[1]} steps of the mean over ranks. * more than "
+        "chance among the steps of these runs;\nwhat changes from one start of a job to the next is not in it.\n",
+        style="dim",
+    )
+
+
+def _add_change(table: Table, name: str, change: Change) -> None:
+    relative = UNKNOWN if change.relative is None else f"{100 * change.relative:+.1f}"
+    sign = "+" if (change.difference or 0) > 0 else ""
+    table.add_row(
+        name,
+        milliseconds(change.before),
+        milliseconds(change.after),
+        f"{sign}{milliseconds(change.difference)}{'*' if change.is_real else ''}",
+        milliseconds(change.noise),
+        relative,
+    )
+
+
+def _name(state: State) -> str:
+    return " ".join(filter(None, (state.kind, state.detail)))
+
+
+def _print_bandwidths(console: Console, links: Mapping[Link, Change]) -> None:
+    if not links:
+        console.print("No communication was matched on all its members in either run: no bandwidth to compare.\n")
+        return
+    table = _table("busbw, GB/s", "before", "after", "noise ±", "%")
+    for link, change in links.items():
+        table.add_row(
+            f"{escape(link.role)} {escape(link.operation)} of {link.group_size}",
+            bandwidth(change.before),
+            bandwidth(change.after) + ("*" if change.is_real else ""),
+            bandwidth(change.noise),
+            UNKNOWN if change.relative is None else f"{100 * change.relative:+.1f}",
+        )
+    console.print(table, "")
+
+
+def _verdict(comparison: Comparison, threshold: float) -> str:
+    """One sentence."""
+    change = comparison.wall_ns
+    if change.relative is None or change.noise is None:
+        return (
+            f"Cannot be judged: {min(comparison.steps)} steps are too few to know the noise; record at least "
+            f"{FEWEST_SAMPLES} besides the warm-up."
+        )
+    moved = f"{100 * change.relative:+.1f} % per step ({milliseconds(change.before)} → {milliseconds(change.after)} ms)"
+    noise = f"noise ±{milliseconds(change.noise)} ms"
+    if not change.is_real:
+        return f"No change beyond chance: {moved}, {noise}."
+    if change.relative < 0:
+        return f"Faster: {moved}, {noise}. {_most_of_it(comparison)}"
+    limit = "over" if comparison.is_slower(threshold / 100) else "within"
+    return f"Slower: {moved}, {noise}; {limit} the threshold of {threshold:g} %. {_most_of_it(comparison)}"
+
+
+def _most_of_it(comparison: Comparison) -> str:
+    """The part that moved furthest in the direction of the step."""
+    total = comparison.wall_ns.difference or 0.0
+    along = [
+        (state, change.difference)
+        for state, change in comparison.parts.items()
+        if change.is_real and change.difference is not None and change.difference * total > 0
+    ]
+    if not along:
+        return "No single part of the step changed beyond chance."
+    state, difference = max(along, key=lambda item: abs(item[1]))
+    return f"The largest part of it: {_name(state)}, {'+' if difference > 0 else ''}{milliseconds(difference)} ms."
+
+
+def _table(first: str, *headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table

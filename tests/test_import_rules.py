@@ -167,6 +167,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["summary", str(tmp_path / "run"), "--json"],
         ["straggler", str(tmp_path / "run")],
         ["pipeline", str(tmp_path / "run")],
+        ["bandwidth", str(tmp_path / "run"), "--by", "size"],
         ["compare", str(tmp_path / "run"), str(tmp_path / "run")],
         ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")],
         ["export", str(tmp_path / "run"), "-o", str(tmp_path / "trace")],

@@ -25,7 +25,8 @@ class Calls:
 
     Attributes:
         step: of the launch.
-        role, name, group_size: codes of the role and the operation, and the members of the group.
+        role, name, group_size, nodes: codes of the role and the operation, the members of the group, and their nodes.
+        group: id of the group that the call was made on.
         calls: 1 for a call, 0 for a stall.
         num_bytes, self_bytes: as recorded.
         duration, transfer, wait: ns in flight, after and before the last participant arrived.
@@ -38,6 +39,8 @@ class Calls:
     role: Int32
     name: Int32
     group_size: Int32
+    nodes: Int32
+    group: Int64
     calls: Int64
     num_bytes: Int64
     self_bytes: Int64
@@ -88,6 +91,8 @@ def calls_of_rank(
         role=roles.role[stalls],
         name=spans.name[stalls],
         group_size=roles.group_size[stalls],
+        nodes=roles.nodes[stalls],
+        group=spans.group[stalls],
         exposed=stalled_ns[stalls].sum(axis=1),
     )
     return _communications(trace, matches, stalled_ns, roles, np.flatnonzero(made)), of_stalls
@@ -101,6 +106,8 @@ def _communications(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, r
         role=roles.role[rows],
         name=spans.name[rows],
         group_size=roles.group_size[rows],
+        nodes=roles.nodes[rows],
+        group=spans.group[rows],
         calls=np.ones(len(rows), np.int64),
         num_bytes=np.maximum(spans.bytes[rows], 0),
         self_bytes=spans.self_bytes[rows],

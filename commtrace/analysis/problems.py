@@ -6,9 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication import Communication
+from commtrace.analysis.states import COMPUTE
 from commtrace.trace.run import RankTrace
 
 NO_COMMUNICATION = "No communication was recorded in these steps."
+NO_COMPUTE = (
+    "Communication was recorded, but nothing that computes: no forward, backward, optimizer or kernel. What is between "
+    "communications is shown as other: mark steps and work with commtrace.step and commtrace.span."
+)
 
 _COARSE_RESIDUAL_NS = 1_000_000
 _MOST_RANKS_LISTED = 16
@@ -23,6 +28,7 @@ def find_problems(analysis: Analysis, communication: Sequence[Communication]) ->
         *_drops(analysis.recorded.ranks.values()),
         *_clocks(analysis),
         *_matching(communication),
+        *_computing(analysis, communication),
     ]
 
 
@@ -93,6 +99,11 @@ def _matching(communication: Sequence[Communication]) -> Iterable[str]:
     unfinished = sum(row.unfinished for row in communication)
     if unfinished:
         yield f"{unfinished} communications were never seen to end (nobody waited for them): no duration is known."
+
+
+def _computing(analysis: Analysis, communication: Sequence[Communication]) -> Iterable[str]:
+    if any(row.count for row in communication) and not analysis.partition.total(COMPUTE).any():
+        yield NO_COMPUTE
 
 
 def _ranks(ranks: Sequence[int]) -> str:

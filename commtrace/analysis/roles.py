@@ -32,10 +32,12 @@ class RankRoles:
     Attributes:
         role: position in ``Roles.words``.
         group_size: members of the group that gave the role; −1 where it is unknown.
+        nodes: how many nodes they are on, of a message its two ends; −1 where a member was not recorded.
     """
 
     role: Int32
     group_size: Int32
+    nodes: Int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def _roles_of_rank(run: Run, trace: RankTrace, groups: Mapping[int, Group], word
     rows = np.flatnonzero(np.isin(spans.kind, (schema.COLLECTIVE, schema.P2P, schema.STALL)))
     role = np.full(len(spans), -1, np.int32)
     size = np.full(len(spans), -1, np.int32)
+    nodes = np.full(len(spans), -1, np.int32)
     if len(rows):
         of_group = spans.group[rows]
         peer = np.where(is_p2p(run, spans)[rows], spans.peer[rows], schema.NOT_APPLICABLE)
@@ -75,9 +78,25 @@ def _roles_of_rank(run: Run, trace: RankTrace, groups: Mapping[int, Group], word
         _, example, which = np.unique(pack((of_group, peer)), return_index=True, return_inverse=True)
         pipelines = [group for group in trace.groups.values() if group.role == PIPELINE]
         decided = [_role_and_size(trace.rank, int(of_group[at]), int(peer[at]), groups, pipelines) for at in example]
-        role[rows] = np.array([words.index(word) for word, _ in decided], np.int32)[which.reshape(-1)]
-        size[rows] = np.array([members for _, members in decided], np.int32)[which.reshape(-1)]
-    return RankRoles(role, size)
+        which = which.reshape(-1)
+        role[rows] = np.array([words.index(word) for word, _ in decided], np.int32)[which]
+        size[rows] = np.array([members for _, members in decided], np.int32)[which]
+        ends = [_ends(trace.rank, groups.get(int(of_group[at])), int(peer[at])) for at in example]
+        nodes[rows] = np.array([_num_nodes(run, members) for members in ends], np.int32)[which]
+    return RankRoles(role, size, nodes)
+
+
+def _ends(rank: int, group: Group | None, peer: int) -> tuple[int, ...]:
+    """The ranks between which bytes move."""
+    if peer >= 0:
+        return (rank, peer)
+    return group.ranks if group else ()
+
+
+def _num_nodes(run: Run, members: tuple[int, ...]) -> int:
+    if not members or not all(member in run.ranks for member in members):
+        return -1
+    return len({run.ranks[member].metadata.node for member in members})
 
 
 def _role_and_size(

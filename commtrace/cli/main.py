@@ -37,7 +37,8 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file."),
     "straggler": _Command("Print who slows the job, why, and what it costs."),
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits."),
-    "compare": _Command("Print what changed between two runs; for CI, fail where the second is slower."),
+    "bandwidth": _Command("Print how fast each kind of communication was."),
+    "compare": _Command("Print what changed between two runs; fail if slower."),
     "export": _Command("Write a run for the Perfetto UI or another viewer."),
     "import": _Command("Make a run from what another program recorded."),
 }

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commtrace.analysis.communication import Communication, communication_table
+from commtrace.analysis.communication import Communication, Detail, communication_table
 from commtrace.analysis.match import match
 from commtrace.analysis.partition import partition
 from commtrace.analysis.roles import find_roles
@@ -35,12 +35,14 @@ def test_a_row_computed_by_hand() -> None:
         "role": "dp",
         "operation": "all_reduce",
         "group_size": 2,
+        "inter_node": False,
         "count": 2,
         "bytes": 2_400,
         "duration_ns": {"p50": 400, "p99": 700, "max": 700, "sum": 1_100},
         "algbw_gbps": 2_400 / 800,  # two calls of 1200 bytes, 400 ns of transfer each
         "busbw_gbps": 2_400 / 800,
         "bandwidth_time": "transfer",
+        "needed_busbw_gbps": None,  # no rank computed
         "exposed_ns": 900,
         "exposed_ratio": 900 / 1_100,
         "hidden_ns": 200,
@@ -49,6 +51,84 @@ def test_a_row_computed_by_hand() -> None:
         "unmatched": 0,
         "mismatched": 0,
     }
+
+
+def test_the_bandwidth_that_would_hide_it_is_bytes_over_compute() -> None:
+    """Each of two ranks reduces 1200 bytes (factor 1) and computes for 600 ns: 2 bytes per ns."""
+    rows = {}
+    for rank in (0, 1):
+        reduce = collective("all_reduce", PAIR, 0, 600, 800, id=1, bytes=1_200)
+        rows[rank] = step(span("forward", 0, 600, step=0), reduce, stall(reduce, 600, 800))
+    assert table(make_run(rows, [PAIR]))["dp", "all_reduce"].needed_busbw_gbps == 2.0
+
+
+def test_what_is_hidden_needs_no_other_bandwidth() -> None:
+    rows = {
+        rank: step(span("forward", 0, 600, step=0), collective("all_reduce", PAIR, 0, 100, 300, id=1, bytes=1_200))
+        for rank in (0, 1)
+    }
+    assert table(make_run(rows, [PAIR]))["dp", "all_reduce"].needed_busbw_gbps is None
+
+
+def test_communication_within_a_node_and_between_nodes_are_two_rows() -> None:
+    inside, outside = group("dp", 0, 1), group("dp", 1, 2)
+    rows = {
+        0: step(collective("all_reduce", inside, 0, 0, 100, id=1)),
+        1: step(
+            collective("all_reduce", inside, 0, 0, 100, id=1), collective("all_reduce", outside, 0, 100, 400, id=2)
+        ),
+        2: step(collective("all_reduce", outside, 0, 100, 400, id=2)),
+    }
+    run = make_run(rows, [inside, outside], nodes={0: "a", 1: "a", 2: "b"})
+    matches, roles = match(run), find_roles(run)
+    found = communication_table(run, matches, partition(run, matches, roles), roles)
+    assert sorted((row.inter_node, row.count, row.busbw_gbps) for row in found) == [
+        (False, 2, 1024 / 100),
+        (True, 2, 1024 / 300),
+    ]
+
+
+def test_a_group_of_which_a_member_was_not_recorded_has_no_known_reach() -> None:
+    run = make_run({0: step(collective("all_reduce", PAIR, 0, 0, 100))}, [PAIR], world_size=2)
+    assert table(run)["dp", "all_reduce"].inter_node is None
+
+
+def test_a_message_reaches_as_far_as_its_peer() -> None:
+    world = group("pp", 0, 1, 2)
+    rows = {
+        0: step(p2p("send", world, 1, 0, 0, 10), p2p("send", world, 2, 0, 10, 20)),
+        1: step(p2p("recv", world, 0, 0, 0, 10)),
+        2: step(p2p("recv", world, 0, 0, 10, 20)),
+    }
+    run = make_run(rows, [world], nodes={0: "a", 1: "a", 2: "b"})
+    matches, roles = match(run), find_roles(run)
+    found = communication_table(run, matches, partition(run, matches, roles), roles)
+    assert sorted((row.operation, row.inter_node) for row in found) == [
+        ("recv", False), ("recv", True), ("send", False), ("send", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "size"),
+    [(0, (0, 1)), (1, (1, 2)), (1023, (512, 1024)), (1024, (1024, 2048)), (1 << 40, (1 << 40, 1 << 41))],
+)
+def test_calls_are_told_apart_by_size(num_bytes: int, size: tuple[int, int]) -> None:
+    run = make_run({0: step(collective("all_reduce", PAIR, 0, 0, 100, bytes=num_bytes))}, [PAIR], world_size=2)
+    matches, roles = match(run), find_roles(run)
+    (row,) = communication_table(run, matches, partition(run, matches, roles), roles, detail=Detail.SIZE)
+    assert row.size == size
+    assert (row.to_json()["bytes_from"], row.to_json()["bytes_to"]) == size
+
+
+def test_calls_are_told_apart_by_group() -> None:
+    pairs = [group("tp", 0, 1), group("tp", 2, 3)]
+    rows = {
+        rank: step(collective("all_reduce", pairs[rank // 2], 0, 0, 100 * (1 + rank // 2), id=1)) for rank in range(4)
+    }
+    run = make_run(rows, pairs)
+    matches, roles = match(run), find_roles(run)
+    found = communication_table(run, matches, partition(run, matches, roles), roles, detail=Detail.GROUP)
+    assert [(row.ranks, row.duration_max_ns) for row in found] == [((2, 3), 200), ((0, 1), 100)]
 
 
 def test_unmatched_calls_divide_by_their_duration_and_say_so() -> None:

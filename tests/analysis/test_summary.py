@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.problems import NO_COMMUNICATION
+from commtrace.analysis.problems import NO_COMMUNICATION, NO_COMPUTE
 from commtrace.analysis.summary import summarise
 from commtrace.errors import ConfigurationError, RunNotFoundError
 from commtrace.trace.run import Run
@@ -193,3 +193,11 @@ def test_waiting_for_missing_ranks_is_not_called_transfer(stages: int, missing: 
 
     assert told.endswith(f"How much of it is waiting cannot be told, {why}")
     assert "transfer" not in told
+
+
+def test_communication_without_anything_that_computes_is_said_in_words() -> None:
+    reduce = collective("all_reduce", group("dp", 0), 0, 10, 20, step=0, id=1)
+    told = summarise(make_run({0: [span("step", 0, 100, step=0), reduce]}, [group("dp", 0)]))
+    assert NO_COMPUTE in told["problems"]
+    computed = [span("step", 0, 100, step=0), span("forward", 0, 10, step=0), reduce]
+    assert NO_COMPUTE not in summarise(make_run({0: computed}, [group("dp", 0)]))["problems"]

@@ -1,0 +1,110 @@
+"""``commtrace bandwidth RUN``: bandwidth by operation, message size and group."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.communication import Communication, Detail, communication_table
+from commtrace.cli.console import wide_console
+from commtrace.cli.units import UNKNOWN, duration, num_bytes, share
+from commtrace.cli.units import bandwidth as gigabytes_per_second
+
+_MOST_ROWS: Final = 60
+_MOST_RANKS_NAMED: Final = 8
+_REACH: Final = {True: "between nodes", False: "in a node", None: "?"}
+
+
+class By(str, Enum):
+    """What to divide the table by."""
+
+    OPERATION = "operation"
+    SIZE = "size"
+    GROUP = "group"
+
+
+_DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Detail.GROUP}
+
+
+def bandwidth(
+    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    by: Annotated[By, typer.Option(help="Divide further by the bytes of a call, or by process group.")] = By.OPERATION,
+    steps: Annotated[
+        str,
+        typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
+    ] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Print how fast each kind of communication was, within nodes and between them.
+
+    Bandwidths are those of the transfer, after the last member had arrived. "needed" is the busbw at which the bytes
+    would take as long as the ranks compute: a network slower than that cannot hide them.
+    """
+    analysis = analyse(run, steps or None)
+    rows = _rows(analysis, _DETAIL[by])
+    if json_output:
+        sys.stdout.write(json.dumps([row.to_json() for row in rows], allow_nan=False) + "\n")
+    elif rows:
+        _print(wide_console(), rows, by)
+    else:
+        typer.echo(f"{run}: no communication was recorded in these steps. That is not 0: it may be on a path that "
+                   "commtrace does not see.")  # fmt: skip
+
+
+def _rows(analysis: Analysis, detail: Detail) -> list[Communication]:
+    context = analysis.context
+    return communication_table(context.run, context.matches, analysis.partition, context.roles, context.steps, detail)
+
+
+def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for word in ("role", "operation", "reach", *{By.SIZE: ["size of a call"], By.GROUP: ["ranks"]}.get(by, [])):
+        table.add_column(word, overflow="fold")
+    for heading in ("n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "needed", "exposed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows[:_MOST_ROWS]:
+        table.add_row(*_words(row, by), *_numbers(row))
+    console.print(table)
+    if len(rows) > _MOST_ROWS:
+        console.print(f"({len(rows) - _MOST_ROWS} more that are less exposed: --json)", style="dim")
+    console.print(
+        "Bandwidths in GB/s of transfer. needed: the busbw below which the bytes take longer than the ranks compute.",
+        style="dim",
+    )
+    if any(row.bandwidth_time == "duration" for row in rows):
+        console.print("* not matched on all members: bytes per duration, waiting included.", style="dim")
+
+
+def _words(row: Communication, by: By) -> list[str]:
+    words = [row.role, row.operation, _REACH[row.inter_node]]
+    if by is By.SIZE and row.size is not None:
+        words.append(f"{num_bytes(row.size[0])} – {num_bytes(row.size[1])}")
+    if by is By.GROUP and row.ranks is not None:
+        more = "…" if len(row.ranks) > _MOST_RANKS_NAMED else ""
+        words.append(" ".join(map(str, row.ranks[:_MOST_RANKS_NAMED])) + more)
+    return [escape(word) for word in words]
+
+
+def _numbers(row: Communication) -> list[str]:
+    during = "*" if row.bandwidth_time == "duration" else ""
+    return [
+        str(row.group_size or "?"),
+        str(row.count),
+        num_bytes(row.num_bytes),
+        duration(row.duration_p50_ns),
+        duration(row.duration_p99_ns),
+        UNKNOWN if row.algbw_gbps is None else gigabytes_per_second(row.algbw_gbps) + during,
+        UNKNOWN if row.busbw_gbps is None else gigabytes_per_second(row.busbw_gbps) + during,
+        gigabytes_per_second(row.needed_busbw_gbps),
+        share(row.exposed_ratio),
+    ]

@@ -18,8 +18,8 @@ Importing this package imports neither torch nor pyarrow.
 
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
-from commtrace.session import span, start, step, stop
+from commtrace.session import count, span, start, step, stop
 
 __version__ = "0.1.0"
 
-__all__ = ["CommtraceError", "Config", "__version__", "span", "start", "step", "stop"]
+__all__ = ["CommtraceError", "Config", "__version__", "count", "span", "start", "step", "stop"]

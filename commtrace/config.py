@@ -23,6 +23,7 @@ class Config:
         buffer_spans: capacity of the buffer between the training thread and the harvester; what exceeds it is
             dropped and counted.
         steps_per_segment: a new trace file is started every so many steps.
+        export: where live metrics go, several with commas between: ``prometheus``. Empty: nowhere.
     """
 
     enabled: bool = True
@@ -32,6 +33,7 @@ class Config:
     node_id: str = ""
     buffer_spans: int = 200_000
     steps_per_segment: int = 100
+    export: str = ""
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -93,6 +95,7 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_NODE_ID": _text,
     "COMMTRACE_BUFFER_SPANS": _positive,
     "COMMTRACE_STEPS_PER_SEGMENT": _positive,
+    "COMMTRACE_EXPORT": _text,
 }
 """Every variable that commtrace reads in a training process, and how its value is parsed."""
 

@@ -33,8 +33,8 @@ _ENTRIES_NOT_REACHED: Final = 256
 """So many entries are asked for again in each pass; what comes behind them stays in the buffer."""
 _LAST_WORK_SECONDS: Final = 2.0
 """How long the end of the recording waits for the device to reach its last marks."""
-_TOLD_AGAIN: Final = frozenset({"clock_anchor", "dropped", "end", "in_flight"})
-"""Marks that need no second try when they could not be written: newer ones take their place."""
+_TOLD_AGAIN: Final = frozenset({"clock_anchor", "count", "dropped", "end", "in_flight"})
+"""Marks that need no second try when they could not be written: newer ones take their place, or they are a step's."""
 _NO = schema.NOT_APPLICABLE
 
 
@@ -92,6 +92,7 @@ class Recorder:
         self._lost_in_sink = [0] * len(schema.KINDS)
         self._sinks: list[Sink] | None = None
         self._sink_retry_at = 0.0
+        self._write_retry_at: dict[Sink, float] = {}
         self._sink_failed = False
         self._wake = threading.Event()
         self._stopping = False
@@ -207,6 +208,7 @@ class Recorder:
         try:
             self._sinks = self._open_sinks()
         except OSError as error:
+            self._sink_retry_at = time.monotonic() + _RETRY_SECONDS
             self._tell_sink_failure(error)
             return False
         return True
@@ -258,19 +260,25 @@ class Recorder:
         """Hand rows to the sinks; False if they could not take them, which is counted."""
         if not rows:
             return True
-        if time.monotonic() < self._sink_retry_at:
+        # Every sink for itself: a full disk takes nothing from those that do not write.
+        taken = [self._hand_to(sink, rows) for sink in self._sinks or ()]
+        if not all(taken):
             self._count_lost(rows)
             return False
-        for sink in self._sinks or ():
-            try:
-                sink.write(rows)
-            except Exception as error:
-                self._tell_sink_failure(error)
-                self._count_lost(rows)
-                return False
         self._sink_failed = False
         for row in rows:
             self.captured[row[0]] += 1
+        return True
+
+    def _hand_to(self, sink: Sink, rows: list[Row]) -> bool:
+        if time.monotonic() < max(self._sink_retry_at, self._write_retry_at.get(sink, 0.0)):
+            return False
+        try:
+            sink.write(rows)
+        except Exception as error:
+            self._tell_sink_failure(error)
+            self._write_retry_at[sink] = time.monotonic() + _RETRY_SECONDS
+            return False
         return True
 
     def _count_lost(self, rows: list[Row]) -> None:
@@ -284,7 +292,6 @@ class Recorder:
             _logger.warning("commtrace: a span could not be made; it and others like it are counted", exc_info=True)
 
     def _tell_sink_failure(self, error: Exception) -> None:
-        self._sink_retry_at = time.monotonic() + _RETRY_SECONDS
         if not self._sink_failed:
             self._sink_failed = True
             _logger.warning(
@@ -308,10 +315,10 @@ def _kinds(entry: Entry) -> tuple[int, ...]:
     return kind if isinstance(kind, tuple) else (kind,)
 
 
-def mark_row(name: str, detail: Mapping[str, Any] | list[Any]) -> Row:
+def mark_row(name: str, detail: Mapping[str, Any] | list[Any], step: int = _NO, at_ns: int = 0) -> Row:
     """A row of kind ``mark``: what is told once in a while and is not a span (see trace/metadata.py)."""
-    now = time.monotonic_ns()
+    now = at_ns or time.monotonic_ns()
     return (
-        schema.MARK, name, schema.HOST, now, now, _NO, _NO, _NO, _NO, _NO, _NO, 0, _NO, _NO, None, _NO, False, _NO, _NO,
-        schema.HOST_TIMING, json.dumps(detail, separators=(",", ":")),
+        schema.MARK, name, schema.HOST, now, now, step, _NO, _NO, _NO, _NO, _NO, 0, _NO, _NO, None, _NO, False, _NO,
+        _NO, schema.HOST_TIMING, json.dumps(detail, separators=(",", ":")),
     )  # fmt: skip

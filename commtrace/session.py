@@ -18,7 +18,7 @@ from commtrace.config import Config
 from commtrace.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from commtrace.capture.instrumentation import Instrumentation
+    from commtrace.capture.instrumentation import Instrumentation, OpenObservers
 
 _logger = logging.getLogger("commtrace")
 _lock = threading.Lock()
@@ -103,6 +103,21 @@ def span(name: str) -> Iterator[None]:
             _guarded(tracer, lambda: leave(opened[0]))
 
 
+def count(*, tokens: float = 0, samples: float = 0, model_flops: float = 0) -> None:
+    """Tell what this rank works on in the current step; several calls in a step add up.
+
+    Live metrics make throughput of it, and, of ``model_flops`` on a GPU whose peak is known, MFU.
+
+    Args:
+        tokens, samples: that this rank takes in.
+        model_flops: floating-point operations of the model that fall to this rank, recomputation not counted.
+    """
+    tracer = _tracer()
+    if tracer is not None:
+        told = {"tokens": tokens, "samples": samples, "model_flops": model_flops}
+        _guarded(tracer, lambda: tracer.count({name: float(number) for name, number in told.items() if number}))
+
+
 def _tracer() -> Any:
     return None if _current is None else _current.tracer
 
@@ -111,7 +126,7 @@ def _guarded(tracer: Any, action: Callable[[], Any]) -> None:
     try:
         action()
     except Exception as error:
-        tracer.failed("commtrace.step and commtrace.span", error)
+        tracer.failed("commtrace.step, commtrace.span and commtrace.count", error)
 
 
 def _started(config: Config) -> Instrumentation:
@@ -119,10 +134,18 @@ def _started(config: Config) -> Instrumentation:
     from commtrace.capture.instrumentation import Instrumentation
     from commtrace.integrations import INTEGRATIONS
 
-    session = Instrumentation(config, INTEGRATIONS)
+    session = Instrumentation(config, INTEGRATIONS, _open_observers(config))
     session.start()
     atexit.register(_end, session, os.getpid())
     return session
+
+
+def _open_observers(config: Config) -> OpenObservers | None:
+    if not config.export:
+        return None
+    from commtrace.exporters.live import live_view
+
+    return live_view(config)
 
 
 def _end(session: Instrumentation, pid: int) -> None:

@@ -27,6 +27,7 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_NODE_ID": "n2",
         "COMMTRACE_BUFFER_SPANS": "5000",
         "COMMTRACE_STEPS_PER_SEGMENT": "20",
+        "COMMTRACE_EXPORT": "prometheus",
     }
 
     assert set(environment) == set(VARIABLES)
@@ -38,6 +39,7 @@ def test_every_variable_sets_its_option() -> None:
         node_id="n2",
         buffer_spans=5000,
         steps_per_segment=20,
+        export="prometheus",
     )
 
 

@@ -30,13 +30,14 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "recorder": BASE,
     "capture": BASE | {"recorder", "identity"},
     "integrations": BASE | {"capture", "recorder"},
-    "session": BASE | {"capture", "integrations", "exporters", "recorder"},
+    "session": BASE | {"capture", "integrations", "exporters", "recorder", "live"},
+    "live": BASE | {"analysis"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "trace"}),
     "importers": frozenset({"errors", "trace"}),
-    "exporters": BASE | {"recorder", "analysis"},
+    "exporters": BASE | {"recorder", "analysis", "live"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
     "cli": BASE | {"", "analysis", "importers", "exporters", "viewer", "_inject"},
     # entry points
@@ -45,7 +46,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 }
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
-WITHOUT_TORCH: Final = ("errors", "trace", "config", "analysis", "importers", "viewer", "cli", "", "__main__")
+WITHOUT_TORCH: Final = ("errors", "trace", "config", "analysis", "importers", "live", "viewer", "cli", "", "__main__")
 
 
 def _sources() -> dict[str, Path]:

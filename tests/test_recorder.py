@@ -136,6 +136,18 @@ def test_rows_that_a_sink_cannot_take_are_counted_whatever_the_reason(disk: Disk
     assert recorder.dropped == {"user": 1}
 
 
+def test_a_full_disk_takes_nothing_from_the_other_sinks(disk: Disk, time: Time) -> None:
+    live = Disk()
+    recorder = Recorder(lambda: [live, disk])
+    disk.error = OSError("No space left on device")
+    for time.now in (0.0, 1.0, 2.0):
+        recorder.append(entry())
+        recorder.flush()
+
+    assert names(live) == ["work"] * 3
+    assert recorder.dropped == {"user": 3}
+
+
 class Device:
     """Entries resolve once the device has reached them."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import commtrace
@@ -31,7 +33,7 @@ def test_step_numbers_of_numpy_are_in_the_window_and_other_things_cost_one_step(
 
     spans = load_run(tmp_path).ranks[0].spans
     assert spans.step[spans.kind == schema.STEP].tolist() == [3, 8]
-    assert "commtrace.step and commtrace.span" in caplog.text
+    assert "commtrace.step, commtrace.span and commtrace.count" in caplog.text
 
 
 @pytest.mark.parametrize("option", ["buffer_spans", "steps_per_segment"])
@@ -42,3 +44,27 @@ def test_a_size_of_nothing_is_refused(option: str, tmp_path: Path, caplog: pytes
 
     assert f"{option}=0: write a whole number of at least 1" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_script_counts_is_in_the_trace_with_its_step(tmp_path: Path) -> None:
+    wrong: Any = "many"
+    commtrace.start(commtrace.Config(dir=str(tmp_path)))
+    try:
+        with commtrace.step(3):
+            commtrace.count(tokens=4096, samples=2)
+            commtrace.count(tokens=wrong)
+    finally:
+        commtrace.stop()
+
+    table = pa.concat_tables(
+        pa.ipc.open_stream(path).read_all().replace_schema_metadata() for path in sorted(tmp_path.glob("*/*.arrows"))
+    )
+    counts = [row for row in table.unify_dictionaries().to_pylist() if row["name"] == "count"]
+    assert [(row["step"], json.loads(row["detail"])) for row in counts] == [(3, {"tokens": 4096.0, "samples": 2.0})]
+
+
+def test_an_exporter_that_is_not_known_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    commtrace.start(commtrace.Config(dir=str(tmp_path), export="carrier pigeon"))
+    commtrace.stop()
+
+    assert "export='carrier pigeon': write any of" in caplog.text

@@ -91,7 +91,7 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
         clocks_agree: False if that could not be had; times of different hosts are then never compared.
     """
     rows = gather(run)
-    ranks = {rank: _unmatched(trace.spans) for rank, trace in run.ranks.items()}
+    ranks = {rank: unmatched(trace.spans) for rank, trace in run.ranks.items()}
     if not len(rows.rank):
         return Matches(ranks, clocks_agree)
     joined = _join(run, rows, clocks_agree)
@@ -122,7 +122,8 @@ def _look_up_stalls(spans: Spans, own: RankMatches) -> None:
     own.stall_ready[stalls[found]] = own.ready[rows[found]]
 
 
-def _unmatched(spans: Spans) -> RankMatches:
+def unmatched(spans: Spans) -> RankMatches:
+    """What is known of a rank by itself: nothing waited for anybody, as far as can be told."""
     count = len(spans)
     return RankMatches(
         bucket=np.full(count, -1, np.int64),

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from commtrace import identity
 from commtrace.capture.cuda_clock import CudaClock
@@ -23,6 +23,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError
 from commtrace.recorder import Recorder, Sink
+from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter
 
@@ -39,6 +40,17 @@ EXIT_SECONDS: Final = 1800.0
 """At exit torch waits for unfinished communications until its own timeout, by default 30 minutes. So do we, unless the
 process groups have been destroyed: then nothing more will come."""
 
+
+class Observer(Sink, Protocol):
+    """A sink beside the trace that knows about forks: see commtrace.live."""
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: everything belongs to the parent."""
+
+
+OpenObservers = Callable[[RankMetadata, Path, Recorder], Sequence[Observer]]
+"""Opens what looks on beside the trace, when the rank is known; called on the harvester thread."""
+
 Install = Callable[[Tracer], Callable[[], None]]
 """An integration: installs itself and returns what takes it out again."""
 
@@ -49,14 +61,22 @@ class Instrumentation:
     Args:
         config: options.
         integrations: what to install beside the capture of torch.distributed.
+        open_observers: what gets the rows beside the trace.
     """
 
-    def __init__(self, config: Config, integrations: Sequence[tuple[str, Install]] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        integrations: Sequence[tuple[str, Install]] = (),
+        open_observers: OpenObservers | None = None,
+    ) -> None:
         for name in ("buffer_spans", "steps_per_segment"):
             if getattr(config, name) < 1:
                 raise ConfigurationError(f"{name}={getattr(config, name)}: write a whole number of at least 1")
         self._config = config
         self._integrations = integrations
+        self._open_observers = open_observers
+        self._observers: Sequence[Observer] = ()
         self._run_id = identity.run_id(config)
         self.recorder = Recorder(
             self._open_sinks, ready=self._is_rank_known, capacity=config.buffer_spans, before_pass=self._marks
@@ -126,6 +146,8 @@ class Instrumentation:
         """In a forked child: stay silent. The patches stay and pass everything through."""
         self.tracer.recording = False
         self.recorder.abandon_after_fork()
+        for observer in self._observers:
+            observer.abandon_after_fork()
 
     def _stop_capture(self) -> None:
         for capture in (self._process_groups, self._functional, self._reducer):
@@ -149,7 +171,18 @@ class Instrumentation:
         writer = SegmentWriter(directory, metadata, steps_per_segment=self._config.steps_per_segment)
         if metadata.rank == 0:
             _logger.info("commtrace records to %s", directory)
-        return [writer]
+        # Before the writer, which may thin out what it is given.
+        self._observers = self._opened_observers(metadata, directory)
+        return [*self._observers, writer]
+
+    def _opened_observers(self, metadata: RankMetadata, directory: Path) -> Sequence[Observer]:
+        if self._open_observers is None:
+            return ()
+        try:
+            return self._open_observers(metadata, directory, self.recorder)
+        except Exception as error:
+            self.tracer.failed("live metrics", error)
+            return ()
 
     def _is_rank_known(self) -> bool:
         if self.tracer.groups.position is not None or _is_initialized():

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from commtrace.capture.clock import DeviceClock, Mark
 from commtrace.capture.cuda_clock import CudaClock
+from commtrace.recorder import mark_row
 from commtrace.trace import schema
 from commtrace.trace.writer import Row
 
@@ -225,6 +226,12 @@ def span_rows(entry: Entry) -> list[Row] | None:
             _NO, False, _NO, _NO, _timing(span.clock, span.start, span.end), None,
         )
     ]  # fmt: skip
+
+
+def count_rows(entry: Entry) -> list[Row]:
+    """What the script told of a step. Entry: ``(count_rows, kind, step, instant, counts)``."""
+    _, _, step, at_ns, counts = entry
+    return [mark_row("count", counts, step, at_ns)]
 
 
 def _communication_row(

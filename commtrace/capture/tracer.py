@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from commtrace.capture.clock import DeviceClock, HostClock, Mark
+from commtrace.capture.clock import DeviceClock, HostClock, Mark, now_ns
 from commtrace.capture.completions import CompletionCallbacks
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.guard import Guard
-from commtrace.capture.records import Coordinates, Span, span_rows
+from commtrace.capture.records import Coordinates, Span, count_rows, span_rows
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.step_range import StepRange
@@ -158,6 +158,11 @@ class Tracer:
         """End a span that :meth:`aside` began."""
         span.end = self._host_clock.mark()
         self.append((span_rows, span.kind, span))
+
+    def count(self, counts: dict[str, float]) -> None:
+        """Tell what the current step works on: ``tokens``, ``samples``, ``model_flops``. Several calls add up."""
+        if self.recording:
+            self.append((count_rows, schema.MARK, self.coordinates.step, now_ns(), counts))
 
     def set_role(self, process_group: Any, role: str) -> None:
         """Say what a process group is for: ``tp``, ``pp``, ``dp``, …"""

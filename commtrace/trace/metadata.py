@@ -11,6 +11,7 @@ topology           {"coordinates": {"tp": 0, …}, "parallel": {"tp": 2, …}, "
 clock_anchor       {"monotonic_ns", "realtime_ns", "bracket_ns"}
 dropped            {"kind": count, …}: spans dropped since the previous such mark
 in_flight          [{"operation", "group", "seq", "peer"}, …]: communications launched and not ended
+count              {"tokens", "samples", "model_flops"}: what the script told of the step in the row's column
 problem            {"message"}: a part of commtrace was disabled, and why
 end                {}: the recorder was closed in order
 =================  ===================================================================================

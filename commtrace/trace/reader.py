@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
-from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.marks import Marks
+from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Spans
 from commtrace.trace.step_range import StepRange
@@ -182,10 +182,11 @@ def _rank_trace(
     columns = {name: _column(table, name, names) for name in DTYPE_OF_COLUMN}
     spans = Spans(**columns)
     marks = spans.kind == schema.MARK
-    told = _Marks(metadata.rank, problems)
+    told = Marks()
     mark_rows = np.flatnonzero(marks)
     for row, detail in zip(mark_rows, table["detail"].take(pa.array(mark_rows)).to_pylist(), strict=True):
         told.read(names[spans.name[row]], json.loads(detail) if detail else {})
+    problems += dict.fromkeys(f"rank {metadata.rank}: {message}" for message in told.problems)
     selected = ~marks if steps is None else ~marks & steps.mask(spans.step)
     kept = spans.take(selected)
     kept = kept.take(np.lexsort((-kept.end, kept.start)))
@@ -193,48 +194,15 @@ def _rank_trace(
         metadata=metadata,
         spans=kept,
         groups=told.groups,
-        coordinates=told.topology.pop("coordinates", {}),
-        parallel=told.topology.pop("parallel", {}),
-        topology=told.topology,
+        coordinates=told.coordinates,
+        parallel=told.parallel,
+        topology={key: value for key, value in told.topology.items() if key not in ("coordinates", "parallel")},
         dropped=told.dropped,
         anchors=(metadata.anchor, *told.anchors),
-        in_flight=tuple(told.in_flight),
+        in_flight=told.in_flight,
         closed=told.closed,
         details=_details(table, spans, selected),
     )
-
-
-class _Marks:
-    """Collects what the marks of a rank tell, in the order in which they were written."""
-
-    def __init__(self, rank: int, problems: list[str]) -> None:
-        self._rank = rank
-        self._problems = problems
-        self.groups: dict[int, Group] = {}
-        self.topology: dict[str, Any] = {}
-        self.dropped: dict[str, int] = {}
-        self.anchors: list[ClockAnchor] = []
-        self.in_flight: list[dict[str, Any]] = []
-        self.closed = False
-
-    def read(self, name: str, detail: Any) -> None:
-        if name == "process_group":
-            self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
-        elif name == "topology":
-            self.topology.update(detail)
-        elif name == "dropped":
-            for kind, count in detail.items():
-                self.dropped[kind] = self.dropped.get(kind, 0) + count
-        elif name == "clock_anchor":
-            self.anchors.append(ClockAnchor(**detail))
-        elif name == "in_flight":
-            self.in_flight = detail
-        elif name == "problem":
-            message = f"rank {self._rank}: {detail['message']}"
-            if message not in self._problems:
-                self._problems.append(message)
-        elif name == "end":
-            self.closed = True
 
 
 def _column(table: pa.Table, name: str, names: list[str]) -> Any:

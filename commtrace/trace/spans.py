@@ -93,6 +93,26 @@ class Spans:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in DTYPE_OF_COLUMN))
 
     @classmethod
+    def from_tuples(cls, rows: Sequence[tuple[Any, ...]], names: list[str]) -> Spans:
+        """Spans from rows in the order of the schema, as the recorder makes them; new names are appended to ``names``.
+
+        Args:
+            rows: kind, lane and timing as codes, name and dtype as words or None.
+            names: the words that the codes will stand for.
+        """
+        if not rows:
+            return cls.empty()
+        codes: dict[str | None, int] = {None: schema.NOT_APPLICABLE}
+        codes.update((name, code) for code, name in enumerate(names))
+        columns = dict(zip(schema.SCHEMA.names, zip(*rows, strict=True), strict=True))
+        for column in ("name", "dtype"):
+            for word in set(columns[column]) - set(codes):
+                codes[word] = len(names)
+                names.append(word)
+            columns[column] = tuple(map(codes.__getitem__, columns[column]))
+        return cls(*(np.array(columns[name], dtype) for name, dtype in DTYPE_OF_COLUMN.items()))
+
+    @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], names: list[str]) -> Spans:
         """Spans from dictionaries, for tests and small importers.
 

@@ -1,0 +1,69 @@
+"""Who this rank is and what it has told so far, for whoever exports it while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from commtrace.trace.marks import Marks
+from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.writer import Row
+
+_NAME: Final = 1
+
+
+class LiveRank:
+    """A running rank. Written by the harvester thread; other threads may read.
+
+    Attributes:
+        metadata: identity.
+        directory: the run directory.
+        marks: process groups, topology, clock anchors, communications in flight, as far as told.
+        spans: rows so far, marks left out.
+        dropped: spans dropped so far, by kind.
+        overhead_ns: CPU time of the harvester thread so far.
+    """
+
+    def __init__(self, metadata: RankMetadata, directory: Path) -> None:
+        self.metadata = metadata
+        self.directory = directory
+        self.marks = Marks()
+        self.spans = 0
+        self.dropped: Mapping[str, int] = {}
+        self.overhead_ns = 0
+
+    @property
+    def run_id(self) -> str:
+        return self.metadata.run_id
+
+    @property
+    def rank(self) -> int:
+        return self.metadata.rank
+
+    def learn(self, mark: Row) -> None:
+        """Take what a row of kind ``mark`` tells."""
+        self.marks.read(mark[_NAME], json.loads(mark[-1]) if mark[-1] else {})
+
+    @property
+    def anchor(self) -> ClockAnchor:
+        """The newest comparison of the monotonic clock with the wall clock."""
+        anchors = self.marks.anchors
+        return anchors[-1] if anchors else self.metadata.anchor
+
+    def epoch_ns(self, monotonic_ns: int) -> int:
+        """An instant of the host's monotonic clock as epoch nanoseconds, by the newest anchor."""
+        anchor = self.anchor
+        return monotonic_ns + anchor.realtime_ns - anchor.monotonic_ns
+
+    def identity(self) -> dict[str, str]:
+        """Labels that tell this rank from all others: run, rank, node, local rank, and its parallel coordinates."""
+        metadata = self.metadata
+        named = {
+            "run_id": metadata.run_id,
+            "rank": str(metadata.rank),
+            "node": metadata.node,
+            "local_rank": str(metadata.local_rank),
+        }
+        return {**named, **{role: str(at) for role, at in dict(self.marks.coordinates).items() if role not in named}}

@@ -1,0 +1,112 @@
+"""One step of one rank in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from commtrace.analysis.roles import PIPELINE
+
+_POINT_TO_POINT: Final = ("send", "recv")
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSummary:
+    """The calls of one operation for one role in a step.
+
+    Attributes:
+        operation, role: in the field's words: ``all_reduce``, ``dp``.
+        count: calls; of a coalesced bracket once per operation.
+        num_bytes: of all calls, full tensors.
+        duration_ns: in flight, summed over the calls whose end was seen; waiting for other ranks included.
+        stalled_ns: how long the rank's lane stood still for these calls inside the step.
+        hidden_ns: in flight while the lane did not stand still.
+        bus_bytes: Σ bytes moved · bus factor, over the calls that have a bandwidth (docs/definitions.md).
+        bus_ns: how long those calls were in flight.
+        unfinished: calls whose end was never seen.
+    """
+
+    operation: str
+    role: str
+    count: int = 0
+    num_bytes: int = 0
+    duration_ns: int = 0
+    stalled_ns: int = 0
+    hidden_ns: int = 0
+    bus_bytes: float = 0.0
+    bus_ns: int = 0
+    unfinished: int = 0
+
+    @property
+    def is_pipeline_transfer(self) -> bool:
+        """Whether what it stalled counts as bubble: one rank alone cannot tell how much of it was transfer."""
+        return self.role == PIPELINE and self.operation in _POINT_TO_POINT
+
+    @property
+    def exposed_ns(self) -> int:
+        """Stalled time that is exposed communication; 0 for pipeline transfers, whose stalls are the bubble."""
+        return 0 if self.is_pipeline_transfer else self.stalled_ns
+
+    @property
+    def busbw_bytes_per_second(self) -> float | None:
+        """Effective bus bandwidth over the duration, waiting included; None where there is none to tell."""
+        return self.bus_bytes / self.bus_ns * 1e9 if self.bus_ns and self.bus_bytes else None
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of the time in flight during which the lane did not stand still; None where nothing was in flight."""
+        in_flight = self.stalled_ns + self.hidden_ns
+        return self.hidden_ns / in_flight if in_flight else None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """One step of one rank. Times are ns; start and end on the host's monotonic clock.
+
+    ``compute_ns``, ``exposed_ns``, ``bubble_ns``, ``data_ns``, ``checkpoint_ns``, ``gc_ns`` and ``other_ns`` add up to
+    ``duration_ns`` exactly. A rank alone cannot tell the wait for other ranks from the transfer: exposed and bubble
+    hold both.
+
+    Attributes:
+        run_id, rank, step: whose and which.
+        start_ns, duration_ns: of the step.
+        compute_ns: by phase: ``forward``, ``backward``, ``recompute``, ``optimizer``, ``evaluation``, ``other``.
+        exposed_ns: by role: stalls on communication; roles without any are left out.
+        bubble_ns: stalls on pipeline point-to-point operations, their transfer included.
+        data_ns, checkpoint_ns, gc_ns: input, saving, garbage collection.
+        other_ns: in no span.
+        operations: by operation and role, sorted. Communication that became known after its step was closed is
+            counted in a later step, once.
+        spans: rows handed out with this summary.
+        dropped: spans that were dropped since the last summary, by kind.
+        overhead_ns: CPU time of the harvester thread since the last summary, not of the training thread.
+        counts: what the script told with ``commtrace.count``: ``tokens``, ``samples``, ``model_flops``.
+    """
+
+    run_id: str
+    rank: int
+    step: int
+    start_ns: int
+    duration_ns: int
+    compute_ns: Mapping[str, int]
+    exposed_ns: Mapping[str, int]
+    bubble_ns: int = 0
+    data_ns: int = 0
+    checkpoint_ns: int = 0
+    gc_ns: int = 0
+    other_ns: int = 0
+    operations: tuple[OperationSummary, ...] = ()
+    spans: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    overhead_ns: int = 0
+    counts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + self.duration_ns
+
+    @property
+    def work_ns(self) -> int:
+        """What the rank itself did: the step without waiting for others and without saving checkpoints."""
+        return self.duration_ns - sum(self.exposed_ns.values()) - self.bubble_ns - self.checkpoint_ns

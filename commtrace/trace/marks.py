@@ -1,0 +1,56 @@
+"""What the marks of a rank tell, put together: the reader's view of a file, and the live view of a running rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from commtrace.trace.groups import Group
+from commtrace.trace.metadata import ClockAnchor
+
+
+class Marks:
+    """Collects marks in the order in which they were written (see trace/metadata.py).
+
+    A thread that reads while another one collects copies first (``dict(marks.groups)`` is atomic under the GIL).
+    """
+
+    def __init__(self) -> None:
+        self.groups: dict[int, Group] = {}
+        self.topology: Mapping[str, Any] = {}
+        self.dropped: Mapping[str, int] = {}
+        self.anchors: list[ClockAnchor] = []
+        self.in_flight: tuple[Mapping[str, Any], ...] = ()
+        self.problems: tuple[str, ...] = ()
+        self.closed = False
+
+    @property
+    def coordinates(self) -> Mapping[str, int]:
+        """Position in each parallel dimension; empty if no integration told."""
+        told: Mapping[str, int] = self.topology.get("coordinates", {})
+        return told
+
+    @property
+    def parallel(self) -> Mapping[str, int]:
+        """Size of each parallel dimension; empty if no integration told."""
+        told: Mapping[str, int] = self.topology.get("parallel", {})
+        return told
+
+    def read(self, name: str, detail: Any) -> None:
+        """Take one mark; those that tell something else are passed over."""
+        if name == "process_group":
+            self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
+        elif name == "topology":
+            self.topology = {**self.topology, **detail}
+        elif name == "dropped":
+            self.dropped = {
+                kind: self.dropped.get(kind, 0) + detail.get(kind, 0) for kind in {**self.dropped, **detail}
+            }
+        elif name == "clock_anchor":
+            self.anchors.append(ClockAnchor(**detail))
+        elif name == "in_flight":
+            self.in_flight = tuple(detail)
+        elif name == "problem" and detail["message"] not in self.problems:
+            self.problems = (*self.problems, detail["message"])
+        elif name == "end":
+            self.closed = True

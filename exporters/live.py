@@ -1,0 +1,66 @@
+"""The exporters that tell about steps while training goes on, by the names that ``COMMTRACE_EXPORT`` knows."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from commtrace.config import Config
+from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.live.collector import StepCollector
+from commtrace.live.listener import StepListener
+from commtrace.live.rank import LiveRank
+from commtrace.recorder import Recorder
+from commtrace.trace.metadata import RankMetadata
+
+_logger = logging.getLogger("commtrace")
+
+OpenListener: TypeAlias = Callable[[Config, LiveRank], StepListener]
+
+LISTENERS: Final[Mapping[str, str]] = {}
+"""Module and function, ``module:function``, that opens each: an :data:`OpenListener`. Imported when it is wanted."""
+
+
+def live_view(config: Config) -> Callable[[RankMetadata, Path, Recorder], Sequence[StepCollector]]:
+    """What opens the live view that the configuration asks for.
+
+    Raises:
+        ConfigurationError: an exporter is unknown.
+    """
+    wanted = exporter_names(config.export)
+
+    def opened(metadata: RankMetadata, directory: Path, recorder: Recorder) -> Sequence[StepCollector]:
+        rank = LiveRank(metadata, directory)
+        listeners = [listener for name in wanted if (listener := _opened(name, config, rank)) is not None]
+        return (StepCollector(rank, listeners, dropped=lambda: recorder.dropped),)
+
+    return opened
+
+
+def exporter_names(export: str) -> tuple[str, ...]:
+    """The exporters in a list with commas.
+
+    Raises:
+        ConfigurationError: one of them is unknown.
+    """
+    names = tuple(dict.fromkeys(name.strip().lower() for name in export.split(",") if name.strip()))
+    unknown = sorted(set(names) - set(LISTENERS))
+    if unknown:
+        raise ConfigurationError(f"export={export!r}: write any of {', '.join(LISTENERS)}, not {', '.join(unknown)}")
+    return names
+
+
+def _opened(name: str, config: Config, rank: LiveRank) -> StepListener | None:
+    """The exporter, or None if it cannot be had, which is said once: the others go on."""
+    module, _, function = LISTENERS[name].partition(":")
+    try:
+        opener: OpenListener = getattr(importlib.import_module(module), function)
+        return opener(config, rank)
+    except MissingExtraError as error:
+        _logger.warning("commtrace: no export to %s: %s", name, error)
+    except Exception:
+        _logger.warning("commtrace: no export to %s; training and the trace go on", name, exc_info=True)
+    return None

@@ -1,0 +1,263 @@
+"""A step of one rank in numbers, each of them computed by hand; rows go through the collector as in a training job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import commtrace.live.collector as collector_module
+from commtrace.live.collector import StepCollector
+from commtrace.live.rank import LiveRank
+from commtrace.live.summary import OperationSummary, StepSummary
+from commtrace.live.trace_id import trace_id
+from commtrace.trace import schema
+from commtrace.trace.groups import Group
+from commtrace.trace.writer import Row
+from tests.factory import group
+from tests.trace.rows import mark, metadata, row
+
+DP = group("dp", 0, 1, 2, 3)
+PP = group("pp", 0, 1, ordinal=1)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.summaries: list[StepSummary] = []
+        self.rows: list[Sequence[Row]] = []
+        self.closed = 0
+        self.error: Exception | None = None
+
+    def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.summaries.append(summary)
+        self.rows.append(rows)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def abandon_after_fork(self) -> None:
+        pass
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def collector(listener: Listener) -> StepCollector:
+    live = StepCollector(LiveRank(metadata(), Path("run")), [listener], thread_ns=lambda: 0)
+    live.write([told(DP), told(PP)])
+    return live
+
+
+def told(one: Group) -> Row:
+    return mark("process_group", {**one._asdict(), "ranks": list(one.ranks)})
+
+
+def step(number: int, start: int, end: int) -> Row:
+    return row(kind=schema.STEP, name="step", step=number, start=start, end=end)
+
+
+def all_reduce(number: int, start: int, end: int, **columns: Any) -> Row:
+    return row(
+        kind=schema.COLLECTIVE, name="all_reduce", lane=schema.COMMUNICATION, step=0, start=start, end=end,
+        group=DP.id, seq=number, op_in_seq=0, bytes=4_000, id=number, **columns,
+    )  # fmt: skip
+
+
+def stall(on: int, start: int, end: int, where: Group = DP, name: str = "all_reduce", **columns: Any) -> Row:
+    columns = {"step": 0, "seq": on, "op_in_seq": 0, **columns}
+    return row(kind=schema.STALL, name=name, start=start, end=end, group=where.id, stalled_on=on, **columns)
+
+
+def test_a_step_is_partitioned_and_its_communication_added_up(collector: StepCollector, listener: Listener) -> None:
+    collector.write(
+        [
+            row(step=0, start=0, end=400),
+            row(kind=schema.BACKWARD, name="backward", step=0, start=400, end=800),
+            all_reduce(1, 500, 700),
+            stall(1, 650, 700),
+            all_reduce(2, 800, 900),
+            stall(2, 800, 900),
+            row(kind=schema.P2P, name="recv", lane=schema.COMMUNICATION, step=0, start=100, end=130, group=PP.id,
+                seq=1, op_in_seq=0, bytes=10, id=3, peer=1),
+            stall(3, 110, 130, PP, "recv", peer=1),
+            row(kind=schema.OPTIMIZER, name="optimizer", step=0, start=900, end=960),
+            row(kind=schema.GC, name="generation 2", lane=schema.HOST, step=0, start=950, end=955),
+            step(0, 0, 1000),
+        ]
+    )  # fmt: skip
+    assert listener.summaries == []
+    collector.write([])
+
+    assert listener.summaries == [
+        StepSummary(
+            run_id="r1",
+            rank=0,
+            step=0,
+            start_ns=0,
+            duration_ns=1000,
+            compute_ns={
+                "forward": 380, "backward": 350, "recompute": 0, "optimizer": 55, "evaluation": 0, "other": 0,
+            },
+            exposed_ns={"dp": 150},
+            bubble_ns=20,
+            gc_ns=5,
+            other_ns=40,
+            operations=(
+                # 4 members: each call moves 4000 · 2 · 3/4 bytes on the bus, in 200 and in 100 ns.
+                OperationSummary("all_reduce", "dp", 2, 8_000, 300, 150, 150, 12_000.0, 300),
+                OperationSummary("recv", "pp", 1, 10, 30, 20, 10, 10.0, 30),
+            ),
+            spans=11,
+        )
+    ]  # fmt: skip
+    summary = listener.summaries[0]
+    assert summary.work_ns == 1000 - 150 - 20
+    assert summary.operations[0].overlap_ratio == 0.5
+    assert summary.operations[0].busbw_bytes_per_second == 12_000 / 300e-9
+    assert summary.operations[1].exposed_ns == 0
+
+
+def test_a_communication_that_ends_late_is_counted_once_in_the_next_step(
+    collector: StepCollector, listener: Listener
+) -> None:
+    collector.write([row(step=0, start=0, end=900), step(0, 0, 1000)])
+    collector.write([row(step=1, start=1000, end=1900)])
+    collector.write([all_reduce(1, 800, 1200), step(1, 1000, 2000)])
+    collector.write([])
+
+    assert [[one.count for one in summary.operations] for summary in listener.summaries] == [[], [1]]
+    assert [summary.spans for summary in listener.summaries] == [2, 3]
+
+
+def test_a_communication_known_one_pass_after_its_step_belongs_to_it(
+    collector: StepCollector, listener: Listener
+) -> None:
+    collector.write([step(0, 0, 1000)])
+    collector.write([all_reduce(1, 800, 1200)])
+
+    assert [summary.operations[0].count for summary in listener.summaries] == [1]
+
+
+def test_what_reaches_into_the_next_step_is_a_part_of_both_and_handed_out_once(
+    collector: StepCollector, listener: Listener
+) -> None:
+    saving = row(kind=schema.CHECKPOINT, name="checkpoint", lane=schema.HOST, step=0, start=900, end=1300)
+    collector.write([saving, step(0, 0, 1000), step(1, 1000, 2000)])
+    collector.write([])
+    collector.write([step(2, 2000, 3000)])
+    collector.write([])
+
+    assert [summary.checkpoint_ns for summary in listener.summaries] == [100, 300, 0]
+    assert [rows.count(saving) for rows in listener.rows] == [1, 0, 0]
+
+
+def test_every_row_of_steps_of_one_pass_goes_to_its_own_step(collector: StepCollector, listener: Listener) -> None:
+    rows = []
+    for number in range(5):
+        begin = 100 * number
+        rows += [row(step=number, start=begin, end=begin + 10 * number), step(number, begin, begin + 100)]
+    collector.write(rows)
+    collector.write([])
+
+    assert [summary.step for summary in listener.summaries] == [0, 1, 2, 3, 4]
+    assert [summary.compute_ns["forward"] for summary in listener.summaries] == [0, 10, 20, 30, 40]
+    assert [list(handed) for handed in listener.rows] == [rows[2 * number : 2 * number + 2] for number in range(5)]
+
+
+def test_a_number_that_is_used_again_is_a_step_of_its_own(collector: StepCollector, listener: Listener) -> None:
+    collector.write([step(0, 0, 100), row(step=0, start=120, end=150), step(0, 100, 200)])
+    collector.write([])
+
+    assert [summary.compute_ns["forward"] for summary in listener.summaries] == [0, 30]
+
+
+def test_the_last_step_is_told_when_the_recording_ends(collector: StepCollector, listener: Listener) -> None:
+    collector.write([step(0, 0, 100)])
+    collector.close()
+
+    assert [summary.step for summary in listener.summaries] == [0]
+    assert listener.closed == 1
+
+
+def test_what_the_script_told_is_added_up(collector: StepCollector, listener: Listener) -> None:
+    counts = [{"tokens": 10.0}, {"tokens": 5.0, "samples": 1.0}]
+    told_of_step = [
+        row(kind=schema.MARK, name="count", step=0, start=50, end=50, detail=json.dumps(count)) for count in counts
+    ]
+    collector.write([*told_of_step, step(0, 0, 100)])
+    collector.write([])
+
+    assert listener.summaries[0].counts == {"tokens": 15.0, "samples": 1.0}
+    assert listener.summaries[0].spans == 1
+
+
+def test_drops_and_overhead_are_those_since_the_last_step() -> None:
+    listener, dropped, cpu_ns = Listener(), {"stall": 3}, [0]
+    live = StepCollector(
+        LiveRank(metadata(), Path("run")), [listener], dropped=lambda: dropped, thread_ns=lambda: cpu_ns[0]
+    )
+    for number in range(3):
+        cpu_ns[0] += 500
+        live.write([step(number, number, number + 1)])
+        dropped["stall"] += number
+    live.close()
+
+    assert [summary.overhead_ns for summary in listener.summaries] == [1000, 500, 0]
+    assert [summary.dropped for summary in listener.summaries] == [{"stall": 3}, {"stall": 1}, {"stall": 2}]
+    assert live.rank.dropped == {"stall": 6}
+
+
+def test_a_listener_that_fails_is_switched_off_and_the_others_go_on(
+    collector: StepCollector, listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Listener()
+    broken.error = ConnectionError("gone")
+    live = StepCollector(LiveRank(metadata(), Path("run")), [broken, listener])
+    for number in range(4):
+        live.write([step(number, number, number + 1)])
+    live.close()
+
+    assert len(listener.summaries) == 4
+    assert (broken.closed, listener.closed) == (1, 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "commtrace: Listener failed and is switched off; training and the trace go on"
+    ]
+
+
+def test_a_job_without_steps_does_not_make_memory_grow(
+    collector: StepCollector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "MOST_ROWS", 100)
+    for number in range(30):
+        collector.write([row(step=-1, start=number, end=number + 1)] * 10)
+
+    assert len(collector._pending) == 100
+    assert len(caplog.records) == 1
+    assert "with commtrace.step(i):" in caplog.text
+
+
+def test_rows_that_make_no_sense_switch_the_live_view_off_and_nothing_else(
+    collector: StepCollector, listener: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector.write([step(0, 0, 1), ("nonsense",)])
+    collector.write([step(1, 1, 2)])
+    collector.close()
+
+    assert listener.summaries == []
+    assert listener.closed == 1
+    assert "live metrics are off" in caplog.text
+
+
+def test_all_ranks_find_the_same_trace_id() -> None:
+    import hashlib
+
+    digest = hashlib.sha256(b"gpt/17").hexdigest()
+    assert f"{trace_id('gpt', 17):032x}" == digest[:32]

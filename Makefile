@@ -9,7 +9,9 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --timeout 120
+# Quiet, but for errors: `make install PIP_QUIET=` shows what pip does.
+PIP_QUIET ?= --quiet
+PIP := $(BIN)/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
 export PIP_NO_INPUT := 1
 
 .PHONY: demo test lint types unit e2e test-gpu bench install clean
@@ -46,10 +48,11 @@ install: $(INSTALLED)
 # torch on its own and first: left to a dependency of another package, pip would take the newest build, with CUDA.
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "commtrace needs Python 3.10 or newer: make PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install $(TORCH)
-	$(PIP) install --editable '.[megatron,deepspeed,dev]'
-	touch $@
+	@echo 'Setting up $(VENV) with torch, megatron-core and DeepSpeed. Once; it takes one to a few minutes.'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install $(TORCH)
+	@$(PIP) install --editable '.[megatron,deepspeed,dev]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build commtrace.egg-info commtrace-runs demo-run report.html

@@ -68,3 +68,28 @@ def test_an_exporter_that_is_not_known_is_named(tmp_path: Path, caplog: pytest.L
     commtrace.stop()
 
     assert "export='carrier pigeon': write any of" in caplog.text
+
+
+def test_rank_0_says_where_it_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    _record_one_step(tmp_path)
+    assert f"commtrace summary {tmp_path}" in capsys.readouterr().err
+
+
+def test_below_commtrace_run_nothing_is_said_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import commtrace._inject
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(commtrace._inject.__file__).parent))
+    _record_one_step(tmp_path)
+    assert "recording to" not in capsys.readouterr().err
+
+
+def _record_one_step(directory: Path) -> None:
+    commtrace.start(commtrace.Config(dir=str(directory)))
+    with commtrace.step(0):
+        pass
+    commtrace.stop()

@@ -6,11 +6,13 @@ import logging
 import multiprocessing
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import commtrace._inject
 from commtrace import identity
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.functional import FunctionalCapture
@@ -170,7 +172,7 @@ class Instrumentation:
             metadata = replace(metadata, rank=rank, world_size=world_size, backend=backend)
         writer = SegmentWriter(directory, metadata, steps_per_segment=self._config.steps_per_segment)
         if metadata.rank == 0:
-            _logger.info("commtrace records to %s", directory)
+            _announce(directory)
         # Before the writer, which may thin out what it is given.
         self._observers = self._opened_observers(metadata, directory)
         return [*self._observers, writer]
@@ -243,6 +245,21 @@ class Instrumentation:
             for launch in unfinished
             if id(launch) in known
         ][:MOST_IN_FLIGHT]
+
+
+def _announce(directory: Path) -> None:
+    """Where rank 0 records, once. ``commtrace run`` says it itself, at the end, where it is not scrolled away."""
+    if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
+        _logger.info("commtrace records to %s", directory)
+    elif not _is_below_commtrace_run():
+        try:
+            print(f"commtrace: recording to {directory}. Read it with: commtrace summary {directory}", file=sys.stderr)
+        except (OSError, ValueError) as error:  # The job has closed its stderr: recording must not depend on it.
+            _logger.debug("commtrace could not say where it records: %s", error)
+
+
+def _is_below_commtrace_run() -> bool:
+    return str(Path(commtrace._inject.__file__).parent) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
 def _is_initialized() -> bool:

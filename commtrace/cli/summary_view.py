@@ -113,7 +113,10 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
     table = _table(["role", "operation"])
     for heading in ("n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "exposed", "wait"):
         table.add_column(heading, justify="right", no_wrap=True)
+    alone = sum(row["count"] for row in rows if row["group_size"] == 1)
     for row in rows:
+        if row["group_size"] == 1:
+            continue
         during = "*" if row["bandwidth_time"] == "duration" else ""
         total = row["duration_ns"]["sum"]
         table.add_row(
@@ -132,6 +135,8 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
     note = "Bandwidth in GB/s of transfer. exposed: the lane stood still. wait: before the last rank arrived."
     if any(row["bandwidth_time"] == "duration" for row in rows):
         note += "\n* not matched on all members: bytes per duration, waiting included."
+    if alone:
+        note += f"\nLeft out: {alone} calls on groups of one rank, which send nothing."
     _print_table(console, "Communication, all ranks and steps", table, note)
 
 

@@ -15,7 +15,7 @@ from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.cli.summary_view import print_summary
 from commtrace.trace.run import Run
-from tests.factory import make_run, span
+from tests.factory import collective, group, make_run, span
 from tests.pipeline_factory import Clock, PipelineJob
 
 runner = CliRunner()
@@ -83,6 +83,14 @@ def test_communication_is_shown_by_role_and_operation() -> None:
     assert " ".join(row(text, "dp", "all_reduce")) == (
         "dp all_reduce 2 4 4.10 kB 1.00 ms 1.00 ms 0.0010 0.0010 100% 0%"
     )
+
+
+def test_calls_on_groups_of_one_rank_are_counted_and_not_listed() -> None:
+    alone = group("tp", 0)
+    run = make_run({0: [span("step", 0, 10 * MS, step=0), collective("all_reduce", alone, 0, 1, 2, step=0)]}, [alone])
+    text = printed(run)
+    assert "Left out: 1 calls on groups of one rank, which send nothing." in text
+    assert not any(line.startswith("tp  ") for line in text.splitlines())
 
 
 def test_the_clock_line_tells_the_residual() -> None:

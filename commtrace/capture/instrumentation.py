@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import commtrace._inject
 from commtrace import identity
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.functional import FunctionalCapture
@@ -259,7 +258,8 @@ def _announce(directory: Path) -> None:
 
 
 def _is_below_commtrace_run() -> bool:
-    return str(Path(commtrace._inject.__file__).parent) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    search_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return any(Path(entry).parts[-2:] == ("commtrace", "_inject") for entry in search_path)
 
 
 def _is_initialized() -> bool:

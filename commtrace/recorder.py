@@ -33,7 +33,7 @@ _ENTRIES_NOT_REACHED: Final = 256
 """So many entries are asked for again in each pass; what comes behind them stays in the buffer."""
 _LAST_WORK_SECONDS: Final = 2.0
 """How long the end of the recording waits for the device to reach its last marks."""
-_TOLD_AGAIN: Final = frozenset({"clock_anchor", "count", "dropped", "end", "in_flight"})
+_TOLD_AGAIN: Final = frozenset({"activity", "clock_anchor", "count", "dropped", "end", "in_flight"})
 """Marks that need no second try when they could not be written: newer ones take their place, or they are a step's."""
 _NO = schema.NOT_APPLICABLE
 
@@ -143,6 +143,10 @@ class Recorder:
         self._thread = None
         self._sinks = []
         self.buffer.clear()
+
+    def unresolved(self) -> list[Entry]:
+        """Entries that wait for the device, oldest first. For the harvester's thread."""
+        return list(self._unresolved)
 
     @property
     def dropped(self) -> dict[str, int]:

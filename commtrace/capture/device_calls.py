@@ -110,7 +110,11 @@ class DeviceCalls:
             return original(work, *arguments, **keywords)
         device = calls[0].device
         start = self.mark(device)
-        result = original(work, *arguments, **keywords)
+        self._tracer.blocked[0] = calls[0]
+        try:
+            result = original(work, *arguments, **keywords)
+        finally:
+            self._tracer.blocked[0] = None
         try:
             end = self.mark(device)
             if start is not None and end is not None and self._pending.pop(id(work), None) is calls:

@@ -135,7 +135,11 @@ class FunctionalCapture:
             if is_traced(tensor):
                 return overload._op_dk(DispatchKey.Meta, tensor)
             pending, start = self._about_to_wait(tensor)
-            result = overload._op_dk(DispatchKey.CompositeExplicitAutograd, tensor)
+            self._tracer.blocked[0] = None if pending is None else pending.launch
+            try:
+                result = overload._op_dk(DispatchKey.CompositeExplicitAutograd, tensor)
+            finally:
+                self._tracer.blocked[0] = None
             try:
                 if pending is not None:
                     self._waited(pending, start, self._mark(pending))

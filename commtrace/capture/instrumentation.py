@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commtrace import identity
+from commtrace.capture.activity import PART as ACTIVITY
+from commtrace.capture.activity import Activity
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.garbage import GarbageCollections
+from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
+from commtrace.capture.invisible import PART as INVISIBLE
 from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.optimizers import OptimizerPhase
 from commtrace.capture.process_groups import ProcessGroupCapture
@@ -97,7 +101,8 @@ class Instrumentation:
         self._told_topology_version = 0
         self._next_anchor_ns = 0
         self._told_in_flight: list[Any] = []
-        self._seen_in_flight: list[Any] = []
+        self._activity: Activity | None = Activity(self.tracer)
+        self._told_invisible: dict[str, str] | None = {}
 
     def start(self) -> None:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
@@ -123,6 +128,9 @@ class Instrumentation:
                 self._uninstallers.append((name, install(self.tracer)))
             except Exception as error:
                 self.tracer.failed(name, error)
+        options = recording_options(self._config)
+        if options:
+            self.tracer.set_topology({"recording": options})
         self.recorder.start()
 
     def stop(self) -> None:
@@ -196,6 +204,7 @@ class Instrumentation:
         """What has changed since the last pass and is not a span. Runs on the harvester thread."""
         self._refresh_device_clock()
         yield from self._group_marks()
+        self._look_for_invisible_paths()
         topology_version, topology = self.tracer.topology()
         if topology_version != self._told_topology_version:
             self._told_topology_version = topology_version
@@ -206,10 +215,40 @@ class Instrumentation:
         if anchor.monotonic_ns >= self._next_anchor_ns:
             self._next_anchor_ns = anchor.monotonic_ns + int(ANCHOR_SECONDS * 1e9)
             yield "clock_anchor", asdict(anchor)
-        in_flight = self._in_flight()
-        if in_flight != self._told_in_flight:
-            self._told_in_flight = in_flight
-            yield "in_flight", in_flight
+        yield from self._what_is_going_on()
+
+    def _what_is_going_on(self) -> list[tuple[str, Any]]:
+        """The marks that a hang report starts from."""
+        if self._activity is None:
+            return []
+        marks: list[tuple[str, Any]] = []
+        try:
+            in_flight = self._in_flight(self._activity)
+            if in_flight != self._told_in_flight:
+                self._told_in_flight = in_flight
+                marks.append(("in_flight", in_flight))
+            marks += self._activity.marks()
+        except Exception as error:
+            self._activity = None
+            self.tracer.failed(ACTIVITY, error)
+        return marks
+
+    def _look_for_invisible_paths(self) -> None:
+        told = self._told_invisible
+        if told is None:
+            return
+        try:
+            found = find_invisible()
+            if self.tracer.saw_graph_capture:
+                found[CAPTURED_COMMUNICATION] = ACTIVE
+            # What was active once stays told: what it communicated is missing from the recording.
+            found = {**told, **{name: ACTIVE if told.get(name) == ACTIVE else state for name, state in found.items()}}
+            if found != told:
+                self._told_invisible = found
+                self.tracer.set_topology({"invisible_paths": found})
+        except Exception as error:
+            self._told_invisible = None
+            self.tracer.failed(INVISIBLE, error)
 
     def _refresh_device_clock(self) -> None:
         clock = self._device_clock
@@ -232,18 +271,19 @@ class Instrumentation:
                 self._told_groups[group.id] = group
                 yield "process_group", {**group._asdict(), "ranks": list(group.ranks)}
 
-    def _in_flight(self) -> list[dict[str, Any]]:
+    def _in_flight(self, activity: Activity) -> list[dict[str, Any]]:
         """Communications that have been under way since before the last pass: what a hang report starts from."""
         unfinished = [
             *self._process_groups.unfinished(), *self._functional.unfinished(), *self._issued.unfinished(),
         ]  # fmt: skip
-        before, self._seen_in_flight = self._seen_in_flight, unfinished
-        known = {id(launch) for launch in before}
-        return [
-            {"operation": launch[0].name, "group": launch[1].group.id, "seq": launch[2], "peer": launch[6]}
-            for launch in unfinished
-            if id(launch) in known
-        ][:MOST_IN_FLIGHT]
+        return activity.in_flight(unfinished)[:MOST_IN_FLIGHT]
+
+
+def recording_options(config: Config) -> dict[str, Any]:
+    """Options that are not left at their default and say what is recorded: readers must not take it for a loss."""
+    usual = asdict(Config())
+    elsewhere = {"enabled", "dir", "run_id", "node_id"}
+    return {name: value for name, value in asdict(config).items() if name not in elsewhere and value != usual[name]}
 
 
 def _announce(directory: Path) -> None:

@@ -119,6 +119,7 @@ class ProcessGroupCapture:
         number = _p2p_number if operation.is_p2p else _collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
         launched, forgotten, unrecorded = self._launched, self._forgotten, self._unrecorded
+        blocked = tracer.blocked
 
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
             launch = device_call = None
@@ -138,7 +139,11 @@ class ProcessGroupCapture:
                             device_call, launch = devices.launch(launch, device.index), None
             except Exception as error:
                 tracer.failed(PART, error)
-            work = original(process_group, *arguments, **keywords)
+            blocked[0] = launch or device_call
+            try:
+                work = original(process_group, *arguments, **keywords)
+            finally:
+                blocked[0] = None
             try:
                 if launch is not None:
                     if work is None or (is_async and is_collective):
@@ -203,15 +208,20 @@ class ProcessGroupCapture:
             self._devices.forget(work)
 
     def _waiting(self, original: Any) -> Callable[..., Any]:
-        pending, tracer = self._pending, self._tracer
+        pending, tracer, blocked = self._pending, self._tracer, self._tracer.blocked
         buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
         def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
             key = id(work)
-            if key not in pending:
+            ours = pending.get(key)
+            if ours is None:
                 return original(work, *arguments, **keywords)
+            blocked[0] = ours[0]
             start = now_ns()
-            result = original(work, *arguments, **keywords)
+            try:
+                result = original(work, *arguments, **keywords)
+            finally:
+                blocked[0] = None
             end = now_ns()
             try:
                 waited_for = pending.pop(key, None)
@@ -240,13 +250,18 @@ class ProcessGroupCapture:
 
     def _waiting_beside(self, devices: DeviceCalls, original: Any) -> Callable[..., Any]:
         """``wait`` where there is an accelerator: while its stream is busy, it misses nothing when the host waits."""
-        pending, tracer = self._pending, self._tracer
+        pending, tracer, blocked = self._pending, self._tracer, self._tracer.blocked
 
         def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            if id(work) not in pending:
+            ours = pending.get(id(work))
+            if ours is None:
                 return devices.wait(original, work, arguments, keywords)
+            blocked[0] = ours[0]
             stall_start = devices.mark()
-            result = original(work, *arguments, **keywords)
+            try:
+                result = original(work, *arguments, **keywords)
+            finally:
+                blocked[0] = None
             end, stall_end = now_ns(), devices.mark()
             try:
                 waited_for = pending.pop(id(work), None)

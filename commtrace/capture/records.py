@@ -200,7 +200,7 @@ def _timing(clock: DeviceClock, *marks: Mark) -> int:
 class Span:
     """A phase of the compute lane or the host: a forward, an optimizer step, a checkpoint."""
 
-    __slots__ = ("clock", "coordinates", "end", "kind", "lane", "name", "start")
+    __slots__ = ("clock", "coordinates", "end", "kind", "lane", "name", "outer", "start")
 
     def __init__(
         self, kind: int, name: str, lane: int, coordinates: Coordinates, clock: DeviceClock, start: Mark
@@ -212,6 +212,7 @@ class Span:
         self.clock = clock
         self.start = start
         self.end: Mark = None
+        self.outer: Span | None = None
 
 
 def span_rows(entry: Entry) -> list[Row] | None:

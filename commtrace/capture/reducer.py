@@ -162,11 +162,13 @@ class _Backward:
         try:
             if self.last_launch is not None:
                 self._start = self._issued.mark(self.last_launch)
+                self._tracer.blocked[0] = self.last_launch.launch
                 _queue_callback(self._after)
         except Exception as error:
             self._tracer.failed(PART, error)
 
     def _after(self) -> None:
+        self._tracer.blocked[0] = None
         try:
             if self.last_launch is not None:
                 self._issued.stalled(self.last_launch, self._start, self._issued.mark(self.last_launch))

@@ -35,6 +35,8 @@ class Tracer:
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
         open_optimizers: how many optimizer phases are open now.
         last_mark: the latest end of a phase or a stall.
+        innermost: the phase that is open now; its ``outer`` is the one around it.
+        blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Tracer:
         self.last_mark: Mark | None = None
         self.saw_graph_capture = False
         self.open_optimizers = 0
+        self.innermost: Span | None = None
+        self.blocked: list[Any] = [None]
         self._step: Span | None = None
         self._step_is_users = False
         self._work_end: Mark | None = None
@@ -129,12 +133,14 @@ class Tracer:
             stage if stage >= 0 else outer.stage,
         )
         self.open_optimizers += kind == schema.OPTIMIZER
+        span.outer, self.innermost = self.innermost, span
         if self.recording:
             span.start = self.clock.mark()
         return span
 
     def leave(self, span: Span) -> None:
         """End a phase."""
+        self.innermost = span.outer
         if span.start is not None:
             self.last_mark = span.end = self.clock.mark()
             if span.kind in _WORK_KINDS:

@@ -7,6 +7,7 @@ from typing import Any
 
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor
+from commtrace.trace.run import Drop
 
 
 class Marks:
@@ -21,6 +22,9 @@ class Marks:
         self.dropped: Mapping[str, int] = {}
         self.anchors: list[ClockAnchor] = []
         self.in_flight: tuple[Mapping[str, Any], ...] = ()
+        self.activity: Mapping[str, Any] = {}
+        self.activity_ns: int | None = None
+        self.drops: list[Drop] = []
         self.problems: tuple[str, ...] = ()
         self.closed = False
 
@@ -36,13 +40,20 @@ class Marks:
         told: Mapping[str, int] = self.topology.get("parallel", {})
         return told
 
-    def read(self, name: str, detail: Any) -> None:
-        """Take one mark; those that tell something else are passed over."""
+    def read(self, name: str, detail: Any, at_ns: int | None = None) -> None:
+        """Take one mark; those that tell something else are passed over.
+
+        Args:
+            name, detail: of the mark.
+            at_ns: when it was written; without it, it is not kept when what was dropped.
+        """
         if name == "process_group":
             self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
         elif name == "topology":
             self.topology = {**self.topology, **detail}
         elif name == "dropped":
+            if at_ns is not None:
+                self.drops.append(Drop(at_ns, detail))
             self.dropped = {
                 kind: self.dropped.get(kind, 0) + detail.get(kind, 0) for kind in {**self.dropped, **detail}
             }
@@ -50,6 +61,8 @@ class Marks:
             self.anchors.append(ClockAnchor(**detail))
         elif name == "in_flight":
             self.in_flight = tuple(detail)
+        elif name == "activity":
+            self.activity, self.activity_ns = detail, at_ns
         elif name == "problem" and detail["message"] not in self.problems:
             self.problems = (*self.problems, detail["message"])
         elif name == "end":

@@ -7,10 +7,17 @@ topology, clock anchors, drops) is appended as rows of kind ``mark`` whose ``det
 mark name          detail
 =================  ===================================================================================
 process_group      {"id", "ranks", "ordinal", "role", "name", "description", "backend"}; the last one wins
-topology           {"coordinates": {"tp": 0, …}, "parallel": {"tp": 2, …}, "framework": {"name", "version"}, …}; merged
+topology           {"coordinates": {"tp": 0, …}, "parallel": {"tp": 2, …}, "framework": {"name", "version"},
+                   "recording": {option: value}, "invisible_paths": {name: "active" | "loaded"}, …}; merged
 clock_anchor       {"monotonic_ns", "realtime_ns", "bracket_ns"}
 dropped            {"kind": count, …}: spans dropped since the previous such mark
-in_flight          [{"operation", "group", "seq", "peer"}, …]: communications launched and not ended
+in_flight          [{"operation", "group", "seq", "peer", "bytes", "dtype", "is_async", "start", "blocking"}, …]:
+                   communications under way since before the last pass; start is ns, blocking says that training
+                   stands still for it, state (on a device only) is scheduled or started
+activity           of a rank that recorded nothing for two seconds, and once at the beginning: {"at": [step,
+                   microbatch, chunk, stage], "open": [{"kind", "name", "since"}, …] innermost phase first,
+                   "collectives": {group: how many were launched}, "p2p": [[group, is_send, peer, tag, how many], …],
+                   "frames": ["file:line function", …] innermost first, "quiet_ns", "again_within_ns"}
 count              {"tokens", "samples", "model_flops"}: what the script told of the step in the row's column
 problem            {"message"}: a part of commtrace was disabled, and why
 end                {}: the recorder was closed in order

@@ -185,7 +185,7 @@ def _rank_trace(
     told = Marks()
     mark_rows = np.flatnonzero(marks)
     for row, detail in zip(mark_rows, table["detail"].take(pa.array(mark_rows)).to_pylist(), strict=True):
-        told.read(names[spans.name[row]], json.loads(detail) if detail else {})
+        told.read(names[spans.name[row]], json.loads(detail) if detail else {}, int(spans.start[row]))
     problems += dict.fromkeys(f"rank {metadata.rank}: {message}" for message in told.problems)
     selected = ~marks if steps is None else ~marks & steps.mask(spans.step)
     kept = spans.take(selected)
@@ -200,6 +200,10 @@ def _rank_trace(
         dropped=told.dropped,
         anchors=(metadata.anchor, *told.anchors),
         in_flight=told.in_flight,
+        activity=told.activity,
+        activity_ns=told.activity_ns,
+        drops=tuple(told.drops),
+        last_written_ns=int(spans.end.max()) if len(spans) else None,
         closed=told.closed,
         details=_details(table, spans, selected),
     )

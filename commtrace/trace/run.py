@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.spans import Spans
+
+
+class Drop(NamedTuple):
+    """Spans that had been dropped since the rank last told of drops.
+
+    Attributes:
+        told_ns: when it told, on its own clock.
+        counts: by kind.
+    """
+
+    told_ns: int
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,11 @@ class RankTrace:
         dropped: spans that the recorder had to drop, by kind.
         anchors: the monotonic clock against the wall clock, over the run.
         in_flight: communications that had been launched and had not ended when the rank last reported.
+        activity: what the rank said it was doing when it had recorded nothing for a while (see trace/metadata.py);
+            empty in what older recorders and importers wrote.
+        activity_ns: when it said so, on its own clock.
+        drops: each time that the rank told of dropped spans.
+        last_written_ns: the latest instant, on its own clock, of which the files tell; None if they tell of none.
         closed: False when the rank did not end in order (killed, or still running).
         details: JSON extras of communications, by span id.
     """
@@ -39,6 +56,10 @@ class RankTrace:
     dropped: Mapping[str, int] = field(default_factory=dict)
     anchors: tuple[ClockAnchor, ...] = ()
     in_flight: tuple[Mapping[str, Any], ...] = ()
+    activity: Mapping[str, Any] = field(default_factory=dict)
+    activity_ns: int | None = None
+    drops: tuple[Drop, ...] = ()
+    last_written_ns: int | None = None
     closed: bool = True
     details: Mapping[int, str] = field(default_factory=dict)
 

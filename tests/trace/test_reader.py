@@ -10,6 +10,7 @@ from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.reader import find_run_directory, load_run
+from commtrace.trace.run import Drop
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter
 from tests.trace.rows import mark, metadata, row, steps, write_rank
@@ -107,6 +108,22 @@ def test_marks_tell_about_the_rank_and_are_not_spans(tmp_path: Path) -> None:
     assert trace.closed
     assert trace.spans.step.tolist() == [0]
     assert run.problems == ("rank 0: the optimizer hook was disabled",)
+
+
+def test_what_a_rank_said_last_of_itself_is_kept_with_its_time(tmp_path: Path) -> None:
+    rows = [
+        *steps(0, 2),
+        row(kind=schema.MARK, name="activity", start=300, end=300, detail='{"quiet_ns": 0}'),
+        row(kind=schema.MARK, name="dropped", start=400, end=400, detail='{"p2p": 2}'),
+        row(kind=schema.MARK, name="activity", start=700, end=700, detail='{"quiet_ns": 9}'),
+    ]
+    write_rank(tmp_path, rows)
+    trace = load_run(tmp_path).ranks[0]
+
+    assert (trace.activity, trace.activity_ns) == ({"quiet_ns": 9}, 700)
+    assert trace.drops == (Drop(400, {"p2p": 2}),)
+    assert trace.last_written_ns == 700
+    assert len(trace.spans) == 2
 
 
 def test_steps_are_chosen_and_what_describes_the_rank_is_kept(tmp_path: Path) -> None:

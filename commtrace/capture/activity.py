@@ -1,0 +1,160 @@
+"""What this process is doing while it records nothing: what a hang report starts from.
+
+A rank that hangs ends no span, so its files would not say where it hangs. The harvester therefore tells, whenever a
+rank has been quiet for two seconds, which phases are open, in which communication the training thread is blocked, how
+many communications it has launched in every group, and where in the program it is. All of it is read from outside, on
+the harvester's thread: the training thread does nothing for it but set two attributes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from commtrace.capture.clock import now_ns
+from commtrace.capture.records import DeviceCall, Launch, Span, dtype_name
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+
+PART: Final = "activity of a quiet rank"
+
+QUIET_NS: Final = 2_000_000_000
+"""A rank that recorded nothing for so long says what it is doing, and says it again as often."""
+
+LONG_QUIET_NS: Final = 60_000_000_000
+SELDOM_NS: Final = 10_000_000_000
+"""From a minute of quiet on, it says so every ten seconds only: the files of a job that hangs overnight stay small."""
+
+_LATENESS_NS: Final = 1_000_000_000
+"""By so much a promise to write again allows for the interval between passes."""
+
+MOST_FRAMES: Final = 16
+_MOST_OPEN: Final = 16
+_MOST_PAIRS: Final = 512
+_OWN_FRAMES: Final = "/commtrace/capture/"
+
+
+class Activity:
+    """Tells what the training thread is doing when it is quiet. Used by the harvester's thread only.
+
+    Args:
+        tracer: of the process.
+        now: clock, in ns.
+        frames: the frames of the training thread, innermost first, as ``file:line function``.
+    """
+
+    def __init__(
+        self, tracer: Tracer, now: Callable[[], int] = now_ns, frames: Callable[[], list[str]] | None = None
+    ) -> None:
+        self._tracer = tracer
+        self._now = now
+        self._frames = frames or _frames_of_main_thread
+        self._busy_at = now()
+        self._due_at = 0
+        self._seen: dict[int, tuple[Launch, int]] = {}
+
+    def marks(self) -> Iterator[tuple[str, Any]]:
+        """The mark ``activity``, if it is time for one. Called once per pass, before the buffer is emptied.
+
+        The first pass tells it in any case: from it readers learn how often to expect a word.
+        """
+        now = self._now()
+        if self._tracer.recorder.buffer:
+            self._busy_at = now
+        quiet = now - self._busy_at
+        if now < self._due_at or (self._due_at and quiet < QUIET_NS):
+            return
+        interval = QUIET_NS if quiet < LONG_QUIET_NS else SELDOM_NS
+        self._due_at = now + interval
+        yield "activity", self._detail(quiet, interval + _LATENESS_NS)
+
+    def in_flight(self, unfinished: Iterable[Launch]) -> list[dict[str, Any]]:
+        """Communications that have been under way since before the last pass, the one that blocks training first.
+
+        Args:
+            unfinished: launches whose end nobody has seen yet, oldest first.
+        """
+        blocked = self._blocked_launch()
+        device = {id(call.launch): call for call in self._on_device()}
+        launches = [*filter(None, [blocked]), *unfinished, *(call.launch for call in device.values())]
+        unique = {id(launch): launch for launch in launches}
+        before, now = self._seen, self._now()
+        self._seen = {key: (launch, before[key][1] if key in before else now) for key, launch in unique.items()}
+        return [
+            self._described(launch, since, launch is blocked, device.get(key))
+            for key, (launch, since) in self._seen.items()
+            if key in before
+        ]
+
+    def _blocked_launch(self) -> Launch | None:
+        blocked = self._tracer.blocked[0]
+        return blocked.launch if isinstance(blocked, DeviceCall) else blocked
+
+    def _on_device(self) -> list[DeviceCall]:
+        """Communications that the host has let go of and the device has not finished."""
+        calls = (entry[2] for entry in self._tracer.recorder.unresolved() if isinstance(entry[2], DeviceCall))
+        return list({id(call): call for call in calls}.values())
+
+    def _described(self, launch: Launch, since: int, blocking: bool, call: DeviceCall | None) -> dict[str, Any]:
+        operation, state, seq, num_bytes, _, dtype, peer, is_async, _, _, start = launch
+        told = {
+            "operation": operation.name, "group": state.group.id, "seq": seq, "peer": peer, "bytes": num_bytes,
+            "dtype": dtype_name(dtype), "is_async": bool(is_async), "start": start if isinstance(start, int) else since,
+            "blocking": blocking,
+        }  # fmt: skip
+        if call is not None:
+            started = call.clock.resolve(start) is not None
+            told["state"] = "started" if started else "scheduled"
+            told["blocking"] = blocking or started
+        return told
+
+    def _detail(self, quiet: int, again_within: int) -> dict[str, Any]:
+        tracer = self._tracer
+        states = list(tracer.groups.states.values())
+        pairs = [
+            [state.group.id, is_send, peer, tag, _next(counter) - ((tag & 0x7FFFFFFF) << 32)]
+            for state in states
+            for (is_send, peer, tag), counter in list(state.p2p_seq.items())
+        ]
+        return {
+            "at": list(tracer.coordinates),
+            "open": [_open_span(span) for span in _outwards(tracer.innermost)],
+            "collectives": {str(state.group.id): _next(state.collective_seq) for state in states},
+            "p2p": pairs[:_MOST_PAIRS],
+            "frames": self._frames(),
+            "quiet_ns": quiet,
+            "again_within_ns": again_within,
+        }
+
+
+def _next(counter: itertools.count[int]) -> int:
+    """The number that the counter would give next, without taking it: its text is the only way to ask."""
+    return int(repr(counter)[len("count(") : -1])
+
+
+def _outwards(span: Span | None) -> Iterator[Span]:
+    for _ in range(_MOST_OPEN):
+        if span is None:
+            return
+        yield span
+        span = span.outer
+
+
+def _open_span(span: Span) -> dict[str, Any]:
+    since = None if span.start is None else span.clock.resolve(span.start)
+    return {"kind": schema.KINDS[span.kind], "name": span.name, "since": since}
+
+
+def _frames_of_main_thread() -> list[str]:
+    """Where the main thread is. The frames are let go at once: they keep the tensors of their functions alive."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    told: list[str] = []
+    while frame is not None and len(told) < MOST_FRAMES:
+        code = frame.f_code
+        if _OWN_FRAMES not in code.co_filename:
+            told.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return told

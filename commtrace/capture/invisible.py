@@ -1,0 +1,90 @@
+"""Which communication of this process passes by torch.distributed, so that nothing here can see it.
+
+Looked for by the harvester's thread among what other libraries keep in their modules: nothing is imported, patched or
+called, and the training thread has no part in it. A path is ``active`` where the library's own state says that it was
+used, and ``loaded`` where only the library is there and its use cannot be told.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+PART: Final = "search for invisible communication"
+
+CAPTURED_COMMUNICATION: Final = "communication captured into CUDA graphs"
+"""What the capture itself finds out: a communication was launched while its stream was recording a graph."""
+
+ACTIVE: Final = "active"
+LOADED: Final = "loaded"
+
+Modules = Mapping[str, Any]
+
+
+class InvisiblePath(NamedTuple):
+    """A way of communicating that is not seen.
+
+    Attributes:
+        name: what it is called.
+        hides: what of the job goes that way.
+        state: asks the modules of this process: ``active``, ``loaded``, or None if it is not there.
+    """
+
+    name: str
+    hides: str
+    state: Callable[[Modules], str | None]
+
+
+def find_invisible(modules: Modules | None = None) -> dict[str, str]:
+    """By name: the state of every known path that is there."""
+    loaded = sys.modules if modules is None else modules
+    states = ((path.name, path.state(loaded)) for path in INVISIBLE_PATHS)
+    return {name: state for name, state in states if state is not None}
+
+
+def _held(modules: Modules, module: str, name: str) -> Any:
+    """A module's own variable; None where module or variable are missing. Asks ``__dict__``: a lazy module that
+    imports on attribute access is not made to."""
+    found = modules.get(module)
+    return None if found is None else vars(found).get(name)
+
+
+def _user_buffers(modules: Modules) -> str | None:
+    # initialize_ub fills it, destroy_ub empties it: transformer_engine/pytorch/module/base.py.
+    return ACTIVE if _held(modules, "transformer_engine.pytorch.module.base", "_ub_communicators") else None
+
+
+def _deep_ep(modules: Modules) -> str | None:
+    # Megatron keeps the buffers it has made; whoever else makes a deep_ep.Buffer keeps it to himself.
+    fused = "megatron.core.transformer.moe.fused_a2a"
+    if any(_held(modules, fused, name) is not None for name in ("_buffer", "_hybrid_ep_buffer")):
+        return ACTIVE
+    return LOADED if "deep_ep" in modules else None
+
+
+def _symmetric_memory(modules: Modules) -> str | None:
+    own = "torch.distributed._symmetric_memory"
+    names = ("_group_name_to_store", "_group_name_to_workspace_tensor", "_symm_mem_pools")
+    return ACTIVE if any(_held(modules, own, name) for name in names) else None
+
+
+def _nvshmem(modules: Modules) -> str | None:
+    return LOADED if "nvshmem.core" in modules or "nvshmem" in modules else None
+
+
+def _cuda_graphs(modules: Modules) -> str | None:
+    # torch.cuda.graph makes one stream for all captures, at the first capture.
+    graph = _held(modules, "torch.cuda.graphs", "graph")
+    return ACTIVE if getattr(graph, "default_capture_stream", None) is not None else None
+
+
+INVISIBLE_PATHS: Final = (
+    InvisiblePath(
+        "Transformer Engine user buffers", "tensor-parallel communication overlapped with GEMMs", _user_buffers
+    ),
+    InvisiblePath("DeepEP", "dispatch and combine of experts", _deep_ep),
+    InvisiblePath("symmetric memory", "communication inside kernels on symmetric memory", _symmetric_memory),
+    InvisiblePath("NVSHMEM", "communication issued by kernels", _nvshmem),
+    InvisiblePath("CUDA graphs", "communication replayed from a graph", _cuda_graphs),
+)

@@ -25,10 +25,10 @@ from typing import Any, Final
 
 import torch
 
+from commtrace.capture.hooks import Hooks, Wrap
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.deepspeed_topology import group_roles, topology
-from commtrace.integrations.hooks import Hooks, Wrap
 from commtrace.trace import schema
 
 PART: Final = "deepspeed"

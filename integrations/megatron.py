@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
+from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
-from commtrace.integrations.hooks import Hooks
 from commtrace.integrations.megatron_topology import collection_roles, framework, group_roles, topology
 from commtrace.trace import schema
 

@@ -22,6 +22,7 @@ from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_inv
 from commtrace.capture.invisible import PART as INVISIBLE
 from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.optimizers import OptimizerPhase
+from commtrace.capture.phases import PhaseCapture
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.reducer import ReducerCapture
 from commtrace.capture.tracer import Tracer
@@ -95,6 +96,7 @@ class Instrumentation:
         self._reducer = ReducerCapture(self.tracer, self._issued)
         self._optimizers = OptimizerPhase(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
+        self._phases = PhaseCapture(self.tracer)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
         self._told_groups: dict[int, Any] = {}
         self._told_groups_version = -1
@@ -106,7 +108,16 @@ class Instrumentation:
 
     def start(self) -> None:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
-        from commtrace.capture import creation, device_calls, functional, garbage, optimizers, process_groups, reducer
+        from commtrace.capture import (
+            creation,
+            device_calls,
+            functional,
+            garbage,
+            optimizers,
+            phases,
+            process_groups,
+            reducer,
+        )
 
         for part, switch_off in (
             # Together: if one of them stopped alone, this rank would number its communications otherwise than others.
@@ -116,6 +127,7 @@ class Instrumentation:
             (reducer.PART, self._stop_capture),
             (optimizers.PART, self._optimizers.uninstall),
             (garbage.PART, self._garbage.uninstall),
+            (phases.PART, self._phases.uninstall),
         ):
             self.tracer.guard.on_failure(part, switch_off)
         self._install(process_groups.PART, self._process_groups.install, self._process_groups.uninstall)
@@ -123,6 +135,7 @@ class Instrumentation:
         self._install(reducer.PART, self._reducer.install, self._reducer.uninstall)
         self._install(optimizers.PART, self._optimizers.install, self._optimizers.uninstall)
         self._install(garbage.PART, self._garbage.install, self._garbage.uninstall)
+        self._install(phases.PART, self._phases.install, self._phases.uninstall)
         for name, install in (("process group creation", creation.install), *self._integrations):
             try:
                 self._uninstallers.append((name, install(self.tracer)))

@@ -20,6 +20,8 @@ from commtrace.trace.step_range import StepRange
 
 _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
 
+_WAITING_KINDS = frozenset({schema.DATA, schema.CHECKPOINT})
+
 _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
 
 
@@ -34,6 +36,7 @@ class Tracer:
         completions: callbacks that communications under way will make.
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
         open_optimizers: how many optimizer phases are open now.
+        open_waits: how many ``data`` and ``checkpoint`` phases are open now; the outermost says what is waited for.
         last_mark: the latest end of a phase or a stall.
         innermost: the phase that is open now; its ``outer`` is the one around it.
         blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
@@ -63,6 +66,7 @@ class Tracer:
         self.open_optimizers = 0
         self.innermost: Span | None = None
         self.blocked: list[Any] = [None]
+        self.open_waits = 0
         self._step: Span | None = None
         self._step_is_users = False
         self._work_end: Mark | None = None
@@ -134,6 +138,7 @@ class Tracer:
         )
         self.open_optimizers += kind == schema.OPTIMIZER
         span.outer, self.innermost = self.innermost, span
+        self.open_waits += kind in _WAITING_KINDS
         if self.recording:
             span.start = self.clock.mark()
         return span
@@ -146,6 +151,7 @@ class Tracer:
             if span.kind in _WORK_KINDS:
                 self._work_end = span.end
         self.open_optimizers -= span.kind == schema.OPTIMIZER and self.open_optimizers > 0
+        self.open_waits -= span.kind in _WAITING_KINDS and self.open_waits > 0
         inner, outer = self.coordinates, span.coordinates
         # A step that began inside the phase (an iteration called from a phase of the user's) stays.
         self.coordinates = outer if outer.step == inner.step else outer._replace(step=inner.step)

@@ -1,0 +1,156 @@
+"""What hooks are hung with: replacements that can be taken back, and failures that stay ours.
+
+>>> hooks = Hooks("deepspeed", tracer)                                    # doctest: +SKIP
+>>> hooks.when_imported("deepspeed.runtime.engine", hook_engine)          # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import CellType, ModuleType
+from typing import Any
+
+import wrapt
+
+from commtrace.capture.records import Span
+from commtrace.capture.tracer import Tracer
+
+Wrap = Callable[[Any], Any]
+"""Turns an original into what stands in for it."""
+
+
+class Hooks:
+    """The replacements of one part of commtrace.
+
+    Attributes:
+        active: False once the part is taken out or has failed: every wrapper then passes calls through.
+    """
+
+    def __init__(self, part: str, tracer: Tracer) -> None:
+        self.active = True
+        self._part = part
+        self._tracer = tracer
+        self._attributes: list[tuple[Any, str, Any, Any]] = []
+        self._items: list[tuple[dict[Any, Any], Any, Any, Any]] = []
+        self._cells: list[tuple[CellType, Any, Any]] = []
+
+    def when_imported(self, module: str, hook: Callable[[ModuleType], None]) -> None:
+        """Call ``hook`` with the module as soon as it is imported, or now if it has been."""
+        wrapt.register_post_import_hook(functools.partial(self._on_import, hook), module)
+
+    def replace(self, owner: Any, name: str, wrap: Wrap) -> None:
+        """Replace an attribute of a class or module; nothing happens where this version has none of that name."""
+        original = vars(owner).get(name)
+        if original is None:
+            return
+        static = isinstance(original, staticmethod)
+        wrapper = wrap(original.__func__ if static else original)
+        replacement = staticmethod(wrapper) if static else wrapper
+        self._attributes.append((owner, name, original, replacement))
+        setattr(owner, name, replacement)
+
+    def replace_function(self, module: ModuleType, name: str, wrap: Wrap, *also_in: str) -> None:
+        """Replace a function of a module, for callers too that bound its name before, if a decorator made it.
+
+        What a decorator returns calls the function that it was given; that one is replaced, and whoever holds the
+        decorated function gets the replacement. Of a plain function, only the names that modules hold are replaced.
+
+        Args:
+            also_in: modules that hold the same function by the same name, as far as they are imported.
+        """
+        function = vars(module).get(name)
+        cell = None if function is None else _decorated(function)
+        if cell is not None:
+            original = cell.cell_contents
+            replacement = wrap(original)
+            self._cells.append((cell, original, replacement))
+            cell.cell_contents = replacement
+            return
+        for holder in (module, *(sys.modules[other] for other in also_in if other in sys.modules)):
+            if function is not None and vars(holder).get(name) is function:
+                self.replace(holder, name, wrap)
+
+    def owners_of(self, name: str) -> list[Any]:
+        """The classes and modules whose attribute ``name`` is replaced."""
+        return [owner for owner, replaced, _, _ in self._attributes if replaced == name]
+
+    def replace_item(self, table: dict[Any, Any], key: Any, wrap: Wrap) -> None:
+        """Replace one value of a dictionary."""
+        original = table[key]
+        replacement = wrap(original)
+        self._items.append((table, key, original, replacement))
+        table[key] = replacement
+
+    def restore(self) -> None:
+        """Put every original back, except where somebody else has put something in place of ours."""
+        self.active = False
+        while self._attributes:
+            owner, name, original, replacement = self._attributes.pop()
+            if vars(owner).get(name) is replacement:
+                setattr(owner, name, original)
+        while self._cells:
+            cell, original, replacement = self._cells.pop()
+            if cell.cell_contents is replacement:
+                cell.cell_contents = original
+        while self._items:
+            table, key, original, replacement = self._items.pop()
+            if table.get(key) is replacement:
+                table[key] = original
+
+    def guarded(self, action: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``action`` returns; None if it fails, after which this integration is off."""
+        try:
+            return action(*arguments)
+        except Exception as error:
+            self.active = False
+            self._tracer.failed(self._part, error)
+            return None
+
+    def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span | None:
+        """Begin a phase; None if that fails."""
+        span: Span | None = self.guarded(self._tracer.enter, kind, name, microbatch, chunk, stage)
+        return span
+
+    def leave(self, span: Span | None) -> None:
+        """End a phase, if it was begun. It is ended even when the integration is off by now."""
+        if span is not None:
+            self.guarded(self._tracer.leave, span)
+
+    def timed(self, kind: int, name: str) -> Wrap:
+        """Makes a function a phase."""
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def phase(*args: Any, **kwargs: Any) -> Any:
+                if not self.active:
+                    return original(*args, **kwargs)
+                span = self.enter(kind, name)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self.leave(span)
+
+            return phase
+
+        return wrap
+
+    def _on_import(self, hook: Callable[[ModuleType], None], module: ModuleType) -> None:
+        if self.active:
+            self.guarded(hook, module)
+
+
+def _decorated(function: Any) -> CellType | None:
+    """Where a decorator keeps the function that it was given; None for a function without (such) a decorator."""
+    inner = getattr(function, "__wrapped__", None)
+    if inner is None:
+        return None
+    return next((cell for cell in getattr(function, "__closure__", None) or () if _holds(cell, inner)), None)
+
+
+def _holds(cell: CellType, value: Any) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError:  # it is empty
+        return False

@@ -1,0 +1,219 @@
+"""What a training loop does beside its model: waiting for data, clipping gradients, saving and loading checkpoints.
+
+``import commtrace.auto`` is all that a script needs. Every call of these that the training thread makes is a span:
+
+* ``data``: ``next`` of a ``DataLoader``'s iterator (of torchdata's stateful loaders too), and its start;
+* ``checkpoint``: ``torch.save`` and ``torch.load`` of files, ``torch.distributed.checkpoint`` and Megatron's
+  ``dist_checkpointing``;
+* ``optimizer`` named ``clip_grad_norm`` or ``clip_grad_value``: clipping outside of an optimizer; ``phase`` of that
+  name inside one.
+
+Only the outermost of nested ``data`` and ``checkpoint`` calls is a span: a data set that loads its samples with
+``torch.load`` waits for data. Threads beside the training (a loader that reads ahead, an asynchronous checkpoint) stop
+no training, so what they do is not recorded.
+
+Nothing here imports a module that the job has not imported. Names that scripts bound early (``from torch import save``)
+are met as well where there is something underneath to replace: a method, a function that is looked up late, or what a
+decorator holds (:meth:`commtrace.capture.hooks.Hooks.replace_function`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import Any, Final
+
+from commtrace.capture.hooks import Hooks, Wrap
+from commtrace.capture.records import Span
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+
+PART: Final = "capture of data loading, gradient clipping and checkpoints"
+
+_STATEFUL_LOADER: Final = "torchdata.stateful_dataloader.stateful_dataloader"
+
+_CHECKPOINT_FUNCTIONS: Final = (
+    ("torch.distributed.checkpoint.state_dict_saver", "save", "distributed.checkpoint.save"),
+    ("torch.distributed.checkpoint.state_dict_saver", "async_save", "distributed.checkpoint.async_save"),
+    ("torch.distributed.checkpoint.state_dict_loader", "load", "distributed.checkpoint.load"),
+    ("megatron.core.dist_checkpointing.serialization", "save", "megatron.save"),
+    ("megatron.core.dist_checkpointing.serialization", "load", "megatron.load"),
+    ("megatron.training.checkpointing", "save_checkpoint", "megatron.save"),
+    ("megatron.training.checkpointing", "load_checkpoint", "megatron.load"),
+)
+"""Module, function, and the name of its span."""
+
+_CLIPPING_FUNCTIONS: Final = (
+    ("torch.nn.utils.clip_grad", "clip_grad_norm_", "clip_grad_norm"),
+    ("torch.nn.utils.clip_grad", "_get_total_norm", "clip_grad_norm"),
+    ("torch.nn.utils.clip_grad", "_clip_grads_with_norm_", "clip_grad_norm"),
+    ("torch.nn.utils.clip_grad", "clip_grad_value_", "clip_grad_value"),
+    ("megatron.core.optimizer.clip_grads", "get_grad_norm_fp32", "clip_grad_norm"),
+    ("megatron.core.optimizer.clip_grads", "clip_grad_by_total_norm_fp32", "clip_grad_norm"),
+)
+
+_CLIPPING_METHODS: Final = (
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "clip_grad_norm_"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "clip_fp32_gradients"),
+)
+
+_HOLDERS: Final = (
+    "torch.nn.utils",
+    "torch.distributed.checkpoint",
+    "megatron.core.dist_checkpointing",
+    "megatron.core.optimizer.optimizer",
+    "megatron.training.training",
+)
+"""Modules that hold such functions by the same name."""
+
+
+class PhaseCapture:
+    """The hooks around data loading, clipping and checkpoints."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._hooks = Hooks(PART, tracer)
+        self._training_thread = threading.main_thread().ident
+        self._is_clipping = False
+
+    def install(self) -> None:
+        """Install the hooks now, or when what they hook is imported."""
+        when_imported = self._hooks.when_imported
+        when_imported("torch.utils.data.dataloader", self._hook_loader)
+        when_imported(_STATEFUL_LOADER, self._hook_loader)
+        when_imported("torch.serialization", self._hook_serialization)
+        for module, function, name in _CHECKPOINT_FUNCTIONS:
+            wrap = self._waiting(schema.CHECKPOINT, name)
+            when_imported(module, functools.partial(self._hook_function, function, wrap))
+        for module, function, name in _CLIPPING_FUNCTIONS:
+            when_imported(module, functools.partial(self._hook_function, function, self._clipping(name)))
+        for module, owner, method in _CLIPPING_METHODS:
+            when_imported(module, functools.partial(self._hook_method, owner, method, self._clipping("clip_grad_norm")))
+
+    def uninstall(self) -> None:
+        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        self._hooks.restore()
+
+    def _hook_function(self, function: str, wrap: Wrap, module: ModuleType) -> None:
+        self._hooks.replace_function(module, function, wrap, *_HOLDERS)
+
+    def _hook_method(self, owner: str, method: str, wrap: Wrap, module: ModuleType) -> None:
+        found = getattr(module, owner, None)
+        if found is not None:
+            self._hooks.replace(found, method, wrap)
+
+    def _hook_loader(self, module: ModuleType) -> None:
+        """Every class of the module that has a ``__next__`` or makes such an iterator; nested ones count once."""
+        for found in list(vars(module).values()):
+            if not isinstance(found, type) or found.__module__ != module.__name__:
+                continue
+            if found.__name__.endswith("Iter"):
+                self._hooks.replace(found, "__next__", self._waiting(schema.DATA, "next batch"))
+            elif found.__name__.endswith("DataLoader"):
+                self._hooks.replace(found, "__iter__", self._waiting(schema.DATA, "start of loader"))
+
+    def _hook_serialization(self, module: ModuleType) -> None:
+        """``torch.save`` and ``torch.load`` look up late what opens their files: names bound early are met as well."""
+        self._hooks.replace(module, "_open_zipfile_writer", self._opening)
+        self._hooks.replace(module, "_open_file_like", self._opening)
+
+    def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def opener(file: Any, *mode: Any, **keywords: Any) -> Any:
+            if not self._hooks.active or not _is_file(file):
+                return original(file, *mode, **keywords)
+            reads = "r" in str(*mode) or "r" in str(keywords.get("mode", ""))
+            span = self._enter_wait(schema.CHECKPOINT, "torch.load" if reads else "torch.save")
+            if span is None:
+                return original(file, *mode, **keywords)
+            try:
+                return _Opened(original(file, *mode, **keywords), self._hooks, span)
+            except BaseException:
+                self._hooks.leave(span)
+                raise
+
+        return opener
+
+    def _waiting(self, kind: int, name: str) -> Wrap:
+        """Makes a function a wait, unless it is called inside another one."""
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def wait(*args: Any, **kwargs: Any) -> Any:
+                span = self._enter_wait(kind, name)
+                if span is None:
+                    return original(*args, **kwargs)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._hooks.leave(span)
+
+            return wait
+
+        return wrap
+
+    def _enter_wait(self, kind: int, name: str) -> Span | None:
+        if not self._hooks.active or self._tracer.open_waits or threading.get_ident() != self._training_thread:
+            return None
+        return self._hooks.enter(kind, name)
+
+    def _clipping(self, name: str) -> Wrap:
+        """Clipping is the optimizer's work; inside an optimizer's step it is a part of that."""
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def clip(*args: Any, **kwargs: Any) -> Any:
+                if not self._hooks.active or self._is_clipping:
+                    return original(*args, **kwargs)
+                span = self._hooks.enter(schema.PHASE if self._tracer.open_optimizers else schema.OPTIMIZER, name)
+                self._is_clipping = True
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._is_clipping = False
+                    self._hooks.leave(span)
+
+            return clip
+
+        return wrap
+
+
+class _Opened:
+    """A file of torch's that is open: the phase ends when it has been closed."""
+
+    def __init__(self, opened: Any, hooks: Hooks, span: Span) -> None:
+        self._opened = opened
+        self._hooks = hooks
+        self._span: Span | None = span
+
+    def __enter__(self) -> Any:
+        try:
+            return self._opened.__enter__()
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> Any:
+        try:
+            return self._opened.__exit__(error, value, traceback)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        span, self._span = self._span, None
+        self._hooks.leave(span)
+
+
+def _is_file(file: Any) -> bool:
+    """Whether a checkpoint goes to a file: what is written to memory is on its way to another rank, or a copy."""
+    if isinstance(file, (str, os.PathLike)):
+        return True
+    try:
+        return isinstance(file.fileno(), int)
+    except (AttributeError, OSError, ValueError):
+        return False

@@ -41,6 +41,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "compare": _Command("Print what changed between two runs; fail if slower."),
     "export": _Command("Write a run for the Perfetto UI or another viewer."),
     "import": _Command("Make a run from what another program recorded."),
+    "synth": _Command("Make a run of a simulated job, and the truth about it."),
 }
 
 

@@ -28,6 +28,11 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_BUFFER_SPANS": "5000",
         "COMMTRACE_STEPS_PER_SEGMENT": "20",
         "COMMTRACE_EXPORT": "prometheus",
+        "COMMTRACE_SAMPLE": "50",
+        "COMMTRACE_KEEP_STEPS": "1000",
+        "COMMTRACE_KEEP_BYTES": "2G",
+        "COMMTRACE_SKIP_ROLES": "tp, ep",
+        "COMMTRACE_TRIGGER_SIGNAL": "sigusr2",
     }
 
     assert set(environment) == set(VARIABLES)
@@ -40,6 +45,11 @@ def test_every_variable_sets_its_option() -> None:
         buffer_spans=5000,
         steps_per_segment=20,
         export="prometheus",
+        sample=50,
+        keep_steps=1000,
+        keep_bytes=2_000_000_000,
+        skip_roles=("tp", "ep"),
+        trigger_signal="SIGUSR2",
     )
 
 
@@ -125,3 +135,25 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
     }
 
     assert named == {"commtrace/config.py", "commtrace/cli/run.py"}
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("500M", 5 * 10**8), ("2GB", 2 * 10**9), ("1500000", 1500000), ("0", 0)]
+)
+def test_sizes_have_units(text: str, num_bytes: int) -> None:
+    assert Config.from_env({"COMMTRACE_KEEP_BYTES": text}).keep_bytes == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("COMMTRACE_KEEP_BYTES", "100K"),
+        ("COMMTRACE_KEEP_BYTES", "lots"),
+        ("COMMTRACE_KEEP_STEPS", "-1"),
+        ("COMMTRACE_SAMPLE", "1/2"),
+        ("COMMTRACE_TRIGGER_SIGNAL", "USR9"),
+    ],
+)
+def test_control_that_cannot_be_meant_is_refused(variable: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=variable):
+        Config.from_env({variable: value})

@@ -99,7 +99,7 @@ class FunctionalCapture:
         process_group = resolve(group) if isinstance(group, str) else group
         state = tracer.groups.state(process_group)
         seq = next(state.collective_seq)
-        if not tracer.recording:
+        if not tracer.recording or tracer.groups.skips(state):
             return None
         num_bytes, self_bytes, dtype, members = operation.measure(arguments, process_group)
         launch = (

@@ -18,6 +18,7 @@ from commtrace.capture.activity import Activity
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.garbage import GarbageCollections
+from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
 from commtrace.capture.invisible import PART as INVISIBLE
 from commtrace.capture.issued import IssuedCalls
@@ -29,6 +30,9 @@ from commtrace.capture.tracer import Tracer
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError
 from commtrace.recorder import Recorder, Sink
+from commtrace.trace.aggregates import AggregatingSink
+from commtrace.trace.budget import Budget
+from commtrace.trace.detail import DetailPlan
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter
@@ -89,7 +93,10 @@ class Instrumentation:
         )
         self._device_clock = _device_clock()
         window = StepRange.parse(config.steps) if config.steps else None
-        self.tracer = Tracer(self.recorder, clock=self._device_clock, window=window)
+        self.detail = DetailPlan(config.sample)
+        self.tracer = Tracer(
+            self.recorder, clock=self._device_clock, window=window, groups=GroupRegistry(config.skip_roles)
+        )
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
         self._functional = FunctionalCapture(self.tracer, self._process_groups.devices)
         self._issued = IssuedCalls(self.tracer, self._process_groups.devices)
@@ -190,12 +197,18 @@ class Instrumentation:
             # A short job: its process groups are gone already.
             rank, world_size, backend = self.tracer.groups.position
             metadata = replace(metadata, rank=rank, world_size=world_size, backend=backend)
-        writer = SegmentWriter(directory, metadata, steps_per_segment=self._config.steps_per_segment)
+        writer = SegmentWriter(
+            directory,
+            metadata,
+            steps_per_segment=self._config.steps_per_segment,
+            budget=Budget(self._config.keep_steps, self._config.keep_bytes),
+        )
         if metadata.rank == 0:
             _announce(directory)
         # Before the writer, which may thin out what it is given.
         self._observers = self._opened_observers(metadata, directory)
-        return [*self._observers, writer]
+        thinned = writer if self.detail.every == 1 else AggregatingSink(writer, self.detail.details)
+        return [*self._observers, thinned]
 
     def _opened_observers(self, metadata: RankMetadata, directory: Path) -> Sequence[Observer]:
         if self._open_observers is None:

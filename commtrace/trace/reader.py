@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
+from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace, Run
@@ -100,6 +101,8 @@ def _scan(directory: Path, problems: list[str]) -> list[_Segment]:
                 continue
             try:
                 found.append(_read_header(path))
+            except FileNotFoundError:
+                continue  # a running job has just deleted it to keep to its budget; its `discarded` mark says so
             except (pa.ArrowException, OSError) as error:
                 problems.append(f"{path}: skipped, its header is not readable ({_first_line(error)}).")
     return found
@@ -165,7 +168,11 @@ def _read_rank(segments: list[_Segment], steps: StepRange | None) -> tuple[pa.Ta
 
 def _read_batches(path: Path) -> tuple[list[pa.RecordBatch], str | None]:
     batches = []
-    with pa.OSFile(str(path), "rb") as file:
+    try:
+        source = pa.OSFile(str(path), "rb")
+    except FileNotFoundError:
+        return [], f"{path}: was deleted while the run was read, to keep to its budget."
+    with source as file:
         stream = pa.ipc.open_stream(file)
         try:
             for batch in stream:
@@ -183,11 +190,18 @@ def _rank_trace(
     spans = Spans(**columns)
     marks = spans.kind == schema.MARK
     told = Marks()
+    aggregates: dict[int, list[str]] = {}
     mark_rows = np.flatnonzero(marks)
     for row, detail in zip(mark_rows, table["detail"].take(pa.array(mark_rows)).to_pylist(), strict=True):
-        told.read(names[spans.name[row]], json.loads(detail) if detail else {}, int(spans.start[row]))
+        if names[spans.name[row]] == AGGREGATE:
+            aggregates.setdefault(int(spans.step[row]), []).append(detail)
+        else:
+            told.read(names[spans.name[row]], json.loads(detail) if detail else {}, int(spans.start[row]))
     problems += dict.fromkeys(f"rank {metadata.rank}: {message}" for message in told.problems)
     selected = ~marks if steps is None else ~marks & steps.mask(spans.step)
+    cut = int(told.discarded.get("last_step", schema.NOT_APPLICABLE))
+    if cut >= 0:  # a part of this step may have been deleted with the segment that held it
+        selected &= (spans.step < 0) | (spans.step > cut)
     kept = spans.take(selected)
     kept = kept.take(np.lexsort((-kept.end, kept.start)))
     return RankTrace(
@@ -205,6 +219,13 @@ def _rank_trace(
         drops=tuple(told.drops),
         last_written_ns=int(spans.end.max()) if len(spans) else None,
         closed=told.closed,
+        aggregates={
+            step: tuple(texts)
+            for step, texts in aggregates.items()
+            if (steps is None or step in steps) and not 0 <= step <= cut
+        },
+        discarded=told.discarded,
+        triggers=tuple(told.triggers.values()),
         details=_details(table, spans, selected),
     )
 

@@ -14,6 +14,7 @@ from commtrace.capture.completions import CompletionCallbacks
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.guard import Guard
 from commtrace.capture.records import Coordinates, Span, count_rows, span_rows
+from commtrace.capture.step_finder import StepFinder
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.step_range import StepRange
@@ -40,6 +41,7 @@ class Tracer:
         last_mark: the latest end of a phase or a stall.
         innermost: the phase that is open now; its ``outer`` is the one around it.
         blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
+        steps: finds the steps of a loop in which nobody marks them.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Tracer:
         self.innermost: Span | None = None
         self.blocked: list[Any] = [None]
         self.open_waits = 0
+        self.steps = StepFinder(self)
         self._step: Span | None = None
         self._step_is_users = False
         self._work_end: Mark | None = None
@@ -77,17 +80,20 @@ class Tracer:
 
     @property
     def has_begun_a_step(self) -> bool:
-        """Whether this process trains, as far as is known."""
-        return self._latest_step >= 0
+        """Whether this process trains, as far as is known; steps that nobody marked are not sure enough."""
+        return self._latest_step >= 0 and not self.steps.finding
 
-    def begin_step(self, number: int | None = None, *, is_users: bool = False) -> None:
+    def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None:
         """Close the current step and open the next one, at this instant.
 
         Args:
             number: of the new step; the previous one plus 1 if None.
             is_users: the script itself marks its steps. An integration that begins one inside it then means the same
                 step.
+            is_found: nobody marked it; :attr:`steps` found it.
         """
+        if not is_found:
+            self.steps.give_way(is_users=is_users)
         if self._step_is_users and not is_users:
             return
         self._step_is_users = is_users
@@ -109,11 +115,31 @@ class Tracer:
         self.coordinates = Coordinates()
         self.recording = self.window is None
 
+    def end_iteration(self) -> None:
+        """Of a framework that only begins steps: close the current one, because what follows is no training.
+
+        A step that the script marks stays open, and so does one that has done no work yet.
+        """
+        if not self._step_is_users and self._work_end is not None:
+            self.end_step()
+
+    def restart_step(self) -> None:
+        """The current step begins only now; what there was of it belongs to no step."""
+        if self._step is not None:
+            self._step.start = self.clock.mark()
+
+    def discard_step(self) -> None:
+        """The current step was none."""
+        self._step = None
+
     def finish(self) -> None:
         """At the end of the run: the last step ends with its last forward, backward or optimizer, not at process exit.
 
-        What comes later (a last barrier, a checkpoint, an evaluation) is no part of it.
+        What comes later (a last barrier, a checkpoint, an evaluation) is no part of it. A step that was to end with an
+        optimizer, and did not, is none.
         """
+        if self.steps.finding:
+            self.discard_step()
         self._close_step(self.last_mark if self._work_end is None else self._work_end)
 
     def _close_step(self, end: Mark | None) -> None:

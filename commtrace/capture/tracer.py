@@ -38,9 +38,9 @@ class Tracer:
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
         open_optimizers: how many optimizer phases are open now.
         open_waits: how many ``data`` and ``checkpoint`` phases are open now; the outermost says what is waited for.
-        last_mark: the latest end of a phase or a stall.
         innermost: the phase that is open now; its ``outer`` is the one around it.
         blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
+        last_mark: the latest end of a phase or a stall in the current step.
         steps: finds the steps of a loop in which nobody marks them.
     """
 
@@ -103,7 +103,7 @@ class Tracer:
         self._close_step(now)
         self.open_optimizers = 0  # an optimizer that raised never left its phase
         self._latest_step = step
-        self._work_end = None
+        self._work_end = self.last_mark = None
         self.coordinates = Coordinates(step)
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None

@@ -160,7 +160,8 @@ def test_schedules_that_run_the_backward_of_weights_apart(orders: list[str], chu
 
 
 def test_looped_breadth_first_runs_all_forwards_of_all_chunks_first() -> None:
-    order = ["F0.0", "F1.0", "F0.1", "F1.1", "B1.1", "B0.1", "B1.0", "B0.0"]
+    forwards = [f"F{microbatch}.{chunk}" for chunk in (0, 1) for microbatch in range(4)]
+    order = forwards + [f"B{forward[1:]}" for forward in reversed(forwards)]
 
     assert recognise([order, order], chunks=2).name == "looped_bfs"
 

@@ -17,16 +17,26 @@ The rules, in the order in which they matter:
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from commtrace.capture.tracer import Tracer
 
 _PATIENCE: Final = 8
 """So many times as many optimizer steps as there are optimizers may go by before those that did not step are given up:
 a critic that is trained five times as often as its generator is waited for."""
+
+
+class StepMarker(Protocol):
+    """What a finder needs of the tracer."""
+
+    def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None:
+        """Close the current step and open the next one."""
+
+    def restart_step(self) -> None:
+        """The current step begins only now."""
+
+    def discard_step(self) -> None:
+        """The current step was none."""
 
 
 class StepFinder:
@@ -38,7 +48,7 @@ class StepFinder:
         updates: optimizer steps seen, of any optimizer.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: StepMarker) -> None:
         self.finding = True
         self.is_marked_by_framework = False
         self.updates = 0

@@ -32,6 +32,17 @@ class Config:
         keep_bytes: keep at most so many bytes of files of each rank, the newest; 0: no limit.
         skip_roles: do not time communication of process groups with these roles (``tp``, ``pp``, …).
         trigger_signal: a signal (``SIGUSR2``) that makes all ranks record the next steps in detail. Empty: none.
+        prometheus_port: of the rank with local rank 0; the others of the node take those behind it. 0: a free one.
+        prometheus_address: to listen on.
+        prometheus_targets: directory of the target files for Prometheus' file_sd. Empty: ``prometheus`` in the run
+            directory.
+        prometheus_identity: put run, rank, node and parallel coordinates on every sample, for a discovery that does
+            not know them.
+        prometheus_textfile: directory of node-exporter's textfile collector. Files are written there instead of
+            listening.
+        prometheus_certfile, prometheus_keyfile: for TLS.
+        prometheus_client_cafile: only clients with a certificate of this authority are let in.
+        prometheus_auth_file: holds ``USER:PASSWORD``, which clients must give.
     """
 
     enabled: bool = True
@@ -47,6 +58,15 @@ class Config:
     keep_bytes: int = 0
     skip_roles: tuple[str, ...] = ()
     trigger_signal: str = ""
+    prometheus_port: int = 0
+    prometheus_address: str = "127.0.0.1"
+    prometheus_targets: str = ""
+    prometheus_identity: bool = False
+    prometheus_textfile: str = ""
+    prometheus_certfile: str = ""
+    prometheus_keyfile: str = ""
+    prometheus_client_cafile: str = ""
+    prometheus_auth_file: str = ""
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -133,6 +153,12 @@ def _signal(name: str, value: str) -> str:
     return word
 
 
+def _port(name: str, value: str) -> int:
+    if not value.strip().isdigit() or int(value) > 65535:
+        raise ConfigurationError(f"{name}={value!r}: write a port number, or 0 for a free one")
+    return int(value)
+
+
 VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_ENABLED": _boolean,
     "COMMTRACE_DIR": _text,
@@ -147,6 +173,15 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_KEEP_BYTES": _bytes,
     "COMMTRACE_SKIP_ROLES": _words,
     "COMMTRACE_TRIGGER_SIGNAL": _signal,
+    "COMMTRACE_PROMETHEUS_PORT": _port,
+    "COMMTRACE_PROMETHEUS_ADDRESS": _text,
+    "COMMTRACE_PROMETHEUS_TARGETS": _text,
+    "COMMTRACE_PROMETHEUS_IDENTITY": _boolean,
+    "COMMTRACE_PROMETHEUS_TEXTFILE": _text,
+    "COMMTRACE_PROMETHEUS_CERTFILE": _text,
+    "COMMTRACE_PROMETHEUS_KEYFILE": _text,
+    "COMMTRACE_PROMETHEUS_CLIENT_CAFILE": _text,
+    "COMMTRACE_PROMETHEUS_AUTH_FILE": _text,
 }
 """Every variable that commtrace reads in a training process, and how its value is parsed."""
 

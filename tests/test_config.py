@@ -33,6 +33,15 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_KEEP_BYTES": "2G",
         "COMMTRACE_SKIP_ROLES": "tp, ep",
         "COMMTRACE_TRIGGER_SIGNAL": "sigusr2",
+        "COMMTRACE_PROMETHEUS_PORT": "9400",
+        "COMMTRACE_PROMETHEUS_ADDRESS": "0.0.0.0",
+        "COMMTRACE_PROMETHEUS_TARGETS": "targets",
+        "COMMTRACE_PROMETHEUS_IDENTITY": "yes",
+        "COMMTRACE_PROMETHEUS_TEXTFILE": "textfiles",
+        "COMMTRACE_PROMETHEUS_CERTFILE": "c.pem",
+        "COMMTRACE_PROMETHEUS_KEYFILE": "k.pem",
+        "COMMTRACE_PROMETHEUS_CLIENT_CAFILE": "ca.pem",
+        "COMMTRACE_PROMETHEUS_AUTH_FILE": "auth",
     }
 
     assert set(environment) == set(VARIABLES)
@@ -50,6 +59,15 @@ def test_every_variable_sets_its_option() -> None:
         keep_bytes=2_000_000_000,
         skip_roles=("tp", "ep"),
         trigger_signal="SIGUSR2",
+        prometheus_port=9400,
+        prometheus_address="0.0.0.0",
+        prometheus_targets="targets",
+        prometheus_identity=True,
+        prometheus_textfile="textfiles",
+        prometheus_certfile="c.pem",
+        prometheus_keyfile="k.pem",
+        prometheus_client_cafile="ca.pem",
+        prometheus_auth_file="auth",
     )
 
 
@@ -83,6 +101,7 @@ def test_words_for_on_and_off(word: str, enabled: bool) -> None:
         ("COMMTRACE_STEPS", "9:3", "steps '9:3' holds no step"),
         ("COMMTRACE_BUFFER_SPANS", "0", "COMMTRACE_BUFFER_SPANS='0': write a whole number of at least 1"),
         ("COMMTRACE_STEPS_PER_SEGMENT", "1.5", "COMMTRACE_STEPS_PER_SEGMENT='1.5': write a whole number"),
+        ("COMMTRACE_PROMETHEUS_PORT", "70000", "COMMTRACE_PROMETHEUS_PORT='70000': write a port number, or 0"),
         ("COMMTRACE_STEP", "1:2", "unknown variables COMMTRACE_STEP; commtrace reads COMMTRACE_BUFFER_SPANS, "),
     ],
 )

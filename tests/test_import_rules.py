@@ -175,6 +175,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["compare", str(tmp_path / "run"), str(tmp_path / "run")],
         ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")],
         ["export", str(tmp_path / "run"), "-o", str(tmp_path / "trace")],
+        ["trigger", str(tmp_path / "run"), "--wait", "0"],
         ["synth", "-o", str(tmp_path / "made"), "--pp", "2", "--steps", "2"],
     ]
     source = (

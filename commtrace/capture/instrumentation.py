@@ -9,10 +9,12 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commtrace import identity
+from commtrace.capture import triggers
 from commtrace.capture.activity import PART as ACTIVITY
 from commtrace.capture.activity import Activity
 from commtrace.capture.cuda_clock import CudaClock
@@ -27,6 +29,7 @@ from commtrace.capture.phases import PhaseCapture
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.reducer import ReducerCapture
 from commtrace.capture.tracer import Tracer
+from commtrace.capture.triggers import Triggers
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError
 from commtrace.recorder import Recorder, Sink
@@ -93,10 +96,14 @@ class Instrumentation:
         )
         self._device_clock = _device_clock()
         window = StepRange.parse(config.steps) if config.steps else None
-        self.detail = DetailPlan(config.sample)
         self.tracer = Tracer(
-            self.recorder, clock=self._device_clock, window=window, groups=GroupRegistry(config.skip_roles)
+            self.recorder,
+            clock=self._device_clock,
+            window=window,
+            groups=GroupRegistry(config.skip_roles),
+            detail=DetailPlan(config.sample),
         )
+        self._triggers: Triggers | None = Triggers(self.tracer)
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
         self._functional = FunctionalCapture(self.tracer, self._process_groups.devices)
         self._issued = IssuedCalls(self.tracer, self._process_groups.devices)
@@ -148,10 +155,16 @@ class Instrumentation:
                 self._uninstallers.append((name, install(self.tracer)))
             except Exception as error:
                 self.tracer.failed(name, error)
+        self._listen()
         options = recording_options(self._config)
         if options:
             self.tracer.set_topology({"recording": options})
         self.recorder.start()
+
+    def _listen(self) -> None:
+        if self._triggers is not None and self._config.trigger_signal:
+            listening = partial(self._triggers.listen, self._config.trigger_signal)
+            self._install(triggers.PART, listening, self._triggers.uninstall)
 
     def stop(self) -> None:
         """Close the last step, take every patch out, and write what is left."""
@@ -207,7 +220,10 @@ class Instrumentation:
             _announce(directory)
         # Before the writer, which may thin out what it is given.
         self._observers = self._opened_observers(metadata, directory)
-        thinned = writer if self.detail.every == 1 else AggregatingSink(writer, self.detail.details)
+        if self._triggers is not None:
+            self._triggers.open(directory, metadata)
+        detail = self.tracer.detail
+        thinned = writer if detail.every == 1 else AggregatingSink(writer, detail.details)
         return [*self._observers, thinned]
 
     def _opened_observers(self, metadata: RankMetadata, directory: Path) -> Sequence[Observer]:
@@ -241,7 +257,20 @@ class Instrumentation:
         if anchor.monotonic_ns >= self._next_anchor_ns:
             self._next_anchor_ns = anchor.monotonic_ns + int(ANCHOR_SECONDS * 1e9)
             yield "clock_anchor", asdict(anchor)
+            if not self.tracer.recording and self.tracer.has_begun_a_step:
+                yield "progress", {"step": self.tracer.latest_step}
+        yield from self._requests()
         yield from self._what_is_going_on()
+
+    def _requests(self) -> list[tuple[str, Any]]:
+        if self._triggers is None:
+            return []
+        try:
+            return list(self._triggers.marks())
+        except Exception as error:
+            self._triggers = None
+            self.tracer.failed(triggers.PART, error)
+            return []
 
     def _what_is_going_on(self) -> list[tuple[str, Any]]:
         """The marks that a hang report starts from."""

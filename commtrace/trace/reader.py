@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Spans
 from commtrace.trace.step_range import StepRange
-from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, SEGMENT_PATTERN, segment_step_ranges
+from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, segment_paths, segment_step_ranges
 
 _READ_THREADS = 8
 
@@ -38,6 +38,10 @@ class _Segment:
     path: Path
     metadata: RankMetadata
     first_step: int
+
+
+NEWEST_SEGMENTS: Final = 2
+"""How many segments of each rank :func:`load_newest` reads."""
 
 
 def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
@@ -52,10 +56,21 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
         TraceFormatError: the files were written by a newer, incompatible commtrace.
         ConfigurationError: ``steps`` cannot be parsed.
     """
-    directory = find_run_directory(Path(path))
     wanted = StepRange.parse(steps) if isinstance(steps, str) else steps
     problems: list[str] = []
-    segments = _newest_session(_scan(directory, problems), problems)
+    directory = find_run_directory(Path(path))
+    return _loaded(directory, _newest_session(_scan(directory, problems), problems), wanted, problems)
+
+
+def load_newest(path: str | Path) -> Run:
+    """Load only what the ranks of a run wrote last, for whoever asks where it is now. Raises as :func:`load_run`."""
+    problems: list[str] = []
+    directory = find_run_directory(Path(path))
+    segments = _newest_session(_scan(directory, problems, NEWEST_SEGMENTS), problems)
+    return _loaded(directory, segments, None, problems)
+
+
+def _loaded(directory: Path, segments: dict[int, list[_Segment]], wanted: StepRange | None, problems: list[str]) -> Run:
     names: list[str] = []
     with ThreadPoolExecutor(_READ_THREADS) as pool:
         tables = pool.map(lambda rank: _read_rank(segments[rank], wanted), sorted(segments))
@@ -92,13 +107,11 @@ def _rank_directories(directory: Path) -> list[Path]:
     return sorted(child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
 
 
-def _scan(directory: Path, problems: list[str]) -> list[_Segment]:
-    """The segments of all ranks, each with the metadata in its header."""
+def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[_Segment]:
+    """The segments of all ranks, or only so many newest of each, with the metadata in their headers."""
     found = []
     for rank_directory in _rank_directories(directory):
-        for path in sorted(rank_directory.iterdir()):
-            if not SEGMENT_PATTERN.match(path.name):
-                continue
+        for path in segment_paths(rank_directory)[-newest:]:
             try:
                 found.append(_read_header(path))
             except FileNotFoundError:
@@ -225,6 +238,7 @@ def _rank_trace(
             if (steps is None or step in steps) and not 0 <= step <= cut
         },
         discarded=told.discarded,
+        progress=tuple(told.progress),
         triggers=tuple(told.triggers.values()),
         details=_details(table, spans, selected),
     )

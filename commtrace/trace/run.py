@@ -46,6 +46,7 @@ class RankTrace:
         closed: False when the rank did not end in order (killed, or still running).
         aggregates: by step that is not in detail, the texts of its ``aggregate`` marks (:mod:`.aggregates`).
         discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
+        progress: (step, ns) while nothing was recorded, of a rank that was told to record only some steps.
         triggers: what was asked for while the run went on, as the ``trigger`` marks have it.
         details: JSON extras of communications, by span id.
     """
@@ -66,6 +67,7 @@ class RankTrace:
     closed: bool = True
     aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     discarded: Mapping[str, Any] = field(default_factory=dict)
+    progress: tuple[tuple[int, int], ...] = ()
     triggers: tuple[Mapping[str, Any], ...] = ()
     details: Mapping[int, str] = field(default_factory=dict)
 

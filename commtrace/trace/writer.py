@@ -35,7 +35,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 _CLOSED_VOCABULARIES: Final = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}
 _LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
 """Told once and true from then on: later segments repeat them, so that they can be read without the earlier ones."""
-_LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight"})
+_LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "trigger"})
 """Of these, later segments repeat the last one, for the same reason."""
 
 _STEP_COLUMN: Final = schema.SCHEMA.get_field_index("step")
@@ -73,7 +73,7 @@ class SegmentWriter:
         self._metadata = metadata
         self._steps_per_segment = min(steps_per_segment, budget.steps_per_segment or steps_per_segment)
         self._bytes_per_segment = budget.bytes_per_segment
-        self._discards = Discards(budget, _segments(self.directory))
+        self._discards = Discards(budget, segment_paths(self.directory))
         self._first_step = 0
         self._last_step = -1
         self._words: dict[str, _Vocabulary] = {"name": _Vocabulary(pa.int32()), "dtype": _Vocabulary(pa.int8())}
@@ -246,7 +246,7 @@ class _Vocabulary:
         self._words = pa.array([word for word in self._codes if word is not None], pa.string())
 
 
-def _segments(directory: Path) -> list[Path]:
+def segment_paths(directory: Path) -> list[Path]:
     """Segments in a rank's folder, oldest first."""
     return sorted((path for path in directory.iterdir() if SEGMENT_PATTERN.match(path.name)), key=_number)
 
@@ -258,7 +258,7 @@ def _number(path: Path) -> int:
 
 
 def _next_segment_number(directory: Path) -> int:
-    return max(map(_number, _segments(directory)), default=-1) + 1
+    return max(map(_number, segment_paths(directory)), default=-1) + 1
 
 
 def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:

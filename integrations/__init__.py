@@ -20,11 +20,5 @@ def _deepspeed(tracer: Tracer) -> Callable[[], None]:
     return deepspeed.install(tracer)
 
 
-def _pipelining(tracer: Tracer) -> Callable[[], None]:
-    from commtrace.integrations import pipelining
-
-    return pipelining.install(tracer)
-
-
-INTEGRATIONS: Final = (("megatron", _megatron), ("deepspeed", _deepspeed), ("pipelining", _pipelining))
+INTEGRATIONS: Final = (("megatron", _megatron), ("deepspeed", _deepspeed))
 """Name and installer of every integration; an installer returns what takes it out again."""

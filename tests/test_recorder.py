@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import commtrace.recorder as recorder_module
-from commtrace.recorder import Recorder
+from commtrace.recorder import Recorder, mark_row
 from commtrace.trace import schema
-from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.writer import Row
 
 

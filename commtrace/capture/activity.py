@@ -8,13 +8,13 @@ the harvester's thread: the training thread does nothing for it but set two attr
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from commtrace.capture.clock import now_ns
+from commtrace.capture.groups import next_number
 from commtrace.capture.records import DeviceCall, Launch, Span, dtype_name
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -115,24 +115,19 @@ class Activity:
         tracer = self._tracer
         states = list(tracer.groups.states.values())
         pairs = [
-            [state.group.id, is_send, peer, tag, _next(counter) - ((tag & 0x7FFFFFFF) << 32)]
+            [state.group.id, is_send, peer, tag, next_number(counter) - ((tag & 0x7FFFFFFF) << 32)]
             for state in states
             for (is_send, peer, tag), counter in list(state.p2p_seq.items())
         ]
         return {
             "at": list(tracer.coordinates),
             "open": [_open_span(span) for span in _outwards(tracer.innermost)],
-            "collectives": {str(state.group.id): _next(state.collective_seq) for state in states},
+            "collectives": {str(state.group.id): next_number(state.collective_seq) for state in states},
             "p2p": pairs[:_MOST_PAIRS],
             "frames": self._frames(),
             "quiet_ns": quiet,
             "again_within_ns": again_within,
         }
-
-
-def _next(counter: itertools.count[int]) -> int:
-    """The number that the counter would give next, without taking it: its text is the only way to ask."""
-    return int(repr(counter)[len("count(") : -1])
 
 
 def _outwards(span: Span | None) -> Iterator[Span]:

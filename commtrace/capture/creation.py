@@ -8,8 +8,9 @@ from typing import Any, Final
 from commtrace.capture.tracer import Tracer
 
 PART: Final = "process group creation"
-_CREATORS: Final = ("_new_group_with_tag",)
-"""Functions that torch's own code looks up in its module when it makes a group: replacing them reaches every caller."""
+_CREATORS: Final = ("_new_group_with_tag", "_register_pg_in_world")
+"""Functions that torch's own code looks up in its module when it makes a group: replacing them reaches every caller.
+The second one is passed by ``split_group`` too."""
 
 
 def install(tracer: Tracer) -> Callable[[], None]:

@@ -11,13 +11,21 @@ frames and does not count it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from commtrace.capture.clock import Mark, now_ns
 from commtrace.capture.device_calls import DeviceCalls
-from commtrace.capture.functional_operations import FUNCTIONAL, FunctionalOperation
-from commtrace.capture.process_groups import CAPTURED_CODE
+from commtrace.capture.functional_operations import (
+    FUNCTIONAL,
+    FUNCTIONAL_P2P,
+    FunctionalOperation,
+    FunctionalPayload,
+    Message,
+)
+from commtrace.capture.groups import GroupState
+from commtrace.capture.operations import NO_SELF_BYTES, Operation
+from commtrace.capture.process_groups import CAPTURED_CODE, kind_of
 from commtrace.capture.records import DeviceCall, Launch, forgotten_rows, next_id, stall_rows, waited_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -37,7 +45,7 @@ class FunctionalCapture:
         self._tracer = tracer
         self._devices = devices
         self._library: Any = None
-        # By address of the result: what has been launched and not been waited for.
+        # By storage of the result (not by address: empty ones have none): what was launched and not waited for.
         self._pending: dict[int, _Functional] = {}
 
     def install(self) -> None:
@@ -52,6 +60,10 @@ class FunctionalCapture:
             overload = overload_of(torch.ops._c10d_functional, name)
             if overload is not None:
                 library.impl(name, self._functional_kernel(overload, operation), "BackendSelect")
+        for name, messages in FUNCTIONAL_P2P.items():
+            overload = overload_of(torch.ops._c10d_functional, name)
+            if overload is not None:
+                library.impl(name, self._p2p_kernel(overload, messages), "BackendSelect")
         wait = torch.ops._c10d_functional.wait_tensor.default
         library.impl("wait_tensor", self._wait_kernel(wait), "BackendSelect")
 
@@ -74,15 +86,23 @@ class FunctionalCapture:
         def kernel(*arguments: Any, **keywords: Any) -> Any:
             if is_traced(arguments[operation.tensor_argument]):
                 return overload._op_dk(DispatchKey.Meta, *arguments, **keywords)
-            functional = None
+            functional = state = None
+            seq = -1
             try:
-                functional = self._launch(operation, arguments)
+                state = self._tracer.groups.state(_process_group(arguments[operation.group_argument]))
+                seq = next(state.collective_seq)
+                functional = self._launch(operation, arguments, state, seq)
             except Exception as error:
                 self._tracer.failed(PART, error)
-            result = overload._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments, **keywords)
+            try:
+                result = overload._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments, **keywords)
+            except BaseException:
+                if state is not None:
+                    state.take_back(seq)
+                raise
             try:
                 if functional is not None:
-                    self._remember(functional, result)
+                    self._remember(functional, result if isinstance(result, (list, tuple)) else (result,))
             except Exception as error:
                 self._tracer.failed(PART, error)
             return result
@@ -90,35 +110,72 @@ class FunctionalCapture:
         CAPTURED_CODE.add(kernel.__code__)
         return kernel
 
-    def _launch(self, operation: FunctionalOperation, arguments: tuple[Any, ...]) -> _Functional | None:
-        from torch.distributed import distributed_c10d
+    def _p2p_kernel(self, overload: Any, messages: Callable[[tuple[Any, ...]], list[Message]]) -> Callable[..., Any]:
+        from torch._C import DispatchKey
 
-        tracer = self._tracer
-        group = arguments[operation.group_argument]
-        resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
-        process_group = resolve(group) if isinstance(group, str) else group
-        state = tracer.groups.state(process_group)
-        seq = next(state.collective_seq)
-        if not tracer.recording or tracer.groups.skips(state):
+        def kernel(*arguments: Any) -> Any:
+            if any(map(is_traced, arguments)):
+                return overload._op_dk(DispatchKey.Meta, *arguments)
+            sent: list[tuple[Any, _Functional | None]] = []
+            try:
+                state = self._tracer.groups.state(_process_group(arguments[-1]))
+                sent = [(message.tensor, self._launch_message(message, state)) for message in messages(arguments)]
+            except Exception as error:
+                self._tracer.failed(PART, error)
+            results = overload._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments)
+            try:
+                results_of_all = results if isinstance(results, (list, tuple)) else (results,)
+                for (tensor, functional), result in zip(sent, results_of_all, strict=True):
+                    if functional is not None:
+                        # torch waits for the same Work at either of them.
+                        self._remember(functional, (tensor, result))
+            except Exception as error:
+                self._tracer.failed(PART, error)
+            return results
+
+        CAPTURED_CODE.add(kernel.__code__)
+        return kernel
+
+    def _launch_message(self, message: Message, state: GroupState) -> _Functional | None:
+        operation, tensor, rank, tag = message
+        peer = state.ranks_by_group_rank[rank]
+        seq = state.next_p2p(operation.is_send, peer, tag)
+        if not self._tracer.recording:
             return None
-        num_bytes, self_bytes, dtype, members = operation.measure(arguments, process_group)
+        return self._timed(operation, state, seq, (tensor.nbytes, NO_SELF_BYTES, tensor.dtype, None), peer, tensor)
+
+    def _launch(
+        self, operation: FunctionalOperation, arguments: tuple[Any, ...], state: GroupState, seq: int
+    ) -> _Functional | None:
+        if not self._tracer.recording:
+            return None
+        payload = operation.measure(arguments, _process_group(arguments[operation.group_argument]))
+        root = operation.root_argument
+        peer = -1 if root < 0 else state.ranks_by_group_rank[arguments[root]]
+        tensor = arguments[operation.tensor_argument]
+        return self._timed(operation.operation, state, seq, payload, peer, tensor)
+
+    def _timed(
+        self, operation: Operation, state: GroupState, seq: int, payload: FunctionalPayload, peer: int, tensor: Any
+    ) -> _Functional | None:
+        num_bytes, self_bytes, dtype, members = payload
         launch = (
-            operation.operation, state, seq, num_bytes, self_bytes, dtype, -1, True, tracer.coordinates, members,
+            operation, state, seq, num_bytes, self_bytes, dtype, peer, True, self._tracer.coordinates, members,
             now_ns(),
         )  # fmt: skip
-        device = _device(arguments[operation.tensor_argument])
+        device = _device(tensor)
         if self._devices is None or device is None or device.type != "cuda":
             return _Functional(launch)
         call = self._devices.launch(launch, device.index)
         return None if call is None else _Functional(call.launch, call)
 
-    def _remember(self, pending: _Functional, result: Any) -> None:
-        for tensor in result if isinstance(result, (list, tuple)) else (result,):
-            address = tensor.untyped_storage().data_ptr()
-            earlier = self._pending.get(address)
+    def _remember(self, pending: _Functional, results: Iterable[Any]) -> None:
+        for tensor in results:
+            storage = _storage(tensor)
+            earlier = self._pending.get(storage)
             if earlier is not None:
                 self._forget(earlier)
-            self._pending[address] = pending
+            self._pending[storage] = pending
 
     def _forget(self, pending: _Functional) -> None:
         if not pending.waited:
@@ -126,7 +183,7 @@ class FunctionalCapture:
             if pending.call is not None and self._devices is not None:
                 self._devices.forgotten(pending.call)
                 return
-            self._tracer.append((forgotten_rows, schema.COLLECTIVE, pending.launch, pending.number))
+            self._tracer.append((forgotten_rows, kind_of(pending.launch), pending.launch, pending.number))
 
     def _wait_kernel(self, overload: Any) -> Callable[..., Any]:
         from torch._C import DispatchKey
@@ -151,7 +208,9 @@ class FunctionalCapture:
 
     def _about_to_wait(self, tensor: Any) -> tuple[_Functional | None, Mark]:
         try:
-            pending = self._pending.pop(tensor.untyped_storage().data_ptr(), None)
+            pending = self._pending.pop(_storage(tensor), None)
+            if pending is not None and pending.waited and pending.launch[0].is_p2p:
+                return None, None  # torch did not wait either: there is one Work for the tensor and the result.
             return pending, None if pending is None else self._mark(pending)
         except Exception as error:
             self._tracer.failed(PART, error)
@@ -172,7 +231,7 @@ class FunctionalCapture:
             tracer.append((stall_rows, schema.STALL, pending.launch, pending.number, tracer.coordinates, start, end))
             return
         pending.waited = True
-        kinds = (schema.COLLECTIVE, schema.STALL)
+        kinds = (kind_of(pending.launch), schema.STALL)
         entry = (waited_rows, kinds, pending.launch, tracer.coordinates, start, end, pending.number)
         tracer.append(entry)
 
@@ -193,6 +252,20 @@ def _device(value: Any) -> Any:
     """Of a tensor or of the first one of a list."""
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     return getattr(tensor, "device", None)
+
+
+def _storage(tensor: Any) -> int:
+    """What torch keeps the Work of a result by."""
+    storage: int = tensor.untyped_storage()._cdata
+    return storage
+
+
+def _process_group(group: Any) -> Any:
+    """The group itself: graphs name it."""
+    from torch.distributed import distributed_c10d
+
+    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
+    return resolve(group) if isinstance(group, str) else group
 
 
 def overload_of(namespace: Any, name: str) -> Any:

@@ -23,12 +23,14 @@ class FunctionalOperation(NamedTuple):
         measure: payload from the arguments and the process group.
         group_argument: position of the group (its name, or the group itself).
         tensor_argument: position of the tensor, or list of tensors, that is sent.
+        root_argument: position of the root's rank inside the group; −1 where there is no root.
     """
 
     operation: Operation
     measure: Callable[[tuple[Any, ...], Any], FunctionalPayload]
     group_argument: int
     tensor_argument: int = 0
+    root_argument: int = -1
 
 
 def _input(arguments: tuple[Any, ...], _process_group: Any) -> FunctionalPayload:
@@ -58,7 +60,7 @@ def _splits(arguments: tuple[Any, ...], process_group: Any) -> FunctionalPayload
     tensor, splits = arguments[0], [int(split) for split in arguments[2]]
     rows = tensor.size(0)
     own = tensor.nbytes // rows * splits[process_group.rank()] if splits and rows else 0
-    return tensor.nbytes, own if len(set(splits)) > 1 else NO_SELF_BYTES, tensor.dtype, None
+    return tensor.nbytes, own if splits else NO_SELF_BYTES, tensor.dtype, None
 
 
 _ALL_REDUCE: Final = OPERATIONS["allreduce"]
@@ -78,7 +80,40 @@ FUNCTIONAL: Final[Mapping[str, FunctionalOperation]] = {
     "reduce_scatter_tensor_out": FunctionalOperation(_REDUCE_SCATTER, _input, 3),
     "reduce_scatter_tensor_coalesced": FunctionalOperation(_REDUCE_SCATTER, _inputs, 3),
     "all_to_all_single": FunctionalOperation(OPERATIONS["alltoall"], _splits, 3),
-    "broadcast": FunctionalOperation(_BROADCAST, _input, 2),
-    "broadcast_": FunctionalOperation(_BROADCAST, _input, 2),
+    "broadcast": FunctionalOperation(_BROADCAST, _input, 2, root_argument=1),
+    "broadcast_": FunctionalOperation(_BROADCAST, _input, 2, root_argument=1),
 }
-"""Operator → operation. Not among them: ``isend``, ``irecv`` and ``batch_p2p_ops`` of the newest versions of torch."""
+"""Operator → operation."""
+
+
+class Message(NamedTuple):
+    """One point-to-point operation. ``peer`` is a rank inside the group."""
+
+    operation: Operation
+    tensor: Any
+    peer: int
+    tag: int
+
+
+def _sent(arguments: tuple[Any, ...]) -> list[Message]:
+    return [Message(OPERATIONS["send"], *arguments[:3])]
+
+
+def _received(arguments: tuple[Any, ...]) -> list[Message]:
+    return [Message(OPERATIONS["recv"], *arguments[:3])]
+
+
+def _batch(arguments: tuple[Any, ...]) -> list[Message]:
+    names, peers, tags, tensors = arguments[:4]
+    return [
+        Message(OPERATIONS["send" if name == "isend" else "recv"], tensor, peer, tag)
+        for name, peer, tag, tensor in zip(names, peers, tags, tensors, strict=True)
+    ]
+
+
+FUNCTIONAL_P2P: Final[Mapping[str, Callable[[tuple[Any, ...]], list[Message]]]] = {
+    "isend": _sent,
+    "irecv": _received,
+    "batch_p2p_ops": _batch,
+}
+"""Operators of newer versions of torch → the messages in their arguments, of which the last is the group."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from commtrace.capture.records import DeviceCall, Queue
 from commtrace.trace.groups import Group, group_id
 
 UNKNOWN_ROLE = "unknown"
+_GENERIC_ROLES = frozenset({UNKNOWN_ROLE, "world", "default"})
+"""Roles that say nothing of what a group is for: a whole world, or one that torch made for a mesh of all ranks."""
 
 
 class GroupState:
@@ -48,10 +50,29 @@ class GroupState:
             counter = self.p2p_seq.setdefault(key, itertools.count((tag & 0x7FFFFFFF) << 32))
         return next(counter)
 
+    def take_back(self, seq: int) -> None:
+        """The collective of this number was refused by its backend: the number is free, as it is on the other members.
+
+        Not if another thread has taken the next number meanwhile.
+        """
+        if next_number(self.collective_seq) == seq + 1:
+            self.collective_seq = itertools.count(seq)
+
+    def take_back_p2p(self, is_send: bool, peer: int, seq: int) -> None:
+        """Like :meth:`take_back`, for a message; its tag is in its number."""
+        key = (is_send, peer, seq >> 32)
+        if key in self.p2p_seq and next_number(self.p2p_seq[key]) == seq + 1:
+            self.p2p_seq[key] = itertools.count(seq)
+
     def queue(self, peer: int) -> Queue:
         """The stream that operations with this peer share; −1 for collectives."""
         found = self.queues.get(peer)
         return found if found is not None else self.queues.setdefault(peer, Queue())
+
+
+def next_number(counter: itertools.count[int]) -> int:
+    """What a counter will give next, without taking it: its printed form is the only place that says so."""
+    return int(repr(counter)[len("count(") : -1])
 
 
 class GroupRegistry:
@@ -68,12 +89,9 @@ class GroupRegistry:
         states: by ``id`` of the ``ProcessGroup``.
         version: changes with every group and role that becomes known.
         position: rank, world size and backend of this process when it last had a process group.
-        skip_roles: communication of groups with these roles is numbered and not timed.
     """
 
-    def __init__(self, skip_roles: Collection[str] = ()) -> None:
-        self.skip_roles = frozenset(skip_roles)
-        self._pipeline_peers: frozenset[int] = frozenset()
+    def __init__(self) -> None:
         self.states: dict[int, GroupState] = {}
         self.version = 0
         self.position: tuple[int, int, str] | None = None
@@ -92,20 +110,18 @@ class GroupRegistry:
             return self.states.get(id(process_group)) or self._register(process_group)
 
     def register_known_groups(self) -> None:
-        """Register every group that torch knows, oldest first."""
+        """Register every group that torch knows, oldest first. One that is still being made has no ranks yet."""
         from torch.distributed import distributed_c10d
 
         with self._lock:
+            ranks = distributed_c10d._world.pg_group_ranks
             for process_group in list(distributed_c10d._world.pg_map):
-                if id(process_group) not in self.states and hasattr(process_group, "allreduce"):
+                if (
+                    id(process_group) not in self.states
+                    and hasattr(process_group, "allreduce")
+                    and ranks.get(process_group)
+                ):
                     self._register(process_group)
-
-    def skips(self, state: GroupState, peer: int = -1) -> bool:
-        """Whether a communication is not to be timed; ``peer`` is given for point-to-point operations only.
-
-        Its role is found as readers find it: a pipeline's sends may go over the group of the whole world.
-        """
-        return ("pp" if peer in self._pipeline_peers else state.group.role) in self.skip_roles
 
     def set_role(self, process_group: Any, role: str) -> None:
         """Say what a group is for. The first framework that knows wins over torch's description."""
@@ -113,7 +129,14 @@ class GroupRegistry:
         with self._lock:
             if state.group.role != role:
                 state.group = state.group._replace(role=role)
-                self._remember(state.group)
+                self._history[state.group.id] = state.group
+                self.version += 1
+
+    def name_dimension(self, process_group: Any, dimension: str) -> None:
+        """A ``DeviceMesh`` calls its dimension so. What a framework has said of the group stays."""
+        state = self.state(process_group)
+        if state.group.role in _GENERIC_ROLES:
+            self.set_role(process_group, dimension)
 
     def known_groups(self) -> list[Group]:
         """All groups there have been, destroyed ones too."""
@@ -145,14 +168,9 @@ class GroupRegistry:
         key = id(process_group)
         self.states[key] = state
         self._references[key] = weakref.ref(process_group, lambda _: self._forget(key, state))
-        self._remember(group)
-        return state
-
-    def _remember(self, group: Group) -> None:
         self._history[group.id] = group
-        if group.role == "pp":
-            self._pipeline_peers |= set(group.ranks)
         self.version += 1
+        return state
 
     def _forget(self, key: int, state: GroupState) -> None:
         # No lock: this runs wherever the last reference is dropped, perhaps inside code that holds the lock.

@@ -92,10 +92,10 @@ class ProcessGroupCapture:
         self._originals.clear()
         for launch, completion in self._pending.values():
             if completion is None:
-                self._tracer.append((forgotten_rows, _kind(launch), launch, next_id()))
+                self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
             elif not completion[2]:
                 completion[2].append(_TOLD)
-                self._tracer.append((forgotten_rows, _kind(launch), launch, completion[0]))
+                self._tracer.append((forgotten_rows, kind_of(launch), launch, completion[0]))
         self._pending.clear()
         if self._devices is not None:
             self._devices.forget_all()
@@ -116,19 +116,19 @@ class ProcessGroupCapture:
     def _captured(self, original: Any, operation: Operation) -> Callable[..., Any]:
         tracer, devices, pending = self._tracer, self._devices, self._pending
         states, register = tracer.groups.states, tracer.groups.state
-        skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
         number = _p2p_number if operation.is_p2p else _collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
         launched, forgotten, unrecorded = self._launched, self._forgotten, self._unrecorded
-        blocked = tracer.blocked
+        refused, blocked = self._refused, tracer.blocked
 
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            launch = device_call = None
+            launch = device_call = state = None
+            seq = peer = -1
             try:
                 positional = _positional(arguments, keywords, operation.arguments) if keywords else arguments
                 state = states.get(id(process_group)) or register(process_group)
                 seq, peer, is_async = number(operation, state, positional)
-                if tracer.recording and not (skip_roles and skips(state, -1 if is_collective else peer)):
+                if tracer.recording:
                     num_bytes, self_bytes, dtype, tensor, members = measure(positional, process_group)
                     launch = (
                         operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, tracer.coordinates,
@@ -143,6 +143,10 @@ class ProcessGroupCapture:
             blocked[0] = launch or device_call
             try:
                 work = original(process_group, *arguments, **keywords)
+            except BaseException:
+                if state is not None and seq >= 0:
+                    refused(operation, state, peer, seq)
+                raise
             finally:
                 blocked[0] = None
             try:
@@ -164,6 +168,16 @@ class ProcessGroupCapture:
 
         CAPTURED_CODE.add(method.__code__)
         return method
+
+    def _refused(self, operation: Operation, state: GroupState, peer: int, seq: int) -> None:
+        """The backend raised: nothing was sent, so the number is free, as it is on ranks that did not try."""
+        try:
+            if operation.is_p2p:
+                state.take_back_p2p(operation.is_send, peer, seq)
+            else:
+                state.take_back(seq)
+        except Exception as error:
+            self._tracer.failed(PART, error)
 
     def _launched(self, launch: Launch, work: Any) -> None:
         """An operation that is over already, or one whose completion will call back."""
@@ -198,7 +212,7 @@ class ProcessGroupCapture:
         """The Work is gone, for its id is in use again, and nobody waited for it."""
         launch, completion = pending
         if completion is None:
-            self._tracer.append((forgotten_rows, _kind(launch), launch, next_id()))
+            self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
 
     def _unrecorded(self, work: Any) -> None:
         """A Work that is not ours: its id may be that of one that is gone."""
@@ -271,7 +285,7 @@ class ProcessGroupCapture:
                 launch, completion = waited_for
                 if completion is None:
                     number = next_id()
-                    tracer.append((completed_rows, _kind(launch), launch, number, end, ()))
+                    tracer.append((completed_rows, kind_of(launch), launch, number, end, ()))
                 else:
                     number, waits, _ = completion
                     waits.append(end)
@@ -338,7 +352,8 @@ def _waited_kinds(launch: Launch) -> tuple[int, int]:
     return _P2P_AND_STALL if launch[0].is_p2p else _COLLECTIVE_AND_STALL
 
 
-def _kind(launch: Launch) -> int:
+def kind_of(launch: Launch) -> int:
+    """Kind of its row."""
     return schema.P2P if launch[0].is_p2p else schema.COLLECTIVE
 
 

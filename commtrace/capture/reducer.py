@@ -12,6 +12,7 @@ first bucket, the other by the first one. The time between them is the stall.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 from commtrace.capture.clock import Mark
 from commtrace.capture.functional import is_traced, overload_of
+from commtrace.capture.hooks import Hooks
 from commtrace.capture.issued import Issued, IssuedCalls
 from commtrace.capture.operations import OPERATIONS, _flat
 from commtrace.capture.process_groups import CAPTURED_CODE
@@ -28,6 +30,9 @@ PART: Final = "capture of DistributedDataParallel"
 
 _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
 """c10d operators that DDP's C++ issues, with the method of ``ProcessGroup`` that takes the same tensors."""
+
+_COMMUNICATE_IN_CPP: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
+"""Functions of ``torch.distributed`` in C++ that others than DDP call too: FSDP1 to give all ranks the same model."""
 
 
 class ReducerCapture:
@@ -43,6 +48,7 @@ class ReducerCapture:
         self._issued = issued
         self._library: Any = None
         self._ddp_init: tuple[Any, Any, Any] | None = None
+        self._hooks = Hooks(PART, tracer)
         self._backward: _Backward | None = None
 
     def install(self) -> None:
@@ -63,6 +69,8 @@ class ReducerCapture:
         __init__.__doc__ = original.__doc__
         DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign,assignment]
         self._ddp_init = (DistributedDataParallel, original, __init__)
+        for name in _COMMUNICATE_IN_CPP:
+            self._hooks.replace(torch.distributed, name, self._watched)
         if torch.distributed.is_initialized() and any(
             issubclass(type(thing), DistributedDataParallel)  # isinstance would run code of lazy and deprecated objects
             for thing in gc.get_objects()
@@ -76,9 +84,28 @@ class ReducerCapture:
             if owner.__dict__.get("__init__") is replacement:
                 owner.__init__ = original
             self._ddp_init = None
+        self._hooks.restore()
+        self._unregister()
+
+    def _unregister(self) -> None:
         if self._library is not None:
             self._library._destroy()
             self._library = None
+
+    def _watched(self, original: Any) -> Callable[..., Any]:
+        """Of a function that communicates in C++: the kernels are there while it runs."""
+
+        @functools.wraps(original)
+        def function(*arguments: Any, **keywords: Any) -> Any:
+            if self._library is not None:
+                return original(*arguments, **keywords)
+            self._watch()
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                self._hooks.guarded(self._unregister)
+
+        return function
 
     def _watch(self) -> None:
         try:

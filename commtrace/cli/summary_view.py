@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from commtrace.cli.detail_view import detail_lines, print_sums
 from commtrace.cli.rank_table import rank_table
 from commtrace.cli.units import bandwidth, duration, milliseconds, num_bytes, share
 
@@ -29,7 +28,6 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
         _print_table(console, "Mean step of each rank, ms and share", table, note)
     _print_exposed(console, summary)
     _print_communication(console, summary["communication"])
-    print_sums(console, summary["detail"])
     print_pipeline(console, summary["pipeline"])
     print_stragglers(console, summary["stragglers"])
     for abstention in summary["abstentions"]:
@@ -57,7 +55,6 @@ def _header(summary: Summary) -> Iterable[str]:
     framework = " ".join((run["framework"] or {}).values())
     yield " · ".join(filter(None, [parallel, framework, *versions]))
     yield _steps_line(run["steps"])
-    yield from detail_lines(summary["detail"])
     yield _clock_line(summary["alignment"])
 
 

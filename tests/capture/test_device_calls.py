@@ -344,10 +344,11 @@ def test_a_functional_collective_is_timed_between_the_marks_around_its_wait(job:
     arguments[operation.group_argument] = job.group
     result = torch.ones(2)
 
-    pending = functional._launch(operation, tuple(arguments))
+    state = job.recording.tracer.groups.state(job.group)
+    pending = functional._launch(operation, tuple(arguments), state, next(state.collective_seq))
     assert pending is not None
     work = job.nccl._launch(True, -1)
-    functional._remember(pending, result)
+    functional._remember(pending, [result])
     found, start = functional._about_to_wait(result)
     assert found is pending
     work.wait()

@@ -1,0 +1,75 @@
+"""Gives process groups the name of the ``DeviceMesh`` dimension that they serve: ``dp``, ``tp``, …
+
+torch puts the name into the description of the groups that it makes for a mesh, and there it is read when a group
+becomes known. That misses a dimension of all ranks, for which the default group is used, and meshes made from groups
+that existed before: these are told here. What a framework says of a group counts for more.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from commtrace.capture.hooks import Hooks
+from commtrace.capture.tracer import Tracer
+
+PART: Final = "names of DeviceMesh dimensions"
+
+
+def install(tracer: Tracer) -> Callable[[], None]:
+    """Watch meshes being made, and name those that there are; returns the function that takes the hooks out."""
+    hooks = Hooks(PART, tracer)
+
+    def tell(mesh: Any) -> None:
+        if hooks.active:
+            hooks.guarded(_name_dimensions, tracer, mesh)
+
+    def initializing(original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(mesh: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
+            original(mesh, *arguments, **keywords)
+            tell(mesh)
+
+        __init__.__wrapped__ = original  # type: ignore[attr-defined]
+        __init__.__doc__ = original.__doc__
+        return __init__
+
+    def from_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+        def from_group(*arguments: Any, **keywords: Any) -> Any:
+            mesh = original(*arguments, **keywords)
+            tell(mesh)
+            return mesh
+
+        from_group.__wrapped__ = original  # type: ignore[attr-defined]
+        from_group.__doc__ = original.__doc__
+        return from_group
+
+    def hook(module: ModuleType) -> None:
+        hooks.replace(module.DeviceMesh, "__init__", initializing)
+        hooks.replace(module.DeviceMesh, "from_group", from_groups)
+        for mesh in _existing_meshes(module.DeviceMesh):
+            tell(mesh)
+
+    hooks.when_imported("torch.distributed.device_mesh", hook)
+    return hooks.restore
+
+
+def _existing_meshes(mesh_type: type) -> list[Any]:
+    from torch.distributed import is_initialized
+
+    if not is_initialized():
+        return []
+    # Not isinstance, which would run code of lazy and deprecated objects.
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), mesh_type)]
+
+
+def _name_dimensions(tracer: Tracer, mesh: Any) -> None:
+    names = mesh.mesh_dim_names
+    # A slice of a mesh is given the groups of its root later: they have their names.
+    if not names or not any(hasattr(mesh, held) for held in ("_dim_group_names", "_dim_group_infos")):
+        return
+    if mesh.get_coordinate() is None:  # This rank is not in the mesh.
+        return
+    for dimension, name in enumerate(names):
+        tracer.groups.name_dimension(mesh.get_group(dimension), name)

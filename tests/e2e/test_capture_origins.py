@@ -1,0 +1,88 @@
+"""Every origin of communication, against torch.profiler's record of the same run.
+
+The programs are in ``tests/e2e/programs/origins_*.py``; what is compared is in :mod:`tests.e2e.oracle`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from commtrace.trace.run import Run
+from tests.e2e import oracle
+from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.traces import rows
+
+pytestmark = pytest.mark.e2e
+
+PROGRAMS = REPOSITORY / "tests" / "e2e" / "programs"
+
+
+def run_program(
+    name: str, ranks: int, folder: Path, *sections: str, env: Mapping[str, str] | None = None, timeout: float = 240
+) -> Run:
+    """The recorded run of a program, whose profiles lie in ``folder``."""
+    environment = {"COMMTRACE_DIR": str(folder / "run"), "PYTHONPATH": str(REPOSITORY), **(env or {})}
+    completed = launch([PROGRAMS / name, *sections, folder], ranks, environment, timeout)
+    assert completed.returncode == 0, completed.stdout
+    run = load_run(folder / "run")
+    assert sorted(run.ranks) == list(range(ranks))
+    return run
+
+
+def assert_agrees(run: Run, folder: Path, group_size: Callable[[int], int] | int) -> None:
+    """With the profiler, and among its ranks."""
+    found = oracle.differences(run, folder, group_size)
+    assert not found, "\n".join(found)
+    oracle.assert_consistent(run)
+
+
+@pytest.mark.parametrize(
+    ("program", "sections"),
+    [
+        ("origins_python.py", ()),
+        (
+            "origins_functional.py",
+            (
+                "functions", "in_place", "point_to_point", "gradients", "operators", "redistribution",
+                "tensor_parallel", "compiled_eager", "compiled_aot_eager",
+            ),
+        ),
+        ("origins_sharded.py", ()),
+    ],
+)  # fmt: skip
+def test_every_communication_of_every_origin_is_recorded_once(
+    program: str, sections: tuple[str, ...], tmp_path: Path
+) -> None:
+    run = run_program(program, 2, tmp_path, *sections)
+
+    assert_agrees(run, tmp_path, 2)
+    assert json.loads((tmp_path / "cannot-run-0.json").read_text()) == {}
+
+
+def test_every_communication_of_a_graph_compiled_by_inductor_is_recorded_once(tmp_path: Path) -> None:
+    own_cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+    run = run_program("origins_functional.py", 2, tmp_path, "compiled_inductor", env=own_cache)
+
+    assert_agrees(run, tmp_path, 2)
+    step = [row["step"] for row in rows(run, 0, schema.COLLECTIVE) if row["step"] >= 0]
+    assert len(step) == 2 * 3, "two calls of a graph with three collectives"
+
+
+def test_every_communication_on_meshes_is_recorded_once_with_its_dimension_as_role(tmp_path: Path) -> None:
+    run = run_program("origins_mesh.py", 4, tmp_path)
+
+    hybrid = 1
+    assert_agrees(run, tmp_path, lambda section: 2 if section == hybrid else 4)
+    for rank, trace in run.ranks.items():
+        first = rows(run, rank, schema.COLLECTIVE, step=0)
+        roles = {row["bytes"] // 4: trace.groups[row["group"]].role for row in first}
+        assert roles == {
+            1: "replicate", 2: "shard", 3: "experts", 4: "pp", 5: "dp", 6: "tp", 7: "cp", 8: "fsdp", 9: "fsdp",
+        }  # fmt: skip

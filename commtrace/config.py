@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,6 +26,23 @@ class Config:
             dropped and counted.
         steps_per_segment: a new trace file is started every so many steps.
         export: where live metrics go, several with commas between: ``prometheus``. Empty: nowhere.
+        sample: record one step in so many in detail (those divisible by it), the others as sums; 0: only steps that
+            ``commtrace trigger`` asks for.
+        keep_steps: keep only the last so many steps of each rank; 0: all.
+        keep_bytes: keep at most so many bytes of files of each rank, the newest; 0: no limit.
+        skip_roles: do not time communication of process groups with these roles (``tp``, ``pp``, …).
+        trigger_signal: a signal (``SIGUSR2``) that makes all ranks record the next steps in detail. Empty: none.
+        prometheus_port: of the rank with local rank 0; the others of the node take those behind it. 0: a free one.
+        prometheus_address: to listen on.
+        prometheus_targets: directory of the target files for Prometheus' file_sd. Empty: ``prometheus`` in the run
+            directory.
+        prometheus_identity: put run, rank, node and parallel coordinates on every sample, for a discovery that does
+            not know them.
+        prometheus_textfile: directory of node-exporter's textfile collector. Files are written there instead of
+            listening.
+        prometheus_certfile, prometheus_keyfile: for TLS.
+        prometheus_client_cafile: only clients with a certificate of this authority are let in.
+        prometheus_auth_file: holds ``USER:PASSWORD``, which clients must give.
     """
 
     enabled: bool = True
@@ -34,6 +53,20 @@ class Config:
     buffer_spans: int = 200_000
     steps_per_segment: int = 100
     export: str = ""
+    sample: int = 1
+    keep_steps: int = 0
+    keep_bytes: int = 0
+    skip_roles: tuple[str, ...] = ()
+    trigger_signal: str = ""
+    prometheus_port: int = 0
+    prometheus_address: str = "127.0.0.1"
+    prometheus_targets: str = ""
+    prometheus_identity: bool = False
+    prometheus_textfile: str = ""
+    prometheus_certfile: str = ""
+    prometheus_keyfile: str = ""
+    prometheus_client_cafile: str = ""
+    prometheus_auth_file: str = ""
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -87,6 +120,45 @@ def _positive(name: str, value: str) -> int:
     return number
 
 
+def _count(name: str, value: str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ConfigurationError(f"{name}={value!r}: write a whole number of at least 0")
+    return number
+
+
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_LEAST_BYTES: Final = 10**6
+
+
+def _bytes(name: str, value: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", value.strip().upper())
+    number = int(match[1]) * _UNITS[match[2]] if match else -1
+    if number != 0 and number < _LEAST_BYTES:
+        raise ConfigurationError(f"{name}={value!r}: write bytes, at least 1M, such as 500M or 2G; 0 for no limit")
+    return number
+
+
+def _words(name: str, value: str) -> tuple[str, ...]:
+    return tuple(filter(None, (word.strip() for word in value.split(","))))
+
+
+def _signal(name: str, value: str) -> str:
+    word = value.strip().upper()
+    if word and not (word.startswith("SIG") and hasattr(signal, word)):
+        raise ConfigurationError(f"{name}={value!r}: write the name of a signal, such as SIGUSR2")
+    return word
+
+
+def _port(name: str, value: str) -> int:
+    if not value.strip().isdigit() or int(value) > 65535:
+        raise ConfigurationError(f"{name}={value!r}: write a port number, or 0 for a free one")
+    return int(value)
+
+
 VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_ENABLED": _boolean,
     "COMMTRACE_DIR": _text,
@@ -96,6 +168,20 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_BUFFER_SPANS": _positive,
     "COMMTRACE_STEPS_PER_SEGMENT": _positive,
     "COMMTRACE_EXPORT": _text,
+    "COMMTRACE_SAMPLE": _count,
+    "COMMTRACE_KEEP_STEPS": _count,
+    "COMMTRACE_KEEP_BYTES": _bytes,
+    "COMMTRACE_SKIP_ROLES": _words,
+    "COMMTRACE_TRIGGER_SIGNAL": _signal,
+    "COMMTRACE_PROMETHEUS_PORT": _port,
+    "COMMTRACE_PROMETHEUS_ADDRESS": _text,
+    "COMMTRACE_PROMETHEUS_TARGETS": _text,
+    "COMMTRACE_PROMETHEUS_IDENTITY": _boolean,
+    "COMMTRACE_PROMETHEUS_TEXTFILE": _text,
+    "COMMTRACE_PROMETHEUS_CERTFILE": _text,
+    "COMMTRACE_PROMETHEUS_KEYFILE": _text,
+    "COMMTRACE_PROMETHEUS_CLIENT_CAFILE": _text,
+    "COMMTRACE_PROMETHEUS_AUTH_FILE": _text,
 }
 """Every variable that commtrace reads in a training process, and how its value is parsed."""
 

@@ -9,7 +9,6 @@ process loses less than a second.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import multiprocessing
 import sys
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
+from commtrace.trace.mark_rows import mark_row as mark_row
 from commtrace.trace.writer import Row
 
 _logger = logging.getLogger("commtrace")
@@ -35,7 +35,6 @@ _LAST_WORK_SECONDS: Final = 2.0
 """How long the end of the recording waits for the device to reach its last marks."""
 _TOLD_AGAIN: Final = frozenset({"activity", "clock_anchor", "count", "dropped", "end", "in_flight"})
 """Marks that need no second try when they could not be written: newer ones take their place, or they are a step's."""
-_NO = schema.NOT_APPLICABLE
 
 
 Entry: TypeAlias = tuple[Any, ...]
@@ -317,12 +316,3 @@ class Recorder:
 def _kinds(entry: Entry) -> tuple[int, ...]:
     kind = entry[1]
     return kind if isinstance(kind, tuple) else (kind,)
-
-
-def mark_row(name: str, detail: Mapping[str, Any] | list[Any], step: int = _NO, at_ns: int = 0) -> Row:
-    """A row of kind ``mark``: what is told once in a while and is not a span (see trace/metadata.py)."""
-    now = at_ns or time.monotonic_ns()
-    return (
-        schema.MARK, name, schema.HOST, now, now, step, _NO, _NO, _NO, _NO, _NO, 0, _NO, _NO, None, _NO, False, _NO,
-        _NO, schema.HOST_TIMING, json.dumps(detail, separators=(",", ":")),
-    )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from commtrace.config import Config
-from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.live.collector import StepCollector
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
@@ -20,7 +20,9 @@ _logger = logging.getLogger("commtrace")
 
 OpenListener: TypeAlias = Callable[[Config, LiveRank], StepListener]
 
-LISTENERS: Final[Mapping[str, str]] = {}
+LISTENERS: Final[Mapping[str, str]] = {
+    "prometheus": "commtrace.exporters.prometheus.exporter:open_prometheus",
+}
 """Module and function, ``module:function``, that opens each: an :data:`OpenListener`. Imported when it is wanted."""
 
 
@@ -59,7 +61,7 @@ def _opened(name: str, config: Config, rank: LiveRank) -> StepListener | None:
     try:
         opener: OpenListener = getattr(importlib.import_module(module), function)
         return opener(config, rank)
-    except MissingExtraError as error:
+    except CommtraceError as error:
         _logger.warning("commtrace: no export to %s: %s", name, error)
     except Exception:
         _logger.warning("commtrace: no export to %s; training and the trace go on", name, exc_info=True)

@@ -20,5 +20,11 @@ def _deepspeed(tracer: Tracer) -> Callable[[], None]:
     return deepspeed.install(tracer)
 
 
-INTEGRATIONS: Final = (("megatron", _megatron), ("deepspeed", _deepspeed))
+def _pipelining(tracer: Tracer) -> Callable[[], None]:
+    from commtrace.integrations import pipelining
+
+    return pipelining.install(tracer)
+
+
+INTEGRATIONS: Final = (("megatron", _megatron), ("deepspeed", _deepspeed), ("pipelining", _pipelining))
 """Name and installer of every integration; an installer returns what takes it out again."""

@@ -28,6 +28,20 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_BUFFER_SPANS": "5000",
         "COMMTRACE_STEPS_PER_SEGMENT": "20",
         "COMMTRACE_EXPORT": "prometheus",
+        "COMMTRACE_SAMPLE": "50",
+        "COMMTRACE_KEEP_STEPS": "1000",
+        "COMMTRACE_KEEP_BYTES": "2G",
+        "COMMTRACE_SKIP_ROLES": "tp, ep",
+        "COMMTRACE_TRIGGER_SIGNAL": "sigusr2",
+        "COMMTRACE_PROMETHEUS_PORT": "9400",
+        "COMMTRACE_PROMETHEUS_ADDRESS": "0.0.0.0",
+        "COMMTRACE_PROMETHEUS_TARGETS": "targets",
+        "COMMTRACE_PROMETHEUS_IDENTITY": "yes",
+        "COMMTRACE_PROMETHEUS_TEXTFILE": "textfiles",
+        "COMMTRACE_PROMETHEUS_CERTFILE": "c.pem",
+        "COMMTRACE_PROMETHEUS_KEYFILE": "k.pem",
+        "COMMTRACE_PROMETHEUS_CLIENT_CAFILE": "ca.pem",
+        "COMMTRACE_PROMETHEUS_AUTH_FILE": "auth",
     }
 
     assert set(environment) == set(VARIABLES)
@@ -40,6 +54,20 @@ def test_every_variable_sets_its_option() -> None:
         buffer_spans=5000,
         steps_per_segment=20,
         export="prometheus",
+        sample=50,
+        keep_steps=1000,
+        keep_bytes=2_000_000_000,
+        skip_roles=("tp", "ep"),
+        trigger_signal="SIGUSR2",
+        prometheus_port=9400,
+        prometheus_address="0.0.0.0",
+        prometheus_targets="targets",
+        prometheus_identity=True,
+        prometheus_textfile="textfiles",
+        prometheus_certfile="c.pem",
+        prometheus_keyfile="k.pem",
+        prometheus_client_cafile="ca.pem",
+        prometheus_auth_file="auth",
     )
 
 
@@ -73,6 +101,7 @@ def test_words_for_on_and_off(word: str, enabled: bool) -> None:
         ("COMMTRACE_STEPS", "9:3", "steps '9:3' holds no step"),
         ("COMMTRACE_BUFFER_SPANS", "0", "COMMTRACE_BUFFER_SPANS='0': write a whole number of at least 1"),
         ("COMMTRACE_STEPS_PER_SEGMENT", "1.5", "COMMTRACE_STEPS_PER_SEGMENT='1.5': write a whole number"),
+        ("COMMTRACE_PROMETHEUS_PORT", "70000", "COMMTRACE_PROMETHEUS_PORT='70000': write a port number, or 0"),
         ("COMMTRACE_STEP", "1:2", "unknown variables COMMTRACE_STEP; commtrace reads COMMTRACE_BUFFER_SPANS, "),
     ],
 )
@@ -125,3 +154,25 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
     }
 
     assert named == {"commtrace/config.py", "commtrace/cli/run.py"}
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("500M", 5 * 10**8), ("2GB", 2 * 10**9), ("1500000", 1500000), ("0", 0)]
+)
+def test_sizes_have_units(text: str, num_bytes: int) -> None:
+    assert Config.from_env({"COMMTRACE_KEEP_BYTES": text}).keep_bytes == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("COMMTRACE_KEEP_BYTES", "100K"),
+        ("COMMTRACE_KEEP_BYTES", "lots"),
+        ("COMMTRACE_KEEP_STEPS", "-1"),
+        ("COMMTRACE_SAMPLE", "1/2"),
+        ("COMMTRACE_TRIGGER_SIGNAL", "USR9"),
+    ],
+)
+def test_control_that_cannot_be_meant_is_refused(variable: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=variable):
+        Config.from_env({variable: value})

@@ -37,16 +37,19 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "trace"}),
     "importers": frozenset({"errors", "trace"}),
+    "synth": frozenset({"errors", "trace"}),
     "exporters": BASE | {"recorder", "analysis", "live"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
-    "cli": BASE | {"", "analysis", "importers", "exporters", "viewer", "_inject"},
+    "cli": BASE | {"", "analysis", "importers", "synth", "exporters", "viewer", "_inject"},
     # entry points
     "": frozenset({"errors", "config", "session"}),
     "__main__": frozenset({"cli"}),
 }
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
-WITHOUT_TORCH: Final = ("errors", "trace", "config", "analysis", "importers", "live", "viewer", "cli", "", "__main__")
+WITHOUT_TORCH: Final = (
+    "errors", "trace", "config", "analysis", "importers", "synth", "live", "viewer", "cli", "", "__main__",
+)  # fmt: skip
 
 
 def _sources() -> dict[str, Path]:
@@ -172,6 +175,8 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["compare", str(tmp_path / "run"), str(tmp_path / "run")],
         ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")],
         ["export", str(tmp_path / "run"), "-o", str(tmp_path / "trace")],
+        ["trigger", str(tmp_path / "run"), "--wait", "0"],
+        ["synth", "-o", str(tmp_path / "made"), "--pp", "2", "--steps", "2"],
     ]
     source = (
         "import sys\n"

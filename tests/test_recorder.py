@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import commtrace.recorder as recorder_module
-from commtrace.recorder import Recorder, mark_row
+from commtrace.recorder import Recorder
 from commtrace.trace import schema
+from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.writer import Row
 
 

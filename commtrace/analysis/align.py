@@ -16,7 +16,9 @@ from typing import Any, Final
 
 from commtrace.analysis.causality import without_violations
 from commtrace.analysis.clock_fit import LinearClock, Residual, fit_clocks, unconnected
-from commtrace.analysis.clock_observations import observe
+from commtrace.analysis.clock_observations import Observations, observe
+from commtrace.analysis.clock_steps import find_steps, split_at
+from commtrace.analysis.piecewise_clock import NEVER_STEPPED, PiecewiseClock
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
 
@@ -37,6 +39,7 @@ class HostClock:
         drift_ppm: how much faster it runs, in parts per million.
         origin_ns: the instant on its own clock at which the offset holds.
         key: of the ranks that read this clock.
+        later: where the clock was stepped during the run, what holds from its own reading ``begins[i]`` on.
     """
 
     host: str
@@ -44,10 +47,34 @@ class HostClock:
     drift_ppm: float
     origin_ns: int = 0
     key: ClockKey = ("", "")
+    later: PiecewiseClock = NEVER_STEPPED
+
+    @classmethod
+    def of(cls, key: ClockKey, clock: PiecewiseClock) -> HostClock:
+        first = clock.parts[0]
+        later = PiecewiseClock(clock.parts[1:], clock.begins)
+        return cls(key[0], first.offset_ns, first.drift * 1e6, first.origin_ns, key, later)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether its times are those of the reference clock as they are."""
+        return not (self.offset_ns or self.drift_ppm or self.later.parts)
 
     def to_reference(self, times: Int64) -> Int64:
         """These times of the host's clock, on the reference clock."""
-        return LinearClock(self.origin_ns, self.offset_ns, self.drift_ppm * 1e-6).to_reference(times)
+        first = LinearClock(self.origin_ns, self.offset_ns, self.drift_ppm * 1e-6)
+        return PiecewiseClock((first, *self.later.parts), self.later.begins).to_reference(times)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "offset_ns": self.offset_ns,
+            "drift_ppm": round(self.drift_ppm, 4),
+            "steps": [
+                {"at_ns": begin, "offset_ns": part.offset_ns, "drift_ppm": round(part.drift * 1e6, 4)}
+                for begin, part in zip(self.later.begins, self.later.parts, strict=True)
+            ],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +100,7 @@ class Alignment:
             "method": self.method,
             "observations": self.observations,
             "residual_ns": dict(self.residual_ns) if self.refused is None else None,
-            "hosts": [
-                {"host": clock.host, "offset_ns": clock.offset_ns, "drift_ppm": round(clock.drift_ppm, 4)}
-                for clock in self.hosts
-            ],
+            "hosts": [clock.to_json() for clock in self.hosts],
             "refused": self.refused,
         }
 
@@ -91,22 +115,36 @@ def align(run: Run) -> Alignment:
     missing = unconnected(observations, len(keys))
     if missing:
         return Alignment(NOT_ALIGNED, len(observations), hosts=unaligned, refused=_refusal([keys[i] for i in missing]))
-    clocks = without_violations(run, keys, fit_clocks(observations, len(keys)))
+    clocks = without_violations(run, keys, _fit(observations, len(keys)))
     residual = Residual.of(observations, clocks)
     return Alignment(
         COLLECTIVE_ENDS,
         len(observations),
         {"p50": residual.p50, "p99": residual.p99, "max": residual.max},
-        tuple(
-            HostClock(key[0], clock.offset_ns, clock.drift * 1e6, clock.origin_ns, key)
-            for key, clock in zip(keys, clocks, strict=True)
-        ),
+        tuple(HostClock.of(key, clock) for key, clock in zip(keys, clocks, strict=True)),
     )
+
+
+def _fit(observations: Observations, count: int) -> list[PiecewiseClock]:
+    """The clocks, in parts where they were stepped, unless a part then has nothing to be compared with."""
+    steps = find_steps(observations)
+    parts, owner = split_at(observations, steps, count)
+    if not steps or unconnected(parts, len(owner)):
+        return [PiecewiseClock((clock,)) for clock in fit_clocks(observations, count)]
+    fitted = fit_clocks(parts, len(owner))
+    begins = [step.at_ns for step in sorted(steps)]
+    return [
+        PiecewiseClock(
+            tuple(part for part, of in zip(fitted, owner, strict=True) if of == clock),
+            tuple(begin for begin, of in zip(begins, owner[count:], strict=True) if of == clock),
+        )
+        for clock in range(count)
+    ]
 
 
 def apply(run: Run, alignment: Alignment) -> Run:
     """The run with all times on the reference host's clock; the run itself if nothing has to move."""
-    moving = {clock.key: clock for clock in alignment.hosts if clock.offset_ns or clock.drift_ppm}
+    moving = {clock.key: clock for clock in alignment.hosts if not clock.is_reference}
     if not moving:
         return run
     return replace(run, ranks={rank: _moved(trace, moving.get(trace.clock_key)) for rank, trace in run.ranks.items()})

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.clock_fit import LinearClock
 from commtrace.analysis.join import bucket, gather
+from commtrace.analysis.piecewise_clock import PiecewiseClock
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64
@@ -30,7 +30,7 @@ class _Messages(NamedTuple):
     received: Int64
 
 
-def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[LinearClock]) -> list[LinearClock]:
+def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[PiecewiseClock]) -> list[PiecewiseClock]:
     """The clocks, moved by as little as makes receives end after their sends start.
 
     One message in a hundred between two hosts may be an outlier and is not followed. Where both directions between two
@@ -40,11 +40,10 @@ def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[L
     if not len(messages.sent):
         return clocks
     shifts = _shifts(_needed(messages), len(clocks))
-    # A clock whose times must move up is less far ahead of the reference.
-    return [clock._replace(offset_ns=clock.offset_ns - int(shift)) for clock, shift in zip(clocks, shifts, strict=True)]
+    return [clock.moved_up(int(shift)) for clock, shift in zip(clocks, shifts, strict=True)]
 
 
-def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[LinearClock]) -> _Messages:
+def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[PiecewiseClock]) -> _Messages:
     clock_of_rank = _clock_of_rank(run, keys)
     rows = gather(run, _between_hosts(run, clock_of_rank))
     if not len(rows.rank):
@@ -89,7 +88,7 @@ def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[RankTrace], Bool
     return chosen
 
 
-def _on_reference(times: Int64, clock: Int64, clocks: Sequence[LinearClock]) -> Int64:
+def _on_reference(times: Int64, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Int64:
     moved = np.empty_like(times)
     for number, own in enumerate(clocks):
         moved[clock == number] = own.to_reference(times[clock == number])

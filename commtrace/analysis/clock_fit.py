@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,17 @@ _SMALLEST_SCALE_NS = 100.0
 _MAD_TO_SIGMA = 1.4826
 # A crystal drifts by less than this; it decides where too few observations cannot (one alone: no drift).
 _LIKELY_DRIFT = 200e-6
+_NO_DRIFT = 1e-12
+_SIGMAS_OF_A_DRIFT = 3.0
+_FEW_READINGS = 20
+"""A drift that the observations do not show is not applied: it would bend durations by what is only noise."""
+
+
+class Clock(Protocol):
+    """Anything whose readings can be put on the reference clock."""
+
+    def to_reference(self, times: Int64) -> Int64:
+        """These readings, on the reference clock."""
 
 
 class LinearClock(NamedTuple):
@@ -50,7 +61,7 @@ class Residual:
     max: int
 
     @classmethod
-    def of(cls, observations: Observations, clocks: Sequence[LinearClock]) -> Residual:
+    def of(cls, observations: Observations, clocks: Sequence[Clock]) -> Residual:
         differences = np.empty(len(observations), np.int64)
         times_a, times_b = _on_reference(observations, clocks)
         differences = np.sort(np.abs(times_a - times_b))
@@ -77,15 +88,14 @@ def fit_clocks(observations: Observations, count: int) -> list[LinearClock]:
     since_a = (observations.time_a - origins[observations.clock_a]).astype(np.float64)
     since_b = (observations.time_b - origins[observations.clock_b]).astype(np.float64)
     design = _Design(observations, since_a, since_b, count)
-    solution = np.zeros(2 * count)
-    scale, weights = 1e6, np.ones(len(observations))
-    for _ in range(_ROUNDS):
-        previous, solution = solution, design.solve(weights, scale)
-        size = np.abs(design.residual(solution))
-        scale = max(_MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
-        weights = np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
-        if np.abs(solution - previous).max() < 0.1:
-            break
+    solution, errors = design.fit(np.zeros(count, np.bool_))
+    readings = np.bincount(observations.clock_a, minlength=count) + np.bincount(observations.clock_b, minlength=count)
+    # The scatter of few readings is often smaller than their error.
+    needed = _SIGMAS_OF_A_DRIFT * (1 + _FEW_READINGS / np.maximum(readings, 1))
+    invisible = np.abs(solution[1::2]) < needed * errors[1::2]
+    if invisible[1:].any():
+        solution, _ = design.fit(invisible)
+        solution[1::2][invisible] = 0.0
     offsets, seconds_of_drift = solution[0::2], solution[1::2]
     return [
         LinearClock(
@@ -129,8 +139,24 @@ class _Design:
     def residual(self, solution: Float64) -> Float64:
         return np.asarray(self._target - (solution[self._columns] * self._factors).sum(axis=0))
 
-    def solve(self, weights: Float64, scale: float) -> Float64:
-        """Weighted least squares, for readings that are wrong by ``scale`` ns."""
+    def fit(self, without_drift: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:
+        """The unknowns that fit best, and their standard errors; the drift of some clocks may be held at zero."""
+        scale, weights = 1e6, np.ones(len(self._target))
+        solution = np.zeros(2 * self._count)
+        for _ in range(_ROUNDS):
+            previous, matrix, right = solution, *self._normal(weights, scale, without_drift)
+            solution = np.concatenate([[0.0, 0.0], np.linalg.solve(matrix, right)])
+            size = np.abs(self.residual(solution))
+            scale = max(_MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
+            weights = np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
+            if np.abs(solution - previous).max() < 0.1:
+                break
+        matrix, _ = self._normal(weights, scale, without_drift)
+        errors = scale * np.sqrt(np.diag(np.linalg.inv(matrix)))
+        return solution, np.concatenate([[0.0, 0.0], errors])
+
+    def _normal(self, weights: Float64, scale: float, without_drift: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:
+        """The normal equations of weighted least squares, for readings that are wrong by ``scale`` ns."""
         size = 2 * self._count
         normal, right = np.zeros(size * size), np.zeros(size)
         for column, factor in zip(self._columns, self._factors, strict=True):
@@ -139,13 +165,12 @@ class _Design:
                 normal += np.bincount(column * size + other, weights * factor * other_factor, size * size)
         matrix = normal.reshape(size, size)
         drifts = np.arange(1, size, 2)
-        matrix[drifts, drifts] += (scale / (_LIKELY_DRIFT * self.length)) ** 2
-        solution = np.zeros(size)
-        solution[2:] = np.linalg.solve(matrix[2:, 2:], right[2:])
-        return solution
+        likely = np.where(without_drift, _NO_DRIFT, _LIKELY_DRIFT) * self.length
+        matrix[drifts, drifts] += (scale / likely) ** 2
+        return matrix[2:, 2:], right[2:]
 
 
-def _on_reference(observations: Observations, clocks: Sequence[LinearClock]) -> tuple[Int64, Int64]:
+def _on_reference(observations: Observations, clocks: Sequence[Clock]) -> tuple[Int64, Int64]:
     times_a, times_b = np.empty_like(observations.time_a), np.empty_like(observations.time_b)
     for number, clock in enumerate(clocks):
         a, b = observations.clock_a == number, observations.clock_b == number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,18 +47,26 @@ def find_coverage(run: Run, roles: Roles) -> Coverage:
         counts = np.bincount(trace.spans.kind, minlength=len(schema.KINDS))
         captured.update({kind: int(count) for kind, count in zip(schema.KINDS, counts, strict=True) if count})
         dropped.update(trace.dropped)
+    skipped = {str(role) for trace in run.ranks.values() for role in trace.recording.get("skip_roles", ())}
     told = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
-    return Coverage(dict(captured), dict(dropped), (*sorted(told), *_silent_dimensions(run, roles)))
+    return Coverage(
+        dict(captured), dict(dropped), (*sorted(told), *_skipped(skipped), *_silent_dimensions(run, roles, skipped))
+    )
 
 
-def _silent_dimensions(run: Run, roles: Roles) -> Iterable[str]:
+def _skipped(roles: Iterable[str]) -> Iterable[str]:
+    for role in sorted(roles):
+        yield f"{role}: not recorded (skipped by COMMTRACE_SKIP_ROLES); its time is not zero, it is unknown."
+
+
+def _silent_dimensions(run: Run, roles: Roles, skipped: Collection[str]) -> Iterable[str]:
     """Parallel dimensions that must communicate and of which nothing was seen."""
     heard = _roles_that_communicated(run, roles)
     sizes: dict[str, int] = {}
     for trace in run.ranks.values():
         sizes.update(trace.parallel)
     for dimension, bypass in _USUAL_BYPASS.items():
-        if sizes.get(dimension, 1) > 1 and not any(dimension in role.split("-") for role in heard):
+        if sizes.get(dimension, 1) > 1 and not any(dimension in role.split("-") for role in (*heard, *skipped)):
             yield (
                 f"{dimension} communication: {dimension} = {sizes[dimension]}, and none was seen. It may have gone "
                 f"through {bypass}; its time is not zero, it is unknown."

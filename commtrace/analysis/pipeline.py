@@ -31,7 +31,8 @@ class Pipeline:
     step ends with a communication of all stages, the early stages' last wait is on that one: ``drain``.
 
     Attributes:
-        schedule: gpipe, 1f1b, interleaved_1f1b, zero_bubble or unknown.
+        schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb1p, interleaved_zero_bubble, zbv, dualpipev, zero_bubble
+            or unknown; see :mod:`commtrace.analysis.pipeline_schedule`.
         reason: why it is unknown; else empty.
         stages, chunks, microbatches: p, v (chunks per stage) and m (per step and replica).
         bubble_fraction_of_total, drain_fraction_of_total: measured, of the step.
@@ -124,16 +125,21 @@ def _chunks(trace: RankTrace) -> int:
 
 
 def _order(run: Run, trace: RankTrace, step: int) -> list[str]:
-    """What a rank does in a step: F, B or W with the microbatch."""
+    """What a rank does in a step: F, B, I or W with the microbatch and the chunk."""
     spans = trace.spans
     rows = np.flatnonzero(np.isin(spans.kind, (schema.FORWARD, schema.BACKWARD)) & (spans.step == step))
     actions = []
     for row in rows:
-        forward = spans.kind[row] == schema.FORWARD
         name = run.names[spans.name[row]] if spans.name[row] >= 0 else ""
-        letter = "F" if forward else "W" if "weight" in name or "wgrad" in name else "B"
-        actions.append(f"{letter}{spans.microbatch[row]}")
+        letter = "F" if spans.kind[row] == schema.FORWARD else _letter_of_backward(name)
+        actions.append(f"{letter}{spans.microbatch[row]}.{max(spans.chunk[row], 0)}")
     return actions
+
+
+def _letter_of_backward(name: str) -> str:
+    if "weight" in name or "wgrad" in name:
+        return "W"
+    return "I" if "input" in name or "dgrad" in name else "B"
 
 
 def _shares(bubbles: Sequence[StageBubble]) -> dict[str, float]:

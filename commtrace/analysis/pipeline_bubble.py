@@ -34,7 +34,8 @@ class StageBubble:
     """One pipeline stage. All times are ns per step: means over its ranks and the steps.
 
     Attributes:
-        forward_ns, backward_ns: the mean of a single one, without stalls on other stages.
+        forward_ns, backward_ns: the mean of a single one, without stalls on other stages; a backward of inputs
+            and the one of weights that completes it are one.
         work_ns: all forwards and backwards of a step.
         wall_ns: the step.
         bubble_ns: waiting for other stages on pipeline P2P; the phases add up to it, and so do the causes.
@@ -167,7 +168,7 @@ def _measure(
     forward, backward = (_phase_ns(trace, kind, between) for kind in (schema.FORWARD, schema.BACKWARD))
     return _Measured(
         forward=float(forward.mean()) if len(forward) else 0.0,
-        backward=float(backward.mean()) if len(backward) else 0.0,
+        backward=float(backward.sum()) / max(_whole_backwards(run, trace), 1),
         work=float(forward.sum() + backward.sum()),
         wall=float((step_end - step_start).sum()),
         warm_up=float(wait[warm_up].sum()),
@@ -176,6 +177,13 @@ def _measure(
         transfer=float((spans.end - spans.start - wait)[between].sum()),
         drain=float(np.maximum(drain, 0).sum()),
     )
+
+
+def _whole_backwards(run: Run, trace: RankTrace) -> int:
+    """Backwards, without those of weights alone, each of which completes one of inputs alone."""
+    spans = trace.spans
+    of_weights = spans.name == run.name_code("backward_weight")
+    return int(((spans.kind == schema.BACKWARD) & ~of_weights).sum())
 
 
 def _turning_points(trace: RankTrace) -> tuple[Int64, Int64, Int64]:

@@ -1,5 +1,16 @@
 """Which pipeline schedule a job follows, read from the order of its forwards and backwards.
 
+Schedules that run the backward of the weights apart are told by where their stages lie and by what they leave whole:
+
+* ``zb1p``: one chunk per stage, as many forwards ahead as 1F1B (ZB-H1 of "Zero Bubble Pipeline
+  Parallelism", ICLR 2024);
+* ``interleaved_zero_bubble``: several chunks, the pipeline goes round the ranks in a loop;
+* ``zbv``: two chunks, the pipeline goes to the last rank and back, so that the first rank holds the loss as well;
+  every backward is split;
+* ``dualpipev``: the same V, but backwards in the steady phase are whole, each beside a forward (the schedule that
+  DeepSeek's DualPipe becomes when its two halves are put on one V);
+* ``zero_bubble``: any other that splits its backwards.
+
 >>> recognise([["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]], chunks=1)
 Schedule(name='1f1b', reason='')
 """
@@ -12,8 +23,15 @@ from typing import Final, NamedTuple
 GPIPE: Final = "gpipe"
 ONE_F_ONE_B: Final = "1f1b"
 INTERLEAVED: Final = "interleaved_1f1b"
+LOOPED_BFS: Final = "looped_bfs"
 ZERO_BUBBLE: Final = "zero_bubble"
+ZB1P: Final = "zb1p"
+INTERLEAVED_ZERO_BUBBLE: Final = "interleaved_zero_bubble"
+ZBV: Final = "zbv"
+DUALPIPEV: Final = "dualpipev"
 UNKNOWN: Final = "unknown"
+
+_WITH_FORMULA: Final = frozenset({GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS})
 
 
 class Schedule(NamedTuple):
@@ -28,14 +46,15 @@ def recognise(orders: Sequence[Sequence[str]], chunks: int) -> Schedule:
 
     Args:
         orders: per stage, ascending, what it does in a step: ``F3`` and ``B3`` are forward and backward of microbatch
-            3; ``W`` stands for a backward of weights only. Chunks need not be told apart.
+            3; ``I`` and ``W`` stand for a backward of inputs and of weights only. ``F3.1`` is the same in chunk 1;
+            where chunks are not told, they count as one.
         chunks: model chunks per stage.
     """
     kinds = ["".join(action[0] for action in order) for order in orders]
-    if any("F" not in order or "B" not in order for order in kinds):
+    if any("F" not in order or not {"B", "I"} & set(order) for order in kinds):
         return Schedule(UNKNOWN, "A stage without a forward or without a backward was recorded.")
     if any("W" in order for order in kinds):
-        return Schedule(ZERO_BUBBLE)
+        return Schedule(_with_weights_apart(orders, kinds, chunks))
     counts = {(order.count("F"), order.count("B")) for order in kinds}
     if len(counts) > 1:
         return Schedule(UNKNOWN, "The stages run different numbers of forwards or backwards in a step.")
@@ -53,14 +72,14 @@ def recognise(orders: Sequence[Sequence[str]], chunks: int) -> Schedule:
 
 def ideal_fraction_of_total(name: str, stages: int, chunks: int, microbatches: int) -> float | None:
     """Bubble of an ideal step, as a share of the step: (p − 1)/(v·m + p − 1); None where no formula holds."""
-    if name not in (GPIPE, ONE_F_ONE_B, INTERLEAVED):
+    if name not in _WITH_FORMULA:
         return None
     return (stages - 1) / (chunks * microbatches + stages - 1)
 
 
 def ideal_ratio_to_work(name: str, stages: int, chunks: int, microbatches: int) -> float | None:
     """Bubble of an ideal step, as a share of its forwards and backwards: (p − 1)/(v·m); None where none holds."""
-    if name not in (GPIPE, ONE_F_ONE_B, INTERLEAVED):
+    if name not in _WITH_FORMULA:
         return None
     return (stages - 1) / (chunks * microbatches)
 
@@ -73,14 +92,37 @@ def _forwards_ahead(order: str) -> int | None:
     return lead if order == expected else None
 
 
+def _with_weights_apart(orders: Sequence[Sequence[str]], kinds: Sequence[str], chunks: int) -> str:
+    if chunks == 1:
+        first_backward = [min(order.find(letter) for letter in "BI" if letter in order) for order in kinds]
+        ahead = [order[:first].count("F") - 1 for order, first in zip(kinds, first_backward, strict=True)]
+        return ZB1P if ahead == _ahead_in_1f1b(len(kinds), kinds[0].count("F")) else ZERO_BUBBLE
+    if chunks == 2 and _goes_back(orders):
+        return DUALPIPEV if any("B" in order for order in kinds) else ZBV
+    return INTERLEAVED_ZERO_BUBBLE
+
+
+def _goes_back(orders: Sequence[Sequence[str]]) -> bool:
+    """Whether the pipeline turns round at the last rank: that one goes on to its second chunk before the first does."""
+    return _start_of_second_chunk(orders[-1]) < _start_of_second_chunk(orders[0])
+
+
+def _start_of_second_chunk(order: Sequence[str]) -> int:
+    starts = (place for place, action in enumerate(order) if action[0] == "F" and action.endswith(".1"))
+    return next(starts, len(order))
+
+
+def _ahead_in_1f1b(stages: int, forwards: int) -> list[int]:
+    return [min(stages - stage - 1, forwards - 1) for stage in range(stages)]
+
+
 def _by_lead(ahead: Sequence[int], forwards: int, chunks: int) -> Schedule:
-    stages = len(ahead)
-    if chunks == 1 and list(ahead) == [min(stages - stage - 1, forwards - 1) for stage in range(stages)]:
+    if chunks == 1 and list(ahead) == _ahead_in_1f1b(len(ahead), forwards):
         return Schedule(ONE_F_ONE_B)
     if chunks > 1 and _is_interleaved(ahead, forwards, chunks):
         return Schedule(INTERLEAVED)
     if all(lead == forwards - 1 for lead in ahead):
-        return Schedule(GPIPE)
+        return Schedule(GPIPE if chunks == 1 else LOOPED_BFS)
     leads = ", ".join(map(str, ahead))
     return Schedule(UNKNOWN, f"The stages run {leads} forwards ahead of their first backward: no known schedule does.")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication import Communication
 from commtrace.analysis.states import COMPUTE
+from commtrace.analysis.step_choice import DURATION_ONLY, WARM_UP
 from commtrace.trace.run import RankTrace
 
 NO_COMMUNICATION = "No communication was recorded in these steps."
@@ -39,12 +40,17 @@ def _steps(analysis: Analysis) -> Iterable[str]:
             "No step was recorded; all of the recording is shown as one. Mark steps with `with commtrace.step(i):` "
             "or train with a framework that commtrace knows."
         )
+    elif not choice.used and DURATION_ONLY in choice.left_out.values():
+        yield (
+            "No step was recorded in detail by every rank: only durations and sums are known. While the job runs, "
+            "`commtrace trigger RUN` has all ranks record the next steps in detail."
+        )
     elif not choice.used:
         yield "No step was recorded in full by every rank; there is nothing to show."
     silent = sorted(set(recorded.ranks) - set(choice.ranks))
     if silent:
         yield f"Left out, because they recorded no complete step: {_ranks(silent)}."
-    incomplete = sum(reason != "warm-up" for reason in choice.left_out.values())
+    incomplete = sum(reason not in (WARM_UP, DURATION_ONLY) for reason in choice.left_out.values())
     if choice.used and incomplete:
         yield f"{incomplete} steps were left out because not every rank recorded them in full."
 

@@ -59,6 +59,13 @@ def find_roles(run: Run) -> Roles:
     return Roles(words, {rank: _roles_of_rank(run, trace, groups, words) for rank, trace in run.ranks.items()})
 
 
+def role_of(run: Run, trace: RankTrace, group: int, peer: int = schema.NOT_APPLICABLE) -> str:
+    """The role of one communication of a rank; ``peer`` is given for point-to-point operations only."""
+    known = trace.groups if group in trace.groups else {n: g for t in run.ranks.values() for n, g in t.groups.items()}
+    pipelines = [own for own in trace.groups.values() if own.role == PIPELINE]
+    return _role_and_size(trace.rank, group, peer, known, pipelines)[0]
+
+
 def is_p2p(run: Run, spans: Spans) -> Bool:
     """Point-to-point rows, and stalls on them."""
     sides = [run.name_code("send"), run.name_code("recv")]

@@ -16,6 +16,8 @@ from commtrace.trace.spans import Bool, Spans
 
 _ENOUGH_STEPS_FOR_A_WARM_UP: Final = 3
 _NO_STEP: Final = -1
+WARM_UP: Final = "warm-up"
+DURATION_ONLY: Final = "not in detail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,18 @@ class StepChoice:
             "count": len(self.used),
             "left_out": [
                 {"first": steps[0], "last": steps[-1], "count": len(steps), "reason": reason}
-                for reason, group in groupby(self.left_out, key=lambda step: self.left_out[step])
+                for reason, group in groupby(self._told(), key=lambda step: self.left_out[step])
                 if (steps := list(group))
             ],
         }
 
+    def _told(self) -> list[int]:
+        """Without the steps between those in detail: one range for each of these would be no help."""
+        return [step for step, reason in self.left_out.items() if reason != DURATION_ONLY]
+
 
 def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
-    """The steps that every rank recorded in full, without the first one recorded.
+    """The steps that every rank recorded in detail and in full, without the first one recorded.
 
     Ranks that recorded no step at all (killed in the first one) do not decide. The first step is left out as warm-up
     when at least three are complete.
@@ -60,10 +66,17 @@ def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
     if not reporting:
         return StepChoice((), {}, tuple(of_rank))
     recorded = sorted(set[int]().union(*of_rank.values()))
-    complete = sorted(set(recorded).intersection(*(of_rank[rank] for rank in reporting)))
-    left_out = {step: "not recorded in full by every rank" for step in recorded if step not in complete}
-    if not keep_warm_up and len(complete) >= _ENOUGH_STEPS_FOR_A_WARM_UP:
-        left_out[complete[0]] = "warm-up"
+    summed = {step for rank in reporting for step in run.ranks[rank].aggregates}
+    common = set(recorded).intersection(*(of_rank[rank] for rank in reporting))
+    complete = sorted(common - summed)
+    left_out = {
+        step: DURATION_ONLY if step in common else "not recorded in full by every rank"
+        for step in recorded
+        if step not in complete
+    }
+    begins_here = complete[:1] == recorded[:1] and not any(trace.discarded for trace in run.ranks.values())
+    if not keep_warm_up and begins_here and len(complete) >= _ENOUGH_STEPS_FOR_A_WARM_UP:
+        left_out[complete[0]] = WARM_UP
         complete = complete[1:]
     return StepChoice(tuple(complete), dict(sorted(left_out.items())), reporting)
 

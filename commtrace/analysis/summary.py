@@ -13,6 +13,7 @@ from typing import Any
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import communication_table
 from commtrace.analysis.coverage import find_coverage
+from commtrace.analysis.detail import find_detail
 from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.analysis.problems import find_problems
@@ -38,9 +39,9 @@ def summarise(source: str | Path | Run, steps: str | None = None) -> dict[str, A
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first (the warm-up).
 
     Returns:
-        Values that JSON can hold, never NaN: ``run``, ``alignment``, ``ranks`` (means per step), ``communication``,
-        ``pipeline`` (None without one), ``stragglers``, ``abstentions`` (what could not be judged), ``coverage``,
-        ``verdict`` and ``problems``.
+        Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
+        ``ranks`` (means per step), ``communication``, ``pipeline`` (None without one), ``stragglers``, ``abstentions``
+        (what could not be judged), ``coverage``, ``verdict`` and ``problems``.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -59,6 +60,7 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
         "run": _identity(analysis),
+        "detail": find_detail(analysis.recorded),
         "alignment": analysis.alignment.to_json(),
         "ranks": [rank.to_json() for rank in ranks],
         "communication": [row.to_json() for row in communication],

@@ -140,14 +140,14 @@ class FunctionalCapture:
         operation, tensor, rank, tag = message
         peer = state.ranks_by_group_rank[rank]
         seq = state.next_p2p(operation.is_send, peer, tag)
-        if not self._tracer.recording:
+        if not self._tracer.recording or self._tracer.groups.skips(state):
             return None
         return self._timed(operation, state, seq, (tensor.nbytes, NO_SELF_BYTES, tensor.dtype, None), peer, tensor)
 
     def _launch(
         self, operation: FunctionalOperation, arguments: tuple[Any, ...], state: GroupState, seq: int
     ) -> _Functional | None:
-        if not self._tracer.recording:
+        if not self._tracer.recording or self._tracer.groups.skips(state):
             return None
         payload = operation.measure(arguments, _process_group(arguments[operation.group_argument]))
         root = operation.root_argument

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from commtrace.capture.records import DeviceCall, Queue
@@ -89,9 +89,12 @@ class GroupRegistry:
         states: by ``id`` of the ``ProcessGroup``.
         version: changes with every group and role that becomes known.
         position: rank, world size and backend of this process when it last had a process group.
+        skip_roles: communication of groups with these roles is numbered and not timed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, skip_roles: Collection[str] = ()) -> None:
+        self.skip_roles = frozenset(skip_roles)
+        self._pipeline_peers: frozenset[int] = frozenset()
         self.states: dict[int, GroupState] = {}
         self.version = 0
         self.position: tuple[int, int, str] | None = None
@@ -123,14 +126,20 @@ class GroupRegistry:
                 ):
                     self._register(process_group)
 
+    def skips(self, state: GroupState, peer: int = -1) -> bool:
+        """Whether a communication is not to be timed; ``peer`` is given for point-to-point operations only.
+
+        Its role is found as readers find it: a pipeline's sends may go over the group of the whole world.
+        """
+        return ("pp" if peer in self._pipeline_peers else state.group.role) in self.skip_roles
+
     def set_role(self, process_group: Any, role: str) -> None:
         """Say what a group is for. The first framework that knows wins over torch's description."""
         state = self.state(process_group)
         with self._lock:
             if state.group.role != role:
                 state.group = state.group._replace(role=role)
-                self._history[state.group.id] = state.group
-                self.version += 1
+                self._remember(state.group)
 
     def name_dimension(self, process_group: Any, dimension: str) -> None:
         """A ``DeviceMesh`` calls its dimension so. What a framework has said of the group stays."""
@@ -168,9 +177,14 @@ class GroupRegistry:
         key = id(process_group)
         self.states[key] = state
         self._references[key] = weakref.ref(process_group, lambda _: self._forget(key, state))
-        self._history[group.id] = group
-        self.version += 1
+        self._remember(group)
         return state
+
+    def _remember(self, group: Group) -> None:
+        self._history[group.id] = group
+        if group.role == "pp":
+            self._pipeline_peers |= set(group.ranks)
+        self.version += 1
 
     def _forget(self, key: int, state: GroupState) -> None:
         # No lock: this runs wherever the last reference is dropped, perhaps inside code that holds the lock.

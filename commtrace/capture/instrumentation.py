@@ -9,15 +9,18 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commtrace import identity
+from commtrace.capture import triggers
 from commtrace.capture.activity import PART as ACTIVITY
 from commtrace.capture.activity import Activity
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.garbage import GarbageCollections
+from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
 from commtrace.capture.invisible import PART as INVISIBLE
 from commtrace.capture.issued import IssuedCalls
@@ -26,9 +29,13 @@ from commtrace.capture.phases import PhaseCapture
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.reducer import ReducerCapture
 from commtrace.capture.tracer import Tracer
+from commtrace.capture.triggers import Triggers
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError
 from commtrace.recorder import Recorder, Sink
+from commtrace.trace.aggregates import AggregatingSink
+from commtrace.trace.budget import Budget
+from commtrace.trace.detail import DetailPlan
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter
@@ -89,7 +96,14 @@ class Instrumentation:
         )
         self._device_clock = _device_clock()
         window = StepRange.parse(config.steps) if config.steps else None
-        self.tracer = Tracer(self.recorder, clock=self._device_clock, window=window)
+        self.tracer = Tracer(
+            self.recorder,
+            clock=self._device_clock,
+            window=window,
+            groups=GroupRegistry(config.skip_roles),
+            detail=DetailPlan(config.sample),
+        )
+        self._triggers: Triggers | None = Triggers(self.tracer)
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
         self._functional = FunctionalCapture(self.tracer, self._process_groups.devices)
         self._issued = IssuedCalls(self.tracer, self._process_groups.devices)
@@ -146,10 +160,16 @@ class Instrumentation:
                 self._uninstallers.append((name, install(self.tracer)))
             except Exception as error:
                 self.tracer.failed(name, error)
+        self._listen()
         options = recording_options(self._config)
         if options:
             self.tracer.set_topology({"recording": options})
         self.recorder.start()
+
+    def _listen(self) -> None:
+        if self._triggers is not None and self._config.trigger_signal:
+            listening = partial(self._triggers.listen, self._config.trigger_signal)
+            self._install(triggers.PART, listening, self._triggers.uninstall)
 
     def stop(self) -> None:
         """Close the last step, take every patch out, and write what is left."""
@@ -195,12 +215,21 @@ class Instrumentation:
             # A short job: its process groups are gone already.
             rank, world_size, backend = self.tracer.groups.position
             metadata = replace(metadata, rank=rank, world_size=world_size, backend=backend)
-        writer = SegmentWriter(directory, metadata, steps_per_segment=self._config.steps_per_segment)
+        writer = SegmentWriter(
+            directory,
+            metadata,
+            steps_per_segment=self._config.steps_per_segment,
+            budget=Budget(self._config.keep_steps, self._config.keep_bytes),
+        )
         if metadata.rank == 0:
             _announce(directory)
         # Before the writer, which may thin out what it is given.
         self._observers = self._opened_observers(metadata, directory)
-        return [*self._observers, writer]
+        if self._triggers is not None:
+            self._triggers.open(directory, metadata)
+        detail = self.tracer.detail
+        thinned = writer if detail.every == 1 else AggregatingSink(writer, detail.details)
+        return [*self._observers, thinned]
 
     def _opened_observers(self, metadata: RankMetadata, directory: Path) -> Sequence[Observer]:
         if self._open_observers is None:
@@ -233,7 +262,20 @@ class Instrumentation:
         if anchor.monotonic_ns >= self._next_anchor_ns:
             self._next_anchor_ns = anchor.monotonic_ns + int(ANCHOR_SECONDS * 1e9)
             yield "clock_anchor", asdict(anchor)
+            if not self.tracer.recording and self.tracer.has_begun_a_step:
+                yield "progress", {"step": self.tracer.latest_step}
+        yield from self._requests()
         yield from self._what_is_going_on()
+
+    def _requests(self) -> list[tuple[str, Any]]:
+        if self._triggers is None:
+            return []
+        try:
+            return list(self._triggers.marks())
+        except Exception as error:
+            self._triggers = None
+            self.tracer.failed(triggers.PART, error)
+            return []
 
     def _what_is_going_on(self) -> list[tuple[str, Any]]:
         """The marks that a hang report starts from."""

@@ -57,7 +57,7 @@ class IssuedCalls:
         tracer = self._tracer
         state = tracer.groups.state(ProcessGroup.unbox(boxed_group))
         seq = next(state.collective_seq)
-        if not tracer.recording:
+        if not tracer.recording or tracer.groups.skips(state):
             return None
         num_bytes, self_bytes, dtype, tensor, members = payload
         peer = -1 if root is None else state.ranks_by_group_rank[root]

@@ -1,12 +1,16 @@
 """The optimizer phase of any training loop: ``step`` of every ``torch.optim.Optimizer``, by torch's own global hooks.
 
 An optimizer that steps inside another one (Megatron's and DeepSpeed's wrap torch's) is part of the outer one's
-phase: only the outermost is recorded.
+phase: only the outermost is recorded. Where nobody marks steps, they end with the optimizers
+(:mod:`commtrace.capture.step_finder`), which is told here of every optimizer that is made or steps, and of steps that
+``GradScaler`` skips because gradients overflowed.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 from commtrace.capture.records import Span
@@ -23,12 +27,20 @@ class OptimizerPhase:
         self._tracer = tracer
         self._handles: list[Any] = []
         self._local = threading.local()
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
         """Register the hooks with torch. Idempotent."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        from torch.amp.grad_scaler import GradScaler
+        from torch.optim.optimizer import (
+            Optimizer,
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
 
         if not self._handles:
+            self._replace(Optimizer, "__init__", self._then_note)
+            self._replace(GradScaler, "step", self._also_when_skipped)
             self._handles = [
                 register_optimizer_step_pre_hook(self._before),
                 register_optimizer_step_post_hook(self._after),
@@ -39,6 +51,41 @@ class OptimizerPhase:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        while self._replaced:
+            owner, name, original, replacement = self._replaced.pop()
+            if vars(owner).get(name) is replacement:
+                setattr(owner, name, original)
+
+    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        original = vars(owner)[name]
+        replacement = wrap(original)
+        self._replaced.append((owner, name, original, replacement))
+        setattr(owner, name, replacement)
+
+    def _then_note(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def __init__(optimizer: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
+            original(optimizer, *arguments, **keywords)
+            try:
+                self._tracer.steps.optimizer_made(optimizer)
+            except Exception as error:
+                self._tracer.failed(PART, error)
+
+        return __init__
+
+    def _also_when_skipped(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+            updates = self._tracer.steps.updates
+            result = original(scaler, optimizer, *arguments, **keywords)
+            try:
+                if self._tracer.steps.updates == updates and not self._tracer.open_optimizers:
+                    self._tracer.steps.optimizer_ended(optimizer)
+            except Exception as error:
+                self._tracer.failed(PART, error)
+            return result
+
+        return step
 
     def _before(self, optimizer: Any, _arguments: Any, _keywords: Any) -> None:
         try:
@@ -46,10 +93,12 @@ class OptimizerPhase:
             # A step that raised left its entry behind: torch calls the second hook only after success.
             while any(opened is optimizer for opened, _ in stack):
                 stack.pop()
-            nested = self._tracer.open_optimizers > 0
-            stack.append(
-                (optimizer, None if nested else self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__))
-            )
+            if self._tracer.open_optimizers > 0:
+                self._tracer.steps.optimizer_is_part_of_another(optimizer)
+                stack.append((optimizer, None))
+                return
+            self._tracer.steps.work_begins()
+            stack.append((optimizer, self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
         except Exception as error:
             self._tracer.failed(PART, error)
 
@@ -63,6 +112,7 @@ class OptimizerPhase:
                 opened, span = stack.pop()
             if span is not None:
                 self._tracer.leave(span)
+                self._tracer.steps.optimizer_ended(optimizer)
         except Exception as error:
             self._tracer.failed(PART, error)
 

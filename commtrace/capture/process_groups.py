@@ -116,6 +116,7 @@ class ProcessGroupCapture:
     def _captured(self, original: Any, operation: Operation) -> Callable[..., Any]:
         tracer, devices, pending = self._tracer, self._devices, self._pending
         states, register = tracer.groups.states, tracer.groups.state
+        skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
         number = _p2p_number if operation.is_p2p else _collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
         launched, forgotten, unrecorded = self._launched, self._forgotten, self._unrecorded
@@ -128,7 +129,7 @@ class ProcessGroupCapture:
                 positional = _positional(arguments, keywords, operation.arguments) if keywords else arguments
                 state = states.get(id(process_group)) or register(process_group)
                 seq, peer, is_async = number(operation, state, positional)
-                if tracer.recording:
+                if tracer.recording and not (skip_roles and skips(state, -1 if is_collective else peer)):
                     num_bytes, self_bytes, dtype, tensor, members = measure(positional, process_group)
                     launch = (
                         operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, tracer.coordinates,

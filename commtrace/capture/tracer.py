@@ -7,6 +7,7 @@ One :class:`Tracer` per process. Integrations tell it about steps, microbatches 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from commtrace.capture.clock import DeviceClock, HostClock, Mark, now_ns
@@ -14,8 +15,10 @@ from commtrace.capture.completions import CompletionCallbacks
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.guard import Guard
 from commtrace.capture.records import Coordinates, Span, count_rows, span_rows
+from commtrace.capture.step_finder import StepFinder
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
+from commtrace.trace.detail import DetailPlan
 from commtrace.trace.step_range import StepRange
 
 _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
@@ -37,9 +40,11 @@ class Tracer:
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
         open_optimizers: how many optimizer phases are open now.
         open_waits: how many ``data`` and ``checkpoint`` phases are open now; the outermost says what is waited for.
-        last_mark: the latest end of a phase or a stall.
+        detail: which steps are recorded in detail, whatever the window.
         innermost: the phase that is open now; its ``outer`` is the one around it.
         blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
+        last_mark: the latest end of a phase or a stall in the current step.
+        steps: finds the steps of a loop in which nobody marks them.
     """
 
     def __init__(
@@ -50,11 +55,13 @@ class Tracer:
         window: StepRange | None = None,
         guard: Guard | None = None,
         groups: GroupRegistry | None = None,
+        detail: DetailPlan | None = None,
     ) -> None:
         self.recorder = recorder
         self.append = recorder.append
         self.clock: DeviceClock = clock or HostClock()
         self.window = window
+        self.detail = detail or DetailPlan()
         self.guard = guard or Guard()
         self.groups = groups or GroupRegistry()
         self.completions = CompletionCallbacks()
@@ -67,40 +74,67 @@ class Tracer:
         self.innermost: Span | None = None
         self.blocked: list[Any] = [None]
         self.open_waits = 0
+        self.steps = StepFinder(self)
         self._step: Span | None = None
         self._step_is_users = False
         self._work_end: Mark | None = None
         self._latest_step = -1
+        self._at_steps: tuple[tuple[int, Callable[[], None]], ...] = ()
         self._topology: dict[str, Any] = {}
         self._topology_version = 0
         self._lock = threading.Lock()
 
     @property
     def has_begun_a_step(self) -> bool:
-        """Whether this process trains, as far as is known."""
-        return self._latest_step >= 0
+        """Whether this process trains, as far as is known; steps that nobody marked are not sure enough."""
+        return self._latest_step >= 0 and not self.steps.finding
 
-    def begin_step(self, number: int | None = None, *, is_users: bool = False) -> None:
+    @property
+    def latest_step(self) -> int:
+        """Number of the step that was begun last; −1 before the first one."""
+        return self._latest_step
+
+    def at_step(self, number: int, action: Callable[[], None]) -> None:
+        """Have ``action`` called on the training thread as step ``number``, or a later one, begins. From any thread."""
+        with self._lock:
+            self._at_steps = (*self._at_steps, (number, action))
+
+    def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None:
         """Close the current step and open the next one, at this instant.
 
         Args:
             number: of the new step; the previous one plus 1 if None.
             is_users: the script itself marks its steps. An integration that begins one inside it then means the same
                 step.
+            is_found: nobody marked it; :attr:`steps` found it.
         """
+        if not is_found:
+            self.steps.give_way(is_users=is_users)
         if self._step_is_users and not is_users:
             return
         self._step_is_users = is_users
         step = self._latest_step + 1 if number is None else number
-        record = self.window is None or step in self.window
+        record = self.window is None or step in self.window or self.detail.requests(step)
         now = self.clock.mark() if record or self.recording else None
         self._close_step(now)
         self.open_optimizers = 0  # an optimizer that raised never left its phase
         self._latest_step = step
-        self._work_end = None
+        self._work_end = self.last_mark = None
         self.coordinates = Coordinates(step)
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
+        if self._at_steps:
+            self._act(step)
+
+    def _act(self, step: int) -> None:
+        with self._lock:
+            due = [action for number, action in self._at_steps if number <= step]
+            self._at_steps = tuple(later for later in self._at_steps if later[0] > step)
+        for action in due:
+            try:
+                action()
+            except Exception as error:
+                self.failed("what was asked for at a step", error)
 
     def end_step(self) -> None:
         """Close the current step here; what follows belongs to no step until the next one begins."""
@@ -109,11 +143,31 @@ class Tracer:
         self.coordinates = Coordinates()
         self.recording = self.window is None
 
+    def end_iteration(self) -> None:
+        """Of a framework that only begins steps: close the current one, because what follows is no training.
+
+        A step that the script marks stays open, and so does one that has done no work yet.
+        """
+        if not self._step_is_users and self._work_end is not None:
+            self.end_step()
+
+    def restart_step(self) -> None:
+        """The current step begins only now; what there was of it belongs to no step."""
+        if self._step is not None:
+            self._step.start = self.clock.mark()
+
+    def discard_step(self) -> None:
+        """The current step was none."""
+        self._step = None
+
     def finish(self) -> None:
         """At the end of the run: the last step ends with its last forward, backward or optimizer, not at process exit.
 
-        What comes later (a last barrier, a checkpoint, an evaluation) is no part of it.
+        What comes later (a last barrier, a checkpoint, an evaluation) is no part of it. A step that was to end with an
+        optimizer, and did not, is none.
         """
+        if self.steps.finding:
+            self.discard_step()
         self._close_step(self.last_mark if self._work_end is None else self._work_end)
 
     def _close_step(self, end: Mark | None) -> None:

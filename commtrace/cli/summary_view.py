@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from commtrace.cli.detail_view import detail_lines, print_sums
 from commtrace.cli.rank_table import rank_table
 from commtrace.cli.units import bandwidth, duration, milliseconds, num_bytes, share
 
@@ -28,6 +29,7 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
         _print_table(console, "Mean step of each rank, ms and share", table, note)
     _print_exposed(console, summary)
     _print_communication(console, summary["communication"])
+    print_sums(console, summary["detail"])
     print_pipeline(console, summary["pipeline"])
     print_stragglers(console, summary["stragglers"])
     for abstention in summary["abstentions"]:
@@ -55,6 +57,7 @@ def _header(summary: Summary) -> Iterable[str]:
     framework = " ".join((run["framework"] or {}).values())
     yield " · ".join(filter(None, [parallel, framework, *versions]))
     yield _steps_line(run["steps"])
+    yield from detail_lines(summary["detail"])
     yield _clock_line(summary["alignment"])
 
 

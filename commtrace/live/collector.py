@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from commtrace.live.device import Device, training_device
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
@@ -49,6 +50,7 @@ class StepCollector:
         listeners: told of every step.
         dropped: spans dropped so far, by kind.
         thread_ns: CPU time of the calling thread.
+        device: what the process trains on.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class StepCollector:
         *,
         dropped: Callable[[], Mapping[str, int]] = dict,
         thread_ns: Callable[[], int] = time.thread_time_ns,
+        device: Callable[[], Device | None] = training_device,
     ) -> None:
         self.rank = rank
         self._listeners = list(listeners)
         self._dropped = dropped
         self._thread_ns = thread_ns
+        self._device = device
         self._pending: list[_Pending] = []
         self._ripe: list[_Pending] = []
         self._told_overhead_ns = 0
@@ -159,6 +163,7 @@ class StepCollector:
             "overhead_ns": overhead,
             "dropped": {kind: count for kind, count in news.items() if count},
             "counts": _counts(own_rows),
+            "device": self._device(),
         }
 
     def _tell(self, summary: StepSummary, rows: Sequence[Row]) -> None:

@@ -57,6 +57,15 @@ class LiveRank:
         anchor = self.anchor
         return monotonic_ns + anchor.realtime_ns - anchor.monotonic_ns
 
+    def clock(self) -> tuple[int, int]:
+        """How far the wall clock has been moved against the monotonic clock since the recording began, and the error.
+
+        Both ns; the error is that of the newest reading: half the time that it took.
+        """
+        first, newest = self.metadata.anchor, self.anchor
+        moved = (newest.realtime_ns - first.realtime_ns) - (newest.monotonic_ns - first.monotonic_ns)
+        return moved, newest.bracket_ns // 2
+
     def identity(self) -> dict[str, str]:
         """Labels that tell this rank from all others: run, rank, node, local rank, and its parallel coordinates."""
         metadata = self.metadata

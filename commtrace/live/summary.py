@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from commtrace.analysis.roles import PIPELINE
+from commtrace.live.device import Device
+from commtrace.live.peak_flops import mfu
 
 _POINT_TO_POINT: Final = ("send", "recv")
 
@@ -82,6 +84,7 @@ class StepSummary:
         dropped: spans that were dropped since the last summary, by kind.
         overhead_ns: CPU time of the harvester thread since the last summary, not of the training thread.
         counts: what the script told with ``commtrace.count``: ``tokens``, ``samples``, ``model_flops``.
+        device: what the rank trains on; None without an accelerator.
     """
 
     run_id: str
@@ -101,6 +104,14 @@ class StepSummary:
     dropped: Mapping[str, int] = field(default_factory=dict)
     overhead_ns: int = 0
     counts: Mapping[str, float] = field(default_factory=dict)
+    device: Device | None = None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation; None where the script told no FLOPs or the GPU's peak is not known."""
+        if self.device is None:
+            return None
+        return mfu(self.counts.get("model_flops", 0.0), self.duration_ns / 1e9, self.device.name)
 
     @property
     def end_ns(self) -> int:

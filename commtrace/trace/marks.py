@@ -25,6 +25,9 @@ class Marks:
         self.activity: Mapping[str, Any] = {}
         self.activity_ns: int | None = None
         self.drops: list[Drop] = []
+        self.progress: list[tuple[int, int]] = []
+        self.discarded: Mapping[str, Any] = {}
+        self.triggers: dict[str, Mapping[str, Any]] = {}
         self.problems: tuple[str, ...] = ()
         self.closed = False
 
@@ -63,6 +66,12 @@ class Marks:
             self.in_flight = tuple(detail)
         elif name == "activity":
             self.activity, self.activity_ns = detail, at_ns
+        elif name == "progress" and at_ns is not None:
+            self.progress.append((detail["step"], at_ns))
+        elif name == "discarded":
+            self.discarded = detail
+        elif name == "trigger":
+            self.triggers[detail["id"]] = detail
         elif name == "problem" and detail["message"] not in self.problems:
             self.problems = (*self.problems, detail["message"])
         elif name == "end":

@@ -19,6 +19,10 @@ activity           of a rank that recorded nothing for two seconds, and once at 
                    "collectives": {group: how many were launched}, "p2p": [[group, is_send, peer, tag, how many], …],
                    "frames": ["file:line function", …] innermost first, "quiet_ns", "again_within_ns"}
 count              {"tokens", "samples", "model_flops"}: what the script told of the step in the row's column
+aggregate          [[kind, name, group, peer, count, ns, bytes, longest ns], …]: sums over a step; see aggregates.py
+trigger            {"id", "first", "end", "modules", "by", "seen_at_step", "late"}: detail was asked for, see trigger.py
+progress           {"step"}: where a rank is that records nothing now
+discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
 problem            {"message"}: a part of commtrace was disabled, and why
 end                {}: the recorder was closed in order
 =================  ===================================================================================

@@ -15,19 +15,20 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
+from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Spans
 from commtrace.trace.step_range import StepRange
-from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, SEGMENT_PATTERN, segment_step_ranges
+from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, segment_paths, segment_step_ranges
 
 _READ_THREADS = 8
 
@@ -37,6 +38,10 @@ class _Segment:
     path: Path
     metadata: RankMetadata
     first_step: int
+
+
+NEWEST_SEGMENTS: Final = 2
+"""How many segments of each rank :func:`load_newest` reads."""
 
 
 def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
@@ -51,10 +56,21 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
         TraceFormatError: the files were written by a newer, incompatible commtrace.
         ConfigurationError: ``steps`` cannot be parsed.
     """
-    directory = find_run_directory(Path(path))
     wanted = StepRange.parse(steps) if isinstance(steps, str) else steps
     problems: list[str] = []
-    segments = _newest_session(_scan(directory, problems), problems)
+    directory = find_run_directory(Path(path))
+    return _loaded(directory, _newest_session(_scan(directory, problems), problems), wanted, problems)
+
+
+def load_newest(path: str | Path) -> Run:
+    """Load only what the ranks of a run wrote last, for whoever asks where it is now. Raises as :func:`load_run`."""
+    problems: list[str] = []
+    directory = find_run_directory(Path(path))
+    segments = _newest_session(_scan(directory, problems, NEWEST_SEGMENTS), problems)
+    return _loaded(directory, segments, None, problems)
+
+
+def _loaded(directory: Path, segments: dict[int, list[_Segment]], wanted: StepRange | None, problems: list[str]) -> Run:
     names: list[str] = []
     with ThreadPoolExecutor(_READ_THREADS) as pool:
         tables = pool.map(lambda rank: _read_rank(segments[rank], wanted), sorted(segments))
@@ -91,15 +107,15 @@ def _rank_directories(directory: Path) -> list[Path]:
     return sorted(child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
 
 
-def _scan(directory: Path, problems: list[str]) -> list[_Segment]:
-    """The segments of all ranks, each with the metadata in its header."""
+def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[_Segment]:
+    """The segments of all ranks, or only so many newest of each, with the metadata in their headers."""
     found = []
     for rank_directory in _rank_directories(directory):
-        for path in sorted(rank_directory.iterdir()):
-            if not SEGMENT_PATTERN.match(path.name):
-                continue
+        for path in segment_paths(rank_directory)[-newest:]:
             try:
                 found.append(_read_header(path))
+            except FileNotFoundError:
+                continue  # a running job has just deleted it to keep to its budget; its `discarded` mark says so
             except (pa.ArrowException, OSError) as error:
                 problems.append(f"{path}: skipped, its header is not readable ({_first_line(error)}).")
     return found
@@ -165,7 +181,11 @@ def _read_rank(segments: list[_Segment], steps: StepRange | None) -> tuple[pa.Ta
 
 def _read_batches(path: Path) -> tuple[list[pa.RecordBatch], str | None]:
     batches = []
-    with pa.OSFile(str(path), "rb") as file:
+    try:
+        source = pa.OSFile(str(path), "rb")
+    except FileNotFoundError:
+        return [], f"{path}: was deleted while the run was read, to keep to its budget."
+    with source as file:
         stream = pa.ipc.open_stream(file)
         try:
             for batch in stream:
@@ -183,11 +203,18 @@ def _rank_trace(
     spans = Spans(**columns)
     marks = spans.kind == schema.MARK
     told = Marks()
+    aggregates: dict[int, list[str]] = {}
     mark_rows = np.flatnonzero(marks)
     for row, detail in zip(mark_rows, table["detail"].take(pa.array(mark_rows)).to_pylist(), strict=True):
-        told.read(names[spans.name[row]], json.loads(detail) if detail else {}, int(spans.start[row]))
+        if names[spans.name[row]] == AGGREGATE:
+            aggregates.setdefault(int(spans.step[row]), []).append(detail)
+        else:
+            told.read(names[spans.name[row]], json.loads(detail) if detail else {}, int(spans.start[row]))
     problems += dict.fromkeys(f"rank {metadata.rank}: {message}" for message in told.problems)
     selected = ~marks if steps is None else ~marks & steps.mask(spans.step)
+    cut = int(told.discarded.get("last_step", schema.NOT_APPLICABLE))
+    if cut >= 0:  # a part of this step may have been deleted with the segment that held it
+        selected &= (spans.step < 0) | (spans.step > cut)
     kept = spans.take(selected)
     kept = kept.take(np.lexsort((-kept.end, kept.start)))
     return RankTrace(
@@ -205,6 +232,14 @@ def _rank_trace(
         drops=tuple(told.drops),
         last_written_ns=int(spans.end.max()) if len(spans) else None,
         closed=told.closed,
+        aggregates={
+            step: tuple(texts)
+            for step, texts in aggregates.items()
+            if (steps is None or step in steps) and not 0 <= step <= cut
+        },
+        discarded=told.discarded,
+        progress=tuple(told.progress),
+        triggers=tuple(told.triggers.values()),
         details=_details(table, spans, selected),
     )
 

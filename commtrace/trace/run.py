@@ -44,6 +44,10 @@ class RankTrace:
         drops: each time that the rank told of dropped spans.
         last_written_ns: the latest instant, on its own clock, of which the files tell; None if they tell of none.
         closed: False when the rank did not end in order (killed, or still running).
+        aggregates: by step that is not in detail, the texts of its ``aggregate`` marks (:mod:`.aggregates`).
+        discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
+        progress: (step, ns) while nothing was recorded, of a rank that was told to record only some steps.
+        triggers: what was asked for while the run went on, as the ``trigger`` marks have it.
         details: JSON extras of communications, by span id.
     """
 
@@ -61,11 +65,21 @@ class RankTrace:
     drops: tuple[Drop, ...] = ()
     last_written_ns: int | None = None
     closed: bool = True
+    aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    discarded: Mapping[str, Any] = field(default_factory=dict)
+    progress: tuple[tuple[int, int], ...] = ()
+    triggers: tuple[Mapping[str, Any], ...] = ()
     details: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
         return self.metadata.rank
+
+    @property
+    def recording(self) -> Mapping[str, Any]:
+        """How the rank was told to record: ``sample``, ``skip_roles``, …; empty for what was imported."""
+        told: Mapping[str, Any] = self.topology.get("recording", {})
+        return told
 
     @property
     def clock_key(self) -> tuple[str, str]:

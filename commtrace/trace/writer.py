@@ -15,10 +15,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from commtrace.trace import schema
+from commtrace.trace.budget import Budget, Discards
+from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.spans import Spans
 
 Row = tuple[Any, ...]
 """One span in the order of ``schema.SCHEMA``; kind, lane and timing as codes, name and dtype as words (or None)."""
@@ -30,6 +35,8 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 _CLOSED_VOCABULARIES: Final = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}
 _LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
 """Told once and true from then on: later segments repeat them, so that they can be read without the earlier ones."""
+_LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "trigger"})
+"""Of these, later segments repeat the last one, for the same reason."""
 
 _STEP_COLUMN: Final = schema.SCHEMA.get_field_index("step")
 
@@ -45,18 +52,35 @@ class SegmentWriter:
     An :class:`OSError` (disk full, directory gone) leaves through :meth:`write`; what was written before stays
     readable. The segment that failed is abandoned: the next call of :meth:`write` starts a new one. A directory that
     somebody deleted is not made again.
+
+    Args:
+        run_directory: of the run; the rank's folder is made below it.
+        metadata: goes into the header of every segment.
+        steps_per_segment: after so many steps a new segment begins.
+        budget: what to keep; the oldest segments beyond it are deleted whenever a new one begins.
     """
 
-    def __init__(self, run_directory: Path, metadata: RankMetadata, *, steps_per_segment: int = 100) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        metadata: RankMetadata,
+        *,
+        steps_per_segment: int = 100,
+        budget: Budget = Budget(),  # noqa: B008 -- immutable
+    ) -> None:
         self.directory = rank_directory(run_directory, metadata.rank)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._metadata = metadata
-        self._steps_per_segment = steps_per_segment
+        self._steps_per_segment = min(steps_per_segment, budget.steps_per_segment or steps_per_segment)
+        self._bytes_per_segment = budget.bytes_per_segment
+        self._discards = Discards(budget, segment_paths(self.directory))
         self._first_step = 0
+        self._last_step = -1
         self._words: dict[str, _Vocabulary] = {"name": _Vocabulary(pa.int32()), "dtype": _Vocabulary(pa.int8())}
         self._path = self.directory
         self._is_empty = True
         self._lasting: dict[Row, None] = {}
+        self._latest: dict[str, Row] = {}
         self._file: Any = None
         self._stream: Any = None
 
@@ -65,8 +89,9 @@ class SegmentWriter:
         while rows:
             if self._stream is None:
                 steps = (row[_STEP_COLUMN] for row in rows if row[_STEP_COLUMN] >= 0)
-                self._open(min(steps, default=self._first_step))
-                rows = [*self._lasting, *rows]
+                # Never below what the segment before holds: readers take its last step to be this first one.
+                self._open(max(self._last_step, min(steps, default=self._first_step)))
+                rows = [*self._lasting, *self._latest.values(), *self._discarded(), *rows]
             end = self._first_step + self._steps_per_segment
             current = [row for row in rows if row[_STEP_COLUMN] < end]
             rows = [row for row in rows if row[_STEP_COLUMN] >= end]
@@ -75,18 +100,50 @@ class SegmentWriter:
             if rows:
                 self.close()
 
+    def write_spans(self, spans: Spans, names: Sequence[str]) -> None:
+        """Append columns: the fast way for whoever has them. No marks, and no details.
+
+        Args:
+            spans: ascending by step.
+            names: what the codes of ``name`` and ``dtype`` stand for.
+        """
+        while len(spans):
+            if self._stream is None:
+                inside = spans.step[spans.step >= 0]
+                self._open(int(inside.min()) if len(inside) else self._first_step)
+                if self._lasting:
+                    self._append(list(self._lasting))
+            count = int(np.searchsorted(spans.step, self._first_step + self._steps_per_segment))
+            if count:
+                self._write_batch(self._batch_of_spans(spans.take(slice(count)), names))
+            spans = spans.take(slice(count, None))
+            if len(spans):
+                self.close()
+
     def _append(self, rows: Sequence[Row]) -> None:
+        self._write_batch(self._batch(rows))
+        self._last_step = max(self._last_step, max(row[_STEP_COLUMN] for row in rows))
+        self._remember([row for row in rows if row[0] == schema.MARK])
+        if 0 < self._bytes_per_segment < self._file.tell():
+            self.close()
+
+    def _write_batch(self, batch: pa.RecordBatch) -> None:
         try:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
-            self._stream.write_batch(self._batch(rows))
+            self._stream.write_batch(batch)
             self._is_empty = False
-            self._lasting.update(
-                dict.fromkeys(row for row in rows if row[1] in _LASTING_MARKS and row[0] == schema.MARK)
-            )
         except (OSError, pa.ArrowException):
             self._abandon()
             raise
+
+    def _remember(self, marks: Sequence[Row]) -> None:
+        self._lasting.update(dict.fromkeys(mark for mark in marks if mark[1] in _LASTING_MARKS))
+        self._latest.update({mark[1]: mark for mark in marks if mark[1] in _LATEST_MARKS})
+
+    def _discarded(self) -> list[Row]:
+        told = self._discards.to_json()
+        return [] if told is None else [mark_row("discarded", told)]
 
     def close(self) -> None:
         """End the current segment in order."""
@@ -97,8 +154,10 @@ class SegmentWriter:
                 stream.close()
             finally:
                 file.close()
+            self._discards.closed(self._path, self._first_step, self._last_step)
 
     def _open(self, first_step: int) -> None:
+        self._discards.make_room(first_step)
         self._path = self.directory / f"spans-{_next_segment_number(self.directory):04d}.arrows"
         self._is_empty = True
         metadata = {schema.METADATA_KEY: self._metadata.to_json(), b"commtrace.format": str(schema.FORMAT_VERSION)}
@@ -109,13 +168,15 @@ class SegmentWriter:
         except (OSError, pa.ArrowException):
             self._abandon()
             raise
-        self._first_step = first_step
+        self._first_step, self._last_step = first_step, -1
 
     def _abandon(self) -> None:
         file, self._stream, self._file = self._file, None, None
         if file is not None:
             file.close()
-        if self._is_empty:  # one more unreadable file for every try would help nobody
+        if not self._is_empty:
+            self._discards.closed(self._path, self._first_step, self._last_step)
+        else:  # one more unreadable file for every try would help nobody
             self._path.unlink(missing_ok=True)
 
     def _batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
@@ -124,6 +185,24 @@ class SegmentWriter:
             [self._array(field, values) for field, values in zip(schema.SCHEMA, columns, strict=True)],
             schema=schema.SCHEMA,
         )
+
+    def _batch_of_spans(self, spans: Spans, names: Sequence[str]) -> pa.RecordBatch:
+        arrays = [
+            pa.nulls(len(spans), field.type)
+            if field.name == "detail"
+            else self._column(field, getattr(spans, field.name), names)
+            for field in schema.SCHEMA
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema.SCHEMA)
+
+    def _column(self, field: pa.Field, values: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
+        if field.name in _CLOSED_VOCABULARIES:
+            return pa.DictionaryArray.from_arrays(
+                pa.array(values, pa.int8()), pa.array(_CLOSED_VOCABULARIES[field.name])
+            )
+        if field.name in self._words:
+            return self._words[field.name].recode(values, names)
+        return pa.array(values, field.type)
 
     def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
         if field.name in _CLOSED_VOCABULARIES:
@@ -150,15 +229,36 @@ class _Vocabulary:
             codes = [self._codes[value] for value in values]
         return pa.DictionaryArray.from_arrays(pa.array(codes, self._index_type), self._words)
 
+    def recode(self, codes: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
+        """The same words for codes that stand for ``names``; negative codes are nothing."""
+        used = np.unique(codes[codes >= 0]).tolist()
+        if any(names[code] not in self._codes for code in used):
+            self._learn([names[code] for code in used])
+        own = np.zeros(len(names) + 1, np.int32)
+        for code in used:
+            own[code] = self._codes[names[code]] or 0
+        indices = pa.array(own[codes], self._index_type, mask=codes < 0)
+        return pa.DictionaryArray.from_arrays(indices, self._words)
+
     def _learn(self, values: Sequence[str | None]) -> None:
         for value in values:
             self._codes.setdefault(value, len(self._codes) - 1)
         self._words = pa.array([word for word in self._codes if word is not None], pa.string())
 
 
+def segment_paths(directory: Path) -> list[Path]:
+    """Segments in a rank's folder, oldest first."""
+    return sorted((path for path in directory.iterdir() if SEGMENT_PATTERN.match(path.name)), key=_number)
+
+
+def _number(path: Path) -> int:
+    match = SEGMENT_PATTERN.match(path.name)
+    assert match is not None
+    return int(match[1])
+
+
 def _next_segment_number(directory: Path) -> int:
-    taken = [int(match[1]) for path in directory.iterdir() if (match := SEGMENT_PATTERN.match(path.name))]
-    return max(taken, default=-1) + 1
+    return max(map(_number, segment_paths(directory)), default=-1) + 1
 
 
 def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:

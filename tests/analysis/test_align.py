@@ -57,7 +57,7 @@ def test_ranks_of_one_host_share_a_clock() -> None:
         "method": SHARED_CLOCK,
         "observations": 0,
         "residual_ns": {"p50": 0, "p99": 0, "max": 0},
-        "hosts": [{"host": "node0", "offset_ns": 0, "drift_ppm": 0.0}],
+        "hosts": [{"host": "node0", "offset_ns": 0, "drift_ppm": 0.0, "steps": []}],
         "refused": None,
     }
     assert apply(run, alignment) is run

@@ -31,3 +31,15 @@ def test_a_dimension_that_must_communicate_and_was_not_heard_is_not_visible() ->
 def test_paths_that_an_integration_found_are_told_once() -> None:
     run = make_run({0: [], 1: []}, topology={"not_visible": ["DeepEP"]})
     assert coverage(run)["not_visible"] == ["DeepEP"]
+
+
+def test_a_role_that_was_skipped_on_purpose_is_not_zero() -> None:
+    run = make_run(
+        {0: [], 1: []},
+        [group("tp", 0, 1)],
+        parallel={"tp": 2},
+        topology={"recording": {"skip_roles": ["tp"]}},
+    )
+    assert find_coverage(run, find_roles(run)).not_visible == (
+        "tp: not recorded (skipped by COMMTRACE_SKIP_ROLES); its time is not zero, it is unknown.",
+    )

@@ -13,7 +13,7 @@ from commtrace.analysis.pipeline_schedule import recognise
 from commtrace.analysis.replay import ReplayError
 from commtrace.trace.run import Run
 from tests.analysis.simulated_schedules import Action, gpipe, interleaved, simulate
-from tests.factory import make_run, span
+from tests.factory import Row, make_run, span
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000
@@ -140,8 +140,46 @@ def test_without_steps_there_is_no_pipeline() -> None:
     assert reconstruct_pipeline(replace(run, ranks=rows), match(run)) is None
 
 
-def test_weights_apart_from_inputs_are_a_zero_bubble_schedule() -> None:
-    assert recognise([["F0", "F1", "B0", "W0", "B1", "W1"]] * 2, chunks=1).name == "zero_bubble"
+@pytest.mark.parametrize(
+    ("orders", "chunks", "name"),
+    [
+        (["F0 F1 I0 W0 I1 W1", "F0 I0 F1 W0 I1 W1"], 1, "zb1p"),
+        (["F0 F1 B0 W0 B1 W1"] * 2, 1, "zero_bubble"),
+        # The first two microbatches of torch's own plans for two ranks.
+        (
+            ["F0.0 F1.0 F0.1 F1.1 I0.1 W0.1 I1.1 W1.1", "F0.0 F1.0 F0.1 I0.1 F1.1 I1.1 W0.1 I0.0"],
+            2,
+            "interleaved_zero_bubble",
+        ),
+        (["F0.0 F1.0 F2.0 F0.1 I0.1 W0.1", "F0.0 F0.1 F1.0 F1.1 I0.1 W0.1 F2.0 I0.0 W0.0"], 2, "zbv"),
+        (["F0.0 F1.0 F2.0 F0.1 I0.1 W0.1 F1.1 B1.1", "F0.0 F0.1 F1.0 F1.1 F2.0 B0.1 F2.1 B0.0 W2.1"], 2, "dualpipev"),
+    ],
+)
+def test_schedules_that_run_the_backward_of_weights_apart(orders: list[str], chunks: int, name: str) -> None:
+    assert recognise([order.split() for order in orders], chunks).name == name
+
+
+def test_looped_breadth_first_runs_all_forwards_of_all_chunks_first() -> None:
+    forwards = [f"F{microbatch}.{chunk}" for chunk in (0, 1) for microbatch in range(4)]
+    order = forwards + [f"B{forward[1:]}" for forward in reversed(forwards)]
+
+    assert recognise([order, order], chunks=2).name == "looped_bfs"
+
+
+def test_both_parts_of_a_backward_are_one() -> None:
+    def stage(number: int) -> list[Row]:
+        where = {"step": 0, "microbatch": 0, "stage": number}
+        return [
+            span("step", 0, 60, step=0),
+            span("forward", 0, 10, **where),
+            span("backward", 10, 30, **where) | {"name": "backward_input"},
+            span("backward", 30, 60, **where) | {"name": "backward_weight"},
+        ]
+
+    pipeline = pipeline_of(make_run({rank: stage(rank) for rank in (0, 1)}))
+
+    assert [(stage.forward_ns, stage.backward_ns, stage.work_ns) for stage in pipeline.per_stage] == [(10, 50, 60)] * 2
+    assert pipeline.schedule == "zb1p"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""Where a run that goes on is now, from the newest files of its ranks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+
+_LATEST_REPORT_NS: Final = 10_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Attributes:
+    latest: step that the foremost rank is in now, by its last report and the time since; −1 if no step is known.
+    step_ns: median duration of a step; None if that is not known.
+    age_ns: how long ago the newest report of a step was made.
+    closed: whether every rank has ended in order.
+    """
+
+    latest: int
+    step_ns: float | None
+    age_ns: int
+    closed: bool
+
+
+def find_progress(run: Run, now_ns: int | None = None) -> Progress:
+    """Where the run is.
+
+    Args:
+        run: its newest part.
+        now_ns: ns since the epoch; now if None.
+    """
+    now = time.time_ns() if now_ns is None else now_ns
+    closed = all(trace.closed for trace in run.ranks.values())
+    durations = [_durations(trace) for trace in run.ranks.values()]
+    known = np.concatenate(durations) if durations else np.empty(0)
+    step_ns = float(np.median(known)) if len(known) else None
+    reports = [report for trace in run.ranks.values() if (report := _last_report(trace)) is not None]
+    if not reports:
+        return Progress(-1, step_ns, 0, closed)
+    age = max(0, now - max(at for _, at in reports))
+    latest = max(step + _steps_since(now - at, step_ns) for step, at in reports)
+    return Progress(latest, step_ns, age, closed)
+
+
+def _steps_since(since_ns: int, step_ns: float | None) -> int:
+    """Steps since a report. A job that goes on reports every step, so what is older is a job that stands still."""
+    if not step_ns or since_ns <= 0:
+        return 0
+    return int(min(since_ns, step_ns + _LATEST_REPORT_NS) / step_ns)
+
+
+def _durations(trace: RankTrace) -> np.ndarray:
+    """Of the recorded steps; without any, between the reports of a rank that records nothing now."""
+    rows = trace.spans.kind == schema.STEP
+    if rows.any():
+        return np.asarray(trace.spans.end[rows] - trace.spans.start[rows], np.float64)
+    reports = trace.progress
+    pairs = [(b, a) for a, b in pairwise(reports) if b[0] > a[0]]
+    return np.array([(b[1] - a[1]) / (b[0] - a[0]) for b, a in pairs], np.float64)
+
+
+def _last_report(trace: RankTrace) -> tuple[int, int] | None:
+    """A step that the rank was in, and when, ns since the epoch."""
+    rows = np.flatnonzero(trace.spans.kind == schema.STEP)
+    told = list(trace.progress)
+    if len(rows):
+        last = rows[np.argmax(trace.spans.step[rows])]
+        told.append((int(trace.spans.step[last]) + 1, int(trace.spans.end[last])))
+    if not told:
+        return None
+    step, at = max(told)
+    anchor = trace.anchors[-1]
+    return step, at - anchor.monotonic_ns + anchor.realtime_ns

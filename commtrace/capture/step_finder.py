@@ -1,0 +1,148 @@
+"""Steps of a training loop that nobody marks: each ends with the optimizer that ends an iteration.
+
+The rules, in the order in which they matter:
+
+* the first step begins with the first work that is seen (a forward, a backward, an optimizer step): the set-up before
+  it is no step. Every further one begins where the one before it ended, so that loading data is part of a step;
+* a step ends when every optimizer of the loop has stepped: with gradient accumulation that is one step per update, in
+  a loop with two optimizers (a GAN) one per pair, in a loop that steps one optimizer per parameter inside the backward
+  one per backward. An optimizer that is never stepped is waited for a few iterations, then no more;
+* an evaluation at the begin of a step, before its first work, is no part of it, unless there was one in the step before
+  as well: then it belongs to the loop;
+* a step that no optimizer has ended is not recorded: not the rest after the last update, and nothing at all in a
+  program without optimizers;
+* an integration or ``commtrace.step`` that begins a step takes over for good.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final, Protocol
+
+import torch
+
+_PATIENCE: Final = 8
+"""So many times as many optimizer steps as there are optimizers may go by before those that did not step are given up:
+a critic that is trained five times as often as its generator is waited for."""
+
+
+class StepMarker(Protocol):
+    """What a finder needs of the tracer."""
+
+    def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None:
+        """Close the current step and open the next one."""
+
+    def restart_step(self) -> None:
+        """The current step begins only now."""
+
+    def discard_step(self) -> None:
+        """The current step was none."""
+
+
+class StepFinder:
+    """Tells the tracer where steps begin, as long as nobody else does.
+
+    Attributes:
+        finding: nobody marks steps.
+        is_marked_by_framework: an integration that knows a framework's own loop begins the steps.
+        updates: optimizer steps seen, of any optimizer.
+    """
+
+    def __init__(self, tracer: StepMarker) -> None:
+        self.finding = True
+        self.is_marked_by_framework = False
+        self.updates = 0
+        self._tracer = tracer
+        self._has_begun = False
+        self._worked = False
+        self._evaluated = self._evaluated_before = False
+        self._ends_with_backward = False
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._missing: set[int] = set()
+        self._of_step = self._most_of_a_step = 0
+
+    def give_way(self, *, is_users: bool) -> None:
+        """Somebody marks steps: find none from now on."""
+        self.is_marked_by_framework = self.is_marked_by_framework or not is_users
+        if self.finding:
+            self.finding = False
+            self._references.clear()
+            if self._has_begun:
+                self._tracer.discard_step()
+
+    def work_begins(self) -> None:
+        """A forward, backward or optimizer step of the training is about to begin."""
+        if not self.finding:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._tracer.begin_step(is_found=True)
+        elif self._ends_with_backward and not _is_in_backward():
+            self._cut()  # the end of that backward was not seen
+        self._worked = True
+
+    def iteration_begins(self) -> None:
+        """The schedule of a pipeline is about to run all its microbatches: an iteration, if there are no optimizers."""
+        if self.finding and self._worked and not self._references:
+            self._cut()
+        self.work_begins()
+
+    def backward_ended(self) -> None:
+        """The outermost backward has returned."""
+        if self._ends_with_backward and self.finding:
+            self._cut()
+
+    def evaluation_ended(self) -> None:
+        """A forward that trains nothing has returned."""
+        self._evaluated = True
+        if self.finding and self._has_begun and not self._worked and not self._evaluated_before:
+            self._tracer.restart_step()
+
+    def optimizer_made(self, optimizer: Any) -> None:
+        """There is one optimizer more."""
+        if not self.finding or id(optimizer) in self._references:
+            return
+        number = id(optimizer)
+        self._references[number] = weakref.ref(optimizer, lambda _: self._forget(number))
+        self._missing.add(number)
+
+    def optimizer_is_part_of_another(self, optimizer: Any) -> None:
+        """It steps inside the step of another one: that one is waited for, not this."""
+        if self.finding:
+            self._forget(id(optimizer))
+
+    def optimizer_ended(self, optimizer: Any) -> None:
+        """The outermost optimizer has stepped, or was skipped because its gradients overflowed."""
+        self.updates += 1
+        if not self.finding:
+            return
+        is_new = id(optimizer) not in self._references
+        self.optimizer_made(optimizer)
+        self._missing.discard(id(optimizer))
+        self._of_step += 1
+        if self._missing and self._of_step > max(_PATIENCE * len(self._references), 2 * self._most_of_a_step):
+            for number in tuple(self._missing):
+                self._forget(number)
+        # One that was made before anybody looked is known from its first step on, and ends a step this once.
+        if self._missing and not is_new:
+            return
+        if _is_in_backward():
+            self._ends_with_backward = True
+        else:
+            self._cut()
+
+    def _cut(self) -> None:
+        self._most_of_a_step = max(self._most_of_a_step, self._of_step)
+        self._of_step = 0
+        self._missing = set(self._references)
+        self._evaluated, self._evaluated_before = False, self._evaluated
+        self._worked = self._ends_with_backward = False
+        self._tracer.begin_step(is_found=True)
+
+    def _forget(self, number: int) -> None:
+        self._references.pop(number, None)
+        self._missing.discard(number)
+
+
+def _is_in_backward() -> bool:
+    return int(torch._C._current_graph_task_id()) != -1

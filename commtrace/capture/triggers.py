@@ -1,0 +1,131 @@
+"""Detail on request: what ``commtrace trigger`` or a signal asks of a rank while it trains.
+
+The harvester looks for requests; they take effect on the training thread, at the beginning of the step that they name
+(:meth:`commtrace.capture.tracer.Tracer.at_step`).
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from commtrace.capture.tracer import Tracer
+from commtrace.errors import ConfigurationError
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.trigger import Request, first_step_after, make_request, read_requests, write_request
+
+PART: Final = "detail on request"
+SIGNALLED_STEPS: Final = 10
+"""How many steps a signal asks for."""
+_SAMPLES: Final = 60
+
+
+class ModuleSelection(Protocol):
+    """The capture of modules, as far as it can be switched at the boundary of a step."""
+
+    def select(self, spec: str) -> None:
+        """Record the modules that ``spec`` names, e.g. ``depth=2``."""
+
+    def clear(self) -> None:
+        """Record those that the configuration names, or none."""
+
+
+class Triggers:
+    """Looks for requests in the run directory.
+
+    Args:
+        tracer: what the requests change.
+        modules: the capture of modules; None where there is none.
+    """
+
+    def __init__(self, tracer: Tracer, modules: ModuleSelection | None = None) -> None:
+        self._tracer = tracer
+        self._modules = modules
+        self._known: set[str] = set()
+        self._directory: Path | None = None
+        self._metadata: RankMetadata | None = None
+        self._signalled = False
+        self._begun: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
+        self._handler: tuple[int, Any, Any] | None = None
+
+    def open(self, directory: Path, metadata: RankMetadata) -> None:
+        """Now it is known where the run is and who this rank is."""
+        self._directory, self._metadata = directory, metadata
+
+    def listen(self, name: str) -> None:
+        """Take the signal ``name`` for a request to all ranks. A handler that is there already is called as well.
+
+        Raises:
+            ConfigurationError: this is not the main thread, where signals are handled.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError(f"COMMTRACE_TRIGGER_SIGNAL={name} needs commtrace.start() on the main thread")
+        number = getattr(signal, name)
+        previous = signal.getsignal(number)
+
+        def handle(signum: int, frame: Any) -> None:
+            self._signalled = True
+            if callable(previous):
+                previous(signum, frame)
+
+        signal.signal(number, handle)
+        self._handler = (number, previous, handle)
+
+    def uninstall(self) -> None:
+        """Put the earlier handler back, unless somebody has set another one since."""
+        handler, self._handler = self._handler, None
+        if handler is not None and signal.getsignal(handler[0]) is handler[2]:
+            signal.signal(handler[0], signal.SIG_DFL if handler[1] is None else handler[1])
+
+    def marks(self) -> Iterator[tuple[str, Any]]:
+        """Follow new requests, and tell of them. Called by the harvester in every pass."""
+        directory, metadata = self._directory, self._metadata
+        if directory is None or metadata is None:
+            return
+        latest = self._tracer.latest_step
+        if latest >= 0 and (not self._begun or self._begun[-1][1] != latest):
+            self._begun.append((time.monotonic_ns(), latest))
+        if self._signalled:
+            self._signalled = False
+            self._ask_all(directory, metadata)
+        for request in read_requests(directory, self._known):
+            self._known.add(request.id)
+            meant = (request.run_id, request.attempt) == (metadata.run_id, metadata.attempt)
+            if meant and request.requested_ns >= metadata.session:
+                yield "trigger", self._follow(request)
+
+    def _ask_all(self, directory: Path, metadata: RankMetadata) -> None:
+        first = first_step_after(self._tracer.latest_step, self._step_ns())
+        by = f"signal-to-rank-{metadata.rank}"
+        write_request(directory, make_request(metadata.run_id, metadata.attempt, first, SIGNALLED_STEPS, by=by))
+
+    def _step_ns(self) -> float | None:
+        """Mean duration of the steps lately."""
+        if len(self._begun) < 2:
+            return None
+        (start, first), (end, last) = self._begun[0], self._begun[-1]
+        return (end - start) / (last - first) if last > first else None
+
+    def _follow(self, request: Request) -> dict[str, Any]:
+        tracer = self._tracer
+        tracer.detail.add(request.steps)
+        if request.modules and self._modules is not None:
+            tracer.at_step(request.first, partial(self._modules.select, request.modules))
+            tracer.at_step(request.end, self._modules.clear)
+        # After the switch: whoever has not begun the first step by now will know it when it does.
+        seen_at = tracer.latest_step
+        return {
+            "id": request.id,
+            "first": request.first,
+            "end": request.end,
+            "modules": request.modules,
+            "by": request.by,
+            "seen_at_step": seen_at,
+            "late": seen_at >= request.first,
+        }

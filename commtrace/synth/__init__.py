@@ -1,0 +1,24 @@
+"""Runs that never took place: a simulated training job whose every fact is known.
+
+Synthetic runs are what commtrace's own speed and answers are measured on, at sizes that no test machine has: ranks,
+hosts, schedules, faults and clock errors are chosen, and :class:`Synthetic` tells the truth beside what was recorded.
+
+>>> from commtrace.synth import FREE, Job, synthesize
+>>> job = Job(pp=4, microbatches=8, steps=1, forward_ns=1, backward_ns=2, optimizer_ns=0, data_ns=0,
+...           jitter=0.0, end_scatter_ns=0, network=FREE)
+>>> synthesize(job).truth["steps"][0]["duration_ns"]            # (m + p − 1)(F + B)
+33
+
+:func:`synthesize` gives the spans in memory (``.run`` is a :class:`~commtrace.trace.run.Run`, ``.truth`` a dictionary
+that can be written as JSON); :func:`write` puts both into a run directory, as a recorder would have done, with
+``truth.json`` beside the ranks.
+"""
+
+from commtrace.synth.clocks import Clock, random_clocks
+from commtrace.synth.faults import Fault
+from commtrace.synth.job import Job
+from commtrace.synth.network import FREE, Network
+from commtrace.synth.synthesis import Synthetic, synthesize
+from commtrace.synth.writing import write
+
+__all__ = ["FREE", "Clock", "Fault", "Job", "Network", "Synthetic", "random_clocks", "synthesize", "write"]

@@ -1,0 +1,134 @@
+"""What a synthetic job is: sizes, schedule, durations, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from commtrace.errors import ConfigurationError
+from commtrace.synth.clocks import Clock
+from commtrace.synth.faults import SEQUENCE_IMBALANCE, SLOW_HOST, UNEVEN_STAGE, Fault
+from commtrace.synth.network import Network
+
+GPIPE: Final = "gpipe"
+ONE_F_ONE_B: Final = "1f1b"
+INTERLEAVED: Final = "interleaved"
+ZERO_BUBBLE: Final = "zero-bubble"
+SCHEDULES: Final = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A Megatron-like job of tp · cp · dp · pp ranks, numbered in that order (tp fastest, pp slowest).
+
+    Attributes:
+        tp, pp, dp, cp: sizes of the parallel dimensions.
+        ep: expert-parallel ranks; they are taken from the data-parallel (and context-parallel) ones.
+        chunks: v, model chunks per stage; more than one only with the interleaved schedule.
+        microbatches: m, per replica and step.
+        steps: how many, numbered from 0.
+        schedule: gpipe, 1f1b, interleaved or zero-bubble (1F1B with the backward of weights put off); "" chooses
+            1f1b or, with several chunks, interleaved.
+        layers: of the whole model; each makes two tp all_reduces in a forward and two in a backward.
+        hidden, sequence: of the model; with ``layers`` they give the bytes of every communication.
+        forward_ns: F, one microbatch through one chunk, communications left out.
+        backward_ns: B, likewise, weights included.
+        optimizer_ns, data_ns: at the end and at the start of a step.
+        overlap_grad_reduce: gradients are reduced in buckets while the last backwards run.
+        network: what communications cost.
+        jitter: standard deviation of the logarithm of every single duration; 0 for exact runs.
+        end_scatter_ns: by how much the ends of a collective differ between its ranks, in the mean.
+        outliers: share of the collectives' recorded ends that are late by milliseconds.
+        missing: share of the communications that were not recorded.
+        faults: what is wrong.
+        clocks: by number of the host; hosts without one have perfect clocks.
+        gpus_per_host: ranks of one host, which share its clock.
+        start_ns: true instant at which the first step starts.
+        seed: of everything random. Durations do not depend on the faults, so runs can be compared.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    chunks: int = 1
+    microbatches: int = 8
+    steps: int = 10
+    schedule: str = ""
+    layers: int = 8
+    hidden: int = 4096
+    sequence: int = 4096
+    forward_ns: int = 4_000_000
+    backward_ns: int = 8_000_000
+    optimizer_ns: int = 3_000_000
+    data_ns: int = 200_000
+    overlap_grad_reduce: bool = False
+    network: Network = field(default_factory=Network)
+    jitter: float = 0.01
+    end_scatter_ns: int = 1_500
+    outliers: float = 0.0
+    missing: float = 0.0
+    faults: tuple[Fault, ...] = ()
+    clocks: Mapping[int, Clock] = field(default_factory=dict)
+    gpus_per_host: int = 8
+    start_ns: int = 1_000_000_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp", "cp", "ep", "chunks", "microbatches", "steps", "gpus_per_host"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if (self.dp * self.cp) % self.ep:
+            raise ConfigurationError(f"ep {self.ep} must divide dp · cp = {self.dp * self.cp}")
+        if self.schedule not in ("", *SCHEDULES):
+            raise ConfigurationError(f"schedule {self.schedule!r}: there are {', '.join(SCHEDULES)}")
+        if self.chunks > 1 and self.order != INTERLEAVED:
+            raise ConfigurationError(
+                f"the schedule {self.order} has one chunk per stage: take interleaved for {self.chunks}"
+            )
+        if self.order == INTERLEAVED and self.microbatches % self.pp:
+            raise ConfigurationError(
+                f"the interleaved schedule takes microbatches in groups of pp: {self.microbatches} is no multiple of "
+                f"{self.pp}"
+            )
+        if self.layers < self.pp * self.chunks:
+            raise ConfigurationError(f"{self.layers} layers are too few for {self.pp} stages of {self.chunks} chunks")
+        for fault in self.faults:
+            self._check(fault)
+
+    @property
+    def order(self) -> str:
+        """The schedule, chosen if none was given."""
+        return self.schedule or (INTERLEAVED if self.chunks > 1 else ONE_F_ONE_B)
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def hosts(self) -> int:
+        return -(-self.world_size // self.gpus_per_host)
+
+    @property
+    def layers_per_chunk(self) -> int:
+        return self.layers // (self.pp * self.chunks)
+
+    @property
+    def weight_ns(self) -> int:
+        """W: the part of a backward that is for the weights."""
+        return self.backward_ns // 2
+
+    def to_json(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) for name in self.__slots__ if name not in ("faults", "clocks", "network")}
+        network = {name: value if value < float("inf") else None for name, value in asdict(self.network).items()}
+        return {**told, "schedule": self.order, "network": network}
+
+    def _check(self, fault: Fault) -> None:
+        limit = {SLOW_HOST: self.hosts, UNEVEN_STAGE: self.pp}.get(fault.kind, self.world_size)
+        if fault.kind != SEQUENCE_IMBALANCE and not fault.where:
+            raise ConfigurationError(f"fault {fault.kind}: say where")
+        for place in fault.where:
+            if not 0 <= place < limit:
+                raise ConfigurationError(f"fault {fault.kind}={place}: the job has 0 to {limit - 1}")

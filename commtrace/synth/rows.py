@@ -1,0 +1,149 @@
+"""The rows of one pipeline stage: its ranks do the same at different times, so a row is told once for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from commtrace.trace import schema
+from commtrace.trace.spans import Bool, Int64
+
+NAMES: Final = (
+    "step",
+    "forward",
+    "backward",
+    "backward weights",
+    "optimizer",
+    "data",
+    "gc",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send",
+    "recv",
+    "bfloat16",
+    "float32",
+)
+"""What the codes in ``Spans.name`` and ``Spans.dtype`` of a synthetic run stand for."""
+
+ROLES: Final = ("none", "world", "tp", "cp", "dp", "dp-cp", "ep", "pp", "mp", "embedding")
+
+
+class Place(NamedTuple):
+    """Where in the schedule."""
+
+    step: int
+    microbatch: int = -1
+    chunk: int = -1
+    stage: int = -1
+
+
+class Message(NamedTuple):
+    """What is communicated; ``peer`` is the stage of the other side."""
+
+    operation: str
+    role: str
+    seq: int
+    num_bytes: int
+    dtype: str = "bfloat16"
+    peer: int = -1
+
+
+class _Template(NamedTuple):
+    kind: int
+    name: int
+    lane: int
+    place: Place
+    role: int = 0
+    seq: int = -1
+    num_bytes: int = -1
+    dtype: int = -1
+    peer: int = -1
+    is_async: bool = False
+    id: int = -1
+    stalled_on: int = -1
+    timing: int = schema.CUDA_EVENT_TIMING
+
+
+_CODE: Final = {name: code for code, name in enumerate(NAMES)}
+_LANE_OF: Final = {schema.DATA: schema.HOST, schema.GC: schema.HOST}
+_ONLY_WITH_A_LENGTH: Final = (schema.STALL, schema.DATA, schema.GC)
+"""A lane that did not stand still has no stall."""
+
+
+@dataclass(slots=True)
+class StageRows:
+    """Rows of a stage in the making; times are arrays over its ranks."""
+
+    _templates: list[_Template] = field(default_factory=list)
+    _starts: list[Int64] = field(default_factory=list)
+    _ends: list[Int64] = field(default_factory=list)
+    _ids: int = 0
+
+    def work(self, kind: int, name: str, place: Place, start: Int64, end: Int64) -> None:
+        lane = _LANE_OF.get(kind, schema.COMPUTE)
+        timing = schema.HOST_TIMING if lane == schema.HOST else schema.CUDA_EVENT_TIMING
+        self._add(_Template(kind, _CODE[name], lane, place, timing=timing), start, end)
+
+    def communication(self, place: Place, message: Message, start: Int64, end: Int64, *, is_async: bool = False) -> int:
+        """Returns the id of the new row. ``end`` may be filled in later."""
+        self._ids += 1
+        kind = schema.P2P if message.peer >= 0 else schema.COLLECTIVE
+        self._add(
+            _Template(
+                kind, _CODE[message.operation], schema.COMMUNICATION, place, ROLES.index(message.role), message.seq,
+                message.num_bytes, _CODE[message.dtype], message.peer, is_async, self._ids,
+            ),
+            start,
+            end,
+        )  # fmt: skip
+        return self._ids
+
+    def stall(self, place: Place, message: Message, communication: int, start: Int64, end: Int64) -> None:
+        """The lane waited for a communication; ranks that did not wait have no such row."""
+        role, name = ROLES.index(message.role), _CODE[message.operation]
+        self._add(
+            _Template(
+                schema.STALL, name, schema.COMPUTE, place, role, message.seq, peer=message.peer,
+                stalled_on=communication,
+            ),
+            start,
+            end,
+        )  # fmt: skip
+
+    def finished(self) -> StageColumns:
+        """The rows as columns."""
+        templates = self._templates
+        places = np.array([template.place for template in templates], np.int32).reshape(-1, 4)
+        columns = {
+            name: np.array([getattr(template, name) for template in templates], np.int64)
+            for name in _Template._fields
+            if name != "place"
+        }
+        return StageColumns(
+            columns | {name: places[:, column].astype(np.int64) for column, name in enumerate(Place._fields)},
+            np.ascontiguousarray(np.stack(self._starts).T),
+            np.ascontiguousarray(np.stack(self._ends).T),
+        )
+
+    def _add(self, template: _Template, start: Int64, end: Int64) -> None:
+        self._templates.append(template)
+        self._starts.append(start)
+        self._ends.append(end)
+
+
+@dataclass(frozen=True, slots=True)
+class StageColumns:
+    """All rows of a stage: what its ranks have in common by name, and the true times, shape (ranks, rows)."""
+
+    common: dict[str, Int64]
+    start: Int64
+    end: Int64
+
+    def recorded(self, position: int) -> Bool:
+        """Which of the rows the rank at this position of the stage has."""
+        optional = np.isin(self.common["kind"], _ONLY_WITH_A_LENGTH)
+        return np.asarray(~optional | (self.end[position] > self.start[position]))

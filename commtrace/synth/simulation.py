@@ -1,0 +1,344 @@
+"""Runs a synthetic job: what every rank does when, in true time.
+
+Stages are gone through one by one, each as far as what it needs from others exists; the ranks of a stage do the same
+things, so every action is one operation on the times of all of them. A collective ends a transfer after its last
+participant came, a message a transfer after both sides did, and whoever waits for it goes on then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.synth import faults
+from commtrace.synth.job import ZERO_BUBBLE, Job
+from commtrace.synth.layout import Layout
+from commtrace.synth.orders import BACKWARD, FORWARD, Action, stage_order
+from commtrace.synth.rows import Message, Place, StageColumns, StageRows
+from commtrace.trace import schema
+from commtrace.trace.spans import Int64
+
+Float64 = npt.NDArray[np.float64]
+
+_BUCKETS: Final = 4
+"""Of gradients, where their reduction overlaps the last backwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A job that ran: the rows of every stage, and true start and end of each step, shape (steps, ranks)."""
+
+    stages: tuple[StageColumns, ...]
+    step_start: Int64
+    step_end: Int64
+
+
+def simulate(job: Job) -> Simulated:
+    """Run the job."""
+    return _Simulation(job).run()
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message that is under way: when each rank of the stage handed it over, and its row's end, still to be said."""
+
+    message: Message
+    start: Int64
+    end: Int64
+
+
+class _Simulation:
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._layout = Layout.of(job)
+        self._width = self._layout.ranks_per_stage
+        self._now = [np.full(self._width, job.start_ns, np.int64) for _ in range(job.pp)]
+        self._rows = [StageRows() for _ in range(job.pp)]
+        self._orders = [stage_order(job.order, stage, job.pp, job.microbatches, job.chunks) for stage in range(job.pp)]
+        self._sequence: dict[tuple[int, str], int] = {}
+        self._random = np.random.default_rng([job.seed, 1])
+        self._step = 0
+        self._speed = np.ones((job.pp, self._width))
+        self._uneven = np.ones((job.microbatches, self._width))
+        self._sizes = _Sizes(job)
+        self._reductions: dict[int, list[tuple[Message, int, Int64]]] = {}
+
+    def run(self) -> Simulated:
+        starts, ends = [], []
+        for step in range(self._job.steps):
+            self._step = step
+            self._speed = self._work_factors()
+            begins = [now.copy() for now in self._now]
+            self._uneven = self._sequence_factors()
+            self._load_data()
+            self._pipeline()
+            self._finish()
+            for stage, begin in enumerate(begins):
+                self._rows[stage].work(schema.STEP, "step", Place(step, stage=stage), begin, self._now[stage])
+            starts.append(np.concatenate(begins))
+            ends.append(np.concatenate(self._now))
+        return Simulated(tuple(rows.finished() for rows in self._rows), np.stack(starts), np.stack(ends))
+
+    # What is wrong
+
+    def _active(self, *kinds: str) -> list[faults.Fault]:
+        return [fault for fault in self._job.faults if fault.kind in kinds and self._step in fault.steps]
+
+    def _work_factors(self) -> Float64:
+        """How much longer than usual each rank computes; shape (stages, ranks of a stage)."""
+        factors = np.ones(self._job.world_size)
+        for fault in self._active(faults.SLOW_RANK):
+            factors[fault.where[0]] *= fault.amount
+        for fault in self._active(faults.SLOW_HOST):
+            factors[np.arange(len(factors)) // self._job.gpus_per_host == fault.where[0]] *= fault.amount
+        shaped = factors.reshape(self._job.pp, self._width)
+        for fault in self._active(faults.UNEVEN_STAGE):
+            shaped[fault.where[0]] *= fault.amount
+        return shaped
+
+    def _sequence_factors(self) -> Float64:
+        """The work of each microbatch, shape (microbatches, ranks of a stage): equal on all ranks of a replica."""
+        job = self._job
+        factors = np.ones((job.microbatches, job.dp))
+        for fault in self._active(faults.SEQUENCE_IMBALANCE):
+            drawn = np.random.default_rng([job.seed, 2, self._step]).normal(0.0, fault.amount, factors.shape)
+            factors *= np.exp(drawn - fault.amount**2 / 2)
+        return np.repeat(factors, job.cp * job.tp, axis=1)
+
+    def _link_factors(self, members: Int64) -> Float64:
+        """How much longer communications of these groups of global ranks take."""
+        factors = np.ones(len(members))
+        for fault in self._active(faults.SLOW_LINK):
+            uses = np.all([(members == rank).any(axis=1) for rank in fault.where], axis=0)
+            factors[uses] *= fault.amount
+        return factors
+
+    def _jittered(self, duration_ns: float | Float64, count: int) -> Int64:
+        """Durations that scatter around the given one."""
+        sigma = self._job.jitter
+        if not sigma:
+            return np.asarray(np.broadcast_to(np.rint(duration_ns), (count,)), np.int64)
+        factors = np.exp(sigma * self._random.standard_normal(count) - sigma * sigma / 2)
+        return np.rint(duration_ns * factors).astype(np.int64)
+
+    # A step
+
+    def _load_data(self) -> None:
+        for stage in range(self._job.pp):
+            duration = self._jittered(self._job.data_ns, self._width)
+            for fault in self._active(faults.DATA):
+                self._add_at(duration, stage, fault)
+            begin = self._now[stage]
+            self._now[stage] = begin + duration
+            self._rows[stage].work(schema.DATA, "data", Place(self._step, stage=stage), begin, self._now[stage])
+
+    def _add_at(self, duration: Int64, stage: int, fault: faults.Fault) -> None:
+        holder, position = divmod(fault.where[0], self._width)
+        if holder == stage:
+            duration[position] += round(fault.amount * 1e6)
+
+    def _pipeline(self) -> None:
+        """Every stage's actions, each as soon as what it needs exists."""
+        sent: dict[tuple[str, int, int], _Sent] = {}
+        next_action = [0] * self._job.pp
+        progress = True
+        while progress:
+            progress = False
+            for stage, order in enumerate(self._orders):
+                while next_action[stage] < len(order) and self._ready(stage, order[next_action[stage]], sent):
+                    self._act(stage, order[next_action[stage]], sent)
+                    next_action[stage] += 1
+                    progress = True
+        assert next_action == [len(order) for order in self._orders], "the schedule waits for itself"
+
+    def _source(self, stage: int, action: Action) -> tuple[int, int] | None:
+        """Stage and chunk whose output an action needs; None where it comes from the stage itself."""
+        stages, chunks = self._job.pp, self._job.chunks
+        virtual = action.chunk * stages + stage + {FORWARD: -1, BACKWARD: 1}.get(action.letter, 0)
+        if action.letter not in (FORWARD, BACKWARD) or not 0 <= virtual < stages * chunks or stages == 1:
+            return None
+        return virtual % stages, virtual // stages
+
+    def _ready(self, stage: int, action: Action, sent: dict[tuple[str, int, int], _Sent]) -> bool:
+        source = self._source(stage, action)
+        return source is None or (action.letter, source[1] * self._job.pp + source[0], action.microbatch) in sent
+
+    def _act(self, stage: int, action: Action, sent: dict[tuple[str, int, int], _Sent]) -> None:
+        stages, chunks = self._job.pp, self._job.chunks
+        place = Place(self._step, action.microbatch, action.chunk, stage)
+        virtual = action.chunk * stages + stage
+        source = self._source(stage, action)
+        if source is not None:
+            self._receive(
+                stage, source[0], place, sent[action.letter, source[1] * stages + source[0], action.microbatch]
+            )
+        self._compute(stage, action, place)
+        target = virtual + {FORWARD: 1, BACKWARD: -1}.get(action.letter, 0)
+        if target != virtual and 0 <= target < stages * chunks and stages > 1:
+            sent[action.letter, virtual, action.microbatch] = self._send(stage, target % stages, place)
+
+    def _send(self, stage: int, target: int, place: Place) -> _Sent:
+        message = Message("send", "pp", self._next(stage, f"send {target}"), self._sizes.activation, peer=target)
+        start, end = self._now[stage], np.zeros(self._width, np.int64)
+        self._rows[stage].communication(place, message, start, end, is_async=True)
+        return _Sent(message, start, end)
+
+    def _receive(self, stage: int, source: int, place: Place, sent: _Sent) -> None:
+        now = self._now[stage]
+        positions = np.arange(self._width)
+        pairs = np.stack([positions + stage * self._width, positions + source * self._width], axis=1)
+        transfer = self._transfer_ns("recv", sent.message.num_bytes, pairs)
+        end = np.maximum(now, sent.start) + transfer
+        sent.end[:] = end
+        message = sent.message._replace(operation="recv", peer=source)
+        number = self._rows[stage].communication(place, message, now, end, is_async=True)
+        self._rows[stage].stall(place, message, number, now, end)
+        self._now[stage] = end
+
+    def _compute(self, stage: int, action: Action, place: Place) -> None:
+        """A forward or backward: as many stretches of work as there are communications in it, and one more."""
+        job, begin = self._job, self._now[stage]
+        split = job.order == ZERO_BUBBLE
+        if action.letter == FORWARD:
+            usual, kind, name = job.forward_ns, schema.FORWARD, "forward"
+        elif action.letter == BACKWARD:
+            usual, kind, name = job.backward_ns - job.weight_ns * split, schema.BACKWARD, "backward"
+        else:
+            usual, kind, name = job.weight_ns, schema.BACKWARD, "backward weights"
+        work = self._jittered(usual * self._speed[stage] * self._uneven[action.microbatch], self._width)
+        operations = self._layer_operations(action.letter) * job.layers_per_chunk
+        done = np.zeros(self._width, np.int64)
+        self._collect_garbage(stage, action, place)
+        for number, (role, operation) in enumerate(operations, start=1):
+            part = work * number // (len(operations) + 1)
+            self._now[stage] = self._now[stage] + part - done
+            done = part
+            self._collective(stage, role, operation, self._sizes.activation, place)
+        self._overlap_reduction(stage, action, place, work - done)
+        self._now[stage] = self._now[stage] + work - done
+        self._rows[stage].work(kind, name, place, begin, self._now[stage])
+
+    def _layer_operations(self, letter: str) -> list[tuple[str, str]]:
+        """Role and operation of each communication of a layer."""
+        if letter not in (FORWARD, BACKWARD):
+            return []
+        forward = letter == FORWARD
+        wanted = [("cp", "all_gather" if forward else "reduce_scatter"), ("tp", "all_reduce"), ("ep", "all_to_all")]
+        wanted += [("ep", "all_to_all"), ("tp", "all_reduce")]
+        return [(role, operation) for role, operation in wanted if self._layout.size(role) > 1]
+
+    def _collect_garbage(self, stage: int, action: Action, place: Place) -> None:
+        """In the forward of the middle microbatch."""
+        if action != Action(FORWARD, self._job.microbatches // 2, 0):
+            return
+        for fault in self._active(faults.GC):
+            duration = np.zeros(self._width, np.int64)
+            self._add_at(duration, stage, fault)
+            begin = self._now[stage]
+            self._now[stage] = begin + duration
+            self._rows[stage].work(schema.GC, "gc", place, begin, self._now[stage])
+
+    # Communication
+
+    def _next(self, stage: int, what: str) -> int:
+        number = self._sequence.get((stage, what), 0)
+        self._sequence[stage, what] = number + 1
+        return number
+
+    def _transfer_ns(self, operation: str, num_bytes: int, members: Int64) -> Int64:
+        """Of each group of global ranks, how long the operation takes once all are there."""
+        same_host = self._layout.on_one_host(members)
+        usual = self._job.network.transfer_ns(operation, num_bytes, members.shape[1], same_host=same_host)
+        return self._jittered(usual * self._link_factors(members), len(members))
+
+    def _collective(
+        self, stage: int, role: str, operation: str, num_bytes: int, place: Place, dtype: str = "bfloat16"
+    ) -> None:
+        """A synchronous collective of the ranks of a stage."""
+        members = self._layout.of_stage(role, stage)
+        start = self._now[stage]
+        end = self._ends(operation, num_bytes, members + stage * self._width, start[members])
+        message = Message(operation, role, self._next(stage, role), num_bytes, dtype)
+        scattered = np.empty(self._width, np.int64)
+        scattered[members] = end
+        number = self._rows[stage].communication(place, message, start, scattered)
+        self._rows[stage].stall(place, message, number, start, scattered)
+        self._now[stage] = scattered
+
+    def _ends(self, operation: str, num_bytes: int, members: Int64, starts: Int64) -> Int64:
+        """When each member's operation ends, shape (groups, members)."""
+        after = starts.max(axis=1) + self._transfer_ns(operation, num_bytes, members)
+        scatter = self._job.end_scatter_ns
+        late = np.rint(self._random.exponential(scatter, members.shape)).astype(np.int64) if scatter else 0
+        return np.asarray(np.broadcast_to(after[:, None] + late, members.shape))
+
+    def _across_stages(self, role: str, operation: str, num_bytes: int, dtype: str) -> None:
+        """A synchronous collective of ranks of several stages, at the end of a step."""
+        members = self._layout.members[role]
+        stages = np.unique(members // self._width).tolist()
+        start = np.concatenate(self._now)
+        end = start.copy()
+        end[members] = self._ends(operation, num_bytes, members, start[members])
+        for stage in stages:
+            own = slice(stage * self._width, (stage + 1) * self._width)
+            place = Place(self._step, stage=stage)
+            message = Message(operation, role, self._next(stage, role), num_bytes, dtype)
+            number = self._rows[stage].communication(place, message, start[own], end[own])
+            self._rows[stage].stall(place, message, number, start[own], end[own])
+            self._now[stage] = end[own]
+
+    # The end of a step
+
+    def _overlap_reduction(self, stage: int, action: Action, place: Place, remaining: Int64) -> None:
+        """Launch the reduction of gradients, bucket by bucket, while the last stretch of the last backward runs."""
+        job, role = self._job, self._layout.gradients
+        last = self._orders[stage][-1]
+        if not job.overlap_grad_reduce or action != last or self._layout.size(role) == 1:
+            return
+        members = self._layout.of_stage(role, stage)
+        free = np.zeros(self._width, np.int64)
+        for bucket in range(_BUCKETS):
+            start = np.maximum(self._now[stage] + remaining * (bucket + 1) // _BUCKETS, free)
+            end = np.empty(self._width, np.int64)
+            num_bytes = self._sizes.gradients // _BUCKETS
+            end[members] = self._ends("reduce_scatter", num_bytes, members + stage * self._width, start[members])
+            message = Message("reduce_scatter", role, self._next(stage, role), num_bytes, "float32")
+            number = self._rows[stage].communication(place, message, start, end, is_async=True)
+            self._reductions.setdefault(stage, []).append((message, number, end))
+            free = end
+
+    def _finish(self) -> None:
+        job, sizes, role = self._job, self._sizes, self._layout.gradients
+        for stage in range(job.pp):
+            place = Place(self._step, stage=stage)
+            for message, number, end in self._reductions.pop(stage, []):
+                begin = self._now[stage]
+                self._now[stage] = np.maximum(begin, end)
+                self._rows[stage].stall(place, message, number, begin, self._now[stage])
+            if self._layout.size(role) > 1 and not job.overlap_grad_reduce:
+                self._collective(stage, role, "reduce_scatter", sizes.gradients, place, "float32")
+        if job.pp > 1:
+            self._across_stages("embedding", "all_reduce", sizes.embedding, "float32")
+        begins = list(self._now)
+        if job.pp * job.tp > 1:
+            self._across_stages("mp", "all_reduce", 4, "float32")
+        for stage, begin in enumerate(begins):
+            place = Place(self._step, stage=stage)
+            self._now[stage] = self._now[stage] + self._jittered(job.optimizer_ns * self._speed[stage], self._width)
+            self._rows[stage].work(schema.OPTIMIZER, "optimizer", place, begin, self._now[stage])
+            if self._layout.size(role) > 1:
+                self._collective(stage, role, "all_gather", sizes.parameters, place)
+
+
+class _Sizes:
+    """Bytes of what a job communicates, from its model: 12 h² parameters per layer, activations of s · h in 16 bits."""
+
+    def __init__(self, job: Job) -> None:
+        parameters = 12 * job.hidden**2 * job.layers // (job.tp * job.pp)
+        self.activation = 2 * job.sequence * job.hidden // job.cp
+        self.gradients = 4 * parameters
+        self.parameters = 2 * parameters
+        self.embedding = 4 * job.hidden * 32_000 // job.tp

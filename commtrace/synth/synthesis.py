@@ -1,0 +1,221 @@
+"""From a job to what its ranks would have recorded, and the truth about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.synth.clocks import PERFECT, Clock
+from commtrace.synth.job import Job
+from commtrace.synth.layout import Layout
+from commtrace.synth.network import FREE
+from commtrace.synth.orders import ideal_step_ns
+from commtrace.synth.rows import NAMES, ROLES, StageColumns
+from commtrace.synth.simulation import Simulated, simulate
+from commtrace.trace import schema
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
+
+_LATE_NS: Final = 5_000_000.0
+"""Mean lateness of a recorded end that is an outlier."""
+
+_SCHEDULE_NAMES: Final = {"interleaved": "interleaved 1f1b"}
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """A simulated job.
+
+    Attributes:
+        job: what was asked for.
+        truth: what is known about it; see docs/synthetic-runs.md.
+    """
+
+    job: Job
+    truth: dict[str, Any]
+    _layout: Layout
+    _stages: tuple[StageColumns, ...]
+    _group_ids: Int64
+
+    @property
+    def names(self) -> list[str]:
+        """What the codes of names stand for; equal for all ranks."""
+        return list(NAMES)
+
+    @property
+    def run(self) -> Run:
+        """What all ranks recorded, in memory."""
+        ranks = {rank: self.rank_trace(rank) for rank in range(self.job.world_size)}
+        return Run(path=Path("synthetic-run"), ranks=ranks, names=self.names)
+
+    def rank_trace(self, rank: int) -> RankTrace:
+        """What one rank recorded, as the reader would give it back."""
+        metadata = self.metadata(rank)
+        spans, dropped = self._recorded(rank)
+        return RankTrace(
+            metadata=metadata,
+            spans=spans.take(np.lexsort((-spans.end, spans.start))),
+            groups=self._layout.groups_of(rank),
+            coordinates=self._layout.coordinates(rank),
+            parallel=self._layout.parallel(),
+            topology={name: value for name, value in self.topology(rank).items() if name not in _OWN_FIELDS},
+            dropped=dropped,
+            anchors=self._anchors(rank),
+        )
+
+    def topology(self, rank: int) -> dict[str, Any]:
+        """What the integration of Megatron tells about a rank."""
+        return {
+            "coordinates": self._layout.coordinates(rank),
+            "parallel": self._layout.parallel(),
+            "framework": {"name": "megatron-core", "version": "synthetic"},
+            "schedule": _SCHEDULE_NAMES.get(self.job.order, self.job.order),
+            "stages": self.job.pp,
+            "chunks": self.job.chunks,
+            "microbatches": self.job.microbatches,
+        }
+
+    def metadata(self, rank: int) -> RankMetadata:
+        node = _node(self._layout.host(rank))
+        return RankMetadata(
+            run_id="synthetic",
+            attempt=0,
+            session=1,
+            rank=rank,
+            local_rank=rank % self.job.gpus_per_host,
+            world_size=self.job.world_size,
+            host=node,
+            node=node,
+            boot_id=f"boot-of-{node}",
+            pid=1000 + rank,
+            backend="nccl",
+            device="simulated device",
+            device_uuid=f"simulated-{rank}",
+            versions={"commtrace": "synthetic"},
+            anchor=self._anchors(rank)[0],
+        )
+
+    def _clock(self, rank: int) -> Clock:
+        return self.job.clocks.get(self._layout.host(rank), PERFECT)
+
+    def _anchors(self, rank: int) -> tuple[Any, ...]:
+        steps = self.truth["steps"]
+        return self._clock(rank).anchors(self.job.start_ns, max(steps[-1]["end_ns"], self.job.start_ns))
+
+    def _recorded(self, rank: int) -> tuple[Spans, dict[str, int]]:
+        """A rank's rows in the order of the program, on its host's clock; and how many communications are missing."""
+        stage, position = divmod(rank, self._layout.ranks_per_stage)
+        columns = self._stages[stage]
+        random = np.random.default_rng([self.job.seed, 3, rank])
+        kept, dropped = self._kept(columns, columns.recorded(position), random)
+        clock = self._clock(rank)
+        common = {name: values[kept] for name, values in columns.common.items()}
+        end = self._late(common, columns.end[position][kept], random)
+        role = common["role"]
+        peer = np.where(common["peer"] >= 0, common["peer"] * self._layout.ranks_per_stage + position, -1)
+        wanted = {
+            **{name: common[name] for name in _AS_IS},
+            "start": clock.read(columns.start[position][kept]),
+            "end": clock.read(end),
+            "group": np.where(role > 0, self._group_ids[role, rank], -1),
+            "bytes": common["num_bytes"],
+            "peer": peer,
+            "op_in_seq": np.zeros(len(role), np.int32),
+            "self_bytes": np.full(len(role), -1, np.int64),
+        }
+        return Spans(**{name: wanted[name].astype(dtype) for name, dtype in DTYPE_OF_COLUMN.items()}), dropped
+
+    def _kept(self, columns: StageColumns, recorded: Bool, random: np.random.Generator) -> tuple[Bool, dict[str, int]]:
+        if not self.job.missing:
+            return recorded, {}
+        kind = columns.common["kind"]
+        lost = recorded & np.isin(kind, (schema.COLLECTIVE, schema.P2P)) & (random.random(len(kind)) < self.job.missing)
+        counts = {"collective": (lost & (kind == schema.COLLECTIVE)).sum(), "p2p": (lost & (kind == schema.P2P)).sum()}
+        return recorded & ~lost, {name: int(count) for name, count in counts.items() if count}
+
+    def _late(self, common: dict[str, Int64], end: Int64, random: np.random.Generator) -> Int64:
+        if not self.job.outliers:
+            return end
+        late = (common["kind"] == schema.COLLECTIVE) & (random.random(len(end)) < self.job.outliers)
+        by = np.rint(random.exponential(_LATE_NS, len(end))).astype(np.int64)
+        return np.asarray(np.where(late, end + by, end))
+
+
+_OWN_FIELDS: Final = ("coordinates", "parallel")
+_AS_IS: Final = (
+    "kind", "name", "lane", "step", "microbatch", "chunk", "stage", "seq", "dtype", "is_async", "id", "stalled_on",
+    "timing",
+)  # fmt: skip
+
+
+def synthesize(job: Job) -> Synthetic:
+    """Simulate a job."""
+    simulated = simulate(job)
+    layout = Layout.of(job)
+    ids = np.full((len(ROLES), job.world_size), -1, np.int64)
+    for role in layout.members:
+        ids[ROLES.index(role)] = layout.group_ids(role)
+    return Synthetic(job, _truth(job, layout, simulated), layout, simulated.stages, ids)
+
+
+def _truth(job: Job, layout: Layout, simulated: Simulated) -> dict[str, Any]:
+    start, end = simulated.step_start.min(axis=1), simulated.step_end.max(axis=1)
+    return {
+        "job": job.to_json(),
+        "world_size": job.world_size,
+        "hosts": [_host(job, host) for host in range(job.hosts)],
+        "steps": [
+            {"step": step, "start_ns": int(begin), "end_ns": int(last), "duration_ns": int(last - begin)}
+            for step, (begin, last) in enumerate(zip(start, end, strict=True))
+        ],
+        "ideal": {
+            "pipeline_ns": ideal_step_ns(
+                job.order, job.pp, job.microbatches, job.chunks, job.forward_ns, job.backward_ns, job.weight_ns
+            ),
+            "step_without_faults_ns": _mean_step_ns(replace(job, faults=())) if job.faults else _mean(simulated),
+            "step_without_faults_and_jitter_ns": _mean_step_ns(_exact(job)),
+            "step_without_communication_ns": _mean_step_ns(replace(_exact(job), network=FREE)),
+        },
+        "mean_step_ns": _mean(simulated),
+        "faults": [
+            {**fault.to_json(), "cost_ns_per_step": _mean(simulated) - _mean_step_ns(_without(job, number))}
+            for number, fault in enumerate(job.faults)
+        ],
+    }
+
+
+def _host(job: Job, host: int) -> dict[str, Any]:
+    clock = job.clocks.get(host, PERFECT)
+    first = host * job.gpus_per_host
+    return {
+        "node": _node(host),
+        "ranks": list(range(first, min(first + job.gpus_per_host, job.world_size))),
+        "clock": {name: getattr(clock, name) for name in Clock.__slots__},
+    }
+
+
+def _node(host: int) -> str:
+    return f"node{host}"
+
+
+def _without(job: Job, number: int) -> Job:
+    return replace(job, faults=tuple(fault for other, fault in enumerate(job.faults) if other != number))
+
+
+def _exact(job: Job) -> Job:
+    """One step of the job as it was meant: the second one, as ranks enter the first one all at once."""
+    return replace(job, faults=(), jitter=0.0, end_scatter_ns=0, steps=2)
+
+
+def _mean_step_ns(job: Job) -> int:
+    return _mean(simulate(job))
+
+
+def _mean(simulated: Simulated) -> int:
+    """From the start of the first step to the end of the last one, per step."""
+    whole = simulated.step_end[-1].max() - simulated.step_start[0].min()
+    return round(float(whole) / len(simulated.step_end))

@@ -1,0 +1,125 @@
+"""The HTTP endpoint of one rank: prometheus-client's server, with basic authentication around it if wanted."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import logging
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.registry import Collector
+
+from commtrace.config import Config
+from commtrace.errors import ConfigurationError
+
+_logger = logging.getLogger("commtrace")
+
+WsgiApp: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+class Endpoint:
+    """Serves the samples of a collector from a thread of its own.
+
+    Args:
+        config: address, port, TLS and who is let in.
+        local_rank: the ranks of a node take the ports from the configured one on, in this order.
+
+    Attributes:
+        address: that it listens on.
+        port: that it listens on, also where the system chose it.
+        scheme: ``http`` or ``https``.
+
+    Raises:
+        ConfigurationError: it cannot listen, or a file that it needs cannot be used.
+    """
+
+    def __init__(self, config: Config, local_rank: int, collector: Collector) -> None:
+        _check_tls(config)
+        authorization = _authorization(config)
+        registry = CollectorRegistry(auto_describe=False)
+        wanted = config.prometheus_port + local_rank if config.prometheus_port else 0
+        try:
+            self._server, self._thread = start_http_server(
+                wanted,
+                config.prometheus_address,
+                registry,
+                config.prometheus_certfile or None,
+                config.prometheus_keyfile or None,
+                config.prometheus_client_cafile or None,
+                client_auth_required=bool(config.prometheus_client_cafile),
+            )
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {config.prometheus_address}:{wanted} for Prometheus ({error}). Leave "
+                "COMMTRACE_PROMETHEUS_PORT away for a free port, or choose one that is free together with as many "
+                "behind it as the node has ranks"
+            ) from error
+        if authorization:
+            self._server.set_app(_with_authorization(self._server.get_app(), authorization))
+        # Only now: until here there was nothing that the registry could have told to anybody.
+        registry.register(collector)
+        self.address = config.prometheus_address
+        self.port = int(self._server.server_port)
+        self.scheme = "https" if config.prometheus_certfile else "http"
+
+    def close(self) -> None:
+        """Stop serving and give the port back."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(1.0)
+
+    def abandon_after_fork(self) -> None:
+        """Close the copy of the listening socket, which would keep the port of the parent in use after its end."""
+        self._server.socket.close()
+
+
+def _check_tls(config: Config) -> None:
+    """Before a port is taken: prometheus-client leaves it open when the files cannot be used."""
+    if bool(config.prometheus_certfile) != bool(config.prometheus_keyfile):
+        raise ConfigurationError(
+            "TLS needs both, COMMTRACE_PROMETHEUS_CERTFILE and COMMTRACE_PROMETHEUS_KEYFILE; only one is set"
+        )
+    if config.prometheus_client_cafile and not config.prometheus_certfile:
+        raise ConfigurationError(
+            "COMMTRACE_PROMETHEUS_CLIENT_CAFILE needs TLS: set COMMTRACE_PROMETHEUS_CERTFILE and "
+            "COMMTRACE_PROMETHEUS_KEYFILE as well"
+        )
+    if not config.prometheus_certfile:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.prometheus_certfile, config.prometheus_keyfile)
+        if config.prometheus_client_cafile:
+            context.load_verify_locations(config.prometheus_client_cafile)
+    except OSError as error:
+        files = [config.prometheus_certfile, config.prometheus_keyfile, config.prometheus_client_cafile]
+        raise ConfigurationError(f"{', '.join(filter(None, files))}: cannot be used for TLS ({error})") from error
+
+
+def _authorization(config: Config) -> str:
+    """The header that clients must send; empty if anybody may read."""
+    if not config.prometheus_auth_file:
+        return ""
+    try:
+        secret = Path(config.prometheus_auth_file).read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(f"COMMTRACE_PROMETHEUS_AUTH_FILE cannot be read: {error}") from error
+    if ":" not in secret or "\n" in secret:
+        raise ConfigurationError(f"{config.prometheus_auth_file}: write one line, USER:PASSWORD")
+    return "Basic " + base64.b64encode(secret.encode()).decode()
+
+
+def _with_authorization(app: Any, authorization: str) -> WsgiApp:
+    def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        given = environ.get("HTTP_AUTHORIZATION", "")
+        if hmac.compare_digest(given.encode(), authorization.encode()):
+            answer: Iterable[bytes] = app(environ, start_response)
+            return answer
+        start_response("401 Unauthorized", [("WWW-Authenticate", 'Basic realm="commtrace"')])
+        return [b"credentials are needed\n"]
+
+    return guarded

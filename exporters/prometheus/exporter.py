@@ -1,0 +1,88 @@
+"""The exporter: adds up steps, and shows the sum at an endpoint or in a file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from commtrace.config import Config
+from commtrace.exporters.prometheus.endpoint import Endpoint
+from commtrace.exporters.prometheus.metrics import RankCollector
+from commtrace.exporters.prometheus.targets import TargetFile, file_name, reachable
+from commtrace.exporters.prometheus.textfile import Textfile
+from commtrace.exporters.prometheus.totals import StepTotals
+from commtrace.live.listener import StepListener
+from commtrace.live.rank import LiveRank
+from commtrace.live.summary import StepSummary
+from commtrace.trace.writer import Row
+
+_logger = logging.getLogger("commtrace")
+
+
+def open_prometheus(config: Config, rank: LiveRank) -> StepListener:
+    """The exporter that the configuration asks for.
+
+    Raises:
+        ConfigurationError: it cannot listen.
+    """
+    return TextfileExporter(config, rank) if config.prometheus_textfile else EndpointExporter(config, rank)
+
+
+class EndpointExporter:
+    """An endpoint for Prometheus, and the target file that tells Prometheus about it.
+
+    The target file is written with the first complete step: by then frameworks have told where the rank stands.
+    """
+
+    def __init__(self, config: Config, rank: LiveRank) -> None:
+        self._rank = rank
+        self._totals = StepTotals()
+        collector = RankCollector(rank, self._totals, identity=config.prometheus_identity)
+        self.endpoint = Endpoint(config, rank.metadata.local_rank, collector)
+        self._target = TargetFile(config.prometheus_targets, rank)
+        self._target_failed = False
+
+    def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
+        self._totals.add(summary)
+        labels = self._rank.identity()
+        if self.endpoint.scheme != "http":
+            labels["__scheme__"] = self.endpoint.scheme
+        try:
+            self._target.write(reachable(self.endpoint.address, self.endpoint.port), labels)
+        except OSError as error:
+            if not self._target_failed:
+                self._target_failed = True
+                _logger.warning(
+                    "commtrace: cannot write the target file %s (%s); Prometheus can still scrape port %d",
+                    self._target.path,
+                    error,
+                    self.endpoint.port,
+                )
+
+    def close(self) -> None:
+        self._target.remove()
+        self.endpoint.close()
+
+    def abandon_after_fork(self) -> None:
+        self.endpoint.abandon_after_fork()
+
+
+class TextfileExporter:
+    """A file for node-exporter; its samples carry the labels that tell the rank from others."""
+
+    def __init__(self, config: Config, rank: LiveRank) -> None:
+        self._totals = StepTotals()
+        collector = RankCollector(rank, self._totals, identity=True)
+        name = f"commtrace-{file_name(rank.run_id)}-rank-{rank.rank:05d}.prom"
+        self.textfile = Textfile(Path(config.prometheus_textfile) / name, collector)
+
+    def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
+        self._totals.add(summary)
+        self.textfile.update()
+
+    def close(self) -> None:
+        self.textfile.close()
+
+    def abandon_after_fork(self) -> None:
+        self.textfile.abandon_after_fork()

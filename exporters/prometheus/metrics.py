@@ -1,0 +1,175 @@
+"""The samples of a rank: names, units and labels. A custom collector on a registry of its own.
+
+Labels are ``operation`` and ``role``, and two closed lists of words: ``phase`` of compute, ``kind`` of dropped spans.
+Never a step, layer, size or sequence number: a rank has at most 300 series, whatever it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar, Sample
+
+from commtrace.exporters.prometheus.totals import BUCKETS_SECONDS, COUNTS, StepTotals
+from commtrace.live.rank import LiveRank
+from commtrace.trace import schema
+
+_NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
+_OPERATION: Final = ("operation", "role")
+
+
+class RankCollector(Collector):
+    """Makes samples of a rank's totals whenever they are asked for, on the asking thread.
+
+    Args:
+        rank, totals: whose samples.
+        identity: whether every sample carries the labels that tell the rank from others.
+    """
+
+    def __init__(self, rank: LiveRank, totals: StepTotals, *, identity: bool = False) -> None:
+        self._rank = rank
+        self._totals = totals
+        self._identity = identity
+
+    def collect(self) -> Iterable[Metric]:
+        """All samples of this instant."""
+        with self._totals.lock:
+            families = [*self._of_steps(), *self._of_operations(), *self._of_commtrace()]
+        return [_labelled(family, self._rank.identity()) for family in families] if self._identity else families
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what there is to tell depends on the run."""
+        return ()
+
+    def _of_steps(self) -> Iterator[Metric]:
+        totals = self._totals
+        yield self._step_duration()
+        compute = CounterMetricFamily(
+            "commtrace_compute_seconds", "Time in which the rank computed, by phase.", labels=["phase"]
+        )
+        for phase, time in totals.compute_ns.items():
+            compute.add_metric([phase], time / 1e9)
+        yield compute
+        for name, time, told in (
+            ("bubble", totals.bubble_ns, "Stalls on pipeline neighbours, the transfers themselves included."),
+            ("data", totals.data_ns, "Waiting for input."),
+            ("checkpoint", totals.checkpoint_ns, "Saving checkpoints."),
+            ("gc", totals.gc_ns, "Garbage collections of Python."),
+            ("other", totals.other_ns, "Time of steps that no span explains."),
+            ("work", totals.work_ns, "Steps without waiting for others and without checkpoints: the rank's own time."),
+        ):
+            yield CounterMetricFamily(f"commtrace_{name}_seconds", told, time / 1e9)
+        for name in COUNTS:
+            if name in totals.counts:
+                yield CounterMetricFamily(f"commtrace_{name}", f"What the script counted: {name}.", totals.counts[name])
+        if totals.mfu is not None:
+            yield GaugeMetricFamily("commtrace_mfu_ratio", "Model FLOPs utilisation of the last step.", totals.mfu)
+        if totals.peak_memory_bytes is not None:
+            yield GaugeMetricFamily(
+                "commtrace_device_memory_peak_bytes", "Most that torch's allocator has held.", totals.peak_memory_bytes
+            )
+        if totals.last is not None:
+            yield GaugeMetricFamily("commtrace_last_step", "Number of the last complete step.", totals.last.step)
+            yield GaugeMetricFamily(
+                "commtrace_last_step_timestamp_seconds",
+                "When the last complete step ended, epoch seconds.",
+                self._rank.epoch_ns(totals.last.end_ns) / 1e9,
+            )
+
+    def _step_duration(self) -> HistogramMetricFamily:
+        buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+        below = 0
+        for bound, bucket in zip((*map(str, BUCKETS_SECONDS), "+Inf"), self._totals.buckets, strict=True):
+            below += bucket.count
+            if bucket.example is None:
+                buckets.append((bound, below))
+                continue
+            seconds = bucket.example.duration_ns / 1e9
+            ended = self._rank.epoch_ns(bucket.example.end_ns) / 1e9
+            buckets.append((bound, below, Exemplar({"trace_id": bucket.trace_id}, seconds, ended)))
+        return HistogramMetricFamily(
+            "commtrace_step_duration_seconds", "Duration of steps.", buckets, self._totals.duration_ns / 1e9
+        )
+
+    def _of_operations(self) -> Iterator[Metric]:
+        totals = self._totals.operations
+        calls = CounterMetricFamily("commtrace_communication_operations", "Communications.", labels=_OPERATION)
+        seconds = CounterMetricFamily(
+            "commtrace_communication_seconds", "Time in flight, summed over calls; waiting included.", labels=_OPERATION
+        )
+        num_bytes = CounterMetricFamily(
+            "commtrace_communication_bytes", "Bytes of the full tensors of all calls.", labels=_OPERATION
+        )
+        exposed = CounterMetricFamily(
+            "commtrace_exposed_seconds",
+            "Time in which the rank stood still for it; pipeline transfers are in commtrace_bubble_seconds.",
+            labels=_OPERATION,
+        )
+        overlap = GaugeMetricFamily(
+            "commtrace_communication_overlap_ratio",
+            "Share of the time in flight that was hidden, of the last step that had any.",
+            labels=_OPERATION,
+        )
+        busbw = GaugeMetricFamily(
+            "commtrace_communication_busbw_bytes_per_second",
+            "Effective bus bandwidth of the last step that had any; waiting lowers it.",
+            labels=_OPERATION,
+        )
+        for (operation, role), one in totals.items():
+            _add(calls, (operation, role), one.count)
+            _add(seconds, (operation, role), one.duration_ns / 1e9)
+            _add(num_bytes, (operation, role), one.num_bytes)
+            _add(exposed, (operation, role), one.exposed_ns / 1e9)
+            _add(overlap, (operation, role), one.overlap_ratio)
+            _add(busbw, (operation, role), one.busbw)
+        yield from (calls, seconds, num_bytes, exposed, overlap, busbw)
+
+    def _of_commtrace(self) -> Iterator[Metric]:
+        rank = self._rank
+        yield CounterMetricFamily("commtrace_spans", "Spans recorded.", rank.spans)
+        dropped = CounterMetricFamily("commtrace_spans_dropped", "Spans that had to be dropped.", labels=["kind"])
+        # From the start and for every kind: a counter that appears with its first drop has not increased.
+        for code, kind in enumerate(schema.KINDS):
+            if code not in _NEVER_DROPPED:
+                dropped.add_metric([kind], rank.dropped.get(kind, 0))
+        yield dropped
+        yield CounterMetricFamily(
+            "commtrace_overhead_seconds", "CPU time of commtrace's own thread.", rank.overhead_ns / 1e9
+        )
+        yield GaugeMetricFamily(
+            "commtrace_communications_in_flight",
+            "Communications under way since before the last look at them.",
+            len(rank.marks.in_flight),
+        )
+        offset_ns, residual_ns = rank.clock()
+        yield GaugeMetricFamily(
+            "commtrace_clock_offset_seconds",
+            "By how much the wall clock has been moved against the monotonic clock since the recording began.",
+            offset_ns / 1e9,
+        )
+        yield GaugeMetricFamily(
+            "commtrace_clock_residual_seconds",
+            "How well the monotonic clock is tied to the wall clock: half the bracket of the newest reading.",
+            residual_ns / 1e9,
+        )
+
+
+def _add(family: CounterMetricFamily | GaugeMetricFamily, labels: tuple[str, str], value: float | None) -> None:
+    if value is not None:
+        family.add_metric(labels, value)
+
+
+def _labelled(family: Metric, identity: Mapping[str, str]) -> Metric:
+    """The family with these labels on every sample."""
+    family.samples = [
+        Sample(one.name, {**identity, **one.labels}, one.value, one.timestamp, one.exemplar) for one in family.samples
+    ]
+    return family

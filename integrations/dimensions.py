@@ -1,0 +1,43 @@
+"""What integrations that can meet in one job (DDP or FSDP inside a pipeline) tell about it, each its own part."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from commtrace.capture.groups import UNKNOWN_ROLE
+from commtrace.capture.tracer import Tracer
+
+_SAYS_NOTHING: Final = frozenset({UNKNOWN_ROLE, "world", "default"})
+"""Roles that a group has because nobody said what it is for: torch's own words."""
+
+
+def tell_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None:
+    """Say where this rank stands in one parallel dimension, beside what is known of others."""
+    _, known = tracer.topology()
+    tracer.set_topology(
+        {
+            "coordinates": {**known.get("coordinates", {}), dimension: rank},
+            "parallel": {**known.get("parallel", {}), dimension: size},
+        }
+    )
+
+
+def tell_framework(tracer: Tracer, name: str) -> None:
+    """Say what runs the training, beside what is known: ``torch.distributed.pipelining + FSDP``."""
+    _, known = tracer.topology()
+    names = [part for part in str(known.get("framework", {}).get("name", "")).split(" + ") if part]
+    if name not in names:
+        tracer.set_topology({"framework": {"name": " + ".join([*names, name]), "version": torch.__version__}})
+
+
+def tell_role(tracer: Tracer, process_group: Any, role: str) -> str:
+    """Say what a group is for, unless a framework or the name of its mesh dimension has said so.
+
+    Returns:
+        The role that the group has now.
+    """
+    if tracer.groups.state(process_group).group.role in _SAYS_NOTHING:
+        tracer.set_role(process_group, role)
+    return tracer.groups.state(process_group).group.role

@@ -1,0 +1,188 @@
+"""torch.distributed.pipelining: every action of a schedule a span with microbatch, chunk and stage.
+
+``import commtrace.auto`` is all that a script needs, before or after it builds its schedule. From then on
+
+* ``schedule.step(…)`` is one iteration's forwards and backwards inside a step, which ends with the optimizer's;
+  ``schedule.eval(…)`` is an ``evaluation`` span;
+* an action of the schedule is a span. ``F`` is a forward; a whole backward (``B``) is a backward of that name, one of
+  the inputs alone (``I``) is named ``backward_input``, one of the weights alone (``W``) ``backward_weight``. Gradient
+  reduction of a stage (``REDUCE_GRAD``) is a ``phase`` span, ``reduce``;
+* ``stage`` is the rank's place in the pipeline's group, from 0 to p − 1, and ``chunk`` the place of torch's stage among
+  those of the rank, as everywhere in commtrace. torch numbers stages through all chunks: the ``stage_indices`` of the
+  topology tell them by chunk, and with them whether the pipeline goes round in a loop or back in a V;
+* the group of the stages has the role ``pp``, unless its mesh dimension has a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import weakref
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+from commtrace.capture.tracer import Tracer
+from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
+from commtrace.integrations.hooks import Hooks
+from commtrace.trace import schema
+
+PART: Final = "pipelining"
+
+_SCHEDULES: Final[Mapping[str, str]] = {
+    "ScheduleGPipe": "gpipe",
+    "Schedule1F1B": "1f1b",
+    "ScheduleLoopedBFS": "looped bfs",
+    "ScheduleInterleaved1F1B": "interleaved 1f1b",
+    "ScheduleInterleavedZeroBubble": "interleaved zero bubble",
+    "ScheduleZBVZeroBubble": "zbv",
+    "ScheduleDualPipeV": "dualpipev",
+}
+
+
+def install(tracer: Tracer) -> Callable[[], None]:
+    """Instrument torch.distributed.pipelining as soon as it is imported, or now if it has been.
+
+    Returns:
+        What puts every original back.
+    """
+    integration = PipeliningIntegration(tracer)
+    integration.install()
+    return integration.uninstall
+
+
+class PipeliningIntegration:
+    """The hooks in torch.distributed.pipelining, and which chunk of its rank each stage is."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._hooks = Hooks(PART, tracer)
+        self._chunks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._told: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._evaluations = 0
+
+    def install(self) -> None:
+        """Register the hooks."""
+        self._hooks.when_imported("torch.distributed.pipelining.stage", self._hook_stages)
+        self._hooks.when_imported("torch.distributed.pipelining.schedules", self._hook_schedules)
+
+    def uninstall(self) -> None:
+        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        self._hooks.restore()
+
+    # Schedules
+
+    def _hook_schedules(self, module: ModuleType) -> None:
+        for name in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
+            schedule = getattr(module, name, None)
+            if schedule is not None:
+                self._hooks.replace(schedule, "step", self._wrap_step)
+        base = getattr(module, "_PipelineSchedule", None)
+        if base is not None:
+            self._hooks.replace(base, "eval", self._wrap_eval)
+
+    def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._hooks.active and not self._evaluations:
+                self._hooks.guarded(self._begin_iteration, schedule)
+            return original(schedule, *args, **kwargs)
+
+        return step
+
+    def _begin_iteration(self, schedule: Any) -> None:
+        if schedule not in self._told:
+            self._told.add(schedule)
+            self._tell(schedule)
+        if getattr(schedule, "_has_backward", True):
+            self._tracer.steps.iteration_begins()
+
+    def _tell(self, schedule: Any) -> None:
+        # A schedule of one stage per rank holds it as _stage, the others hold theirs in a list.
+        stages = getattr(schedule, "_stages", None) or [schedule._stage]
+        for chunk, stage in enumerate(stages):
+            self._chunks[stage] = chunk
+        first = stages[0]
+        group = first.group if first.group is not None else _default_group()
+        tell_role(self._tracer, group, "pp")
+        tell_dimension(self._tracer, "pp", first.group_rank, first.group_size)
+        tell_framework(self._tracer, "torch.distributed.pipelining")
+        self._tracer.set_topology(
+            {
+                "schedule": schedule_name(type(schedule).__name__),
+                "stages": first.group_size,
+                "chunks": len(stages),
+                "microbatches": int(schedule._n_microbatches),
+                "stage_indices": [stage.stage_index for stage in stages],
+            }
+        )
+
+    def _wrap_eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def evaluate(schedule: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._hooks.active:
+                return original(schedule, *args, **kwargs)
+            span = self._hooks.enter(schema.EVALUATION, "evaluation")
+            self._evaluations += 1
+            try:
+                return original(schedule, *args, **kwargs)
+            finally:
+                self._evaluations -= 1
+                self._hooks.leave(span)
+                self._hooks.guarded(self._tracer.steps.evaluation_ended)
+
+        return evaluate
+
+    # Actions
+
+    def _hook_stages(self, module: ModuleType) -> None:
+        base = getattr(module, "_PipelineStageBase", None)
+        if base is not None:
+            self._hooks.replace(base, "forward_one_chunk", self._wrap_forward)
+            self._hooks.replace(base, "backward_one_chunk", self._wrap_backward)
+            self._hooks.replace(base, "backward_weight_one_chunk", self._wrap_backward_weight)
+            self._hooks.replace(base, "perform_reduce_grad", self._hooks.timed(schema.PHASE, "reduce"))
+
+    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return self._action(original, schema.FORWARD, lambda _: "forward")
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def name(arguments: Mapping[str, Any]) -> str:
+            return "backward" if arguments.get("full_backward", True) else "backward_input"
+
+        return self._action(original, schema.BACKWARD, name)
+
+    def _wrap_backward_weight(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return self._action(original, schema.BACKWARD, lambda _: "backward_weight")
+
+    def _action(
+        self, original: Callable[..., Any], kind: int, name: Callable[[Mapping[str, Any]], str]
+    ) -> Callable[..., Any]:
+        """Every version calls these methods with the microbatch first and the rest by name."""
+
+        @functools.wraps(original)
+        def action(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+            trains = kind == schema.FORWARD or getattr(stage, "has_backward", True)
+            if not self._hooks.active or self._evaluations or not trains:
+                return original(stage, microbatch, *args, **kwargs)
+            chunk = self._chunks.get(stage, 0)
+            span = self._hooks.enter(kind, name(kwargs), microbatch, chunk, stage.group_rank)
+            try:
+                return original(stage, microbatch, *args, **kwargs)
+            finally:
+                self._hooks.leave(span)
+
+        return action
+
+
+def schedule_name(class_name: str) -> str:
+    """``Schedule1F1B`` → ``1f1b``; of a class that commtrace does not know, its own words."""
+    known = _SCHEDULES.get(class_name)
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", class_name.removeprefix("_").removeprefix("Schedule"))
+    return known or words.lower()
+
+
+def _default_group() -> Any:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_group()

@@ -1,0 +1,263 @@
+"""The endpoint, the target file and the textfile of a rank, with real sockets and files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.config import Config
+from commtrace.errors import ConfigurationError
+from commtrace.exporters.live import live_view
+from commtrace.exporters.prometheus import textfile
+from commtrace.exporters.prometheus.exporter import EndpointExporter, TextfileExporter, open_prometheus
+from commtrace.exporters.prometheus.targets import TargetFile, reachable
+from commtrace.recorder import Recorder
+from tests.exporters.prometheus.steps import rank, summary
+from tests.trace.rows import mark, metadata
+
+
+@pytest.fixture
+def exporter(tmp_path: Path) -> Iterator[EndpointExporter]:
+    opened = EndpointExporter(Config(), rank(tmp_path))
+    yield opened
+    opened.close()
+
+
+def scrape(exporter: EndpointExporter, context: ssl.SSLContext | None = None, **headers: str) -> str:
+    endpoint = exporter.endpoint
+    request = urllib.request.Request(f"{endpoint.scheme}://localhost:{endpoint.port}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_a_rank_listens_on_loopback_and_tells_its_steps(exporter: EndpointExporter) -> None:
+    exporter.step(summary(), [])
+
+    assert exporter.endpoint.address == "127.0.0.1"
+    assert "commtrace_step_duration_seconds_count 1.0" in scrape(exporter)
+    assert "# EOF" in scrape(exporter, Accept="application/openmetrics-text; version=1.0.0")
+
+
+def test_the_target_file_says_where_and_who(exporter: EndpointExporter, tmp_path: Path) -> None:
+    path = tmp_path / "prometheus" / "rank-00003.json"
+    assert not path.exists()
+    exporter.step(summary(), [])
+
+    assert json.loads(path.read_text()) == [
+        {
+            "targets": [f"127.0.0.1:{exporter.endpoint.port}"],
+            "labels": {
+                "run_id": "r1", "rank": "3", "node": "alpha", "local_rank": "3", "tp": "1", "pp": "0", "dp": "1",
+            },
+        }
+    ]  # fmt: skip
+    exporter.close()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_place_that_becomes_known_later_is_told(tmp_path: Path) -> None:
+    live = rank(tmp_path)
+    exporter = EndpointExporter(Config(prometheus_targets=str(tmp_path / "all")), live)
+    exporter.step(summary(), [])
+    live.learn(mark("topology", {"coordinates": {"pp": 4}}))
+    exporter.step(summary(1), [])
+
+    labels = json.loads((tmp_path / "all" / "r1-rank-00003.json").read_text())[0]["labels"]
+    exporter.close()
+
+    assert labels["pp"] == "4"
+
+
+def test_rank_0_removes_targets_of_ranks_that_are_no_more(tmp_path: Path) -> None:
+    for name in ("rank-00007.json", "rank-00008.json", "rank-00031.json", "other.json"):
+        (tmp_path / name).write_text("[]")
+        (tmp_path / f"r1-{name}").write_text("[]")
+    TargetFile(str(tmp_path), rank(number=3))
+    assert len(list(tmp_path.iterdir())) == 8
+    TargetFile(str(tmp_path), rank(number=0))
+
+    left = [
+        "other.json",
+        "r1-other.json",
+        "r1-rank-00007.json",
+        "rank-00007.json",
+        "rank-00008.json",
+        "rank-00031.json",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1", "127.0.0.1:9400"),
+        ("0.0.0.0", f"{socket.gethostname()}:9400"),
+        ("::", f"{socket.gethostname()}:9400"),
+        ("::1", "[::1]:9400"),
+        ("node-3", "node-3:9400"),
+    ],
+)
+def test_the_target_is_an_address_that_others_can_reach(address: str, expected: str) -> None:
+    assert reachable(address, 9400) == expected
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def test_the_ranks_of_a_node_take_consecutive_ports(tmp_path: Path) -> None:
+    first = free_port()
+    exporter = EndpointExporter(Config(prometheus_port=first), rank(tmp_path, number=1, local_rank=1))
+
+    assert exporter.endpoint.port == first + 1
+    exporter.close()
+
+
+def test_a_port_in_use_is_said_once_and_everything_else_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        view = live_view(Config(export="prometheus", prometheus_port=port))
+        (collector,) = view(metadata(), tmp_path, Recorder(list))
+        collector.close()
+
+    assert len(caplog.records) == 1
+    assert f"cannot listen on 127.0.0.1:{port} for Prometheus" in caplog.text
+    assert "Leave COMMTRACE_PROMETHEUS_PORT away for a free port" in caplog.text
+
+
+def test_only_those_who_know_the_password_are_told_anything(tmp_path: Path) -> None:
+    (tmp_path / "auth").write_text("scraper:sécret\n")
+    exporter = EndpointExporter(Config(prometheus_auth_file=str(tmp_path / "auth")), rank(tmp_path))
+    exporter.step(summary(), [])
+    right, wrong = (base64.b64encode(f"scraper:{word}".encode()).decode() for word in ("sécret", "guess"))
+
+    assert "commtrace_last_step" in scrape(exporter, Authorization=f"Basic {right}")
+    for headers in ({}, {"Authorization": f"Basic {wrong}"}):
+        with pytest.raises(urllib.error.HTTPError, match="401") as refusal:
+            scrape(exporter, **headers)
+        assert b"commtrace_" not in refusal.value.read()
+        refusal.value.close()
+    exporter.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tls")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2", "-nodes"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-keyout", "key.pem", "-out", "cert.pem", *subject]
+    try:
+        subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed: no certificate to test with")
+    return directory
+
+
+def test_tls_is_spoken_and_said_in_the_target_file(tmp_path: Path, certificate: Path) -> None:
+    files = {"prometheus_certfile": str(certificate / "cert.pem"), "prometheus_keyfile": str(certificate / "key.pem")}
+    exporter = EndpointExporter(Config(**files), rank(tmp_path))
+    exporter.step(summary(), [])
+
+    told = scrape(exporter, ssl.create_default_context(cafile=str(certificate / "cert.pem")))
+    labels = json.loads((tmp_path / "prometheus" / "rank-00003.json").read_text())[0]["labels"]
+    exporter.close()
+
+    assert "commtrace_last_step" in told
+    assert labels["__scheme__"] == "https"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prometheus_certfile": "c.pem"}, "TLS needs both"),
+        ({"prometheus_client_cafile": "ca.pem"}, "needs TLS"),
+        ({"prometheus_auth_file": "/no/such/file"}, "cannot be read"),
+        ({"prometheus_certfile": "/no/c.pem", "prometheus_keyfile": "/no/k.pem"}, "cannot be used for TLS"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        open_prometheus(Config(**options), rank(tmp_path))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_does_not_keep_the_port(tmp_path: Path) -> None:
+    exporter = EndpointExporter(Config(), rank(tmp_path))
+    may_end, ends = os.pipe()
+    is_ready, ready = os.pipe()
+    child = os.fork()
+    if child == 0:  # a data loading worker, which outlives its parent's session
+        try:
+            exporter.abandon_after_fork()
+            os.write(ready, b".")
+            os.read(may_end, 1)
+        finally:
+            os._exit(0)
+    os.read(is_ready, 1)
+    exporter.close()
+    try:
+        with socket.socket() as next_run:
+            next_run.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            next_run.bind(("127.0.0.1", exporter.endpoint.port))
+            next_run.listen()
+    finally:
+        os.write(ends, b".")
+        os.waitpid(child, 0)
+        for pipe in (may_end, ends, is_ready, ready):
+            os.close(pipe)
+
+
+def test_the_textfile_holds_samples_with_identity_and_goes_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(textfile, "SECONDS_BETWEEN", 0.01)
+    exporter = open_prometheus(Config(prometheus_textfile=str(tmp_path)), rank(tmp_path))
+    assert isinstance(exporter, TextfileExporter)
+    path = tmp_path / "commtrace-r1-rank-00003.prom"
+    for step in (0, 1):
+        exporter.step(summary(step), [])
+        wanted = (
+            f'commtrace_last_step{{dp="1",local_rank="3",node="alpha",pp="0",rank="3",run_id="r1",tp="1"}} {step}.0'
+        )
+        deadline = time.monotonic() + 30
+        while not (path.exists() and wanted in path.read_text()):
+            assert time.monotonic() < deadline, path.read_text() if path.exists() else "no file"
+            time.sleep(0.01)
+    exporter.close()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_textfile_that_cannot_be_written_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(textfile, "SECONDS_BETWEEN", 0.01)
+    exporter = TextfileExporter(Config(prometheus_textfile=str(tmp_path / "missing")), rank(tmp_path))
+    for step in range(5):
+        exporter.step(summary(step), [])
+        time.sleep(0.03)
+    exporter.close()
+
+    assert [record.getMessage().split("(")[0] for record in caplog.records] == [
+        f"commtrace: cannot write {tmp_path}/missing/commtrace-r1-rank-00003.prom "
+    ]

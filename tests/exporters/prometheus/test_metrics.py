@@ -1,0 +1,191 @@
+"""What a rank tells Prometheus: every sample of a step that is known, and never too many of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from commtrace.exporters.prometheus.metrics import RankCollector
+from commtrace.exporters.prometheus.totals import MOST_OPERATIONS, StepTotals
+from commtrace.live.device import Device
+from commtrace.live.summary import OperationSummary
+from commtrace.live.trace_id import trace_id
+from commtrace.trace import schema
+from tests.exporters.prometheus.steps import SECOND, rank, summary
+from tests.trace.rows import mark
+
+MOST_SERIES = 300
+OPERATIONS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier",
+    "send", "recv",
+)  # fmt: skip
+
+
+def samples(collector: RankCollector) -> list[Sample]:
+    """As Prometheus reads them."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    text = generate_latest(registry).decode()
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def values(collector: RankCollector, without: str = "commtrace_spans_dropped") -> dict[str, float]:
+    found = {}
+    for sample in samples(collector):
+        labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+        if not sample.name.startswith(without):
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def test_two_steps_are_added_up() -> None:
+    live, totals = rank(), StepTotals()
+    live.spans, live.overhead_ns = 40, SECOND // 8
+    live.learn(
+        mark("clock_anchor", {"monotonic_ns": 1_005, "realtime_ns": 1_700_000_000_000_003_000, "bracket_ns": 80})
+    )
+    totals.add(summary(6, duration_ns=SECOND // 5, counts={"tokens": 100.0}))
+    totals.add(summary(7, counts={"tokens": 50.0}))
+
+    told = values(RankCollector(live, totals))
+
+    bounds = ("0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "15.0", "60.0", "+Inf")
+    below = (0, 0, 1, 1, 1, 2, 2, 2, 2, 2)
+    assert told == {
+        **{
+            f"commtrace_step_duration_seconds_bucket{{le={bound}}}": count
+            for bound, count in zip(bounds, below, strict=True)
+        },
+        "commtrace_step_duration_seconds_count": 2,
+        "commtrace_step_duration_seconds_sum": 2.2,
+        "commtrace_compute_seconds_total{phase=forward}": 2,
+        "commtrace_compute_seconds_total{phase=backward}": 0,
+        "commtrace_bubble_seconds_total": 1,
+        "commtrace_data_seconds_total": 0,
+        "commtrace_checkpoint_seconds_total": 0,
+        "commtrace_gc_seconds_total": 0,
+        "commtrace_other_seconds_total": 0.5,
+        "commtrace_work_seconds_total": pytest.approx(2.2 - 0.5 - 1),
+        "commtrace_tokens_total": 150,
+        "commtrace_last_step": 7,
+        "commtrace_last_step_timestamp_seconds": pytest.approx(1_700_000_012.000002),
+        "commtrace_communication_operations_total{operation=all_reduce,role=dp}": 4,
+        "commtrace_communication_operations_total{operation=recv,role=pp}": 8,
+        "commtrace_communication_seconds_total{operation=all_reduce,role=dp}": 2,
+        "commtrace_communication_seconds_total{operation=recv,role=pp}": 1,
+        "commtrace_communication_bytes_total{operation=all_reduce,role=dp}": 16_000,
+        "commtrace_communication_bytes_total{operation=recv,role=pp}": 800,
+        "commtrace_exposed_seconds_total{operation=all_reduce,role=dp}": 0.5,
+        "commtrace_exposed_seconds_total{operation=recv,role=pp}": 0,
+        "commtrace_communication_overlap_ratio{operation=all_reduce,role=dp}": 0.75,
+        "commtrace_communication_overlap_ratio{operation=recv,role=pp}": 0,
+        "commtrace_communication_busbw_bytes_per_second{operation=all_reduce,role=dp}": 12_000,
+        "commtrace_communication_busbw_bytes_per_second{operation=recv,role=pp}": 800,
+        "commtrace_spans_total": 40,
+        "commtrace_overhead_seconds_total": 0.125,
+        "commtrace_communications_in_flight": 0,
+        "commtrace_clock_offset_seconds": pytest.approx(2e-6),
+        "commtrace_clock_residual_seconds": pytest.approx(40e-9),
+    }
+
+
+def test_an_example_of_every_duration_leads_to_the_trace_of_its_step() -> None:
+    totals = StepTotals()
+    for step, seconds in ((1, 0.2), (2, 0.21), (3, 2.0), (4, 100.0)):
+        totals.add(summary(step, duration_ns=int(seconds * SECOND)))
+
+    examples = {
+        sample.labels["le"]: sample.exemplar for sample in samples(RankCollector(rank(), totals)) if sample.exemplar
+    }
+
+    assert {bound: (example.labels, example.value) for bound, example in examples.items()} == {
+        "0.25": ({"trace_id": f"{trace_id('r1', 2):032x}"}, 0.21),
+        "2.5": ({"trace_id": f"{trace_id('r1', 3):032x}"}, 2.0),
+        "+Inf": ({"trace_id": f"{trace_id('r1', 4):032x}"}, 100.0),
+    }
+
+
+def test_mfu_and_memory_are_there_where_they_are_known_and_absent_where_not() -> None:
+    flops = {"model_flops": 989e12}
+    known, unknown, without = StepTotals(), StepTotals(), StepTotals()
+    known.add(summary(counts=flops, device=Device("NVIDIA H200", 5_000)))
+    unknown.add(summary(counts=flops, device=Device("Another GPU", 5_000)))
+    without.add(summary(counts=flops))
+
+    told = [values(RankCollector(rank(), totals)) for totals in (known, unknown, without)]
+
+    assert [one.get("commtrace_mfu_ratio") for one in told] == [0.5, None, None]
+    assert [one.get("commtrace_device_memory_peak_bytes") for one in told] == [5_000, 5_000, None]
+
+
+def test_drops_of_every_kind_are_told_before_the_first_one() -> None:
+    live = rank()
+    live.dropped = {"stall": 7}
+
+    told = {
+        sample.labels["kind"]: sample.value
+        for sample in samples(RankCollector(live, StepTotals()))
+        if sample.name == "commtrace_spans_dropped_total"
+    }
+
+    assert told == {**dict.fromkeys(set(schema.KINDS) - {"kernel", "memory"}, 0), "stall": 7}
+
+
+def test_every_sample_says_whose_it_is_where_that_is_wanted() -> None:
+    totals = StepTotals()
+    totals.add(summary())
+
+    told = samples(RankCollector(rank(), totals, identity=True))
+
+    wanted = {"run_id": "r1", "rank": "3", "node": "alpha", "local_rank": "3", "tp": "1", "pp": "0", "dp": "1"}
+    assert len(told) > 40
+    assert all(wanted.items() <= sample.labels.items() for sample in told)
+
+
+def test_before_the_first_step_there_is_no_last_step() -> None:
+    told = values(RankCollector(rank(), StepTotals()))
+
+    assert "commtrace_last_step_timestamp_seconds" not in told
+    assert told["commtrace_step_duration_seconds_count"] == 0
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        pytest.param(
+            [("all_reduce", "tp"), ("all_gather", "tp"), ("reduce_scatter", "tp"), ("broadcast", "tp"),
+             ("send", "pp"), ("recv", "pp"), ("all_reduce", "pp"), ("broadcast", "pp"),
+             ("all_reduce", "dp"), ("all_gather", "dp"), ("reduce_scatter", "dp"), ("broadcast", "dp"),
+             ("all_reduce", "cp"), ("all_gather", "cp"), ("send", "cp"), ("recv", "cp"),
+             ("all_to_all", "ep"), ("all_gather", "ep"), ("reduce_scatter", "ep"), ("all_reduce", "ep"),
+             ("reduce_scatter", "edp"), ("all_gather", "edp"), ("all_reduce", "edp"),
+             ("all_reduce", "mp"), ("all_reduce", "embedding"), ("barrier", "world"), ("all_reduce", "world")],
+            id="tp x pp x dp x cp x ep",
+        ),
+        pytest.param(list(itertools.product(OPERATIONS, [f"role{number}" for number in range(40)])), id="all there is"),
+    ],
+)  # fmt: skip
+def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str]]) -> None:
+    totals = StepTotals()
+    operations = tuple(OperationSummary(*pair, 1, 10, 100, 50, 50, 10.0, 100) for pair in pairs)
+    phases = dict.fromkeys(("forward", "backward", "recompute", "optimizer", "evaluation", "other"), 1)
+    counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1e12}
+    for step in range(2):
+        totals.add(
+            summary(
+                step, compute_ns=phases, operations=operations, counts=counts, device=Device("NVIDIA H200", 1),
+            )
+        )  # fmt: skip
+
+    told = samples(RankCollector(rank(), totals))
+
+    assert len(told) <= MOST_SERIES
+    communications = [sample for sample in told if sample.name == "commtrace_communication_operations_total"]
+    assert sum(sample.value for sample in communications) == 2 * len(pairs)
+    folded = [sample for sample in communications if sample.labels["role"] == "other"]
+    assert bool(folded) == (len(pairs) > MOST_OPERATIONS)

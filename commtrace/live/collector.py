@@ -50,7 +50,7 @@ class StepCollector:
         listeners: told of every step.
         dropped: spans dropped so far, by kind.
         thread_ns: CPU time of the calling thread.
-        device: what the process trains on.
+        device: what the process trains on; without, torch is asked.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class StepCollector:
         *,
         dropped: Callable[[], Mapping[str, int]] = dict,
         thread_ns: Callable[[], int] = time.thread_time_ns,
-        device: Callable[[], Device | None] = training_device,
+        device: Callable[[], Device | None] | None = None,
     ) -> None:
         self.rank = rank
         self._listeners = list(listeners)
         self._dropped = dropped
         self._thread_ns = thread_ns
-        self._device = device
+        self._device = device or training_device
         self._pending: list[_Pending] = []
         self._ripe: list[_Pending] = []
         self._told_overhead_ns = 0

@@ -1,0 +1,1 @@
+"""Dashboards for Grafana, made of plain dictionaries: ``python -m commtrace.exporters.grafana.generate``."""

@@ -1,0 +1,295 @@
+"""The dashboards: overview, one rank, data x pipeline, communication, commtrace itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from commtrace.exporters.grafana.panels import (
+    DATASOURCE,
+    Panel,
+    Query,
+    arrange,
+    lines,
+    matrix,
+    number,
+    table,
+)
+
+Dashboard = dict[str, Any]
+
+RUN: Final = 'run_id=~"$run_id"'
+RANK: Final = 'run_id=~"$run_id", rank=~"$rank"'
+SLOW: Final = ((1.05, "yellow"), (1.1, "red"))
+"""Of the straggler score, as the alert has it."""
+
+_STEPS: Final = "rate(commtrace_step_duration_seconds_count{{{where}}}[$__rate_interval]) > 0"
+_BY_OPERATION: Final = ("operation, role", "{{operation}} {{role}}")
+_BUCKETS: Final = f"sum by (le) (rate(commtrace_step_duration_seconds_bucket{{{RUN}}}[$__rate_interval]))"
+
+
+def dashboards() -> dict[str, Dashboard]:
+    """All of them, by the name of their file."""
+    return {
+        "commtrace-overview.json": _dashboard("overview", "Overview", _overview(), ranks=False),
+        "commtrace-rank.json": _dashboard("rank", "Rank", _one_rank(), ranks=True),
+        "commtrace-grid.json": _dashboard("grid", "Data x pipeline", _grid(), ranks=False),
+        "commtrace-communication.json": _dashboard("communication", "Communication", _communication(), ranks=True),
+        "commtrace-health.json": _dashboard("health", "Health of commtrace", _health(), ranks=True),
+    }
+
+
+def _overview() -> list[list[Panel]]:
+    return [
+        [
+            number("Step", "s", Query(f"avg(commtrace:step_seconds:mean{{{RUN}}})", ""), "Mean over ranks."),
+            number(
+                "MFU", "percentunit", Query(f"avg(commtrace_mfu_ratio{{{RUN}}})", ""),
+                "Needs commtrace.count(model_flops=…) and a GPU whose peak is known.",
+            ),
+            number(
+                "Tokens per second", "short",
+                Query(f"sum(rate(commtrace_tokens_total{{{RUN}}}[$__rate_interval]))", ""),
+                "Sum over the ranks that call commtrace.count(tokens=…).",
+            ),
+            number("Exposed", "percentunit", Query(f"avg(commtrace:exposed:ratio{{{RUN}}})", ""), "Of the step."),
+            number("Bubble", "percentunit", Query(f"avg(commtrace:bubble:ratio{{{RUN}}})", ""), "Of the step."),
+            number(
+                "Slowest rank", "none", Query(f"max(commtrace:straggler_score:ratio{{{RUN}}})", ""),
+                "Its own work, as a multiple of what its peers need.", SLOW,
+            ),
+        ],
+        [
+            lines(
+                "Step time", "s",
+                Query(f"histogram_quantile(0.5, {_BUCKETS})", "p50", exemplars=True),
+                Query(f"histogram_quantile(0.99, {_BUCKETS})", "p99"),
+                Query(f"avg(commtrace:step_seconds:mean{{{RUN}}})", "mean"),
+                told="Quantiles are as fine as the buckets. A point is a step; it leads to its trace.",
+            ),
+            lines(
+                "Where the step goes", "s", *_parts(RUN, "avg"), stacked=True,
+                told="Mean over ranks, per step. The parts add up to the step.",
+            ),
+        ],
+        [
+            lines(
+                "Exposed by role", "percentunit",
+                Query(f"avg by (role) (commtrace:exposed_by_role:ratio{{{RUN}}})", "{{role}}"), stacked=True,
+                told="Share of the step in which a rank stood still for communication, waiting included.",
+            ),
+            lines(
+                "Bubble by stage", "percentunit",
+                Query(f"avg by (pp) (commtrace:bubble:ratio{{{RUN}}})", "stage {{pp}}"),
+                told="Share of the step in which a rank stood still for its neighbour in the pipeline.",
+            ),
+        ],
+        [
+            lines(
+                "Straggler score", "none",
+                Query(f"topk(10, commtrace:straggler_score:ratio{{{RUN}}})", "rank {{rank}} on {{node}}"),
+                told="Own work of a rank, as a multiple of what the ranks of its stage need. 1 is like the others.",
+            ),
+            table(
+                "Slowest ranks", "none", Query(f"topk(10, commtrace:straggler_score:ratio{{{RUN}}})", ""),
+                {"rank": "Rank", "node": "Node", "pp": "Stage", "dp": "Replica", "tp": "Tensor", "Value": "Value"},
+                limits=SLOW,
+            ),
+        ],
+    ]  # fmt: skip
+
+
+def _one_rank() -> list[list[Panel]]:
+    by, legend = _BY_OPERATION
+    return [
+        [
+            lines("Step time", "s", Query(f"commtrace:step_seconds:mean{{{RANK}}}", "rank {{rank}}")),
+            lines("Where the step goes", "s", *_parts(RANK, "avg"), stacked=True, told="Mean over the chosen ranks."),
+        ],
+        [
+            lines(
+                "Compute by phase", "s",
+                Query(f"avg by (phase) ({_per_step('commtrace_compute_seconds_total', RANK, 'phase')})", "{{phase}}"),
+                stacked=True, told="Per step.",
+            ),
+            lines(
+                "Exposed by operation", "s",
+                Query(f"avg by ({by}) ({_per_step('commtrace_exposed_seconds_total', RANK, by)})", legend),
+                stacked=True, told="Per step; pipeline transfers are in the bubble.",
+            ),
+        ],
+        [
+            lines(
+                "Own work", "s",
+                Query(f"commtrace:work_seconds:per_step{{{RANK}}}", "rank {{rank}}"),
+                Query(f"commtrace:work_seconds:typical{{{RUN}}}", "typical of stage {{pp}}"),
+                told="Per step, without waiting for others: against what is typical of the stage.",
+            ),
+            lines(
+                "Peak device memory", "bytes", Query(f"commtrace_device_memory_peak_bytes{{{RANK}}}", "rank {{rank}}"),
+                told="Most that torch's allocator has held.",
+            ),
+        ],
+    ]  # fmt: skip
+
+
+def _grid() -> list[list[Panel]]:
+    def cell(series: str) -> Query:
+        return Query(f"max by (dp, pp) ({series}{{{RUN}}})", "")
+
+    told = "One cell per data-parallel replica (down) and pipeline stage (across); of its ranks the highest."
+    return [
+        [
+            matrix("Straggler score", "none", cell("commtrace:straggler_score:ratio"), "dp", "pp", told, SLOW),
+            matrix("Own work per step", "s", cell("commtrace:work_seconds:per_step"), "dp", "pp", told),
+        ],
+        [
+            matrix("Bubble", "percentunit", cell("commtrace:bubble:ratio"), "dp", "pp", told),
+            matrix("Exposed communication", "percentunit", cell("commtrace:exposed:ratio"), "dp", "pp", told),
+        ],
+    ]
+
+
+def _communication() -> list[list[Panel]]:
+    by, legend = _BY_OPERATION
+
+    def rate(series: str) -> str:
+        return f"sum by ({by}) (rate({series}{{{RANK}}}[$__rate_interval]))"
+
+    return [
+        [
+            lines(
+                "Bus bandwidth", "Bps",
+                Query(f"avg by ({by}) (commtrace_communication_busbw_bytes_per_second{{{RANK}}})", legend),
+                told="Effective, as nccl-tests defines it, mean over ranks; waiting for others lowers it.",
+            ),
+            lines("Bytes", "Bps", Query(rate("commtrace_communication_bytes_total"), legend), told="Full tensors."),
+        ],
+        [
+            lines(
+                "Time in flight", "s",
+                Query(f"avg by ({by}) ({_per_step('commtrace_communication_seconds_total', RANK, by)})", legend),
+                told="Per step, summed over calls.",
+            ),
+            lines(
+                "Exposed", "s",
+                Query(f"avg by ({by}) ({_per_step('commtrace_exposed_seconds_total', RANK, by)})", legend),
+                stacked=True, told="Per step; pipeline transfers are in the bubble.",
+            ),
+        ],
+        [
+            lines(
+                "Overlap", "percentunit",
+                Query(f"avg by ({by}) (commtrace_communication_overlap_ratio{{{RANK}}})", legend),
+                told="Share of the time in flight during which the rank did not stand still.",
+            ),
+            lines("Calls", "ops", Query(rate("commtrace_communication_operations_total"), legend)),
+        ],
+    ]  # fmt: skip
+
+
+def _health() -> list[list[Panel]]:
+    return [
+        [
+            lines(
+                "Since the last step", "s",
+                Query(f"time() - commtrace_last_step_timestamp_seconds{{{RANK}}}", "rank {{rank}}"),
+                told="Grows where a run stands still.",
+            ),
+            lines(
+                "Communications in flight", "none",
+                Query(f"commtrace_communications_in_flight{{{RANK}}}", "rank {{rank}}"),
+                told="Under way since before the last look at them: what a hung rank hangs in.",
+            ),
+        ],
+        [
+            lines(
+                "Spans", "ops", Query(f"rate(commtrace_spans_total{{{RANK}}}[$__rate_interval])", "rank {{rank}}"),
+            ),
+            lines(
+                "Dropped spans", "ops",
+                Query(f"sum by (kind) (rate(commtrace_spans_dropped_total{{{RANK}}}[$__rate_interval]))", "{{kind}}"),
+                told="Anything but 0 makes the other numbers too small.",
+            ),
+        ],
+        [
+            lines(
+                "Overhead", "percentunit",
+                Query(f"rate(commtrace_overhead_seconds_total{{{RANK}}}[$__rate_interval])", "rank {{rank}}"),
+                told="Share of one CPU core that commtrace's own thread takes.",
+            ),
+            lines(
+                "Clock residual", "s", Query(f"commtrace_clock_residual_seconds{{{RANK}}}", "rank {{rank}}"),
+                told="Error with which the monotonic clock is tied to the wall clock.",
+            ),
+            lines(
+                "Clock offset", "s", Query(f"abs(commtrace_clock_offset_seconds{{{RANK}}})", "rank {{rank}}"),
+                told="How far the wall clock was moved since the recording began.",
+            ),
+        ],
+    ]  # fmt: skip
+
+
+def _parts(where: str, aggregate: str) -> tuple[Query, ...]:
+    """The parts of a step, seconds per step, averaged over ranks."""
+
+    def part(series: str, legend: str, by: str = "") -> Query:
+        return Query(f"{aggregate}({_per_step(series, where, by, summed=True)})", legend)
+
+    return (
+        part("commtrace_compute_seconds_total", "compute", "phase"),
+        part("commtrace_exposed_seconds_total", "exposed", "operation, role"),
+        part("commtrace_bubble_seconds_total", "bubble"),
+        part("commtrace_data_seconds_total", "data"),
+        part("commtrace_checkpoint_seconds_total", "checkpoint"),
+        part("commtrace_gc_seconds_total", "gc"),
+        part("commtrace_other_seconds_total", "other"),
+    )
+
+
+def _per_step(series: str, where: str, by: str = "", *, summed: bool = False) -> str:
+    """Seconds per step of each rank; ``by`` names the labels that the series has beside the rank's own."""
+    rate = f"rate({series}{{{where}}}[$__rate_interval])"
+    steps = f"({_STEPS.format(where=where)})"
+    if not by:
+        return f"{rate} / {steps}"
+    return f"sum without ({by}) ({rate}) / {steps}" if summed else f"{rate} / ignoring ({by}) group_left () {steps}"
+
+
+def _dashboard(name: str, title: str, rows: Sequence[Sequence[Panel]], *, ranks: bool) -> Dashboard:
+    variables = [
+        {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},
+        _labels("run_id", "Run", "label_values(commtrace_last_step_timestamp_seconds, run_id)", several=False),
+    ]
+    if ranks:
+        query = 'label_values(commtrace_last_step_timestamp_seconds{run_id=~"$run_id"}, rank)'
+        variables.append(_labels("rank", "Rank", query, several=True))
+    return {
+        "uid": f"commtrace-{name}",
+        "title": f"commtrace / {title}",
+        "tags": ["commtrace"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": variables},
+        "links": [{"type": "dashboards", "tags": ["commtrace"], "title": "commtrace", "includeVars": True}],
+        "panels": arrange(rows),
+    }
+
+
+def _labels(name: str, title: str, query: str, *, several: bool) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": title,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "sort": 3 if several else 2,
+        "multi": several,
+        "includeAll": several,
+        "allValue": ".*" if several else None,
+    }

@@ -1,0 +1,154 @@
+"""Panels of a dashboard as the dictionaries that Grafana's JSON model wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+Panel = dict[str, Any]
+
+DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+WIDTH: Final = 24
+"""Columns of Grafana's grid."""
+
+HEIGHT: Final = 8
+
+
+class Query(NamedTuple):
+    """One expression of a panel.
+
+    Attributes:
+        expr: PromQL. ``$run_id`` and ``$rank`` are the dashboard's variables, ``$__rate_interval`` is Grafana's.
+        legend: how a series is called.
+        exemplars: show those of the histogram as well.
+    """
+
+    expr: str
+    legend: str
+    exemplars: bool = False
+
+
+def lines(title: str, unit: str, *queries: Query, told: str = "", stacked: bool = False) -> Panel:
+    """Series over time; ``stacked`` where they are parts of a whole."""
+    custom: dict[str, Any] = {"fillOpacity": 70 if stacked else 5, "lineWidth": 1, "showPoints": "auto"}
+    if stacked:
+        custom["stacking"] = {"mode": "normal", "group": "A"}
+    return {
+        **_panel("timeseries", title, told),
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": custom}, "overrides": []},
+        "options": {
+            "legend": {"displayMode": "table", "placement": "right", "calcs": ["mean", "max"], "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+        "targets": [_target(number, query) for number, query in enumerate(queries)],
+    }
+
+
+def number(title: str, unit: str, query: Query, told: str = "", limits: Sequence[tuple[float, str]] = ()) -> Panel:
+    """The newest value, large; ``limits`` are values from which on it has a colour."""
+    return {
+        **_panel("stat", title, told),
+        "fieldConfig": {"defaults": {"unit": unit, "thresholds": _thresholds(limits)}, "overrides": []},
+        "options": {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "area"},
+        "targets": [_target(0, query)],
+    }
+
+
+def table(
+    title: str, unit: str, query: Query, columns: Mapping[str, str], told: str = "",
+    limits: Sequence[tuple[float, str]] = (),
+) -> Panel:  # fmt: skip
+    """The newest value of each series, the highest first; ``columns`` are the labels shown and their headings."""
+    hidden = {"Time": True, **dict.fromkeys(("__name__", "instance", "job"), True)}
+    return {
+        **_panel("table", title, told),
+        "fieldConfig": {
+            "defaults": {"custom": {"align": "left"}},
+            "overrides": [_value_column(unit, limits)],
+        },
+        "options": {"showHeader": True, "sortBy": [{"displayName": "Value", "desc": True}]},
+        "targets": [{**_target(0, query), "format": "table", "instant": True, "range": False}],
+        "transformations": [
+            {"id": "organize", "options": {"excludeByName": hidden, "renameByName": dict(columns)}},
+        ],
+    }
+
+
+def matrix(
+    title: str, unit: str, query: Query, rows: str, columns: str, told: str = "",
+    limits: Sequence[tuple[float, str]] = (),
+) -> Panel:  # fmt: skip
+    """The newest values as a heat map: one label down, another across."""
+    defaults: dict[str, Any] = {
+        "unit": unit,
+        "decimals": 2,
+        "custom": {"align": "center", "cellOptions": {"type": "color-background", "mode": "basic"}},
+    }
+    if limits:
+        defaults["thresholds"] = _thresholds(limits)
+    else:
+        defaults["color"] = {"mode": "continuous-GrYlRd"}
+    return {
+        **_panel("table", title, told),
+        "fieldConfig": {
+            "defaults": defaults,
+            "overrides": [
+                {
+                    "matcher": {"id": "byName", "options": f"{rows}\\{columns}"},
+                    "properties": [
+                        {"id": "custom.cellOptions", "value": {"type": "auto"}},
+                        {"id": "unit", "value": ""},
+                    ],
+                }
+            ],
+        },
+        "options": {"showHeader": True},
+        "targets": [{**_target(0, query), "format": "table", "instant": True, "range": False}],
+        "transformations": [
+            {
+                "id": "groupingToMatrix",
+                "options": {"columnField": columns, "rowField": rows, "valueField": "Value"},
+            }
+        ],
+    }
+
+
+def arrange(rows: Sequence[Sequence[Panel]]) -> list[Panel]:
+    """Panels with their places: those of a row share its width."""
+    placed: list[Panel] = []
+    for down, row in enumerate(rows):
+        width = WIDTH // len(row)
+        for across, panel in enumerate(row):
+            place = {"x": across * width, "y": down * HEIGHT, "w": width, "h": HEIGHT}
+            placed.append({**panel, "id": len(placed) + 1, "gridPos": place})
+    return placed
+
+
+def _panel(kind: str, title: str, told: str) -> Panel:
+    return {"type": kind, "title": title, "description": told, "datasource": DATASOURCE}
+
+
+def _target(number: int, query: Query) -> dict[str, Any]:
+    target: dict[str, Any] = {
+        "refId": chr(ord("A") + number),
+        "datasource": DATASOURCE,
+        "expr": query.expr,
+        "legendFormat": query.legend,
+        "range": True,
+    }
+    return {**target, "exemplar": True} if query.exemplars else target
+
+
+def _value_column(unit: str, limits: Sequence[tuple[float, str]]) -> dict[str, Any]:
+    properties: list[dict[str, Any]] = [{"id": "unit", "value": unit}]
+    if limits:
+        properties += [
+            {"id": "thresholds", "value": _thresholds(limits)},
+            {"id": "custom.cellOptions", "value": {"type": "color-background", "mode": "basic"}},
+        ]
+    return {"matcher": {"id": "byName", "options": "Value"}, "properties": properties}
+
+
+def _thresholds(limits: Sequence[tuple[float, str]]) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    return {"mode": "absolute", "steps": steps + [{"color": color, "value": value} for value, color in limits]}

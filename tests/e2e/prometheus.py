@@ -1,0 +1,114 @@
+"""A real Prometheus for a test: it scrapes what target files name, and answers queries."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PROGRAM = shutil.which("prometheus")
+PROMTOOL = shutil.which("promtool")
+
+_CONFIGURATION = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
+rule_files: ["{rules}/*.yml"]
+scrape_configs:
+  - job_name: commtrace
+    file_sd_configs: [{{files: ["{targets}/*.json"], refresh_interval: 1s}}]
+"""
+
+
+class Sample(NamedTuple):
+    """One series of an answer and its newest value."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+class Prometheus:
+    """A server that runs."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+
+    def query(self, expr: str) -> list[Sample]:
+        """What an expression gives now."""
+        result = self._get("/api/v1/query", query=expr)["result"]
+        return [Sample(series["metric"], float(series["value"][1])) for series in result]
+
+    def firing(self) -> list[Mapping[str, str]]:
+        """The labels of the alerts that fire."""
+        alerts = self._get("/api/v1/alerts")["alerts"]
+        return [alert["labels"] for alert in alerts if alert["state"] == "firing"]
+
+    def rules(self) -> list[Mapping[str, Any]]:
+        """All rules with their health."""
+        return [rule for group in self._get("/api/v1/rules")["groups"] for rule in group["rules"]]
+
+    def exemplars(self, expr: str) -> list[Mapping[str, Any]]:
+        """The exemplars of the last minute."""
+        now = time.time()
+        found = self._get("/api/v1/query_exemplars", query=expr, start=str(now - 60), end=str(now))
+        return [exemplar for series in found for exemplar in series["exemplars"]]
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _get(self, path: str, **parameters: str) -> Any:
+        query = urllib.parse.urlencode(parameters)
+        with urllib.request.urlopen(f"{self._url}{path}?{query}", timeout=20) as answer:
+            return json.load(answer)["data"]
+
+
+@contextmanager
+def running(directory: Path, targets: Path, rules: Path) -> Iterator[Prometheus]:
+    """Start a server that scrapes once a second, and end it."""
+    assert PROGRAM is not None
+    (directory / "prometheus.yml").write_text(_CONFIGURATION.format(rules=rules, targets=targets))
+    port = _free_port()
+    options = [
+        f"--config.file={directory / 'prometheus.yml'}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--enable-feature=exemplar-storage",
+    ]
+    with (directory / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen([PROGRAM, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        server = Prometheus(port)
+        until(server.is_ready, 60, lambda: (directory / "prometheus.log").read_text())
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def until(is_so: Callable[[], object], seconds: float, told: Callable[[], object] = lambda: "") -> None:
+    """Wait for something to become true; fail with what ``told`` says after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"not so after {seconds:g} s: {told()}"
+        time.sleep(0.3)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,130 @@
+"""A real Prometheus scrapes a real job of four ranks: all panels and rules have data, and the slow rank is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from commtrace.exporters.grafana.dashboards import dashboards
+from commtrace.exporters.prometheus import generate
+from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules
+from commtrace.live.trace_id import trace_id
+from tests.e2e import prometheus
+from tests.e2e.launch import Completed, launch
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(prometheus.PROGRAM is None, reason="prometheus is not installed: apt-get install prometheus"),
+]
+
+WINDOW = "8s"
+TIMING = Timing(window=WINDOW, baseline="4s", persists="3s", stalled=20)
+SLOW_RANK = "1"
+
+
+class Job:
+    """The training job and the Prometheus that watches it."""
+
+    def __init__(self, directory: Path, server: prometheus.Prometheus) -> None:
+        self.directory = directory
+        self.server = server
+        self.slow_file = directory / "slow"
+        self.stop_file = directory / "stop"
+        self.targets = directory / "targets"
+
+    def has_data(self, expr: str) -> bool:
+        return bool(self.server.query(expr))
+
+    def stragglers(self) -> list[str]:
+        return [labels["rank"] for labels in self.server.firing() if labels["alertname"] == "CommtraceStraggler"]
+
+
+def panels() -> Iterator[tuple[str, str]]:
+    """Where each panel's expression is, and the expression with Grafana's variables filled in."""
+    for dashboard in dashboards().values():
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                expr = target["expr"].replace("$__rate_interval", WINDOW)
+                yield (
+                    f"{dashboard['title']}: {panel['title']}",
+                    expr.replace("$run_id", "watched").replace("$rank", ".*"),
+                )
+
+
+def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
+    targets, rules = tmp_path / "targets", tmp_path / "rules"
+    for directory in (targets, rules):
+        directory.mkdir()
+    generate.write(rules, TIMING, interval="1s")
+    environment = {
+        "COMMTRACE_DIR": str(tmp_path / "run"),
+        "COMMTRACE_RUN_ID": "watched",
+        "COMMTRACE_EXPORT": "prometheus",
+        "COMMTRACE_PROMETHEUS_TARGETS": str(targets),
+    }
+    program = ["tests/e2e/programs/monitored_training.py", tmp_path]
+    with ThreadPoolExecutor(1) as pool, prometheus.running(tmp_path, targets, rules) as server:
+        training = pool.submit(launch, program, 4, environment, 170)
+        job = Job(tmp_path, server)
+        try:
+            _nobody_is_slow(job)
+            _everything_has_data(job)
+            _the_parts_are_the_step(job)
+            _exemplars_lead_to_traces(job)
+            _the_slow_rank_is_named(job)
+        finally:
+            job.stop_file.touch()
+            completed: Completed = training.result()
+    assert completed.returncode == 0, completed.stdout
+    assert list(targets.iterdir()) == []
+
+
+def _nobody_is_slow(job: Job) -> None:
+    """Longer than the alert would need, and counted from when there is a score for every rank."""
+    prometheus.until(lambda: len(job.server.query("commtrace:straggler_score:ratio")) == 4, 90)
+    prometheus.until(lambda: job.has_data("min_over_time(commtrace:straggler_score:ratio[8s] offset 8s)"), 60)
+    assert job.stragglers() == [], job.server.query("commtrace:straggler_score:ratio")
+    ranks = {sample.labels["rank"]: sample.labels for sample in job.server.query("commtrace_last_step")}
+    assert sorted(ranks) == ["0", "1", "2", "3"]
+    assert {name: ranks["3"][name] for name in ("run_id", "pp", "dp", "tp", "local_rank")} == {
+        "run_id": "watched", "pp": "1", "dp": "1", "tp": "0", "local_rank": "3",
+    }  # fmt: skip
+
+
+def _everything_has_data(job: Job) -> None:
+    missing = {title: expr for title, expr in panels() if not job.has_data(expr)}
+    assert missing == {}
+    silent = [rule.record for rule in recording_rules(TIMING) if not job.has_data(rule.record)]
+    assert silent == []
+    blind = {alert.name: one for alert in alerts(TIMING) for one in alert.operands if not job.has_data(one)}
+    assert blind == {}
+    assert [rule["name"] for rule in job.server.rules() if rule["health"] != "ok"] == []
+
+
+def _the_parts_are_the_step(job: Job) -> None:
+    parts = [
+        "sum without (phase) (commtrace_compute_seconds_total)",
+        "sum without (operation, role) (commtrace_exposed_seconds_total)",
+        *(f"commtrace_{part}_seconds_total" for part in ("bubble", "data", "checkpoint", "gc", "other")),
+    ]
+    rest = job.server.query(f"{' + '.join(parts)} - commtrace_step_duration_seconds_sum")
+    assert [sample.value for sample in rest] == pytest.approx([0.0] * 4, abs=1e-6)
+
+
+def _exemplars_lead_to_traces(job: Job) -> None:
+    found = {
+        exemplar["labels"]["trace_id"] for exemplar in job.server.exemplars("commtrace_step_duration_seconds_bucket")
+    }
+    steps = {f"{trace_id('watched', step):032x}" for step in range(2_000)}
+
+    assert found
+    assert found <= steps
+
+
+def _the_slow_rank_is_named(job: Job) -> None:
+    job.slow_file.touch()
+    prometheus.until(job.stragglers, 60, lambda: job.server.query("commtrace:straggler_score:ratio"))
+    assert job.stragglers() == [SLOW_RANK]

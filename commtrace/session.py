@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("commtrace")
 _lock = threading.Lock()
 _current: Instrumentation | None = None
+_sessions: list[Instrumentation] = []
+"""Those whose callbacks the end of the process waits for."""
+_exit_pid = 0
 
 
 def start(config: Config | None = None) -> None:
@@ -136,8 +139,17 @@ def _started(config: Config) -> Instrumentation:
 
     session = Instrumentation(config, INTEGRATIONS, _open_observers(config))
     session.start()
-    atexit.register(_end, session, os.getpid())
+    _end_in_order(session)
     return session
+
+
+def _end_in_order(session: Instrumentation) -> None:
+    """At exit, wait for the callbacks of this session and of those before it that still have some to come."""
+    global _sessions, _exit_pid
+    _sessions = [*(earlier for earlier in _sessions if earlier.awaits_callbacks), session]
+    if _exit_pid != os.getpid():
+        _exit_pid = os.getpid()
+        atexit.register(_end, _exit_pid)
 
 
 def _open_observers(config: Config) -> OpenObservers | None:
@@ -148,12 +160,13 @@ def _open_observers(config: Config) -> OpenObservers | None:
     return live_view(config)
 
 
-def _end(session: Instrumentation, pid: int) -> None:
-    """At the end of the process that started the session, which may have stopped it long before."""
+def _end(pid: int) -> None:
+    """At the end of the process that started the sessions, which may have stopped them long before."""
     if os.getpid() != pid:
         return
     try:
-        session.await_callbacks()
+        for session in _sessions:
+            session.await_callbacks()
     finally:
         stop()
 

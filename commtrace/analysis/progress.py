@@ -77,5 +77,5 @@ def _last_report(trace: RankTrace) -> tuple[int, int] | None:
     if not told:
         return None
     step, at = max(told)
-    anchor = trace.anchors[-1]
+    anchor = (trace.metadata.anchor, *trace.anchors)[-1]
     return step, at - anchor.monotonic_ns + anchor.realtime_ns

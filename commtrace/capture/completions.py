@@ -29,6 +29,11 @@ class CompletionCallbacks:
         self._alive.add(weakref.ref(completed, self._alive.discard))
         future.add_done_callback(completed)
 
+    @property
+    def pending(self) -> bool:
+        """Whether some have not been destroyed yet."""
+        return bool(self._alive)
+
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until all of them have run. False if that takes longer than the timeout."""
         deadline = time.monotonic() + timeout_seconds

@@ -35,10 +35,13 @@ class Hooks:
         self._attributes: list[tuple[Any, str, Any, Any]] = []
         self._items: list[tuple[dict[Any, Any], Any, Any, Any]] = []
         self._cells: list[tuple[CellType, Any, Any]] = []
+        self._waiting: list[tuple[str, Callable[[ModuleType], None]]] = []
 
     def when_imported(self, module: str, hook: Callable[[ModuleType], None]) -> None:
         """Call ``hook`` with the module as soon as it is imported, or now if it has been."""
-        wrapt.register_post_import_hook(functools.partial(self._on_import, hook), module)
+        waiting = functools.partial(self._on_import, hook)
+        wrapt.register_post_import_hook(waiting, module)
+        self._waiting.append((module, waiting))
 
     def replace(self, owner: Any, name: str, wrap: Wrap) -> None:
         """Replace an attribute of a class or module; nothing happens where this version has none of that name."""
@@ -86,6 +89,8 @@ class Hooks:
     def restore(self) -> None:
         """Put every original back, except where somebody else has put something in place of ours."""
         self.active = False
+        while self._waiting:
+            _wait_no_more(*self._waiting.pop())
         while self._attributes:
             owner, name, original, replacement = self._attributes.pop()
             if vars(owner).get(name) is replacement:
@@ -154,3 +159,21 @@ def _holds(cell: CellType, value: Any) -> bool:
         return cell.cell_contents is value
     except ValueError:  # it is empty
         return False
+
+
+def _wait_no_more(module: str, hook: Callable[[ModuleType], None]) -> None:
+    """Take a hook of a module that was never imported out of wrapt's table: wrapt itself has no way to do it.
+
+    A version of wrapt that keeps its table otherwise keeps the hook, which does nothing any more.
+    """
+    importer: Any = sys.modules.get("wrapt.importer")
+    table = getattr(importer, "_post_import_hooks", None)
+    lock = getattr(importer, "_post_import_hooks_lock", None)
+    if not isinstance(table, dict) or lock is None:
+        return
+    with lock:
+        waiting = table.get(module)
+        if isinstance(waiting, list) and hook in waiting:
+            waiting.remove(hook)
+            if not waiting:
+                del table[module]

@@ -183,6 +183,11 @@ class Instrumentation:
                 self.tracer.failed(name, error)
         self.recorder.stop()
 
+    @property
+    def awaits_callbacks(self) -> bool:
+        """Whether communications under way will still call back."""
+        return self.tracer.completions.pending
+
     def await_callbacks(self) -> None:
         """Before Python ends: wait for communications that nobody waited for, as torch will do in any case."""
         if not self.tracer.completions.wait(QUIET_SECONDS) and _is_initialized():

@@ -1,0 +1,163 @@
+"""Compares everything of torch, megatron-core and DeepSpeed that can be called, before a recording and after it.
+
+python tests/e2e/programs/restores.py DIRECTORY
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import wrapt
+
+import commtrace
+
+ROOTS = ("torch", "megatron", "deepspeed")
+IMPORTED = (
+    "megatron.core.pipeline_parallel.schedules",
+    "megatron.core.parallel_state",
+    "megatron.core.optimizer",
+    "megatron.core.dist_checkpointing.serialization",
+    "deepspeed",
+    "deepspeed.runtime.pipe.engine",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.utils.data.dataloader",
+    "torch.distributed._functional_collectives",
+)
+CYCLES = 3
+
+
+def namespaces() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Modules and the classes that they define, with what is in them."""
+    for name, module in sorted(sys.modules.items()):
+        if name.split(".")[0] in ROOTS and isinstance(module, ModuleType):
+            yield name, vars(module)
+            for found in list(vars(module).values()):
+                if isinstance(found, type) and found.__module__ == name:
+                    yield f"{name}.{found.__qualname__}", dict(vars(found))
+
+
+def callables(namespace: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in list(namespace.items())
+        if callable(value) or isinstance(value, (staticmethod, classmethod, property))
+    }
+
+
+def cells(function: Any) -> list[Any]:
+    """What a decorated function holds."""
+    closure = getattr(getattr(function, "__func__", function), "__closure__", None)
+    if not isinstance(closure, tuple):
+        return []
+    return [cell.cell_contents for cell in closure if callable(_content(cell))]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def snapshot() -> dict[str, Any]:
+    """By a name for the place: what is there."""
+    places: dict[str, Any] = {}
+    for owner, namespace in namespaces():
+        for name, value in callables(namespace).items():
+            places[f"{owner}.{name}"] = value
+            for number, content in enumerate(cells(value)):
+                places[f"{owner}.{name}<cell {number}>"] = content
+    places |= {f"gc.callbacks[{number}]": value for number, value in enumerate(gc.callbacks)}
+    places |= {f"signal {number}": signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    return places
+
+
+def texts() -> dict[str, str]:
+    """What can only be compared as text or as a number."""
+    from torch.nn.modules import module as modules
+    from torch.optim import optimizer
+
+    found = {f"dispatcher {name}": torch._C._dispatch_dump(name) for name in operators()}
+    found["post-import hooks"] = str(sorted(wrapt.importer._post_import_hooks))
+    found["threads"] = str(sorted(thread.name for thread in threading.enumerate()))
+    for owner in (modules, optimizer):
+        for name, value in vars(owner).items():
+            if name.startswith("_global_") and isinstance(value, dict):
+                found[f"{owner.__name__}.{name}"] = str(list(value.values()))
+    return found
+
+
+def operators() -> list[str]:
+    named = torch._C._dispatch_get_all_op_names()
+    return sorted({name for name in named if name.startswith(("c10d::", "_c10d_functional::"))})
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    changed = [place for place in before if place in after and after[place] is not before[place]]
+    return changed + sorted(set(before) - set(after)) + sorted(set(after) - set(before))
+
+
+def work() -> None:
+    tensor = torch.ones(8)
+    dist.all_reduce(tensor)
+    pending = dist.all_reduce(tensor, async_op=True)
+    assert pending is not None
+    pending.wait()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(2):
+        with commtrace.step(number):
+            model(torch.ones(2, 4)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+
+def objects() -> int:
+    gc.collect()
+    return sum(str(type(found).__module__).split(".")[0] == "commtrace" for found in gc.get_objects())
+
+
+def main() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    work()  # torch fills tables of its own when things run for the first time
+    before, before_texts = snapshot(), texts()
+    commtrace.start(commtrace.Config.from_env({"COMMTRACE_ENABLED": "0", "COMMTRACE_DIR": f"{sys.argv[1]}/disabled"}))
+    told: dict[str, Any] = {
+        "disabled": differences(before, snapshot())
+        + [name for name, text in texts().items() if text != before_texts[name]]
+    }
+    commtrace.stop()
+    for cycle in range(CYCLES):
+        before, before_texts = snapshot(), texts()
+        commtrace.start(commtrace.Config(dir=f"{sys.argv[1]}/{cycle}", trigger_signal="SIGUSR2"))
+        replaced = differences(before, snapshot())
+        work()
+        commtrace.stop()
+        after, after_texts = snapshot(), texts()
+        told[f"replaced {cycle}"] = len(replaced)
+        told[f"left behind {cycle}"] = differences(before, after)
+        told[f"texts {cycle}"] = [
+            name for name in before_texts | after_texts if before_texts.get(name) != after_texts.get(name)
+        ]
+        del before, after, replaced
+        told[f"objects {cycle}"] = objects()
+    print(json.dumps(told))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

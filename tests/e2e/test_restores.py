@@ -1,0 +1,29 @@
+"""``stop()`` puts every original back, exactly; being off patches nothing; starting again leaves nothing growing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.launch import REPOSITORY, run
+
+pytestmark = pytest.mark.e2e
+
+
+def test_everything_that_can_be_called_is_what_it_was(tmp_path: Path) -> None:
+    program = REPOSITORY / "tests" / "e2e" / "programs" / "restores.py"
+    completed = run([sys.executable, "-W", "ignore", str(program), str(tmp_path)], {"DS_ACCELERATOR": "cpu"}, 180.0)
+    assert completed.returncode == 0, completed.stdout
+    told = json.loads(completed.stdout.splitlines()[-1])
+
+    assert told["disabled"] == []
+    assert not (tmp_path / "disabled").exists()
+    # What torch itself fills in when it is used for the first time is no patch.
+    assert [place for place in told["left behind 0"] if place != "torch._opaque_base._FakeScriptObject_cls"] == []
+    assert told["left behind 1"] == told["left behind 2"] == []
+    assert told["texts 0"] == told["texts 1"] == told["texts 2"] == []
+    assert told["replaced 1"] > 100
+    assert told["objects 1"] == told["objects 2"]

@@ -194,7 +194,8 @@ def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
     p2p = spans.kind == schema.P2P
     # The two sides of a P2P rightly have different names; two sends would be no pair.
     operation = np.where(p2p, 0, spans.name)
-    bytes_of_all = np.where(named(run, spans, BYTES_DIFFER), schema.NOT_APPLICABLE, spans.bytes)
+    may_differ = named(run, spans, BYTES_DIFFER) | (spans.self_bytes >= 0)
+    bytes_of_all = np.where(may_differ, schema.NOT_APPLICABLE, spans.bytes)
     one_sided = p2p & (buckets.size == 2)[buckets.of_row()]
     sides = np.where(one_sided, rows.is_send, -1)
     same_side = (buckets.maximum(sides) == buckets.minimum(sides)) & (buckets.maximum(sides) >= 0)

@@ -123,6 +123,14 @@ class DeviceCalls:
             self._tracer.failed(PART, error)
         return result
 
+    def synchronizing(self, original: Any) -> Callable[..., Any]:
+        """Replacement of ``Work.synchronize``: a wait of the current stream, as ``Work.wait`` is."""
+
+        def synchronize(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            return self.wait(original, work, arguments, keywords)
+
+        return synchronize
+
     def waited(self, call: DeviceCall, start: Mark, end: Mark) -> None:
         """Somebody who has no Work has waited for ``call``; it may have several results, each with a wait."""
         if call.end is None:

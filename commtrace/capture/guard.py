@@ -45,6 +45,12 @@ class Guard:
             except Exception:
                 _logger.warning("commtrace: %s could not be switched off", part, exc_info=True)
 
+    def noticed(self, message: str) -> None:
+        """Something that the recording lacks although every part works: warned of, and told in the files."""
+        with self._lock:
+            self._untold.append(message)
+        _logger.warning("commtrace: %s", message)
+
     def works(self, part: str) -> bool:
         """Whether ``part`` has not failed."""
         return part not in self._failed

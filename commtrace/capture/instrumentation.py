@@ -127,6 +127,7 @@ class Instrumentation:
             creation,
             device_calls,
             functional,
+            futures,
             garbage,
             meshes,
             optimizers,
@@ -154,7 +155,7 @@ class Instrumentation:
         self._install(phases.PART, self._phases.install, self._phases.uninstall)
         for name, install in (
             (compiler.PART, compiler.install), (creation.PART, creation.install), (meshes.PART, meshes.install),
-            *self._integrations,
+            (futures.PART, self._install_futures), *self._integrations,
         ):  # fmt: skip
             try:
                 self._uninstallers.append((name, install(self.tracer)))
@@ -211,6 +212,13 @@ class Instrumentation:
         except Exception as error:
             self.tracer.failed(name, error)
         self._uninstallers.append((name, uninstall))
+
+    def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
+        from commtrace.capture import futures
+
+        if self._device_clock is not None:
+            return lambda: None
+        return futures.install(tracer, self._process_groups)
 
     def _open_sinks(self) -> list[Sink]:
         run_id = self._run_id or identity.agreed_run_id() or f"{socket.gethostname()}-{os.getppid()}"
@@ -306,6 +314,7 @@ class Instrumentation:
             found = find_invisible()
             if self.tracer.saw_graph_capture:
                 found[CAPTURED_COMMUNICATION] = ACTIVE
+            found.update({f"ProcessGroup.{name}": ACTIVE for name in sorted(self.tracer.unknown_methods)})
             # What was active once stays told: what it communicated is missing from the recording.
             found = {**told, **{name: ACTIVE if told.get(name) == ACTIVE else state for name, state in found.items()}}
             if found != told:

@@ -59,7 +59,10 @@ def _tensors(position: int) -> Measure:
             if len(tensor) != 1 or type(tensor[0]) is list:
                 return _sum(_flat(tensor))
             tensor = tensor[0]
-        return _num_bytes(tensor), NO_SELF_BYTES, tensor.dtype, tensor, None
+        try:
+            return tensor.nbytes, NO_SELF_BYTES, tensor.dtype, tensor, None
+        except RuntimeError:  # It is sparse. 0 says that other members may rightly send more or less.
+            return _num_bytes(tensor), 0, tensor.dtype, tensor, None
 
     return measure
 
@@ -156,6 +159,10 @@ NOT_COMMUNICATION: Final = frozenset(
         "BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL", "abort", "bound_device_id", "boxed",
         "get_group_store", "group_desc", "group_name", "merge_remote_group", "name", "rank", "set_timeout", "shutdown",
         "size", "split_group", "unbox", "use_pg_for_symm_mem_rendezvous",
+        "_backend_id", "_device_types", "_enable_collectives_timing", "_end_coalescing", "_get_backend",
+        "_get_backend_name", "_get_sequence_number_for_group", "_has_hooks", "_id", "_pybind11_conduit_v1_",
+        "_register_backend", "_register_on_completion_hook", "_set_default_backend", "_set_group_desc",
+        "_set_group_name", "_set_sequence_number_for_group", "_start_coalescing", "_wait_for_pending_works",
     }
 )  # fmt: skip
-"""Public attributes of the class that send nothing: a public method in neither list is one we do not know."""
+"""Attributes of the class that send nothing: a method in neither list is one we do not know, and its calls are told."""

@@ -18,13 +18,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from commtrace.capture.clock import now_ns
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.groups import GroupState
-from commtrace.capture.operations import OPERATIONS, Operation
+from commtrace.capture.operations import NOT_COMMUNICATION, OPERATIONS, Operation
 from commtrace.capture.records import Launch, completed_rows, forgotten_rows, next_id, stall_rows, waited_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -39,6 +39,23 @@ these functions call will pass, look for it in the frame below theirs."""
 _COLLECTIVE_AND_STALL: Final = (schema.COLLECTIVE, schema.STALL)
 _P2P_AND_STALL: Final = (schema.P2P, schema.STALL)
 _SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
+
+
+class Pending(NamedTuple):
+    """A communication that nobody has waited for.
+
+    Attributes:
+        key: id of its Work.
+        entry: its launch, and what its completion will tell.
+    """
+
+    key: int
+    entry: tuple[Launch, Any]
+
+    @property
+    def launch(self) -> Launch:
+        """As in :mod:`commtrace.capture.records`."""
+        return self.entry[0]
 
 
 class ProcessGroupCapture:
@@ -70,6 +87,8 @@ class ProcessGroupCapture:
         for name, operation in OPERATIONS.items():
             if name in ProcessGroup.__dict__:
                 self._replace(ProcessGroup, name, self._captured(ProcessGroup.__dict__[name], operation))
+        for name in unknown_methods(ProcessGroup):
+            self._replace(ProcessGroup, name, self._unknown(ProcessGroup.__dict__[name], name))
         if self._devices is not None:
             for name, wrap in (
                 ("_start_coalescing", self._devices.starting_bracket),
@@ -83,6 +102,10 @@ class ProcessGroupCapture:
                 devices = self._devices
                 wait = self._waiting(original) if devices is None else self._waiting_beside(devices, original)
                 self._replace(work_type, "wait", wait)
+            # Where there is no accelerator it does nothing, and is no wait.
+            if "synchronize" in work_type.__dict__ and self._devices is not None:
+                synchronize = self._devices.synchronizing(work_type.__dict__["synchronize"])
+                self._replace(work_type, "synchronize", synchronize)
 
     def uninstall(self) -> None:
         """Put every original back, exactly. A method that somebody else has replaced since is left alone."""
@@ -99,6 +122,27 @@ class ProcessGroupCapture:
         self._pending.clear()
         if self._devices is not None:
             self._devices.forget_all()
+
+    def pending(self, work: Any) -> Pending | None:
+        """What a Work stands for, if nobody has waited for it; None for any other."""
+        key = id(work)
+        found = self._pending.get(key)
+        return None if found is None else Pending(key, found)
+
+    def waited_for_future(self, pending: Pending, start: int, end: int) -> None:
+        """Somebody has waited for the future of what :meth:`pending` told."""
+        if self._pending.get(pending.key) is not pending.entry:
+            return  # A wait for the Work has told it, or the Work is gone and another one has its id.
+        del self._pending[pending.key]
+        launch, completion = pending.entry
+        tracer = self._tracer
+        tracer.last_mark = end
+        if completion is None:
+            tracer.append((waited_rows, _waited_kinds(launch), launch, tracer.coordinates, start, end))
+        else:
+            number, waits, _ = completion
+            waits.append(end)
+            tracer.append((stall_rows, schema.STALL, launch, number, tracer.coordinates, start, end))
 
     def unfinished(self) -> list[Launch]:
         """Communications that were launched and whose end has not been seen, oldest first."""
@@ -168,6 +212,25 @@ class ProcessGroupCapture:
             return work
 
         CAPTURED_CODE.add(method.__code__)
+        return method
+
+    def _unknown(self, original: Any, name: str) -> Callable[..., Any]:
+        """Of a method that may communicate: that it was called is told, once."""
+        from torch.distributed import Work
+
+        tracer = self._tracer
+        is_private = name.startswith("_")
+
+        def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            result = original(process_group, *arguments, **keywords)
+            if name not in tracer.unknown_methods and (not is_private or isinstance(result, Work)):
+                tracer.unknown_methods.add(name)
+                tracer.guard.noticed(
+                    f"ProcessGroup.{name} was called, which this version of commtrace does not know: what it "
+                    "communicates is not recorded."
+                )
+            return result
+
         return method
 
     def _refused(self, operation: Operation, state: GroupState, peer: int, seq: int) -> None:
@@ -296,6 +359,19 @@ class ProcessGroupCapture:
             return result
 
         return wait
+
+
+def unknown_methods(owner: type) -> list[str]:
+    """Methods of ``ProcessGroup`` of which is not known whether they communicate."""
+    return [
+        name
+        for name, value in vars(owner).items()
+        if name not in OPERATIONS
+        and name not in NOT_COMMUNICATION
+        and not name.startswith("__")
+        and callable(value)
+        and not isinstance(value, (type, staticmethod, classmethod))
+    ]
 
 
 def _collective_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:

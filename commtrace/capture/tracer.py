@@ -38,6 +38,7 @@ class Tracer:
         clock: times the compute lane.
         completions: callbacks that communications under way will make.
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
+        unknown_methods: methods of ``ProcessGroup`` that were called and of which is not known what they send.
         open_optimizers: how many optimizer phases are open now.
         open_waits: how many ``data`` and ``checkpoint`` phases are open now; the outermost says what is waited for.
         detail: which steps are recorded in detail, whatever the window.
@@ -70,6 +71,7 @@ class Tracer:
         self.recording = window is None
         self.last_mark: Mark | None = None
         self.saw_graph_capture = False
+        self.unknown_methods: set[str] = set()
         self.open_optimizers = 0
         self.innermost: Span | None = None
         self.blocked: list[Any] = [None]

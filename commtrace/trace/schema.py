@@ -66,7 +66,7 @@ SCHEMA: Final = pa.schema(
         ("seq", pa.int64()),  # per group for collectives; per (group, ordered pair) for P2P
         ("op_in_seq", pa.int32()),  # index inside a coalesced group of operations, which takes one seq
         ("bytes", pa.int64()),  # of the full tensor (docs/definitions.md)
-        ("self_bytes", pa.int64()),  # of an uneven all_to_all: what the rank sends to itself; else -1
+        ("self_bytes", pa.int64()),  # uneven all_to_all: what goes to itself; sparse: 0; else -1
         ("dtype", _WORD),
         ("peer", pa.int32()),  # global rank: P2P partner, or root of a rooted collective
         ("is_async", pa.bool_()),

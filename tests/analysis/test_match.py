@@ -125,15 +125,14 @@ def test_a_group_that_nobody_described_is_incomplete() -> None:
         ({"dtype": "bfloat16"}, True),
         ({"bytes": -1}, False),
         ({"dtype": -1}, False),
+        ({"bytes": 4, "self_bytes": 0}, False),  # a sparse tensor
         ({}, False),
     ],
 )
 def test_participants_that_disagree_are_told(difference: Row, mismatched: bool) -> None:
-    rows = {
-        0: [collective("all_reduce", PAIR, 0, 0, 5)],
-        1: [{**collective("all_reduce", PAIR, 0, 0, 5), **difference}],
-    }
-    run = make_run(rows, [PAIR])
+    one = collective("all_reduce", PAIR, 0, 0, 5)
+    sparse = {name: value for name, value in difference.items() if name == "self_bytes"}
+    run = make_run({0: [{**one, **sparse}], 1: [{**one, **difference}]}, [PAIR])
     assert [only(run, rank)["mismatched"] for rank in (0, 1)] == [mismatched, mismatched]
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import all_reduce as all_reduce_bound_early
 from torch.distributed import distributed_c10d
 
-from commtrace.capture import operations
+from commtrace.capture import operations, process_groups
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.tracer import Tracer
@@ -77,7 +77,7 @@ def test_of_a_sparse_tensor_indices_and_values_are_sent(captured: Recording) -> 
     dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], [1.0, 1.0], (8,)))
 
     (row,) = captured.communications()
-    assert row.bytes == 2 * 8 + 2 * 4
+    assert (row.bytes, row.self_bytes) == (2 * 8 + 2 * 4, 0)
     assert captured.warnings() == []
 
 
@@ -479,6 +479,58 @@ def test_what_a_full_buffer_has_no_room_for_is_counted_with_its_stall() -> None:
 
 
 def test_every_method_of_the_class_is_known() -> None:
+    assert process_groups.unknown_methods(dist.ProcessGroup) == []
     public = {name for name in vars(dist.ProcessGroup) if not name.startswith("_")}
-
     assert public - set(operations.OPERATIONS) - operations.NOT_COMMUNICATION == set()
+
+
+def test_a_method_that_is_not_known_is_named_when_it_is_called(
+    recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def teleport(_group: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def _helper(_group: Any) -> str:
+        return "no communication"
+
+    monkeypatch.setattr(dist.ProcessGroup, "teleport", teleport, raising=False)
+    monkeypatch.setattr(dist.ProcessGroup, "_helper", _helper, raising=False)
+    with recording.capturing():
+        group: Any = distributed_c10d._get_default_group()
+        assert recording.warnings() == []
+        group._helper()
+        for _ in range(2):
+            assert group.teleport(ones(3)).sum() == 3
+
+    assert recording.tracer.unknown_methods == {"teleport"}
+    (told,) = recording.warnings()
+    assert "ProcessGroup.teleport was called" in told
+    assert dist.ProcessGroup.__dict__["teleport"] is teleport
+
+
+def test_a_communication_that_the_backend_refuses_has_no_row_and_its_number_is_used_again(
+    recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RefusedError(Exception):
+        pass
+
+    def refuse(*_arguments: Any) -> None:
+        raise RefusedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dist.ProcessGroup, "allreduce", refuse)
+        patched.setattr(dist.ProcessGroup, "send", refuse)
+        with recording.capturing():
+            dist.broadcast(ones(8), 0)
+            for call in (lambda: dist.all_reduce(ones(8)), lambda: dist.send(ones(8), 2)):
+                with pytest.raises(RefusedError):
+                    call()
+            dist.broadcast(ones(8), 0)
+    with recording.capturing():
+        dist.send(ones(8), 2)
+
+    assert [(row.name, row.seq) for row in recording.communications()] == [
+        ("broadcast", 0),
+        ("broadcast", 1),
+        ("send", 0),
+    ]

@@ -173,15 +173,6 @@ def unmatched(
     return +missing, +extra
 
 
-def total(sections: Sections) -> Counter[tuple[str, int]]:
-    """All sections together, without dtypes."""
-    counts: Counter[tuple[str, int]] = Counter()
-    for counter in sections.values():
-        for each, count in counter.items():
-            counts[each.operation, each.elements] += count
-    return counts
-
-
 def assert_consistent(run: Run) -> None:
     """What the ranks recorded fits together: every rank whole, every number on every member, sizes equal."""
     assert run.problems == ()

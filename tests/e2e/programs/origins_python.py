@@ -151,7 +151,7 @@ def methods() -> None:
     WORLD.allgather(chunks(33), tensor(33)).wait()
     WORLD.reduce_scatter(tensor(34), chunks(34)).wait()
     WORLD._allgather_base(tensor(35 * SIZE), tensor(35)).wait()
-    WORLD.send([tensor(36)], NEXT, 0) if RANK == 0 else WORLD.recv([tensor(36)], PREVIOUS, 0).wait()
+    (WORLD.send([tensor(36)], NEXT, 0) if RANK == 0 else WORLD.recv([tensor(36)], PREVIOUS, 0)).wait()
     WORLD.barrier().wait()
 
 

@@ -26,5 +26,16 @@ def _pipelining(tracer: Tracer) -> Callable[[], None]:
     return pipelining.install(tracer)
 
 
-INTEGRATIONS: Final = (("megatron", _megatron), ("deepspeed", _deepspeed), ("pipelining", _pipelining))
+def _loop(tracer: Tracer) -> Callable[[], None]:
+    from commtrace.integrations import loop
+
+    return loop.install(tracer)
+
+
+INTEGRATIONS: Final = (
+    ("megatron", _megatron),
+    ("deepspeed", _deepspeed),
+    ("pipelining", _pipelining),
+    ("training loops", _loop),
+)
 """Name and installer of every integration; an installer returns what takes it out again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import torch
@@ -9,8 +10,8 @@ import torch
 from commtrace.capture.groups import UNKNOWN_ROLE
 from commtrace.capture.tracer import Tracer
 
-_SAYS_NOTHING: Final = frozenset({UNKNOWN_ROLE, "world", "default"})
-"""Roles that a group has because nobody said what it is for: torch's own words."""
+_SAYS_NOTHING: Final = re.compile(rf"{UNKNOWN_ROLE}|world|default|dim_\d+")
+"""Roles that a group has because nobody said what it is for: torch's own words, those of unnamed meshes among them."""
 
 
 def tell_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None:
@@ -38,6 +39,6 @@ def tell_role(tracer: Tracer, process_group: Any, role: str) -> str:
     Returns:
         The role that the group has now.
     """
-    if tracer.groups.state(process_group).group.role in _SAYS_NOTHING:
+    if _SAYS_NOTHING.fullmatch(tracer.groups.state(process_group).group.role):
         tracer.set_role(process_group, role)
     return tracer.groups.state(process_group).group.role

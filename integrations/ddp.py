@@ -1,0 +1,49 @@
+"""``DistributedDataParallel``: its forward is a span, its process group has the role dp.
+
+What its reducer sends during the backward is captured by :mod:`commtrace.capture.reducer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+from commtrace.capture.tracer import Tracer
+from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
+from commtrace.integrations.hooks import Hooks
+
+
+class ForwardWrapper(Protocol):
+    """What makes a forward a span."""
+
+    def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
+        """``original`` as a span; ``tell`` is called with the model before it."""
+
+
+def hook(hooks: Hooks, tracer: Tracer, loop: ForwardWrapper) -> None:
+    """Hook the class as soon as it is imported, or now if it has been."""
+    known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def tell(model: Any) -> None:
+        if model not in known:
+            known.add(model)
+            _tell(tracer, model)
+
+    def replace(module: ModuleType) -> None:
+        hooks.replace(module.DistributedDataParallel, "forward", functools.partial(_wrap, loop, tell))
+
+    hooks.when_imported("torch.nn.parallel.distributed", replace)
+
+
+def _wrap(loop: ForwardWrapper, tell: Callable[[Any], None], original: Callable[..., Any]) -> Callable[..., Any]:
+    return loop.wrap_forward(original, tell)
+
+
+def _tell(tracer: Tracer, model: Any) -> None:
+    group = model.process_group
+    role = tell_role(tracer, group, "dp")
+    tell_dimension(tracer, role, group.rank(), group.size())
+    tell_framework(tracer, "DDP")

@@ -1,0 +1,155 @@
+"""FSDP, both generations: the forward of the root is a span, and process groups have the roles that they shard for.
+
+Parameters are gathered by the all_gather of role ``dp`` (or what its mesh dimension is called), gradients reduced by
+the reduce_scatter of it. With hybrid sharding the group that shards has the role ``dp-shard``, the one across
+replicas, whose all_reduce follows the reduce_scatter, ``dp-replicate``. A prefetch is such an all_gather that is
+launched before the layer that needs it: it has no name of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, Final, Protocol
+
+from commtrace.capture.records import Span
+from commtrace.capture.tracer import Tracer
+from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
+from commtrace.integrations.hooks import Hooks
+
+_STATE_MODULES: Final = (
+    "torch.distributed.fsdp._fully_shard._fsdp_state",
+    "torch.distributed._composable.fsdp._fsdp_state",  # torch 2.4 and 2.5
+)
+
+
+class Forwards(Protocol):
+    """What makes a forward a span."""
+
+    def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
+        """``original`` as a span; ``tell`` is called with the model before it."""
+
+    def begin_forward(self, module: Any) -> Span | None:
+        """Begin the outermost forward of a model."""
+
+    def end_forward(self, span: Span | None) -> None:
+        """End it."""
+
+
+def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
+    """Hook both generations as soon as they are imported, or now if they have been."""
+    wrapped = _Wrapped(tracer)
+
+    def replace_wrapper(module: ModuleType) -> None:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            return loop.wrap_forward(original, wrapped.tell)
+
+        hooks.replace(module.FullyShardedDataParallel, "forward", wrap)
+
+    hooks.when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", replace_wrapper)
+    states = _States(hooks, tracer, loop)
+    for name in _STATE_MODULES:
+        hooks.when_imported(name, states.hook)
+
+
+class _Wrapped:
+    """``FullyShardedDataParallel``, the first generation: a module around the model."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def tell(self, model: Any) -> None:
+        if model in self._known:
+            return
+        self._known.add(model)
+        across = getattr(model, "_inter_node_pg", None)
+        groups = [(model.process_group, "dp" if across is None else "dp-shard"), (across, "dp-replicate")]
+        _tell(self._tracer, groups)
+
+
+class _States:
+    """``fully_shard``, the second generation: hooks of the model's own modules, which find the root themselves.
+
+    Its methods are called where dynamo is kept out already.
+    """
+
+    def __init__(self, hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
+        self._hooks = hooks
+        self._tracer = tracer
+        self._loop = loop
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._open: tuple[Any, Span] | None = None
+
+    def hook(self, module: ModuleType) -> None:
+        self._hooks.replace(module.FSDPState, "_root_pre_forward", self._wrap_begin)
+        self._hooks.replace(module.FSDPState, "_register_pre_backward_hook", self._wrap_end)
+        self._hooks.replace(module.FSDPState, "_reset_iter_state", self._wrap_end)  # after a forward that raised
+
+    def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def root_pre_forward(state: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._hooks.active and state._state_ctx.iter_forward_root is None:
+                self._hooks.guarded(self._begin, state, module)
+            return original(state, module, *args, **kwargs)
+
+        return root_pre_forward
+
+    def _begin(self, state: Any, module: Any) -> None:
+        self._end()  # of a forward that raised, nobody said that it ended
+        if state not in self._known:
+            self._known.add(state)
+            _tell(self._tracer, list(_groups_below(module)))
+        span = self._loop.begin_forward(module)
+        self._open = None if span is None else (state, span)
+
+    def _wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Of what is called at the end of every module's forward, the root's included."""
+
+        @functools.wraps(original)
+        def at_the_end(state: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(state, *args, **kwargs)
+            if self._open is not None and self._open[0] is state:
+                self._hooks.guarded(self._end)
+            return result
+
+        return at_the_end
+
+    def _end(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            self._loop.end_forward(opened[1])
+
+
+def _groups_below(module: Any) -> Iterator[tuple[Any, str]]:
+    for below in module.modules():
+        state = getattr(below, "_get_fsdp_state", lambda: None)()
+        for parameters in _parameter_groups(state):
+            of_mesh = parameters.mesh_info
+            shard, replicate = (getattr(of_mesh, f"{word}_process_group", None) for word in ("shard", "replicate"))
+            yield shard, _name(of_mesh, "shard") or ("dp" if replicate is None else "dp-shard")
+            yield replicate, _name(of_mesh, "replicate") or ("dp" if shard is None else "dp-replicate")
+
+
+def _name(of_mesh: Any, word: str) -> str:
+    """What the mesh calls the dimension; torch names no group so that is all of the job."""
+    names, dimension = of_mesh.mesh.mesh_dim_names, getattr(of_mesh, f"{word}_mesh_dim", None)
+    return "" if names is None or dimension is None else str(names[dimension])
+
+
+def _parameter_groups(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # older versions have at most one
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def _tell(tracer: Tracer, groups: list[tuple[Any, str]]) -> None:
+    told: set[int] = set()
+    for group, role in groups:
+        if group is not None and id(group) not in told:
+            told.add(id(group))
+            tell_dimension(tracer, tell_role(tracer, group, role), group.rank(), group.size())
+    tell_framework(tracer, "FSDP")

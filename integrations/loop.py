@@ -1,0 +1,183 @@
+"""Training loops that no framework runs: the forward of their DDP or FSDP model and every backward are spans.
+
+``import commtrace.auto`` is all that a script needs, before or after it wraps its model. From then on
+
+* the outermost forward of a ``DistributedDataParallel``, ``FullyShardedDataParallel`` or ``fully_shard`` model is a
+  forward; with gradients disabled and the model in evaluation mode it is an ``evaluation`` span;
+* ``loss.backward()`` (``torch.autograd.backward``) is a backward;
+* ``microbatch`` says which forward, or which backward, of its step each is: with gradient accumulation, the
+  micro-step;
+* steps end with the optimizer (:mod:`commtrace.capture.step_finder`), or are those of ``with commtrace.step(i):``.
+
+Where an integration marks the steps of a framework, its own spans stand and there are none of these.
+
+Code that ``torch.compile`` compiles keeps what it had: while it is traced, the wrappers are as good as not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from commtrace.capture.records import Span
+from commtrace.capture.tracer import Tracer
+from commtrace.integrations import ddp, fsdp
+from commtrace.integrations.hooks import Hooks
+from commtrace.trace import schema
+
+PART: Final = "training loops"
+
+_WORK: Final = frozenset({schema.FORWARD, schema.BACKWARD, schema.EVALUATION})
+
+
+def install(tracer: Tracer) -> Callable[[], None]:
+    """Instrument ``torch.autograd.backward``, and DDP and FSDP as soon as they are imported, or now if they have been.
+
+    Returns:
+        What puts every original back.
+    """
+    loop = TrainingLoop(tracer)
+    loop.install()
+    return loop.uninstall
+
+
+class TrainingLoop:
+    """The spans of one training loop, whichever wrapper its model has."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._hooks = Hooks(PART, tracer)
+        self._step = schema.NOT_APPLICABLE
+        self._forwards = self._backwards = 0
+
+    def install(self) -> None:
+        """Register the hooks."""
+        self._hooks.replace(torch.autograd, "backward", self._wrap_backward)
+        ddp.hook(self._hooks, self._tracer, self)
+        fsdp.hook(self._hooks, self._tracer, self)
+
+    def uninstall(self) -> None:
+        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        self._hooks.restore()
+
+    def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
+        """Of the class of a wrapped model; ``tell`` is called with each model before its forward."""
+
+        def begin_of(module: Any) -> Span | None:
+            self._hooks.guarded(tell, module)
+            return self.begin_forward(module)
+
+        begin, end = self._unseen_by_dynamo(begin_of), self._unseen_by_dynamo(self.end_forward)
+
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            span = begin(module)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                end(span)
+
+        self._run_as_it_is(forward)
+        return functools.wraps(original)(forward)
+
+    def begin_forward(self, module: Any) -> Span | None:
+        """Begin the outermost forward of a model; None inside another one, or inside a framework's."""
+        if not self._hooks.active or self._is_inside_work():
+            return None
+        span: Span | None = self._hooks.guarded(self._enter_forward, module)
+        return span
+
+    def _enter_forward(self, module: Any) -> Span:
+        if not torch.is_grad_enabled() and not module.training:
+            return self._tracer.enter(schema.EVALUATION, "evaluation")
+        self._begin_work()
+        self._forwards += 1
+        return self._tracer.enter(schema.FORWARD, "forward", self._forwards - 1)
+
+    def end_forward(self, span: Span | None) -> None:
+        """End what :meth:`begin_forward` began."""
+        if span is not None:
+            self._hooks.leave(span)
+            if span.kind == schema.EVALUATION:
+                self._hooks.guarded(self._tracer.steps.evaluation_ended)
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        begin, end = self._unseen_by_dynamo(self._begin_backward), self._unseen_by_dynamo(self._end_backward)
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            # A backward inside a backward (activation checkpointing, double differentiation) is part of that one.
+            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+                return original(*args, **kwargs)
+            span = begin()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                end(span)
+
+        self._run_as_it_is(backward)
+        return functools.wraps(original)(backward)
+
+    def _begin_backward(self) -> Span | None:
+        if not self._hooks.active or self._is_inside_work():
+            return None
+        span: Span | None = self._hooks.guarded(self._enter_backward)
+        return span
+
+    def _end_backward(self, span: Span | None) -> None:
+        self._hooks.leave(span)
+        self._hooks.guarded(self._tracer.steps.backward_ended)
+
+    def _enter_backward(self) -> Span:
+        self._begin_work()
+        self._backwards += 1
+        return self._tracer.enter(schema.BACKWARD, "backward", self._backwards - 1)
+
+    def _begin_work(self) -> None:
+        self._tracer.steps.work_begins()
+        step = self._tracer.coordinates.step
+        if step != self._step:
+            self._step = step
+            self._forwards = self._backwards = 0
+
+    def _is_inside_work(self) -> bool:
+        if self._tracer.steps.is_marked_by_framework:
+            return True
+        span = self._tracer.innermost
+        while span is not None:
+            if span.kind in _WORK:
+                return True
+            span = span.outer
+        return False
+
+    def _unseen_by_dynamo(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, which dynamo neither compiles nor looks into once it has been imported."""
+        disabled: Callable[..., Any] | None = None
+
+        def call(*args: Any) -> Any:
+            nonlocal disabled
+            if disabled is None:
+                # Looked up anew until it is there: importing it takes seconds, and most jobs never do.
+                disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+                if disable is None:
+                    return function(*args)
+                disabled = disable(function)
+            return disabled(*args)
+
+        self._run_as_it_is(call)
+        return call
+
+    def _run_as_it_is(self, wrapper: Callable[..., Any]) -> None:
+        """Keep dynamo from the wrapper's own frame; what it calls is compiled as ever."""
+
+        def skip(dynamo: ModuleType) -> None:
+            skip_code = getattr(dynamo.eval_frame, "skip_code", None)
+            if skip_code is not None:
+                skip_code(wrapper.__code__)
+
+        self._hooks.when_imported("torch._dynamo", skip)

@@ -1,0 +1,51 @@
+"""Loops without a line for commtrace, started by ``commtrace run``: steps, phases and roles are found all the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from commtrace.analysis.summary import summarise
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from commtrace.trace.run import Run
+from tests.e2e.launch import REPOSITORY, run
+from tests.e2e.traces import rows
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = "tests/e2e/programs/plain_loop.py"
+ITERATIONS = 4
+
+
+def record(loop: str, directory: Path) -> Run:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {"COMMTRACE_DIR": str(directory), "PYTHONPATH": str(REPOSITORY)}
+    completed = run([sys.executable, "-m", "commtrace", "run", "--", *torchrun, PROGRAM, loop], environment)
+    assert completed.returncode == 0, completed.stdout
+    recorded = load_run(directory)
+    assert recorded.problems == ()
+    assert sorted(recorded.ranks) == [0, 1]
+    return recorded
+
+
+def test_a_ddp_loop(tmp_path: Path) -> None:
+    recorded = record("ddp", tmp_path)
+
+    for rank, trace in recorded.ranks.items():
+        assert {group.role for group in trace.groups.values()} == {"dp"}
+        steps = list(rows(recorded, rank, schema.STEP))
+        assert [step["step"] for step in steps] == list(range(ITERATIONS))
+        for step in range(ITERATIONS):
+            for kind in (schema.FORWARD, schema.BACKWARD, schema.OPTIMIZER):
+                assert len(list(rows(recorded, rank, kind, step=step))) == 1
+        (evaluation,) = rows(recorded, rank, schema.EVALUATION)
+        assert steps[1]["end"] <= evaluation["start"] < evaluation["end"] <= steps[2]["start"]
+        set_up = [row["name"] for row in rows(recorded, rank, schema.COLLECTIVE, step=-1)]
+        assert set_up[0] == "barrier"
+    summary = summarise(recorded)
+    assert summary["run"]["framework"]["name"] == "DDP"
+    for rank in summary["ranks"]:
+        assert all(rank["compute_phases_ns"][phase] > 0 for phase in ("forward", "backward", "optimizer"))

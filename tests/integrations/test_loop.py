@@ -1,0 +1,242 @@
+"""Real DDP and FSDP models in loops without a line for commtrace, on the backend that sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from commtrace.capture.optimizers import OptimizerPhase
+from commtrace.integrations import fsdp, loop
+from commtrace.trace import schema
+from tests.capture.recording import Recording, fake_backend
+
+WORK = (schema.FORWARD, schema.BACKWARD, schema.OPTIMIZER, schema.EVALUATION)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def recording() -> Recording:
+    return Recording()
+
+
+@pytest.fixture
+def watched(recording: Recording) -> Iterator[Recording]:
+    phase = OptimizerPhase(recording.tracer)
+    phase.install()
+    uninstall = loop.install(recording.tracer)
+    yield recording
+    uninstall()
+    phase.uninstall()
+    assert recording.warnings() == []
+
+
+@pytest.fixture
+def looping(watched: Recording) -> Iterator[Recording]:
+    """Rank 1 of 4, on the backend that sends nothing."""
+    with fake_backend(rank=1):
+        yield watched
+
+
+@pytest.fixture
+def alone(watched: Recording) -> Iterator[Recording]:
+    """The only rank under gloo, as the reducer of DDP needs a backend that answers."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield watched
+    dist.destroy_process_group()
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def batch() -> torch.Tensor:
+    return torch.ones(2, 8)
+
+
+def train(trained: nn.Module, optimizer: torch.optim.Optimizer, iterations: int = 2) -> None:
+    for _ in range(iterations):
+        trained(batch()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def work(recording: Recording) -> list[tuple[str, int, int]]:
+    """What the loop did, with step and microbatch."""
+    return [(schema.KINDS[row.kind], row.step, row.microbatch) for row in recording.rows(*WORK)]
+
+
+def roles(recording: Recording) -> dict[tuple[int, ...], str]:
+    return {group.ranks: group.role for group in recording.tracer.groups.known_groups()}
+
+
+ITERATION = [("forward", 0, 0), ("backward", 0, 0), ("optimizer", 0, -1)]
+TWO_ITERATIONS = ITERATION + [(kind, 1, microbatch) for kind, _, microbatch in ITERATION]
+
+
+def test_ddp(alone: Recording) -> None:
+    trained = DistributedDataParallel(model())
+    train(trained, torch.optim.SGD(trained.parameters(), lr=0.1))
+
+    assert work(alone) == TWO_ITERATIONS
+    assert roles(alone) == {(0,): "dp"}
+    _, topology = alone.tracer.topology()
+    assert topology == {
+        "coordinates": {"dp": 0}, "parallel": {"dp": 1}, "framework": {"name": "DDP", "version": torch.__version__},
+    }  # fmt: skip
+
+
+def test_fsdp_of_the_first_generation(looping: Recording) -> None:
+    inner = nn.Sequential(FullyShardedDataParallel(model(), device_id=CPU), nn.Linear(4, 4))
+    trained = FullyShardedDataParallel(inner, device_id=CPU)
+    train(trained, torch.optim.SGD(trained.parameters(), lr=0.1))
+
+    assert work(looping) == TWO_ITERATIONS
+    assert roles(looping) == {(0, 1, 2, 3): "dp"}
+
+
+def test_fully_shard(looping: Recording) -> None:
+    trained = nn.Sequential(model(), nn.Linear(4, 4))
+    mesh = init_device_mesh("cpu", (4,))
+    for layer in trained:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(trained, mesh=mesh)
+    train(trained, torch.optim.SGD(trained.parameters(), lr=0.1))
+
+    assert work(looping) == TWO_ITERATIONS
+    assert roles(looping) == {(0, 1, 2, 3): "dp"}
+
+
+def test_groups_of_hybrid_sharding_say_which_of_the_two_they_are(looping: Recording) -> None:
+    trained = nn.Sequential(model(), nn.Linear(4, 4))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    fully_shard(trained, mesh=mesh)
+
+    fsdp._tell(looping.tracer, list(fsdp._groups_below(trained)))
+
+    assert roles(looping) == {(0, 1, 2, 3): "world", (0, 1): "shard", (1, 3): "replicate"}
+    _, topology = looping.tracer.topology()
+    assert topology["coordinates"] == {"shard": 1, "replicate": 0}
+
+
+def test_a_mesh_dimension_keeps_its_name(looping: Recording) -> None:
+    trained = model()
+    fully_shard(trained, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard_cp",)))
+    train(trained, torch.optim.SGD(trained.parameters(), lr=0.1), iterations=1)
+
+    assert set(roles(looping).values()) == {"dp_shard_cp"}
+
+
+def test_accumulation_numbers_the_microbatches(alone: Recording) -> None:
+    trained = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    for _ in range(2):
+        with trained.no_sync():
+            trained(batch()).sum().backward()
+        trained(batch()).sum().backward()
+        optimizer.step()
+
+    assert [row for row in work(alone) if row[1] == 1] == [
+        ("forward", 1, 0), ("backward", 1, 0), ("forward", 1, 1), ("backward", 1, 1), ("optimizer", 1, -1),
+    ]  # fmt: skip
+
+
+def test_evaluation_is_no_forward(looping: Recording) -> None:
+    trained = FullyShardedDataParallel(
+        nn.Sequential(FullyShardedDataParallel(model(), device_id=CPU)), device_id=CPU
+    ).eval()
+    with torch.no_grad():
+        trained(batch())
+
+    assert work(looping) == [("evaluation", -1, -1)]
+
+
+def test_the_backward_of_a_checkpoint_inside_a_backward_is_part_of_it(looping: Recording) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    inner = model()
+    checkpoint(inner, batch().requires_grad_(), use_reentrant=True).sum().backward()
+
+    assert work(looping) == [("backward", 0, 0)]
+
+
+def test_a_framework_that_marks_steps_has_its_own_spans(alone: Recording) -> None:
+    trained = DistributedDataParallel(model())
+    alone.tracer.begin_step(0)
+    trained(batch()).sum().backward()
+
+    assert work(alone) == []
+
+
+def test_a_forward_that_raises_ends_its_span(looping: Recording) -> None:
+    trained = model()
+    fully_shard(trained, mesh=init_device_mesh("cpu", (4,)))
+    with pytest.raises(RuntimeError):
+        trained(torch.ones(2, 3))
+    assert looping.tracer.innermost is not None
+    trained._get_fsdp_state()._reset_iter_state()
+    trained(batch())
+    wrapped = FullyShardedDataParallel(model(), device_id=CPU)
+    with pytest.raises(RuntimeError):
+        wrapped(torch.ones(2, 3))
+
+    assert looping.tracer.innermost is None
+    assert [kind for kind, _, _ in work(looping)] == ["forward"] * 3
+
+
+def test_everything_is_put_back(recording: Recording) -> None:
+    owners: list[tuple[Any, str]] = [
+        (torch.autograd, "backward"), (DistributedDataParallel, "forward"), (FullyShardedDataParallel, "forward"),
+        (torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState, "_root_pre_forward"),
+    ]  # fmt: skip
+    before = [vars(owner)[name] for owner, name in owners]
+    uninstall = loop.install(recording.tracer)
+    assert all(vars(owner)[name] is not was for (owner, name), was in zip(owners, before, strict=True))
+
+    uninstall()
+
+    assert [vars(owner)[name] for owner, name in owners] == before
+
+
+class Doubling(nn.Linear):
+    """Its forward is no code of torch's, so that dynamo compiles it."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(values)
+
+
+def graphs_of_compiled_models() -> int:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    trained = DistributedDataParallel(Doubling(8, 4))
+    torch.compile(trained, backend=backend)(batch()).sum().backward()
+    torch.compile(Doubling(8, 4), backend=backend, fullgraph=True)(batch()).sum().backward()
+    torch.compile(lambda values: trained(values).sum().backward(), backend=backend)(batch())
+    torch._dynamo.reset()
+    return len(graphs)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of dynamo's own
+def test_compiled_models_are_compiled_as_ever() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    graphs = graphs_of_compiled_models()
+    recording = Recording()
+    uninstall = loop.install(recording.tracer)
+    graphs_with_commtrace = graphs_of_compiled_models()
+    uninstall()
+    dist.destroy_process_group()
+
+    assert graphs_with_commtrace == graphs > 0
+    assert [kind for kind, _, _ in work(recording)][:3] == ["forward", "backward", "backward"]
+    assert recording.warnings() == []

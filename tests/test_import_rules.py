@@ -14,7 +14,7 @@ import pytest
 
 from commtrace.cli.main import COMMANDS
 from commtrace.trace import schema
-from tests.trace.rows import row, steps, write_rank
+from tests.trace.rows import mark, row, steps, write_rank
 
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "commtrace"
 
@@ -166,12 +166,14 @@ def test_every_reading_module_imports_where_torch_cannot_be_imported() -> None:
 def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     forward = [row(kind=schema.FORWARD, step=step, start=100 * step + 5, end=100 * step + 50) for step in range(8)]
     write_rank(tmp_path / "run", [*steps(0, 8), *forward])
+    write_rank(tmp_path / "ended", [*steps(0, 8), *forward, mark("end", {})])
     commands = [
         ["summary", str(tmp_path / "run")],
         ["summary", str(tmp_path / "run"), "--json"],
         ["straggler", str(tmp_path / "run")],
         ["pipeline", str(tmp_path / "run")],
         ["bandwidth", str(tmp_path / "run"), "--by", "size"],
+        ["doctor", str(tmp_path / "ended"), "--json"],
         ["compare", str(tmp_path / "run"), str(tmp_path / "run")],
         ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")],
         ["export", str(tmp_path / "run"), "-o", str(tmp_path / "trace")],

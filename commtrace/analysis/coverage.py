@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.analysis.operations import communication_rows
+from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.roles import Roles
 from commtrace.trace import schema
 from commtrace.trace.run import Run
@@ -49,9 +50,22 @@ def find_coverage(run: Run, roles: Roles) -> Coverage:
         dropped.update(trace.dropped)
     skipped = {str(role) for trace in run.ranks.values() for role in trace.recording.get("skip_roles", ())}
     told = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
-    return Coverage(
-        dict(captured), dict(dropped), (*sorted(told), *_skipped(skipped), *_silent_dimensions(run, roles, skipped))
-    )
+    paths = (*sorted(told), *_invisible_paths(run), *_skipped(skipped), *_silent_dimensions(run, roles, skipped))
+    return Coverage(dict(captured), dict(dropped), paths)
+
+
+def _invisible_paths(run: Run) -> Iterable[str]:
+    """Paths that the recorders found in their processes (capture/invisible.py)."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank, trace in run.ranks.items():
+        for path, state in trace.topology.get("invisible_paths", {}).items():
+            found.setdefault((path, state), []).append(rank)
+    for (path, state), ranks in found.items():
+        where = "every rank" if len(ranks) == len(run.ranks) else ranks_in_words(ranks)
+        if state == "active":
+            yield f"{path}: in use on {where}. Its communication was not seen: unknown, not zero."
+        else:
+            yield f"{path}: loaded on {where}; whether it is used cannot be told. What goes that way is not seen."
 
 
 def _skipped(roles: Iterable[str]) -> Iterable[str]:

@@ -190,6 +190,11 @@ def _expected_participants(run: Run, rows: Rows) -> Int32:
 
 def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
     """Buckets whose rows were not issued for one and the same communication."""
+    return np.asarray(np.logical_or.reduce(list(differences(run, rows, buckets).values())))
+
+
+def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
+    """In what the rows of each bucket differ that should be equal: by aspect, which buckets."""
     spans = rows.spans
     p2p = spans.kind == schema.P2P
     # The two sides of a P2P rightly have different names; two sends would be no pair.
@@ -199,12 +204,12 @@ def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
     one_sided = p2p & (buckets.size == 2)[buckets.of_row()]
     sides = np.where(one_sided, rows.is_send, -1)
     same_side = (buckets.maximum(sides) == buckets.minimum(sides)) & (buckets.maximum(sides) >= 0)
-    return np.asarray(
-        (buckets.maximum(operation) != buckets.minimum(operation))
-        | _known_values_differ(buckets, bytes_of_all)
-        | _known_values_differ(buckets, spans.dtype)
-        | same_side
-    )
+    return {
+        "operation": np.asarray(buckets.maximum(operation) != buckets.minimum(operation)),
+        "bytes": _known_values_differ(buckets, bytes_of_all),
+        "dtype": _known_values_differ(buckets, spans.dtype),
+        "sides": np.asarray(same_side),
+    }
 
 
 def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:

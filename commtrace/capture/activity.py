@@ -52,7 +52,8 @@ class Activity:
         self._tracer = tracer
         self._now = now
         self._frames = frames or _frames_of_main_thread
-        self._busy_at = now()
+        self._recorded_at = self._progress_at = now()
+        self._progress: Any = None
         self._due_at = 0
         self._seen: dict[int, tuple[Launch, int]] = {}
 
@@ -62,14 +63,29 @@ class Activity:
         The first pass tells it in any case: from it readers learn how often to expect a word.
         """
         now = self._now()
+        collectives, messages = self._launched()
+        progress = (self._tracer.coordinates, collectives, messages)
         if self._tracer.recorder.buffer:
-            self._busy_at = now
-        quiet = now - self._busy_at
-        if now < self._due_at or (self._due_at and quiet < QUIET_NS):
+            self._recorded_at = self._progress_at = now
+        if progress != self._progress:  # Training goes on in steps, too, that are not recorded.
+            self._progress, self._progress_at = progress, now
+        idle = now - self._recorded_at
+        if now < self._due_at or (self._due_at and idle < QUIET_NS):
             return
-        interval = QUIET_NS if quiet < LONG_QUIET_NS else SELDOM_NS
+        interval = QUIET_NS if idle < LONG_QUIET_NS else SELDOM_NS
         self._due_at = now + interval
-        yield "activity", self._detail(quiet, interval + _LATENESS_NS)
+        yield (
+            "activity",
+            {
+                "at": list(self._tracer.coordinates),
+                "open": [_open_span(span) for span in _outwards(self._tracer.innermost)],
+                "collectives": collectives,
+                "p2p": messages,
+                "frames": self._frames(),
+                "quiet_ns": now - self._progress_at,
+                "again_within_ns": interval + _LATENESS_NS,
+            },
+        )
 
     def in_flight(self, unfinished: Iterable[Launch]) -> list[dict[str, Any]]:
         """Communications that have been under way since before the last pass, the one that blocks training first.
@@ -95,7 +111,8 @@ class Activity:
 
     def _on_device(self) -> list[DeviceCall]:
         """Communications that the host has let go of and the device has not finished."""
-        calls = (entry[2] for entry in self._tracer.recorder.unresolved() if isinstance(entry[2], DeviceCall))
+        entries = self._tracer.recorder.unresolved()
+        calls = (entry[2] for entry in entries if len(entry) > 2 and isinstance(entry[2], DeviceCall))
         return list({id(call): call for call in calls}.values())
 
     def _described(self, launch: Launch, since: int, blocking: bool, call: DeviceCall | None) -> dict[str, Any]:
@@ -111,23 +128,15 @@ class Activity:
             told["blocking"] = blocking or started
         return told
 
-    def _detail(self, quiet: int, again_within: int) -> dict[str, Any]:
-        tracer = self._tracer
-        states = list(tracer.groups.states.values())
-        pairs = [
+    def _launched(self) -> tuple[dict[str, int], list[list[Any]]]:
+        """How many collectives were launched in each group, and how many messages in each direction."""
+        states = list(self._tracer.groups.states.values())
+        messages = [
             [state.group.id, is_send, peer, tag, next_number(counter) - ((tag & 0x7FFFFFFF) << 32)]
             for state in states
             for (is_send, peer, tag), counter in list(state.p2p_seq.items())
         ]
-        return {
-            "at": list(tracer.coordinates),
-            "open": [_open_span(span) for span in _outwards(tracer.innermost)],
-            "collectives": {str(state.group.id): next_number(state.collective_seq) for state in states},
-            "p2p": pairs[:_MOST_PAIRS],
-            "frames": self._frames(),
-            "quiet_ns": quiet,
-            "again_within_ns": again_within,
-        }
+        return {str(state.group.id): next_number(state.collective_seq) for state in states}, messages[:_MOST_PAIRS]
 
 
 def _outwards(span: Span | None) -> Iterator[Span]:

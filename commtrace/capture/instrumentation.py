@@ -355,9 +355,9 @@ class Instrumentation:
 
 def recording_options(config: Config) -> dict[str, Any]:
     """Options that are not left at their default and say what is recorded: readers must not take it for a loss."""
-    usual = asdict(Config())
-    elsewhere = {"enabled", "dir", "run_id", "node_id"}
-    return {name: value for name, value in asdict(config).items() if name not in elsewhere and value != usual[name]}
+    options = ("steps", "sample", "keep_steps", "keep_bytes", "skip_roles")
+    usual = Config()
+    return {name: getattr(config, name) for name in options if getattr(config, name) != getattr(usual, name)}
 
 
 def _announce(directory: Path) -> None:

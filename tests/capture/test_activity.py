@@ -64,6 +64,15 @@ def test_a_rank_that_is_quiet_for_long_says_so_more_seldom() -> None:
     assert {detail["again_within_ns"] for detail in told} == {11 * SECOND}
 
 
+def test_steps_that_are_not_recorded_are_progress_all_the_same() -> None:
+    quiet = Quiet()
+    quiet.told(0.5)
+    for step in range(10):
+        quiet.tracer.coordinates = Coordinates(step)
+        told = quiet.told(1)
+    assert [detail["quiet_ns"] for detail in told] == [SECOND // 2]
+
+
 def test_the_open_phases_are_told_innermost_first() -> None:
     quiet = Quiet()
     quiet.tracer.begin_step(5)

@@ -1,0 +1,111 @@
+"""What ``commtrace doctor`` found, as sentences: what somebody should look at, and what is only good to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from commtrace.analysis.endings import SILENT, STOPPED
+from commtrace.analysis.hang import HUNG, UNEQUAL, WAITING
+from commtrace.analysis.hang_story import group_words, place_words
+from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+
+Told = Mapping[str, Any]
+
+
+def find_findings(told: Told) -> tuple[list[str], list[str]]:
+    """What somebody should look at, and what is only good to know."""
+    findings = [*_hangs(told), *_endings(told), *_gaps(told), *_mismatches(told)]
+    notes = [*_notes(told)]
+    # What the reader says of missing ranks and torn files is its own; earlier runs in the directory are no fault.
+    for problem in told["problems"]:
+        (notes if "were left out; shown is run" in problem else findings).append(problem)
+    return findings, notes
+
+
+def _hangs(told: Told) -> Iterable[str]:
+    stops = told["hang"]["stops"]
+    hung = [stop for stop in stops if stop["kind"] == HUNG]
+    roots = [root["rank"] for root in told["hang"]["chains"]["roots"]]
+    if told["hang"]["chains"]["cycles"]:
+        yield f"Deadlock: {len(hung)} communications wait for each other."
+    elif hung and roots:
+        waits = "communication waits" if len(hung) == 1 else "communications wait"
+        yield f"The job hangs: {len(hung)} {waits} in the end for {ranks_in_words(roots)}."
+    elif hung:
+        yield f"The job hangs in a communication at which all members have arrived: {place_words(hung[0])}."
+    for stop in stops:
+        if stop["kind"] == UNEQUAL:
+            missing = ranks_in_words(one["rank"] for one in stop["missing"])
+            callers = ranks_in_words(stop["arrived"]).capitalize()
+            yield f"{callers} called {place_words(stop)}; {missing} never did."
+
+
+def _endings(told: Told) -> Iterable[str]:
+    ranks = told["ranks"]
+    silent = [one for one in ranks if one["state"] == SILENT]
+    for one in silent[:4]:
+        why = "its process is gone" if one["process_lives"] is False else "dead or stuck"
+        yield f"Rank {one['rank']} wrote its last {seconds_in_words(one['behind_ns'])} before the others: {why}."
+    if len(silent) > 4:
+        yield f"So did {ranks_in_words(one['rank'] for one in silent[4:])}."
+    stopped = [one["rank"] for one in ranks if one["state"] == STOPPED]
+    if stopped:
+        yield f"Stopped without ending in order (killed, or a crash below Python): {ranks_in_words(stopped)}."
+
+
+def _gaps(told: Told) -> Iterable[str]:
+    dropped = {one["rank"]: sum(one["dropped"].values()) for one in told["drops"]}
+    if dropped:
+        yield (
+            f"{sum(dropped.values())} spans were dropped on {ranks_in_words(dropped)}: numbers of these ranks are too "
+            "small. Raise COMMTRACE_BUFFER_SPANS, or record fewer steps."
+        )
+    differing = told["run"]["differing_versions"]
+    for package, versions in differing.items():
+        listed = "; ".join(f"{version} on {ranks_in_words(ranks)}" for version, ranks in versions.items())
+        yield f"Ranks run different versions of {package}: {listed}."
+    if not dropped and not told["recording"] and not any(one["state"] in (STOPPED, SILENT) for one in told["ranks"]):
+        missing = sum(seen["missing"] for group in told["groups"] for seen in group["collectives"])
+        if missing:
+            yield f"{missing} collectives were launched and are not in the files, and nothing says why."
+
+
+def _mismatches(told: Told) -> Iterable[str]:
+    wrong = [one for one in told["mismatches"]["first"] if not one["may_be_right"]]
+    if not wrong:
+        return
+    first = wrong[0]
+    more = told["mismatches"]["count"] - len(told["mismatches"]["first"])
+    places = f"{len(wrong)} place{'s' * (len(wrong) != 1)}" + (f" and up to {more} more" if more else "")
+    yield f"Members did not call the same at {places}; first {mismatch_words(first)}."
+
+
+def mismatch_words(one: Mapping[str, Any]) -> str:
+    """``seq 7 of the dp group of ranks 0–3: all_reduce 40 B float32 by ranks 0–2; broadcast …``."""
+    calls = "; ".join(
+        " ".join(
+            filter(
+                None,
+                [call["operation"], f"{call['bytes']} B" if call["bytes"] is not None else "", call["dtype"] or ""],
+            )
+        )
+        + f" by {ranks_in_words(call['ranks'])}"
+        for call in one["calls"]
+    )
+    return f"seq {one['seq']} of the {group_words(one['group'])}: {calls}"
+
+
+def _notes(told: Told) -> Iterable[str]:
+    for stop in told["hang"]["stops"]:
+        if stop["kind"] == WAITING and stop["waited_ns"]:
+            waiters = ranks_in_words(stop["arrived"]).capitalize()
+            yield f"{waiters}: {seconds_in_words(stop['waited_ns'])} at {place_words(stop)}, which may be usual."
+    harmless = [one for one in told["mismatches"]["first"] if one["may_be_right"]]
+    if harmless:
+        first = mismatch_words(harmless[0])
+        yield f"Sizes differ at {len(harmless)} places, which is right for sparse tensors only; first {first}."
+    for path in told["coverage"]["not_visible"]:
+        yield f"Not visible: {path}"
+    if told["alignment"]["refused"]:
+        yield f"Clocks are not aligned: {told['alignment']['refused']}"

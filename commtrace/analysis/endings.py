@@ -1,0 +1,116 @@
+"""How each rank's files end: in order, still being written, or broken off, and how long before the others'.
+
+Times of different hosts are compared by their wall clocks, which is good enough for seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.run import RankTrace, Run
+
+ENDED: Final = "ended"
+RUNNING: Final = "running"
+STOPPED: Final = "stopped"
+SILENT: Final = "silent"
+
+_BUSY_AGAIN_NS: Final = 3_500_000_000
+"""A rank that records writes twice a second; one that falls quiet says so after two seconds (capture/activity.py)."""
+
+_OLDER_RECORDER_NS: Final = 11_000_000_000
+"""Recorders that know no such word wrote at least a clock anchor every ten seconds."""
+
+_SLACK_NS: Final = 2_000_000_000
+
+Alive = Callable[[RankMetadata], "bool | None"]
+"""Whether the process that recorded a rank lives; None where that cannot be told, as from another host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one rank's files end.
+
+    Attributes:
+        state: ``ended`` (in order), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent`` (broken
+            off while others still wrote, or silent though its process lives).
+        last_ns: epoch ns of the last thing written; None if nothing tells it.
+        behind_ns: how long before the last word of any rank that was; before now for a run that goes on.
+        alive: whether its process lives; None if that cannot be told.
+    """
+
+    state: str
+    last_ns: int | None
+    behind_ns: int | None
+    alive: bool | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "last_written_ns": self.last_ns,
+            "behind_ns": self.behind_ns,
+            "process_lives": self.alive,
+        }
+
+
+def find_endings(run: Run, now_ns: int, alive: Alive = lambda metadata: None) -> Mapping[int, Ending]:
+    """By rank.
+
+    Args:
+        run: whatever was loaded.
+        now_ns: epoch ns.
+        alive: asks for the process of a rank.
+    """
+    last = {rank: last_word_ns(trace) for rank, trace in run.ranks.items()}
+    lives = {rank: None if trace.closed else alive(trace.metadata) for rank, trace in run.ranks.items()}
+    fresh = {
+        rank: time is not None and now_ns - time <= _allowed_ns(run.ranks[rank]) + _SLACK_NS
+        for rank, time in last.items()
+    }
+    goes_on = any(
+        not run.ranks[rank].closed and (lives[rank] or (lives[rank] is None and fresh[rank])) for rank in run.ranks
+    )
+    latest = max((time for time in last.values() if time is not None), default=None)
+    reference = now_ns if goes_on else latest
+    endings = {}
+    for rank, trace in run.ranks.items():
+        time = last[rank]
+        behind = None if time is None or reference is None else max(0, reference - time)
+        endings[rank] = Ending(_state(trace, behind, lives[rank], goes_on), time, behind, lives[rank])
+    return endings
+
+
+def _state(trace: RankTrace, behind: int | None, lives: bool | None, goes_on: bool) -> str:
+    if trace.closed:
+        return ENDED
+    if behind is not None and behind > _allowed_ns(trace) + _SLACK_NS:
+        return SILENT
+    if lives is False:
+        # Its last word may be recent and its process gone all the same.
+        return SILENT if goes_on else STOPPED
+    return RUNNING if goes_on else STOPPED
+
+
+def _allowed_ns(trace: RankTrace) -> int:
+    """How long this rank may have written nothing and still be well."""
+    if not trace.activity or trace.activity_ns is None or trace.last_written_ns is None:
+        return _OLDER_RECORDER_NS
+    if trace.last_written_ns > trace.activity_ns:
+        return _BUSY_AGAIN_NS
+    return int(trace.activity.get("again_within_ns", _OLDER_RECORDER_NS))
+
+
+def last_word_ns(trace: RankTrace) -> int | None:
+    """Epoch ns of the latest instant of which the rank's files tell."""
+    return None if trace.last_written_ns is None else wall_clock_ns(trace, trace.last_written_ns)
+
+
+def wall_clock_ns(trace: RankTrace, time_ns: int) -> int:
+    """An instant of the rank's own clock as epoch ns, by the last anchor before it."""
+    anchors = trace.anchors or (trace.metadata.anchor,)
+    anchor = max(
+        (one for one in anchors if one.monotonic_ns <= time_ns), key=lambda one: one.monotonic_ns, default=anchors[0]
+    )
+    return time_ns + anchor.realtime_ns - anchor.monotonic_ns

@@ -1,0 +1,233 @@
+"""Where communication stopped, who was there, who was not, and who is at the root of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from commtrace.analysis.arrivals import find_arrivals
+from commtrace.analysis.doctor import examine, is_healthy
+from commtrace.analysis.endings import find_endings
+from commtrace.analysis.hang import Stop, find_stops
+from commtrace.analysis.hang_chain import Chains, find_chains
+from commtrace.trace.run import Run
+from tests.analysis.hung_runs import NOW_NS, SECOND, activity, done, flight, stopped_run
+from tests.factory import group, p2p
+
+TP = group("tp", 0, 1)
+RIGHT = group("tp", 2, 3)
+DP = group("dp", 1, 2)
+PAIR = group("pp", 0, 1)
+
+
+def stops_of(run: Run) -> list[Stop]:
+    return find_stops(run, find_arrivals(run), find_endings(run, NOW_NS))
+
+
+def chains_of(run: Run) -> Chains:
+    arrivals, endings = find_arrivals(run), find_endings(run, NOW_NS)
+    return find_chains(find_stops(run, arrivals, endings), arrivals, endings)
+
+
+def test_a_rank_that_never_comes_is_named_with_the_number_and_the_wait() -> None:
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]})
+    (stop,) = stops_of(run)
+
+    assert (stop.kind, stop.group, stop.seq) == ("hung", TP, 5)
+    assert (stop.arrived, stop.missing, stop.unknown) == ((0,), {1: 4}, ())
+    assert stop.operation == {"all_reduce": (0,)}
+    assert (stop.waited_ns, stop.longest_ns) == (60 * SECOND, 1_000_000)
+    assert dict(chains_of(run).roots) == {1: 1}
+
+
+def test_a_wait_that_the_group_has_had_before_is_no_hang() -> None:
+    slow = [{**row, "end": row["start"] + 30 * SECOND} for row in done({TP: 2})]
+    run = stopped_run({0: slow, 1: slow}, [TP], in_flight={0: [flight(TP, 2)]})
+    assert [(stop.kind, stop.longest_ns) for stop in stops_of(run)] == [("waiting", 30 * SECOND)]
+
+
+def test_a_job_killed_while_it_trains_has_not_hung() -> None:
+    run = stopped_run({0: done({TP: 7}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 7, since=99)]})
+    assert stops_of(run) == []
+
+
+def test_a_rank_that_has_launched_what_nobody_waited_for_has_arrived() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5)]},
+        activities={1: activity(collectives={str(TP.id): 6})},
+    )
+    assert stops_of(run) == []
+
+
+def test_all_arrived_and_nobody_came_out() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5)], 1: [flight(TP, 5, operation="broadcast", bytes=8)]},
+    )
+    (stop,) = stops_of(run)
+
+    assert (stop.kind, stop.seq, stop.arrived, stop.missing) == ("hung", 5, (0, 1), {})
+    assert stop.operation == {"all_reduce": (0,), "broadcast": (1,)}
+    told = examine(run, now_ns=NOW_NS)
+    assert any("Members did not call the same at 1 place" in finding for finding in told["findings"])
+    (mismatch,) = told["mismatches"]["first"]
+    assert (mismatch["differ"], mismatch["ended"], mismatch["may_be_right"]) == (["operation", "bytes"], False, False)
+
+
+def test_an_operation_that_nobody_asked_for_again_is_none_that_hangs() -> None:
+    """Launched asynchronously, never waited for; the group went on for a long time."""
+    run = stopped_run(
+        {0: done({TP: 9})[4:], 1: done({TP: 9})[4:]},
+        [TP],
+        in_flight={rank: [flight(TP, 3, blocking=False)] for rank in (0, 1)},
+    )
+    assert stops_of(run) == []
+
+
+def test_on_a_device_a_rank_has_arrived_when_its_stream_has() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5, state="started")], 1: [flight(TP, 5, state="scheduled", blocking=False)]},
+    )
+    (stop,) = stops_of(run)
+    assert (stop.arrived, stop.missing) == ((0,), {1: 4})
+
+
+def test_the_chain_leads_through_other_groups_to_its_root() -> None:
+    """0 waits for 1, which is stuck in another group with 2, which 3 waits for, too."""
+    rows = {0: done({TP: 5}), 1: done({TP: 5, DP: 3}), 2: done({DP: 3, RIGHT: 8}), 3: done({RIGHT: 8})}
+    run = stopped_run(
+        rows,
+        [TP, DP, RIGHT],
+        in_flight={0: [flight(TP, 5)], 1: [flight(DP, 3)], 3: [flight(RIGHT, 8)]},
+    )
+    chains = chains_of(run)
+    by_group = {stop.group: position for position, stop in enumerate(stops_of(run))}
+
+    (link,) = chains.links[by_group[TP]]
+    assert (link.ranks, link.stop, link.sure) == ((1,), by_group[DP], True)
+    assert dict(chains.roots) == {2: 3}
+    assert chains.cycles == ()
+    told = examine(run, now_ns=NOW_NS)
+    assert told["findings"][0] == "The job hangs: 3 communications wait in the end for rank 2."
+    assert any("because it is inside seq 3 of the dp group" in sentence for sentence in told["hang"]["sentences"])
+
+
+def circle(blocking: bool) -> Run:
+    one, two = group("a", 0, 1), group("b", 0, 1, ordinal=1)
+    return stopped_run(
+        {0: done({one: 2, two: 2}), 1: done({one: 2, two: 2})},
+        [one, two],
+        in_flight={0: [flight(one, 2)], 1: [flight(two, 2, blocking=blocking)]},
+    )
+
+
+def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
+    assert len(chains_of(circle(blocking=True)).cycles) == 1
+    assert "Deadlock: 2 communications wait for each other." in examine(circle(True), now_ns=NOW_NS)["findings"]
+
+
+def test_what_is_only_under_way_makes_no_deadlock() -> None:
+    """Rank 1 has launched something that it does not wait for: it is busy elsewhere, and the root."""
+    chains = chains_of(circle(blocking=False))
+    assert chains.cycles == ()
+    assert 1 in chains.roots
+
+
+def test_a_dead_rank_is_named_by_its_silence() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5)], 1: [flight(DP, 3)]},
+        last={1: 38},
+    )
+    told = examine(run, now_ns=NOW_NS)
+
+    assert [one["state"] for one in told["ranks"]] == ["stopped", "silent"]
+    assert "Rank 1 wrote its last 62 s before the others: dead or stuck." in told["findings"]
+    assert told["hang"]["chains"]["roots"] == [{"rank": 1, "ranks_held_up": 1}]
+
+
+def test_a_rank_that_ended_will_not_come() -> None:
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, closed=[1])
+    assert any("ended in order and will not come" in one for one in examine(run, now_ns=NOW_NS)["hang"]["sentences"])
+
+
+def test_a_member_without_files_is_not_known() -> None:
+    run = stopped_run({0: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, world_size=2)
+    (stop,) = stops_of(run) or (None,)
+    assert stop is not None
+    assert (stop.arrived, stop.missing, stop.unknown) == ((0,), {}, (1,))
+
+
+@pytest.mark.parametrize(
+    ("rows", "missing"),
+    [
+        ({1: []}, {1: -1}),
+        ({1: [p2p("send", PAIR, 0, 0, 1, 2, id=1), p2p("send", PAIR, 0, 1, 3, 4, id=2)]}, None),
+        ({1: [p2p("send", PAIR, 0, 0, 1, 2, id=1)]}, {1: 0}),
+    ],
+)
+def test_a_message_is_waited_for_by_pair_and_tag(rows: Mapping[int, list[dict[str, object]]], missing: object) -> None:
+    waiting = flight(PAIR, 1, operation="recv", peer=1)
+    received = [p2p("recv", PAIR, 1, 0, 1, 2, id=9)]
+    run = stopped_run({0: received, **rows}, [PAIR], in_flight={0: [waiting]})
+    (stop,) = stops_of(run)
+
+    assert stop.message == (1, 0, 0)
+    assert stop.seq == 1
+    assert stop.missing == ({} if missing is None else missing)
+
+
+def test_a_tag_counts_for_itself() -> None:
+    tagged = flight(PAIR, (7 << 32) + 2, operation="recv", peer=1)
+    run = stopped_run({0: [], 1: [p2p("send", PAIR, 0, 5, 1, 2, id=1)]}, [PAIR], in_flight={0: [tagged]})
+    (stop,) = stops_of(run)
+
+    assert (stop.message, stop.seq, stop.missing) == ((1, 0, 7), 2, {1: -1})
+    told = examine(run, now_ns=NOW_NS)
+    assert "message 2 from rank 1 to rank 0 (pp, tag 7)" in told["hang"]["sentences"][0]
+
+
+def test_a_normal_end_is_healthy() -> None:
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], closed=[0, 1])
+    told = examine(run, now_ns=NOW_NS)
+
+    assert is_healthy(told), told["findings"]
+    assert told["hang"]["stops"] == []
+
+
+def test_ranks_that_ended_after_unequally_many_are_told() -> None:
+    run = stopped_run({0: done({TP: 6}), 1: done({TP: 5})}, [TP], closed=[0, 1])
+    assert examine(run, now_ns=NOW_NS)["findings"] == [
+        "Rank 0 called seq 5 of the tp group of ranks 0–1; rank 1 never did."
+    ]
+
+
+def test_a_hang_in_steps_that_are_not_recorded_is_found_by_the_numbers() -> None:
+    run = stopped_run(
+        {0: [], 1: []},
+        [TP],
+        activities={
+            0: activity(60, collectives={str(TP.id): 10}),
+            1: activity(60, collectives={str(TP.id): 9}, frames=["/job/train.py:3 load"]),
+        },
+    )
+    object.__setattr__(run.ranks[0], "topology", {"recording": {"steps": "0:2"}})
+    (stop,) = stops_of(run)
+    assert (stop.kind, stop.seq, stop.missing, stop.waited_ns) == ("hung", 9, {1: 8}, 60 * SECOND)
+
+
+def test_a_running_job_may_take_its_time_over_the_first_communication() -> None:
+    run = stopped_run({0: [], 1: []}, [TP], in_flight={0: [flight(TP, 0, since=70)]})
+    arrivals = find_arrivals(run)
+    running = find_endings(run, NOW_NS - 3600 * SECOND, lambda metadata: True)
+
+    assert [ending.state for ending in running.values()] == ["running", "running"]
+    assert [stop.kind for stop in find_stops(run, arrivals, running)] == ["waiting"]
+    assert [stop.kind for stop in stops_of(run)] == ["hung"]

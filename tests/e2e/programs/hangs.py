@@ -1,0 +1,134 @@
+"""Four ranks that stop in the way that the first argument names. Those that hang are left to whoever kills them.
+
+``SCENARIOS`` are run by ``torch.multiprocessing``-free plain processes, so that each can be killed alone: see
+tests/e2e/test_doctor.py. Arguments: scenario, rank, world size, file for the store.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import commtrace.auto  # isort: skip
+
+import torch
+import torch.distributed as dist
+
+import commtrace
+
+STEPS = 5
+FOREVER = 3600.0
+
+Groups = dict[str, Any]
+
+
+def train(groups: Groups, steps: int = STEPS) -> None:
+    """A few good steps in every group."""
+    for step in range(steps):
+        with commtrace.step(step):
+            for group in groups.values():
+                if dist.get_rank(group) >= 0:
+                    dist.all_reduce(torch.ones(10), group=group)
+
+
+def one_sleeps_before_a_collective_of_a_subgroup(rank: int, groups: Groups) -> None:
+    train(groups)
+    with commtrace.step(STEPS):
+        if rank == 2:
+            with commtrace.span("load shard"):
+                time.sleep(FOREVER)
+        dist.all_reduce(torch.ones(10), group=groups["right" if rank > 1 else "left"])
+    dist.barrier()
+
+
+def one_is_killed(rank: int, groups: Groups) -> None:
+    train(groups)
+    with commtrace.step(STEPS):
+        if rank == 1:
+            time.sleep(1.2)  # its last rows are written
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(FOREVER)
+
+
+def one_calls_another_operation(rank: int, groups: Groups) -> None:
+    train(groups)
+    with commtrace.step(STEPS):
+        if rank == 3:
+            dist.broadcast(torch.ones(20), src=3)
+            time.sleep(FOREVER)
+        dist.all_reduce(torch.ones(10))
+
+
+def one_waits_for_a_message_that_nobody_sends(rank: int, groups: Groups) -> None:
+    train(groups)
+    with commtrace.step(STEPS):
+        if rank == 0:
+            dist.recv(torch.ones(10), src=1, tag=7)
+        dist.barrier()
+
+
+def a_chain_through_groups(rank: int, groups: Groups) -> None:
+    """0 waits for 1 (left), 1 and 3 for 2 (odd and right) — 2 is in no communication at all."""
+    train(groups)
+    with commtrace.step(STEPS):
+        if rank == 0:
+            dist.all_reduce(torch.ones(10), group=groups["left"])
+        elif rank == 1:
+            dist.all_reduce(torch.ones(10), group=groups["middle"])
+        elif rank == 2:
+            time.sleep(FOREVER)
+        dist.all_reduce(torch.ones(10), group=groups["right"])
+
+
+def two_wait_for_each_other(rank: int, groups: Groups) -> None:
+    """1 waits for 2 in the middle, 2 for 3 on the right, 3 for 1 in the pair: a circle."""
+    train(groups)
+    with commtrace.step(STEPS):
+        for name in {1: ["middle"], 2: ["right"], 3: ["outer"]}.get(rank, []):
+            dist.all_reduce(torch.ones(10), group=groups[name])
+        time.sleep(FOREVER)
+
+
+def all_are_killed_while_they_train(rank: int, groups: Groups) -> None:
+    train(groups, steps=10**6)
+
+
+def all_end_well(rank: int, groups: Groups) -> None:
+    train(groups)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+SCENARIOS: dict[str, Callable[[int, Groups], None]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        one_sleeps_before_a_collective_of_a_subgroup,
+        one_is_killed,
+        one_calls_another_operation,
+        one_waits_for_a_message_that_nobody_sends,
+        a_chain_through_groups,
+        two_wait_for_each_other,
+        all_are_killed_while_they_train,
+        all_end_well,
+    )
+}
+
+
+def main() -> None:
+    name, rank, world_size, store = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(minutes=30)
+    )
+    members = {"left": [0, 1], "right": [2, 3], "middle": [1, 2], "outer": [1, 3]}
+    groups: Groups = {group: dist.new_group(ranks, group_desc=group) for group, ranks in members.items()}
+    SCENARIOS[name](rank, groups)
+
+
+if __name__ == "__main__":
+    main()

@@ -104,9 +104,9 @@ def _collective(
         return None
     behind, front = min(arrived.values()), max(arrived.values())
     if front == behind:
-        # All there are had arrived: what is in flight on every one of them has stopped by itself.
+        # All there are had arrived: what somebody has not come out of has stopped by itself.
         common = min((one.seq for one in waits.values()), default=-1)
-        if common < 0 or (group is not None and len(waits) < len(members)) or _went_on(number, common, arrivals):
+        if common < 0 or _went_on(number, common, arrivals):
             return None
         behind = common
     absent = {rank: count - 1 for rank, count in arrived.items() if count <= behind}

@@ -70,9 +70,10 @@ def _stop_sentences(told: Told, stop: Mapping[str, Any], links: Sequence[Mapping
     usual = f" (the longest before took {seconds_in_words(longest)})" if waited and longest is not None else ""
     yield f"{verb} {place_words(stop)}. Arrived: {ranks_in_words(stop['arrived'])}{operation}{there}{since}{usual}."
     if not stop["missing"] and not stop["unknown"]:
+        inside = sorted(rank for ranks in stop["operations"].values() for rank in ranks)
         yield (
-            "  Nobody is missing: all have called it and none has come out of it. Compare what they called, and look "
-            "at the network."
+            f"  Nobody is missing: all have called it; not come out of it: {ranks_in_words(inside)}. Compare what they "
+            "called, and look at the network."
         )
         return
     for link in links:

@@ -1,7 +1,7 @@
-"""Four ranks that stop in the way that the first argument names. Those that hang are left to whoever kills them.
+"""Jobs of four ranks that stop in different ways, all at the same time, forked from one process.
 
-``SCENARIOS`` are run by ``torch.multiprocessing``-free plain processes, so that each can be killed alone: see
-tests/e2e/test_doctor.py. Arguments: scenario, rank, world size, file for the store.
+Argument: a folder. Each of ``SCENARIOS`` records into ``FOLDER/NAME``. When all have come to where they stop, and some
+seconds more have passed, ``FOLDER/hanging`` is made; seconds later every rank that is left is killed.
 """
 
 from __future__ import annotations
@@ -12,24 +12,29 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
-
-import commtrace.auto  # isort: skip
 
 import torch
 import torch.distributed as dist
 
 import commtrace
 
+FOLDER = Path(sys.argv[1])
+WORLD_SIZE = 4
 STEPS = 5
-FOREVER = 3600.0
+FOREVER = 600.0
+SECONDS_TO_GET_THERE = 60.0
+SECONDS_OF_HANGING = 5.0
 
 Groups = dict[str, Any]
 
 
 def train(groups: Groups, steps: int = STEPS) -> None:
-    """A few good steps in every group."""
+    """A few good steps in every group; then this rank is where it stops."""
     for step in range(steps):
+        if step == STEPS - 1:
+            (FOLDER / f"{os.getpid()}.ready").touch()
         with commtrace.step(step):
             for group in groups.values():
                 if dist.get_rank(group) >= 0:
@@ -52,6 +57,8 @@ def one_is_killed(rank: int, groups: Groups) -> None:
         if rank == 1:
             time.sleep(1.2)  # its last rows are written
             os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 0:  # gloo raises here, for the connection is closed
+            dist.barrier(groups["left"])
         time.sleep(FOREVER)
 
 
@@ -119,15 +126,43 @@ SCENARIOS: dict[str, Callable[[int, Groups], None]] = {
 }
 
 
-def main() -> None:
-    name, rank, world_size, store = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    torch.set_num_threads(1)
+def run_rank(name: str, rank: int) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), LOCAL_RANK=str(rank))
+    commtrace.start(commtrace.Config(dir=str(FOLDER / name), run_id=name))
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(minutes=30)
+        "gloo",
+        init_method=f"file://{FOLDER}/{name}.store",
+        rank=rank,
+        world_size=WORLD_SIZE,
+        timeout=timedelta(minutes=10),
     )
     members = {"left": [0, 1], "right": [2, 3], "middle": [1, 2], "outer": [1, 3]}
     groups: Groups = {group: dist.new_group(ranks, group_desc=group) for group, ranks in members.items()}
     SCENARIOS[name](rank, groups)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    processes = []
+    for name in SCENARIOS:
+        for rank in range(WORLD_SIZE):
+            process = os.fork()
+            if process == 0:
+                log = os.open(FOLDER / f"{name}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+                os.dup2(log, 2)
+                run_rank(name, rank)
+                return
+            processes.append(process)
+    deadline = time.monotonic() + SECONDS_TO_GET_THERE
+    while len(list(FOLDER.glob("*.ready"))) < len(processes) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(SECONDS_OF_HANGING)
+    (FOLDER / "hanging").touch()
+    time.sleep(SECONDS_OF_HANGING)
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+    for process in processes:
+        os.waitpid(process, 0)
 
 
 if __name__ == "__main__":

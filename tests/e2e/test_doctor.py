@@ -1,0 +1,155 @@
+"""Real jobs that hang, die or end: the doctor names the group, the number, the rank, and what it was doing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.analysis.doctor import examine
+from commtrace.cli.main import app
+from commtrace.cli.processes import process_lives
+from tests.e2e.launch import REPOSITORY
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "hangs.py"
+
+
+class Jobs:
+    """What the doctor says of each job: while it hung, and after it was killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: dict[str, dict[str, Any]] = {}
+
+    def told(self, name: str) -> dict[str, Any]:
+        return examine(self.folder / name, now_ns=time.time_ns(), alive=process_lives)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    folder = tmp_path_factory.mktemp("hangs")
+    found = Jobs(folder)
+    process = subprocess.Popen([sys.executable, str(PROGRAM), str(folder)], cwd=REPOSITORY)
+    try:
+        deadline = time.monotonic() + 90
+        while not (folder / "hanging").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        found.running = {name: found.told(name) for name in ("one_is_killed", "a_chain_through_groups", "all_end_well")}
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    return found
+
+
+def stop_of(told: dict[str, Any], role: str) -> dict[str, Any]:
+    (stop,) = [stop for stop in told["hang"]["stops"] if stop["group"]["role"] == role]
+    return dict(stop)
+
+
+def roots(told: dict[str, Any]) -> list[int]:
+    return [root["rank"] for root in told["hang"]["chains"]["roots"]]
+
+
+def test_a_rank_that_sleeps_before_a_collective_of_a_subgroup(jobs: Jobs) -> None:
+    told = jobs.told("one_sleeps_before_a_collective_of_a_subgroup")
+    stop = stop_of(told, "right")
+
+    assert (stop["kind"], stop["seq"], stop["arrived"]) == ("hung", 5, [3])
+    assert stop["missing"] == [{"rank": 2, "last_seq": 4}]
+    assert stop["operations"] == {"all_reduce": [3]}
+    assert roots(told) == [2]
+    doing = told["hang"]["doing"]["2"]
+    assert [(span["kind"], span["name"]) for span in doing["open"]] == [("user", "load shard")]
+    assert doing["step"] == 5
+    assert doing["at"].endswith("one_sleeps_before_a_collective_of_a_subgroup")
+    assert doing["at"].startswith(str(PROGRAM))
+    assert told["findings"][0] == "The job hangs: 2 communications wait in the end for rank 2."
+    assert [one["state"] for one in told["ranks"]] == ["stopped"] * 4
+
+
+def test_a_rank_that_died_in_mid_run(jobs: Jobs) -> None:
+    live = jobs.running["one_is_killed"]
+    # gloo told rank 0 that the connection was closed: it raised, and ended.
+    assert [one["state"] for one in live["ranks"]] == ["ended", "silent", "running", "running"]
+    assert [one["process_lives"] for one in live["ranks"]] == [None, False, True, True]
+
+    told = jobs.told("one_is_killed")
+    assert [one["state"] for one in told["ranks"]] == ["ended", "silent", "stopped", "stopped"]
+    silence = told["findings"][0]
+    assert silence.startswith("Rank 1 wrote its last")
+    assert silence.endswith("before the others: its process is gone.")
+
+
+def test_a_rank_that_calls_another_operation(jobs: Jobs) -> None:
+    told = jobs.told("one_calls_another_operation")
+    (mismatch,) = told["mismatches"]["first"]
+
+    assert (mismatch["group"]["role"], mismatch["seq"]) == ("world", 0)
+    assert mismatch["differ"] == ["operation", "bytes"]
+    assert {call["operation"]: (call["bytes"], call["ranks"]) for call in mismatch["calls"]} == {
+        "all_reduce": (40, [0, 1, 2]),
+        "broadcast": (80, [3]),
+    }
+    assert any("Members did not call the same at 1 place" in finding for finding in told["findings"])
+
+
+def test_a_message_that_nobody_sends(jobs: Jobs) -> None:
+    told = jobs.told("one_waits_for_a_message_that_nobody_sends")
+    (stop,) = [stop for stop in told["hang"]["stops"] if "message" in stop]
+
+    assert stop["message"] == {"sender": 1, "receiver": 0, "tag": 7}
+    assert (stop["seq"], stop["arrived"], stop["missing"]) == (0, [0], [{"rank": 1, "last_seq": None}])
+    # 0 waits for the message of 1, and 1 in the barrier for 0: nobody is left to blame.
+    assert len(told["hang"]["chains"]["cycles"]) == 1
+
+
+def test_a_chain_through_groups(jobs: Jobs) -> None:
+    for told in (jobs.running["a_chain_through_groups"], jobs.told("a_chain_through_groups")):
+        assert roots(told) == [2]
+        stops = told["hang"]["stops"]
+        position = {stop["group"]["role"]: at for at, stop in enumerate(stops)}
+        (link,) = told["hang"]["chains"]["links"][str(position["left"])]
+        assert link == {"ranks": [1], "stuck_in_stop": position["middle"], "sure": True}
+    assert {one["state"] for one in jobs.running["a_chain_through_groups"]["ranks"]} == {"running"}
+
+
+def test_ranks_that_wait_for_each_other(jobs: Jobs) -> None:
+    told = jobs.told("two_wait_for_each_other")
+    (cycle,) = told["hang"]["chains"]["cycles"]
+
+    assert {told["hang"]["stops"][position]["group"]["role"] for position in cycle} == {"middle", "right", "outer"}
+    assert "Deadlock: 3 communications wait for each other." in told["findings"]
+
+
+def test_a_job_killed_while_it_trains_has_stopped_and_not_hung(jobs: Jobs) -> None:
+    told = jobs.told("all_are_killed_while_they_train")
+
+    assert told["hang"]["is_hung"] is False
+    assert told["findings"] == [
+        "Stopped without ending in order (killed, or a crash below Python): ranks 0–3.",
+    ]
+
+
+def test_a_normal_end_is_healthy(jobs: Jobs) -> None:
+    for told in (jobs.running["all_end_well"], jobs.told("all_end_well")):
+        assert told["findings"] == []
+        assert {one["state"] for one in told["ranks"]} == {"ended"}
+    assert all(seen["missing"] == 0 for group in told["groups"] for seen in group["collectives"])
+
+
+def test_the_command_says_it_and_its_exit_code(jobs: Jobs) -> None:
+    healthy = CliRunner().invoke(app, ["doctor", str(jobs.folder / "all_end_well")])
+    hung = CliRunner().invoke(app, ["doctor", str(jobs.folder / "one_sleeps_before_a_collective_of_a_subgroup")])
+
+    assert (healthy.exit_code, hung.exit_code) == (0, 1)
+    assert "Nothing was found." in healthy.output
+    assert "Hung at seq 5 of the right group of ranks 2–3. Arrived: rank 3 in all_reduce" in hung.output
+    assert "Root: rank 2, for which 3 ranks wait in the end. Rank 2: inside user load shard" in hung.output

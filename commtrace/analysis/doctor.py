@@ -17,6 +17,7 @@ from commtrace.analysis.coverage import find_coverage
 from commtrace.analysis.doctor_findings import find_findings
 from commtrace.analysis.doing import doing
 from commtrace.analysis.endings import Alive, Ending, find_endings, wall_clock_ns
+from commtrace.analysis.flight_calls import FlightCall, describe_flight, fit_flight_calls, with_flight_calls
 from commtrace.analysis.group_coverage import cover_groups
 from commtrace.analysis.hang import HUNG, find_stops
 from commtrace.analysis.hang_chain import find_chains
@@ -31,7 +32,12 @@ _MUST_AGREE = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12", "megatron-core"
 
 
 def examine(
-    source: str | Path | Run, *, now_ns: int, alive: Alive = lambda metadata: None, all_ranks: bool = False
+    source: str | Path | Run,
+    *,
+    now_ns: int,
+    alive: Alive = lambda metadata: None,
+    all_ranks: bool = False,
+    flight_calls: Sequence[FlightCall] = (),
 ) -> dict[str, Any]:
     """What a run's files hold, what they miss, and where its job hangs or stopped.
 
@@ -39,17 +45,21 @@ def examine(
         source: a run directory or a loaded run.
         now_ns: epoch ns, against which a run that is still going on is judged.
         alive: asks whether the process that recorded a rank lives.
+        flight_calls: from dumps of torch's flight recorder.
         all_ranks: tell of every rank what it was doing; without, of those that a hang is about.
 
     Returns:
-        Values that JSON can hold: ``run``, ``ranks``, ``groups``, ``coverage``, ``recording``, ``alignment``,
-        ``mismatches``, ``hang``, ``problems``, ``findings`` (sentences; empty if the run is healthy) and ``notes``.
+        Values that JSON can hold: ``run``, ``ranks``, ``groups``, ``coverage``, ``recording``, ``drops``,
+        ``alignment``, ``mismatches``, ``hang``, ``flight_recorder`` (None without dumps), ``problems``, ``findings``
+        (sentences; empty if the run is healthy) and ``notes``.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
     """
     run = source if isinstance(source, Run) else load_run(source)
-    arrivals = find_arrivals(run)
+    arrivals: Mapping[int, RankArrivals] = find_arrivals(run)
+    flight = fit_flight_calls(run, arrivals, flight_calls)
+    arrivals = with_flight_calls(arrivals, flight)
     endings = find_endings(run, now_ns, alive)
     stops = find_stops(run, arrivals, endings)
     chains = find_chains(stops, arrivals, endings)
@@ -75,6 +85,9 @@ def examine(
         },
         "problems": list(run.problems),
     }
+    told["flight_recorder"] = None
+    if flight_calls:
+        told["flight_recorder"] = describe_flight(run, flight, stops, (call.rank for call in flight_calls))
     told["hang"]["is_hung"] = any(stop.kind == HUNG for stop in stops)
     told["hang"]["sentences"] = hang_sentences(told)
     told["findings"], told["notes"] = find_findings(told)

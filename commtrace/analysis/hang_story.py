@@ -27,7 +27,10 @@ def hang_sentences(told: Told) -> list[str]:
     sentences = [
         sentence
         for position, stop in enumerate(hang["stops"][:_MOST_STOPS])
-        for sentence in _stop_sentences(told, stop, hang["chains"]["links"][str(position)])
+        for sentence in (
+            *_stop_sentences(told, stop, hang["chains"]["links"][str(position)]),
+            *_flight_sentences(told, stop, position),
+        )
     ]
     more = len(hang["stops"]) - _MOST_STOPS
     if more > 0:
@@ -78,6 +81,20 @@ def _stop_sentences(told: Told, stop: Mapping[str, Any], links: Sequence[Mapping
         return
     for link in links:
         yield f"  {_link_sentence(told, stop, link)}"
+
+
+def _flight_sentences(told: Told, stop: Mapping[str, Any], position: int) -> Iterable[str]:
+    """What the flight recorder says: ranks in the same state at the same place together."""
+    flight = told.get("flight_recorder")
+    alike: dict[tuple[bool, int, str, str, str], list[int]] = {}
+    for one in flight["stops"].get(str(position), ()) if flight else ():
+        place = next(iter(one["frames"]), "")
+        key = (one["arrived"], one["collective_seq_id"], one["operation"], one["state"], place)
+        alike.setdefault(key, []).append(one["rank"])
+    for (arrived, seq, operation, state, place), ranks in alike.items():
+        what = f"{operation} {state} (collective_seq_id {seq})" + (f" from {place}" if place else "")
+        when = "" if arrived else "not there; last "
+        yield f"  Flight recorder: {ranks_in_words(ranks)}: {when}{what}."
 
 
 def _link_sentence(told: Told, stop: Mapping[str, Any], link: Mapping[str, Any]) -> str:

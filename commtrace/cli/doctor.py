@@ -13,6 +13,7 @@ import typer
 from commtrace.analysis.doctor import examine, is_healthy
 from commtrace.cli.console import wide_console
 from commtrace.cli.doctor_view import print_doctor
+from commtrace.cli.flight_records import read_flight_calls
 from commtrace.cli.processes import process_lives
 
 _FINDINGS = 1
@@ -20,6 +21,14 @@ _FINDINGS = 1
 
 def doctor(
     run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    flight_recorder: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Dumps of torch's flight recorder to merge in: files (repeat the option), what their names begin "
+            "with, or their directory.",
+            show_default=False,
+        ),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Say of every rank what it did last, not only of those concerned.")
@@ -32,7 +41,8 @@ def doctor(
     Then come the ranks, the coverage of every group, and paths that cannot be seen. Exit code: 0 if nothing was found,
     1 if something was, 2 if the run cannot be read.
     """
-    told = examine(run, now_ns=time.time_ns(), alive=process_lives, all_ranks=all_ranks)
+    flight_calls = read_flight_calls(flight_recorder or [])
+    told = examine(run, now_ns=time.time_ns(), alive=process_lives, all_ranks=all_ranks, flight_calls=flight_calls)
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     else:

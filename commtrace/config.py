@@ -25,6 +25,8 @@ class Config:
         buffer_spans: capacity of the buffer between the training thread and the harvester; what exceeds it is
             dropped and counted.
         steps_per_segment: a new trace file is started every so many steps.
+        modules: record the forward and backward of these modules: ``depth=2``, or patterns of their names such as
+            ``layers.*,*.self_attention``. Empty: of none.
         export: where live metrics go, several with commas between: ``prometheus``. Empty: nowhere.
         sample: record one step in so many in detail (those divisible by it), the others as sums; 0: only steps that
             ``commtrace trigger`` asks for.
@@ -52,6 +54,7 @@ class Config:
     node_id: str = ""
     buffer_spans: int = 200_000
     steps_per_segment: int = 100
+    modules: str = ""
     export: str = ""
     sample: int = 1
     keep_steps: int = 0
@@ -107,6 +110,14 @@ def _steps(name: str, value: str) -> str:
 
     if value.strip():
         StepRange.parse(value)
+    return value.strip()
+
+
+def _modules(name: str, value: str) -> str:
+    from commtrace.trace.module_choice import ModuleChoice
+
+    if value.strip():
+        ModuleChoice.parse(value)
     return value.strip()
 
 
@@ -167,6 +178,7 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_NODE_ID": _text,
     "COMMTRACE_BUFFER_SPANS": _positive,
     "COMMTRACE_STEPS_PER_SEGMENT": _positive,
+    "COMMTRACE_MODULES": _modules,
     "COMMTRACE_EXPORT": _text,
     "COMMTRACE_SAMPLE": _count,
     "COMMTRACE_KEEP_STEPS": _count,

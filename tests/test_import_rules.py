@@ -28,7 +28,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # in the training process
     "identity": BASE,
     "recorder": BASE,
-    "capture": BASE | {"recorder", "identity"},
+    "called": frozenset(),
+    "capture": BASE | {"recorder", "identity", "called"},
     "integrations": BASE | {"capture", "recorder"},
     "session": BASE | {"capture", "integrations", "exporters", "recorder", "live"},
     "live": BASE | {"analysis"},

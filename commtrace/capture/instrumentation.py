@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from commtrace import identity
 from commtrace.capture import triggers
@@ -37,8 +37,12 @@ from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.budget import Budget
 from commtrace.trace.detail import DetailPlan
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.module_choice import ModuleChoice
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter
+
+if TYPE_CHECKING:
+    from commtrace.capture.modules import ModuleSpans
 
 _logger = logging.getLogger("commtrace")
 
@@ -111,6 +115,9 @@ class Instrumentation:
         self._optimizers = OptimizerPhase(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
+        self._modules: ModuleSpans | None = None
+        if config.modules:
+            ModuleChoice.parse(config.modules)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
         self._told_groups: dict[int, Any] = {}
         self._told_groups_version = -1
@@ -153,6 +160,8 @@ class Instrumentation:
         self._install(optimizers.PART, self._optimizers.install, self._optimizers.uninstall)
         self._install(garbage.PART, self._garbage.install, self._garbage.uninstall)
         self._install(phases.PART, self._phases.install, self._phases.uninstall)
+        if self._config.modules:
+            self._select_modules()
         for name, install in (
             (compiler.PART, compiler.install), (creation.PART, creation.install), (meshes.PART, meshes.install),
             (futures.PART, self._install_futures), *self._integrations,
@@ -171,6 +180,23 @@ class Instrumentation:
         if self._triggers is not None and self._config.trigger_signal:
             listening = partial(self._triggers.listen, self._config.trigger_signal)
             self._install(triggers.PART, listening, self._triggers.uninstall)
+
+    @property
+    def modules(self) -> ModuleSpans:
+        """Switches the recording of modules on and off; to be used on the training thread, between steps."""
+        if self._modules is None:
+            from commtrace.capture.modules import PART, ModuleSpans  # imports torch
+
+            self._modules = ModuleSpans(self.tracer)
+            self.tracer.guard.on_failure(PART, self._modules.clear)
+            self._uninstallers.append((PART, self._modules.clear))
+        return self._modules
+
+    def _select_modules(self) -> None:
+        try:
+            self.modules.select(self._config.modules)
+        except Exception as error:
+            self.tracer.failed("capture of modules", error)
 
     def stop(self) -> None:
         """Close the last step, take every patch out, and write what is left."""

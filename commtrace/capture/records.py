@@ -235,6 +235,23 @@ def count_rows(entry: Entry) -> list[Row]:
     return [mark_row("count", counts, step, at_ns)]
 
 
+def module_rows(entry: Entry) -> list[Row] | None:
+    """Forward, backward or recompute of a module.
+
+    Entry: ``(module_rows, kind, name, coordinates, clock, start mark, end mark)``.
+    """
+    _, _, name, coordinates, clock, start_mark, end_mark = entry
+    start, end = clock.resolve(start_mark), clock.resolve(end_mark)
+    if start is None or end is None:
+        return None
+    return [
+        (
+            schema.MODULE, name, schema.COMPUTE, start, max(start, end), *coordinates, _NO, _NO, 0, _NO, _NO, None,
+            _NO, False, _NO, _NO, _timing(clock, start_mark, end_mark), None,
+        )
+    ]  # fmt: skip
+
+
 def _communication_row(
     launch: Launch, start: int, end: int, number: int, timing: int, unfinished: bool, op_in_seq: int = 0
 ) -> Row:

@@ -42,6 +42,7 @@ class Tracer:
         open_optimizers: how many optimizer phases are open now.
         open_waits: how many ``data`` and ``checkpoint`` phases are open now; the outermost says what is waited for.
         detail: which steps are recorded in detail, whatever the window.
+        step_listeners: called on the training thread when a step has begun; they must not raise.
         innermost: the phase that is open now; its ``outer`` is the one around it.
         blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
         last_mark: the latest end of a phase or a stall in the current step.
@@ -77,6 +78,7 @@ class Tracer:
         self.blocked: list[Any] = [None]
         self.open_waits = 0
         self.steps = StepFinder(self)
+        self.step_listeners: list[Callable[[], None]] = []
         self._step: Span | None = None
         self._step_is_users = False
         self._work_end: Mark | None = None
@@ -125,6 +127,8 @@ class Tracer:
         self.coordinates = Coordinates(step)
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
+        for listener in tuple(self.step_listeners):
+            listener()
         if self._at_steps:
             self._act(step)
 

@@ -1,0 +1,85 @@
+"""What stands in for ``_call_impl`` of a recorded module: see :mod:`commtrace.capture.modules`.
+
+It is a file of its own outside of ``commtrace.capture`` because ``torch.compile`` must trace it: Dynamo is told to skip
+the files of capture, and where it traces a module that calls recorded ones, a skipped function would end the graph.
+There it reads the first line and goes on with the original; nothing of ours is in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def recorded(
+    original: Callable[..., Any],
+    label_of: Callable[[int], Any],
+    tracer: Any,
+    backward: Any,
+    make_rows: Callable[..., Any],
+    kind: int,
+    part: str,
+) -> Callable[..., Any]:
+    """``original``, with a span around it when the module is one of those that were chosen.
+
+    Args:
+        original: ``_call_impl`` as it was.
+        label_of: the label of the module with an id, or None.
+        tracer: where spans go.
+        backward: is shown inputs and outputs when gradients are recorded.
+        make_rows, kind: of the recorder's entries.
+        part: what is switched off if this fails.
+    """
+    import torch
+
+    is_compiling, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
+    graph_task: Any = torch._C._current_graph_task_id
+    next_node: Any = torch._C._autograd._get_sequence_nr
+    clock, recorder = tracer.clock, tracer.recorder
+    mark, buffer, capacity, drop = clock.mark, recorder.buffer, recorder.capacity, recorder.drop
+
+    def _call_impl(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # first of all: the compiler reads no further
+            return original(module, *args, **kwargs)
+        label = label_of(id(module))
+        if label is None or label.open_calls or not tracer.recording:
+            return original(module, *args, **kwargs)
+        if label.is_wrapped:
+            label.open_calls = 1
+        first = -1
+        try:
+            if is_grad_enabled():
+                first = next_node()
+                backward.watch_inputs(args, kwargs)
+            name = label.forward if graph_task() == -1 else label.recompute
+            coordinates = tracer.coordinates
+            start = mark()
+        except Exception as error:
+            label.open_calls = 0
+            tracer.failed(part, error)
+            return original(module, *args, **kwargs)
+        try:
+            result = original(module, *args, **kwargs)
+        finally:
+            label.open_calls = 0
+            try:
+                end = mark()
+                # While a graph is captured nothing runs, and marks are of the host's clock.
+                if not (type(end) is int and clock.is_capturing()):
+                    entry = (make_rows, kind, name, coordinates, clock, start, end)
+                    if len(buffer) < capacity:
+                        buffer.append(entry)
+                    else:
+                        drop(entry)
+            except Exception as error:
+                tracer.failed(part, error)
+        if first >= 0:
+            try:
+                last = next_node()
+                if last != first:
+                    backward.watch_outputs(result, label, first, last)
+            except Exception as error:
+                tracer.failed(part, error)
+        return result
+
+    return _call_impl

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from commtrace import identity
-from commtrace.capture import triggers
+from commtrace.capture import module_selection, triggers
 from commtrace.capture.activity import PART as ACTIVITY
 from commtrace.capture.activity import Activity
 from commtrace.capture.cuda_clock import CudaClock
@@ -24,6 +24,7 @@ from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
 from commtrace.capture.invisible import PART as INVISIBLE
 from commtrace.capture.issued import IssuedCalls
+from commtrace.capture.module_selection import ModuleSelection
 from commtrace.capture.optimizers import OptimizerPhase
 from commtrace.capture.phases import PhaseCapture
 from commtrace.capture.process_groups import ProcessGroupCapture
@@ -37,12 +38,8 @@ from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.budget import Budget
 from commtrace.trace.detail import DetailPlan
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.module_choice import ModuleChoice
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter
-
-if TYPE_CHECKING:
-    from commtrace.capture.modules import ModuleSpans
 
 _logger = logging.getLogger("commtrace")
 
@@ -107,7 +104,8 @@ class Instrumentation:
             groups=GroupRegistry(config.skip_roles),
             detail=DetailPlan(config.sample),
         )
-        self._triggers: Triggers | None = Triggers(self.tracer)
+        self._modules = ModuleSelection(self.tracer, config.modules)
+        self._triggers: Triggers | None = Triggers(self.tracer, self._modules)
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
         self._functional = FunctionalCapture(self.tracer, self._process_groups.devices)
         self._issued = IssuedCalls(self.tracer, self._process_groups.devices)
@@ -115,9 +113,6 @@ class Instrumentation:
         self._optimizers = OptimizerPhase(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
-        self._modules: ModuleSpans | None = None
-        if config.modules:
-            ModuleChoice.parse(config.modules)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
         self._told_groups: dict[int, Any] = {}
         self._told_groups_version = -1
@@ -152,6 +147,7 @@ class Instrumentation:
             (optimizers.PART, self._optimizers.uninstall),
             (garbage.PART, self._garbage.uninstall),
             (phases.PART, self._phases.uninstall),
+            (module_selection.PART, self._modules.uninstall),
         ):
             self.tracer.guard.on_failure(part, switch_off)
         self._install(process_groups.PART, self._process_groups.install, self._process_groups.uninstall)
@@ -160,8 +156,7 @@ class Instrumentation:
         self._install(optimizers.PART, self._optimizers.install, self._optimizers.uninstall)
         self._install(garbage.PART, self._garbage.install, self._garbage.uninstall)
         self._install(phases.PART, self._phases.install, self._phases.uninstall)
-        if self._config.modules:
-            self._select_modules()
+        self._install(module_selection.PART, self._modules.install, self._modules.uninstall)
         for name, install in (
             (compiler.PART, compiler.install), (creation.PART, creation.install), (meshes.PART, meshes.install),
             (futures.PART, self._install_futures), *self._integrations,
@@ -180,23 +175,6 @@ class Instrumentation:
         if self._triggers is not None and self._config.trigger_signal:
             listening = partial(self._triggers.listen, self._config.trigger_signal)
             self._install(triggers.PART, listening, self._triggers.uninstall)
-
-    @property
-    def modules(self) -> ModuleSpans:
-        """Switches the recording of modules on and off; to be used on the training thread, between steps."""
-        if self._modules is None:
-            from commtrace.capture.modules import PART, ModuleSpans  # imports torch
-
-            self._modules = ModuleSpans(self.tracer)
-            self.tracer.guard.on_failure(PART, self._modules.clear)
-            self._uninstallers.append((PART, self._modules.clear))
-        return self._modules
-
-    def _select_modules(self) -> None:
-        try:
-            self.modules.select(self._config.modules)
-        except Exception as error:
-            self.tracer.failed("capture of modules", error)
 
     def stop(self) -> None:
         """Close the last step, take every patch out, and write what is left."""

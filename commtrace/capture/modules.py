@@ -33,6 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from commtrace.called import recorded
 from commtrace.capture.clock import Mark
 from commtrace.capture.module_names import find_models, placed_modules
+from commtrace.capture.module_selection import PART
 from commtrace.capture.records import Coordinates, module_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -42,8 +43,6 @@ _graph_task: Final = torch._C._current_graph_task_id
 """Number of the pass through a graph that this thread is in; −1 outside of one."""
 
 _logger = logging.getLogger("commtrace")
-
-PART: Final = "capture of modules"
 
 _KEY: Final = "commtrace"
 """Of our first hook on a tensor. A call that takes such a tensor need not hook it: when its gradient is complete, that

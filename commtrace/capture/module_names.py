@@ -11,6 +11,8 @@ import gc
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+PART: Final = "capture of modules"
+
 _WRAPPED: Final = frozenset(
     {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
 )

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from commtrace.capture.module_names import PART as PART
 from commtrace.capture.tracer import Tracer
 from commtrace.trace.module_choice import ModuleChoice
 
 if TYPE_CHECKING:
     from commtrace.capture.modules import ModuleSpans
-
-PART: Final = "capture of modules"
 
 
 class ModuleSelection:

@@ -32,8 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from commtrace.called import recorded
 from commtrace.capture.clock import Mark
-from commtrace.capture.module_names import find_models, placed_modules
-from commtrace.capture.module_selection import PART
+from commtrace.capture.module_names import PART, find_models, placed_modules
 from commtrace.capture.records import Coordinates, module_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema

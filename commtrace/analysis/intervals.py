@@ -65,7 +65,7 @@ def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
         rank: distinct numbers from 0 to n − 1.
         cuts: further instants at which segments must end.
     """
-    edges = _distinct(np.concatenate([start, end, cuts]))
+    edges = distinct(np.concatenate([start, end, cuts]))
     best = _highest(np.searchsorted(edges, start), np.searchsorted(edges, end), rank, max(len(edges) - 1, 0))
     interval_of_rank = np.empty(len(rank) + 1, np.int64)
     interval_of_rank[rank] = np.arange(len(rank))
@@ -73,7 +73,7 @@ def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
     return Segments(edges, interval_of_rank[best])
 
 
-def _distinct(times: Int64) -> Int64:
+def distinct(times: Int64) -> Int64:
     """Ascending, each once. Times come in long ascending runs, which a stable sort merges in linear time."""
     ordered = np.sort(times, kind="stable")
     return ordered[np.diff(ordered, prepend=ordered[:1] - 1) > 0]

@@ -55,7 +55,7 @@ class RankMatches:
     ready: Int64
     stall_ready: Int64
 
-    def take(self, rows: Bool | slice) -> RankMatches:
+    def take(self, rows: Bool | Int64 | slice) -> RankMatches:
         """Only these rows, matched as they are."""
         return RankMatches(*(getattr(self, column.name)[rows] for column in fields(self)))
 
@@ -95,8 +95,8 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
     if not len(rows.rank):
         return Matches(ranks, clocks_agree)
     joined = _join(run, rows, clocks_agree)
-    for rank, own in ranks.items():
-        begin, end = np.searchsorted(rows.rank, [rank, rank + 1])
+    bounds = np.searchsorted(rows.rank, np.array([*ranks, run.world_size], np.int32))
+    for (rank, own), begin, end in zip(ranks.items(), bounds[:-1], bounds[1:], strict=True):
         for column in fields(own):
             getattr(own, column.name)[rows.position[begin:end]] = getattr(joined, column.name)[begin:end]
         _look_up_stalls(run.ranks[rank].spans, own)

@@ -18,6 +18,7 @@ from commtrace.analysis.pipeline_bubble import StageBubble, measure_bubbles
 from commtrace.analysis.pipeline_schedule import ideal_fraction_of_total, ideal_ratio_to_work, recognise
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import Program, build_program, common_steps, stage_of
+from commtrace.analysis.step_parts import StepWorkers
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 
@@ -70,13 +71,16 @@ class Pipeline:
         }
 
 
-def reconstruct_pipeline(run: Run, matches: Matches, program: Program | None = None) -> Pipeline | None:
+def reconstruct_pipeline(
+    run: Run, matches: Matches, program: Program | None = None, workers: StepWorkers | None = None
+) -> Pipeline | None:
     """The pipeline of a run, from its spans alone.
 
     Args:
         run: with aligned clocks.
         matches: its communications, joined.
         program: the run as :func:`build_program` gives it, if there is one already.
+        workers: who builds it, if there is none.
 
     Returns:
         None where there are no two stages, or no step that all ranks recorded.
@@ -94,7 +98,7 @@ def reconstruct_pipeline(run: Run, matches: Matches, program: Program | None = N
     orders = [_order(run, trace, step) for trace in ordered]
     microbatches = max(sum(action[0] == "F" for action in order) for order in orders) // chunks
     schedule = recognise(orders, chunks)
-    bubbles = measure_bubbles(run, matches, program or _program(run, matches))
+    bubbles = measure_bubbles(run, matches, program or _program(run, matches, workers))
     shares = _shares(bubbles)
     stages = len(ordered)
     return Pipeline(
@@ -112,9 +116,9 @@ def reconstruct_pipeline(run: Run, matches: Matches, program: Program | None = N
     )
 
 
-def _program(run: Run, matches: Matches) -> Program | None:
+def _program(run: Run, matches: Matches, workers: StepWorkers | None) -> Program | None:
     try:
-        return build_program(run, matches)
+        return build_program(run, matches, workers)
     except ReplayError:
         return None  # the bubble is measured all the same; its causes are then left out
 

@@ -58,8 +58,9 @@ class ReplayGraph:
         node_order = np.argsort(level, kind="stable")
         position = np.empty(num_nodes, np.int64)
         position[node_order] = np.arange(num_nodes)
-        edge_order = np.argsort(position[targets], kind="stable")
-        levels = _level_slices(level[node_order], position[targets][edge_order], position[sources][edge_order])
+        place = position[targets]
+        edge_order = np.argsort(place, kind="stable")
+        levels = _level_slices(level[node_order], place[edge_order], position[sources[edge_order]])
         return cls(num_nodes, sources, targets, edge_order, node_order, position, levels)
 
     def times(self, weights: npt.NDArray[np.int64], origins: Int64 | None = None) -> npt.NDArray[np.int64]:
@@ -86,6 +87,29 @@ class ReplayGraph:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedGraph:
+    """Graphs without an edge between them, numbered one behind the other."""
+
+    graphs: tuple[ReplayGraph, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(graph.num_nodes for graph in self.graphs)
+
+    def times(self, weights: npt.NDArray[np.int64], origins: Int64 | None = None) -> npt.NDArray[np.int64]:
+        """The instant of every node; see :meth:`ReplayGraph.times`."""
+        edges = np.cumsum([len(graph.sources) for graph in self.graphs])[:-1]
+        nodes = np.cumsum([graph.num_nodes for graph in self.graphs])[:-1]
+        starts = [None] * len(self.graphs) if origins is None else np.split(origins, nodes)
+        return np.concatenate(
+            [
+                graph.times(own, start)
+                for graph, own, start in zip(self.graphs, np.split(weights, edges), starts, strict=True)
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Level:
     """Nodes whose edges all come from earlier levels; ``heads`` is None where each has one edge."""
 
@@ -99,7 +123,7 @@ def _levels(num_nodes: int, sources: Int64, targets: Int64) -> Int64:
     """The longest path, in edges, that leads to each node."""
     by_source = np.argsort(sources, kind="stable")
     successors = targets[by_source]
-    first = np.searchsorted(sources[by_source], np.arange(num_nodes + 1))
+    first = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=num_nodes))])
     waiting = np.bincount(targets, minlength=num_nodes)
     level = np.zeros(num_nodes, np.int64)
     frontier = np.flatnonzero(waiting == 0)

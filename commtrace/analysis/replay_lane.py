@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.intervals import distinct
 from commtrace.analysis.operations import SYNCHRONISING, communication_rows, named, unfinished_rows
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
@@ -113,9 +114,7 @@ def read_lane(run: Run, trace: RankTrace, stage: int, steps: Int64) -> Lane:
     phases = _phases(spans, intervals)
     launch_rows, launch_step, launch = _launch_times(spans, steps[index_of], intervals)
 
-    cuts = np.unique(
-        np.concatenate([*intervals.bounds, *stalls.bounds, *phases.intervals.bounds, launch])  # sorted
-    )
+    cuts = distinct(np.concatenate([*intervals.bounds, *stalls.bounds, *phases.intervals.bounds, launch]))
     starts, ends = cuts[:-1], cuts[1:]
     step_of = intervals.holding(starts)
     works = (step_of >= 0) & (stalls.holding(starts) < 0)

@@ -13,17 +13,19 @@ the measured durations gives the measured times back; replaying others answers "
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.match import Matches
-from commtrace.analysis.replay import ReplayError, ReplayGraph
+from commtrace.analysis.replay import JoinedGraph, ReplayError, ReplayGraph
 from commtrace.analysis.replay_joins import RankJoins, Transfers, join_launches, offsets
 from commtrace.analysis.replay_lane import Lane, Launches, Segments, read_lane
+from commtrace.analysis.step_parts import StepPart, StepWorkers, cut
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
@@ -71,7 +73,7 @@ class Program:
         start_ns, end_ns: the same instants as measured, shape (ranks, steps).
     """
 
-    graph: ReplayGraph
+    graph: ReplayGraph | JoinedGraph
     edges: Edges
     segments: Segments
     transfers: Transfers
@@ -140,18 +142,29 @@ class Program:
         return np.concatenate([[0], np.cumsum(pieces)])
 
 
-def build_program(run: Run, matches: Matches) -> Program:
+def build_program(run: Run, matches: Matches, workers: StepWorkers | None = None) -> Program:
     """The dependency graph of the steps that every rank recorded whole.
 
-    The clocks of the ranks must have been aligned.
+    The clocks of the ranks must have been aligned. Workers build it range by range of steps.
 
     Raises:
         ReplayError: no step was recorded by all ranks, or what was recorded contradicts itself.
     """
-    ranks = np.array(sorted(run.ranks), np.int64)
     steps = common_steps(run)
     if not len(steps):
         raise ReplayError("No step was recorded by all ranks, so nothing can be replayed.")
+    ranges = workers.ranges(steps.tolist()) if workers else []
+    if workers is None or len(ranges) < 2:
+        return _build(run, matches, steps)
+    parts = [cut(run, matches, part) for part in ranges]
+    programs = workers.map(
+        _build, [(part.run, part.matches, np.array(own)) for part, own in zip(parts, ranges, strict=True)]
+    )
+    return _joined(programs, parts)
+
+
+def _build(run: Run, matches: Matches, steps: Int64) -> Program:
+    ranks = np.array(sorted(run.ranks), np.int64)
     traces = [run.ranks[int(rank)] for rank in ranks]
     stages = [stage_of(trace) for trace in traces]
     lanes = [read_lane(run, trace, stage, steps) for trace, stage in zip(traces, stages, strict=True)]
@@ -171,10 +184,9 @@ def build_program(run: Run, matches: Matches) -> Program:
     )
     # Joins are numbered behind the nodes of the lanes; so far they were counted from −2 downwards.
     lane_nodes = int(node_offset[-1])
-    edges = replace(edges, source=_join_nodes(edges.source, lane_nodes), target=_join_nodes(edges.target, lane_nodes))
-    stalls = replace(
-        stalls, lane_edge=stalls.lane_edge + edge_offset, join_node=_join_nodes(stalls.join_node, lane_nodes)
-    )
+    for nodes in (edges.source, edges.target, stalls.join_node):
+        _number_joins(nodes, lane_nodes)
+    stalls = replace(stalls, lane_edge=stalls.lane_edge + edge_offset)
     first, last = _step_nodes(lanes, node_offset)
     segment_offset = offsets([len(lane.segments) for lane in lanes])
     return Program(
@@ -215,12 +227,93 @@ def stage_of(trace: RankTrace) -> int:
 
 
 def by_rank(program: Program, rank: Int64, row: Int64, values: Callable[[int], npt.NDArray[Any]]) -> Int64:
-    """Of each (rank, row), the rank's value at that row; the ranks must be ascending, as in all columns here."""
+    """Of each (rank, row), the rank's value at that row."""
     picked = np.empty(len(rank), np.int64)
-    bounds = np.searchsorted(rank, [*program.ranks, program.ranks[-1] + 1])
-    for number, first, end in zip(program.ranks.tolist(), bounds[:-1], bounds[1:], strict=True):
-        picked[first:end] = values(number)[row[first:end]]
+    # Ranks come in ascending runs: one, or one of every part that the program was joined from.
+    heads = np.flatnonzero(np.diff(rank, prepend=-1))
+    known = {number: values(number) for number in program.ranks.tolist()}
+    for first, end in pairwise([*heads.tolist(), len(rank)]):
+        picked[first:end] = known[int(rank[first])][row[first:end]]
     return picked
+
+
+def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
+    """The programs of ascending ranges of steps as one."""
+    nodes, edges, pieces, segments, transfers, joins, steps, instances = (
+        offsets(sizes)[:-1]
+        for sizes in (
+            [program.graph.num_nodes for program in programs],
+            [len(program.edges.source) for program in programs],
+            [len(program.piece_ns) for program in programs],
+            [len(program.segments) for program in programs],
+            [len(program.transfers) for program in programs],
+            [int(program.transfers.join.max(initial=-1)) + 1 for program in programs],
+            [len(program.steps) for program in programs],
+            [int(program.segments.instance.max(initial=-1)) + 1 for program in programs],
+        )
+    )
+    moved = [
+        _moved(program, part, *map(int, places))
+        for program, part, *places in zip(programs, parts, nodes, edges, pieces, transfers, joins, steps, strict=True)
+    ]
+    renumbered = [
+        replace(program.segments, step=program.segments.step + step, instance=program.segments.instance + instance)
+        for program, step, instance in zip(programs, steps, instances, strict=True)
+    ]
+    return Program(
+        graph=JoinedGraph(tuple(_graphs(programs))),
+        edges=_concatenate([own for own, _, _ in moved], Edges),
+        segments=_concatenate(renumbered, Segments),
+        transfers=_concatenate([own for _, own, _ in moved], Transfers),
+        stalls=_concatenate([own for _, _, own in moved], StallNodes),
+        piece_ns=np.concatenate([program.piece_ns for program in programs]),
+        piece_segment=np.concatenate(
+            [program.piece_segment + offset for program, offset in zip(programs, segments, strict=True)]
+        ),
+        steps=np.concatenate([program.steps for program in programs]),
+        ranks=programs[0].ranks,
+        first_node=np.hstack([program.first_node + node for program, node in zip(programs, nodes, strict=True)]),
+        last_node=np.hstack([program.last_node + node for program, node in zip(programs, nodes, strict=True)]),
+        start_ns=np.hstack([program.start_ns for program in programs]),
+        end_ns=np.hstack([program.end_ns for program in programs]),
+    )
+
+
+def _graphs(programs: Sequence[Program]) -> Iterator[ReplayGraph]:
+    for program in programs:
+        assert isinstance(program.graph, ReplayGraph), "parts are not joined twice"
+        yield program.graph
+
+
+def _moved(
+    program: Program, part: StepPart, node: int, edge: int, piece: int, transfer: int, join: int, step: int
+) -> tuple[Edges, Transfers, StallNodes]:
+    """Edges, transfers and stalls of a part with the numbers that they have in the whole."""
+    edges, transfers, stalls = program.edges, program.transfers, program.stalls
+    return (
+        Edges(
+            edges.source + node,
+            edges.target + node,
+            edges.first_piece + piece,
+            edges.end_piece + piece,
+            np.where(edges.transfer >= 0, edges.transfer + transfer, -1),
+            edges.fixed_ns,
+        ),
+        replace(
+            transfers,
+            row=by_rank(program, transfers.rank, transfers.row, part.rows.__getitem__),
+            step=transfers.step + step,
+            join=transfers.join + join,
+        ),
+        replace(
+            stalls,
+            row=by_rank(program, stalls.rank, stalls.row, part.rows.__getitem__),
+            step=stalls.step + step,
+            node=stalls.node + node,
+            lane_edge=stalls.lane_edge + edge,
+            join_node=np.where(stalls.join_node >= 0, stalls.join_node + node, -1),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,8 +434,9 @@ def _shifted(edges: Edges, node_offset: int, piece_offset: int) -> Edges:
     )
 
 
-def _join_nodes(nodes: Int64, lane_nodes: int) -> Int64:
-    return np.where(nodes <= -2, lane_nodes - 2 - nodes, nodes)
+def _number_joins(nodes: Int64, lane_nodes: int) -> None:
+    """Give joins, counted from −2 downwards, their numbers behind the nodes of the lanes; in place."""
+    np.subtract(lane_nodes - 2, nodes, out=nodes, where=nodes <= -2)
 
 
 def _step_nodes(lanes: Sequence[Lane], node_offset: Int64) -> tuple[Int64, Int64]:
@@ -357,7 +451,7 @@ def _pick(values: npt.NDArray[Any], index: Int64) -> npt.NDArray[Any]:
     return values[index] if len(values) else np.zeros(len(index), values.dtype)
 
 
-_Columns = TypeVar("_Columns", Edges, Segments, StallNodes)
+_Columns = TypeVar("_Columns", Edges, Segments, StallNodes, Transfers)
 
 
 def _concatenate(parts: Sequence[_Columns], kind: type[_Columns]) -> _Columns:

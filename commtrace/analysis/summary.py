@@ -20,6 +20,7 @@ from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import Program, build_program
+from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.unmatched import unmatched_roles
 from commtrace.analysis.verdict import verdict
@@ -31,12 +32,13 @@ ONLY_KERNELS = (
 )
 
 
-def summarise(source: str | Path | Run, steps: str | None = None) -> dict[str, Any]:
+def summarise(source: str | Path | Run, steps: str | None = None, workers: StepWorkers | None = None) -> dict[str, Any]:
     """Where the time of a run went.
 
     Args:
         source: a run directory or a loaded run.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first (the warm-up).
+        workers: who analyses ranges of steps side by side.
 
     Returns:
         Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
@@ -47,16 +49,16 @@ def summarise(source: str | Path | Run, steps: str | None = None) -> dict[str, A
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    return summarise_analysis(analyse(source, steps))
+    return summarise_analysis(analyse(source, steps), workers)
 
 
-def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
+def summarise_analysis(analysis: Analysis, workers: StepWorkers | None = None) -> dict[str, Any]:
     """The same, of a run that was analysed already."""
     run, matches = analysis.run, analysis.matches
     context = analysis.context
     communication = communication_table(context.run, context.matches, analysis.partition, context.roles, context.steps)
     ranks = rank_means(run, analysis.partition, matches)
-    pipeline, findings = _pipeline_and_findings(analysis, ranks)
+    pipeline, findings = _pipeline_and_findings(analysis, ranks, workers)
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
         "run": _identity(analysis),
@@ -73,14 +75,16 @@ def summarise_analysis(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _pipeline_and_findings(analysis: Analysis, ranks: Sequence[RankMean]) -> tuple[dict[str, Any] | None, Findings]:
+def _pipeline_and_findings(
+    analysis: Analysis, ranks: Sequence[RankMean], workers: StepWorkers | None
+) -> tuple[dict[str, Any] | None, Findings]:
     """Both rest on the same replay, which is most of their work."""
     run, matches = analysis.run, analysis.matches
     if not analysis.steps.used:
         return None, Findings()
     if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return None, Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
-    program = _program(analysis)
+    program = _program(analysis, workers)
     pipeline = reconstruct_pipeline(run, matches, program)
     told = pipeline.to_json() if pipeline else None
     return told, find_stragglers(run, matches, program=program)
@@ -95,9 +99,9 @@ def _most_waited_for(ranks: Sequence[RankMean]) -> str:
     return f" Others waited longest for rank {last.rank}: {share:.0%} of all waiting."
 
 
-def _program(analysis: Analysis) -> Program | None:
+def _program(analysis: Analysis, workers: StepWorkers | None) -> Program | None:
     try:
-        return build_program(analysis.run, analysis.matches)
+        return build_program(analysis.run, analysis.matches, workers)
     except ReplayError:
         return None  # The search for stragglers meets the same error and tells the user.
 

@@ -13,6 +13,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_pipeline
+from commtrace.cli.workers import ExecutorOption, step_workers
 
 
 def pipeline(
@@ -22,6 +23,7 @@ def pipeline(
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
     ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+    executor: ExecutorOption = "",
 ) -> None:
     """Print the pipeline schedule of a run, and why each stage waits.
 
@@ -30,7 +32,8 @@ def pipeline(
     microbatches and ranks that differ, and the transfers.
     """
     analysis = analyse(run, steps or None)
-    found = reconstruct_pipeline(analysis.run, analysis.matches) if analysis.steps.used else None
+    with step_workers(executor) as workers:
+        found = reconstruct_pipeline(analysis.run, analysis.matches, workers=workers) if analysis.steps.used else None
     told = found.to_json() if found else None
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")

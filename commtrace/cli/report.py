@@ -11,6 +11,7 @@ from rich.console import Console
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
+from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.viewer.report import MOST_STEPS, render
 
 
@@ -20,6 +21,7 @@ def report(
     steps: Annotated[
         str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
     ] = "",
+    executor: ExecutorOption = "",
 ) -> None:
     """Write the timeline and the breakdown of a run as one HTML file.
 
@@ -28,7 +30,8 @@ def report(
     """
     with Console(stderr=True).status(f"Writing {output}"):
         analysis = analyse(run, steps or None)
-        summary = summarise_analysis(analysis)
+        with step_workers(executor) as workers:
+            summary = summarise_analysis(analysis, workers)
         page = render(summary, Timeline.of_analysis(analysis), most_steps=None if steps else MOST_STEPS)
         output.write_text(page.html, encoding="utf-8")
     typer.echo(summary["verdict"])

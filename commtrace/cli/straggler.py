@@ -17,6 +17,7 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import Program, build_program
+from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.summary import ONLY_KERNELS
 from commtrace.analysis.whatif import WhatIf, what_if
@@ -24,6 +25,7 @@ from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
 from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_stragglers
+from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
 
 _SLICES: Final = {
@@ -42,6 +44,7 @@ def straggler(
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
     ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    executor: ExecutorOption = "",
 ) -> None:
     """Print who slows the job, why, what it costs, and what the job would gain without.
 
@@ -50,21 +53,22 @@ def straggler(
     measured durations. M_W is the share of the slowdown that goes when the slowest 3 % of workers are ideal, M_S when
     the last stage is.
     """
-    told = _told(run, steps)
+    with step_workers(executor) as workers:
+        told = _told(run, steps, workers)
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     else:
         _print(wide_console(), told)
 
 
-def _told(run: Path, steps: str) -> dict[str, Any]:
+def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
     analysis = analyse(run, steps or None)
     if not analysis.steps.used:
         raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
     if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
         raise CommtraceError(f"{run}: {ONLY_KERNELS}")
     try:
-        program = build_program(analysis.run, analysis.matches)
+        program = build_program(analysis.run, analysis.matches, workers)
     except ReplayError as error:
         raise CommtraceError(f"{run}: the steps cannot be replayed: {error}") from error
     findings = find_stragglers(analysis.run, analysis.matches, program=program)

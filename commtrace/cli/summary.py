@@ -12,6 +12,7 @@ import typer
 from commtrace.analysis.summary import summarise
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_summary
+from commtrace.cli.workers import ExecutorOption, step_workers
 
 
 def summary(
@@ -27,6 +28,7 @@ def summary(
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Show every rank; without, the extremes of more than 16.")
     ] = False,
+    executor: ExecutorOption = "",
 ) -> None:
     """Print where the time of a run went, and what to look at.
 
@@ -35,7 +37,8 @@ def summary(
     pipeline, stragglers, and one sentence that says what to look at. The first step is left out as warm-up unless
     --steps says which steps to use.
     """
-    told = summarise(run, steps or None)
+    with step_workers(executor) as workers:
+        told = summarise(run, steps or None, workers)
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
         return

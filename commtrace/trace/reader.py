@@ -11,6 +11,7 @@ not be read is said in ``Run.problems``.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from commtrace.trace.spans import DTYPE_OF_COLUMN, Spans
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, segment_paths, segment_step_ranges
 
-_READ_THREADS = 8
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+"""Files are read side by side: threads inside of each would only wait for one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def load_newest(path: str | Path) -> Run:
 
 def _loaded(directory: Path, segments: dict[int, list[_Segment]], wanted: StepRange | None, problems: list[str]) -> Run:
     names: list[str] = []
-    with ThreadPoolExecutor(_READ_THREADS) as pool:
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
         tables = pool.map(lambda rank: _read_rank(segments[rank], wanted), sorted(segments))
         ranks = {}
         for rank, (table, notes) in zip(sorted(segments), tables, strict=True):
@@ -186,7 +188,7 @@ def _read_batches(path: Path) -> tuple[list[pa.RecordBatch], str | None]:
     except FileNotFoundError:
         return [], f"{path}: was deleted while the run was read, to keep to its budget."
     with source as file:
-        stream = pa.ipc.open_stream(file)
+        stream = pa.ipc.open_stream(file, options=_READ_OPTIONS)
         try:
             for batch in stream:
                 batches.append(batch)  # noqa: PERF402 -- one at a time, so that a torn tail costs only itself

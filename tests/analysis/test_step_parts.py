@@ -1,0 +1,134 @@
+"""What is found in a run depends neither on how its steps are split, nor on order, codes or the zero of its clocks."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.replay_program import build_program
+from commtrace.analysis.step_parts import StepWorkers, cut
+from commtrace.analysis.summary import summarise
+from commtrace.synth import Fault, Job, random_clocks, synthesize
+from commtrace.trace.run import Run
+
+JOBS = st.builds(
+    Job,
+    tp=st.integers(1, 2),
+    pp=st.integers(1, 3),
+    dp=st.integers(1, 2),
+    microbatches=st.just(6),
+    chunks=st.just(1),
+    steps=st.integers(4, 9),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zero-bubble", "interleaved"]),
+    overlap_grad_reduce=st.booleans(),
+    missing=st.sampled_from([0.0, 0.05]),
+    jitter=st.sampled_from([0.0, 0.02]),
+    faults=st.sampled_from([(), (Fault.parse("slow-rank=0:1.4"),), (Fault.parse("data=0:30"),)]),
+    seed=st.integers(0, 2**20),
+    gpus_per_host=st.just(2),
+    clocks=st.sampled_from([{}, random_clocks(8, wall_error_ns=2_000_000, drift_ppm=5)]),
+)
+
+
+class _AtOnce(Executor):
+    """Does everything where it is submitted."""
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(function(*args, **kwargs))
+        return done
+
+
+@settings(max_examples=12, deadline=None)
+@given(job=JOBS, parts=st.integers(2, 9))
+def test_a_summary_does_not_depend_on_how_steps_are_split(job: Job, parts: int) -> None:
+    run = synthesize(job).run
+
+    assert summarise(run, workers=StepWorkers(_AtOnce(), parts)) == summarise(run)
+
+
+@settings(max_examples=6, deadline=None)
+@given(job=JOBS, seed=st.integers(0, 2**20))
+def test_a_summary_does_not_depend_on_the_order_of_rows_and_names(job: Job, seed: int) -> None:
+    run = synthesize(job).run
+    turned = {
+        rank: replace(trace, spans=_recoded(_among_equals(trace.spans, seed), len(run.names)))
+        for rank, trace in run.ranks.items()
+    }
+
+    assert summarise(Run(run.path, turned, run.names[::-1])) == summarise(run)
+
+
+@settings(max_examples=6, deadline=None)
+@given(job=JOBS, offset=st.integers(0, 10**15))
+def test_a_summary_does_not_depend_on_the_zero_of_the_clocks(job: Job, offset: int) -> None:
+    run = synthesize(replace(job, clocks={})).run
+    moved = {
+        rank: replace(
+            trace,
+            spans=trace.spans.replace(start=trace.spans.start + offset, end=trace.spans.end + offset),
+            metadata=replace(trace.metadata, anchor=trace.metadata.anchor.__class__(
+                trace.metadata.anchor.monotonic_ns + offset, trace.metadata.anchor.realtime_ns
+            )),
+        )
+        for rank, trace in run.ranks.items()
+    }  # fmt: skip
+    told, expected = summarise(replace(run, ranks=moved)), summarise(run)
+
+    for host in (*told["alignment"]["hosts"], *expected["alignment"]["hosts"]):
+        host.pop("offset_ns")
+    assert told == expected
+
+
+def test_a_part_holds_its_steps_and_what_overlaps_them() -> None:
+    analysis = analyse(synthesize(Job(pp=2, microbatches=2, steps=5)).run)
+    part = cut(analysis.run, analysis.matches, [2, 3])
+    trace = part.run.ranks[1]
+
+    assert sorted(np.unique(trace.spans.step[trace.spans.kind == 0]).tolist()) == [2, 3]
+    np.testing.assert_array_equal(trace.spans.start, analysis.run.ranks[1].spans.start[part.rows[1]])
+
+
+def test_joined_parts_replay_the_same_times() -> None:
+    analysis = analyse(synthesize(Job(pp=2, dp=2, microbatches=4, steps=7)).run)
+    whole = build_program(analysis.run, analysis.matches)
+    joined = build_program(analysis.run, analysis.matches, StepWorkers(_AtOnce(), 3))
+
+    np.testing.assert_array_equal(joined.steps, whole.steps)
+    np.testing.assert_array_equal(joined.step_times(), whole.step_times())
+    np.testing.assert_array_equal(joined.times(origins=joined.start_ns)[joined.last_node], whole.end_ns)
+
+
+def test_ranges_are_never_empty() -> None:
+    assert StepWorkers(_AtOnce(), 4).ranges([5, 6, 7]) == [[5], [6], [7]]
+    assert StepWorkers(_AtOnce(), 2).ranges(range(5)) == [[0, 1, 2], [3, 4]]
+
+
+def test_what_a_worker_raises_is_raised() -> None:
+    def fails(_: int) -> None:
+        raise ValueError("seen")
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="seen"):
+        StepWorkers(pool, 1).map(fails, [(1,)])
+
+
+def _recoded(spans: Any, count: int) -> Any:
+    """The same words under the codes of a list that was turned round."""
+    turned = {
+        name: np.where(getattr(spans, name) >= 0, count - 1 - getattr(spans, name), -1).astype(np.int32)
+        for name in ("name", "dtype")
+    }
+    return spans.replace(**turned)
+
+
+def _among_equals(spans: Any, seed: int) -> Any:
+    """The rows with those of equal times in another order: the reader promises none among them."""
+    lottery = np.random.default_rng(seed).random(len(spans))
+    return spans.take(np.lexsort((lottery, -spans.end, spans.start)))

@@ -42,6 +42,7 @@ test-gpu: $(INSTALLED)  ## On a machine with a GPU: NCCL ranks on it, compared w
 
 bench: $(INSTALLED)
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/live_metrics.py
 
 install: $(INSTALLED)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.live.device import Device, training_device
+from commtrace.live.gil import let_go_of_the_gil
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
@@ -27,16 +28,6 @@ MOST_ROWS: Final = 100_000
 _KIND, _NAME, _START, _END, _STEP = 0, 1, 3, 4, 5
 _ID: Final = schema.SCHEMA.get_field_index("id")
 _LARGEST: Final = np.iinfo(np.int64).max
-
-
-class _Pending:
-    """A row that may still be needed."""
-
-    __slots__ = ("handed", "row")
-
-    def __init__(self, row: Row) -> None:
-        self.row = row
-        self.handed = False
 
 
 class StepCollector:
@@ -67,8 +58,9 @@ class StepCollector:
         self._dropped = dropped
         self._thread_ns = thread_ns
         self._device = device or training_device
-        self._pending: list[_Pending] = []
-        self._ripe: list[_Pending] = []
+        self._pending: list[Row] = []
+        self._handed = bytearray()  # aligned with the pending rows: 1 for those that a listener has had
+        self._ripe: list[Row] = []
         self._told_overhead_ns = 0
         self._told_dropped: Mapping[str, int] = {}
         self._is_off = False
@@ -98,49 +90,39 @@ class StepCollector:
             listener.abandon_after_fork()
 
     def _take(self, rows: Sequence[Row]) -> None:
-        ripe, self._ripe = self._ripe, []
-        for row in rows:
-            if row[_KIND] == schema.MARK:
-                self.rank.learn(row)
-                if row[_STEP] < 0:
-                    continue
-            else:
-                self.rank.spans += 1
-            pending = _Pending(row)
-            self._pending.append(pending)
-            if row[_KIND] == schema.STEP:
-                self._ripe.append(pending)
+        for mark in (row for row in rows if row[_KIND] == schema.MARK):
+            self.rank.learn(mark)
+        self.rank.spans += sum(row[_KIND] != schema.MARK for row in rows)
+        new = [row for row in rows if row[_KIND] != schema.MARK or row[_STEP] >= 0]
+        self._pending += new
+        self._handed += bytes(len(new))
+        ripe, self._ripe = self._ripe, [row for row in new if row[_KIND] == schema.STEP]
         self.rank.dropped = dict(self._dropped())
         self.rank.overhead_ns = self._thread_ns()
         if ripe:
-            self._close_steps(sorted(ripe, key=lambda step: (step.row[_END], step.row[_START])))
+            self._close_steps(sorted(ripe, key=lambda step: (step[_END], step[_START])))
         self._bound()
 
-    def _close_steps(self, steps: Sequence[_Pending]) -> None:
+    def _close_steps(self, steps: Sequence[Row]) -> None:
         names: list[str] = []
-        rows = [pending.row for pending in self._pending]
+        rows = self._pending
+        let_go_of_the_gil()
         spans = Spans.from_tuples(rows, names)
         details = {row[_ID]: row[-1] for row in rows if row[-1] and row[_KIND] != schema.MARK}
-        handed = np.array([pending.handed for pending in self._pending])
+        handed = np.frombuffer(self._handed, np.bool_).copy()
         for position, step in enumerate(steps):
-            # Let go of the GIL: a training thread that waits for it would otherwise wait a whole switch interval.
-            time.sleep(0)
-            own = ~handed & self._belongs(spans, step.row, [other.row for other in steps[position + 1 :]])
+            let_go_of_the_gil()
+            own = ~handed & self._belongs(spans, step, steps[position + 1 :])
             handed |= own
-            mine = np.flatnonzero(own)
-            own_rows = [rows[at] for at in mine]
+            own_rows = [rows[at] for at in np.flatnonzero(own).tolist()]
             window = StepWindow(names, spans, own, details)
-            number, start, end = step.row[_STEP], step.row[_START], step.row[_END]
+            number, start, end = step[_STEP], step[_START], step[_END]
             self._tell(summarise(window, number, start, end, self.rank, **self._told(own_rows)), own_rows)
-        over = max(step.row[_END] for step in steps)
-        for pending, was_handed in zip(self._pending, handed.tolist(), strict=True):
-            pending.handed = was_handed
         # What reaches beyond the steps that are closed is a part of the next one's partition as well.
-        self._pending = [
-            pending
-            for pending in self._pending
-            if not pending.handed or (pending.row[_END] > over and pending.row[_KIND] not in (schema.STEP, schema.MARK))
-        ]
+        reaches = (spans.end > max(step[_END] for step in steps)) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))
+        kept = np.flatnonzero(~handed | reaches)
+        self._pending = [rows[at] for at in kept.tolist()]
+        self._handed = bytearray(handed[kept].tobytes())
 
     @staticmethod
     def _belongs(spans: Spans, step: Row, later_steps: Sequence[Row]) -> Any:
@@ -184,6 +166,7 @@ class StepCollector:
         if excess <= 0:
             return
         del self._pending[:excess]
+        del self._handed[:excess]
         if not self._overflow_told:
             self._overflow_told = True
             _logger.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -75,4 +76,11 @@ class LiveRank:
             "node": metadata.node,
             "local_rank": str(metadata.local_rank),
         }
-        return {**named, **{role: str(at) for role, at in dict(self.marks.coordinates).items() if role not in named}}
+        coordinates = {_label(name): str(at) for name, at in dict(self.marks.coordinates).items()}
+        return {**coordinates, **named}
+
+
+def _label(name: str) -> str:
+    """A dimension's name as the name of a label: one that Prometheus cannot take would cost all of them."""
+    word = re.sub(r"[^a-zA-Z0-9_]", "_", name).lstrip("_")
+    return word if word and not word[0].isdigit() else f"dim_{word}"

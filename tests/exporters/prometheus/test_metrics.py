@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import subprocess
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client import generate_latest as text_format
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -19,6 +22,7 @@ from commtrace.trace import schema
 from tests.exporters.prometheus.steps import SECOND, rank, summary
 from tests.trace.rows import mark
 
+PROMTOOL = shutil.which("promtool")
 MOST_SERIES = 300
 OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier",
@@ -189,3 +193,16 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
     assert sum(sample.value for sample in communications) == 2 * len(pairs)
     folded = [sample for sample in communications if sample.labels["role"] == "other"]
     assert bool(folded) == (len(pairs) > MOST_OPERATIONS)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")
+def test_names_and_units_are_what_prometheus_recommends() -> None:
+    totals = StepTotals()
+    counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
+    totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RankCollector(rank(), totals))
+    command = [str(PROMTOOL), "check", "metrics"]
+    checked = subprocess.run(command, input=text_format(registry), capture_output=True, timeout=60)
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

@@ -1,0 +1,67 @@
+"""The exporter in a recording session of this process."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import commtrace
+
+SECONDS = 60.0
+
+
+def started(directory: Path) -> str:
+    """The address of the endpoint, once the first step is told."""
+    path = directory / "prometheus" / "rank-00000.json"
+    deadline = time.monotonic() + SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, "no target file"
+        time.sleep(0.05)
+    return f"http://{json.loads(path.read_text())[0]['targets'][0]}/metrics"
+
+
+def value(url: str, name: str) -> float:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found, name
+    return float(found[1])
+
+
+def test_every_step_is_told_also_those_that_the_trace_holds_as_sums(tmp_path: Path) -> None:
+    commtrace.start(commtrace.Config(dir=str(tmp_path), export="prometheus", sample=100))
+    try:
+        for step in range(12):
+            with commtrace.step(step), commtrace.span("work"):
+                commtrace.count(tokens=10)
+        url = started(tmp_path)
+        deadline = time.monotonic() + SECONDS
+        while value(url, "commtrace_step_duration_seconds_count") < 12:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert value(url, "commtrace_last_step") == 11
+        assert value(url, "commtrace_tokens_total") == 120
+        parts = [value(url, f"commtrace_{part}_seconds_total") for part in ("work", "bubble", "checkpoint")]
+        assert sum(parts) == pytest.approx(value(url, "commtrace_step_duration_seconds_sum"), abs=1e-9)
+    finally:
+        commtrace.stop()
+
+    assert list((tmp_path / "prometheus").iterdir()) == []
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_without_exporters_there_are_no_targets(tmp_path: Path) -> None:
+    commtrace.start(commtrace.Config(dir=str(tmp_path)))
+    try:
+        with commtrace.step(0):
+            pass
+    finally:
+        commtrace.stop()
+
+    assert not (tmp_path / "prometheus").exists()

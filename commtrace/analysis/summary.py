@@ -14,6 +14,7 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import communication_table
 from commtrace.analysis.coverage import find_coverage
 from commtrace.analysis.detail import find_detail
+from commtrace.analysis.modules import module_table
 from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.analysis.problems import find_problems
@@ -42,8 +43,8 @@ def summarise(source: str | Path | Run, steps: str | None = None, workers: StepW
 
     Returns:
         Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
-        ``ranks`` (means per step), ``communication``, ``pipeline`` (None without one), ``stragglers``, ``abstentions``
-        (what could not be judged), ``coverage``, ``verdict`` and ``problems``.
+        ``ranks`` (means per step), ``communication``, ``modules``, ``pipeline`` (None without one), ``stragglers``,
+        ``abstentions`` (what could not be judged), ``coverage``, ``verdict`` and ``problems``.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -66,6 +67,7 @@ def summarise_analysis(analysis: Analysis, workers: StepWorkers | None = None) -
         "alignment": analysis.alignment.to_json(),
         "ranks": [rank.to_json() for rank in ranks],
         "communication": [row.to_json() for row in communication],
+        "modules": [row.to_json() for row in module_table(context.run, analysis.partition, context.steps)],
         "pipeline": pipeline,
         "stragglers": stragglers,
         "abstentions": list(findings.abstentions),

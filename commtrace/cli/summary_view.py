@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from commtrace.cli.detail_view import detail_lines, print_sums
+from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
 from commtrace.cli.units import bandwidth, duration, milliseconds, num_bytes, share
 
@@ -30,6 +31,9 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     _print_exposed(console, summary)
     _print_communication(console, summary["communication"])
     print_sums(console, summary["detail"])
+    modules = module_table(summary)
+    if modules is not None:
+        _print_table(console, "Modules, ms per step, mean of ranks", modules, NOTE)
     print_pipeline(console, summary["pipeline"])
     print_stragglers(console, summary["stragglers"])
     for abstention in summary["abstentions"]:

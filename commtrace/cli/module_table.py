@@ -1,0 +1,35 @@
+"""The modules of a run as a table: where their forward and backward time goes, and what of it is communication."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rich.markup import escape
+from rich.table import Table
+
+from commtrace.cli.units import milliseconds
+
+MOST_ROWS: Final = 25
+NOTE: Final = "Nested modules are contained. exposed: of that time, the lane stood still for communication."
+
+
+def module_table(summary: Mapping[str, Any]) -> Table | None:
+    """Mean per rank and step; None where no module was recorded."""
+    rows = summary["modules"]
+    divisor = max(len(summary["ranks"]), 1) * max(summary["run"]["steps"]["count"], 1)
+    if not rows:
+        return None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("module", overflow="fold")
+    for heading in ("modules", "calls", "forward", "backward", "recompute", "exposed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows[:MOST_ROWS]:
+        parts = [row[f"{way}_ns"] for way in ("forward", "backward", "recompute")]
+        table.add_row(
+            escape(row["module"]),
+            str(row["modules"]),
+            f"{row['calls'] / divisor:.3g}",
+            *(milliseconds(part / divisor) for part in (*parts, row["exposed_ns"])),
+        )
+    return table

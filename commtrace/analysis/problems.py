@@ -40,6 +40,11 @@ def _steps(analysis: Analysis) -> Iterable[str]:
             "No step was recorded; all of the recording is shown as one. Mark steps with `with commtrace.step(i):` "
             "or train with a framework that commtrace knows."
         )
+    elif recorded.steps_inferred:
+        yield (
+            "Nothing marked the steps of this job: they are inferred from the period of its communication. Mark them "
+            "with `with commtrace.step(i):` to be sure of them."
+        )
     elif not choice.used and DURATION_ONLY in choice.left_out.values():
         yield (
             "No step was recorded in detail by every rank: only durations and sums are known. While the job runs, "

@@ -123,6 +123,7 @@ def _identity(analysis: Analysis) -> dict[str, Any]:
         "ranks_recorded": len(run.ranks),
         "hosts": list(dict.fromkeys(trace.metadata.node for trace in run.ranks.values())),
         "steps": analysis.steps.to_json(),
+        "steps_inferred": run.steps_inferred,
         "backend": metadata.backend,
         "device": metadata.device,
         "versions": dict(metadata.versions),

@@ -45,6 +45,7 @@ from commtrace.analysis.match import Matches, RankMatches, communication_of, mat
 from commtrace.analysis.operations import communication_rows, unfinished_rows
 from commtrace.analysis.roles import PIPELINE, UNKNOWN, Roles, find_roles, is_p2p
 from commtrace.analysis.step_choice import select, whole_recording_as_step
+from commtrace.analysis.step_inference import infer_steps
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
@@ -126,6 +127,7 @@ class Timeline:
             run: what was loaded.
             wanted: show only these of its steps; communication is matched over all of them.
         """
+        run = infer_steps(run) or run
         alignment = align(run)
         has_steps = any((trace.spans.kind == schema.STEP).any() for trace in run.ranks.values())
         aligned = apply(run if has_steps else whole_recording_as_step(run), alignment)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from commtrace.analysis.step_choice import contiguous
+from commtrace.analysis.step_inference import infer_steps
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
@@ -43,15 +44,27 @@ def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
     if steps is None:
-        run = source if isinstance(source, Run) else load_run(source)
+        run = _with_steps(source if isinstance(source, Run) else load_run(source))
         return Window(run, run)
     wanted = StepRange.parse(steps)
     around = StepRange(wanted.first - 1, wanted.end + 1)
+    if isinstance(source, Run):
+        source = _with_steps(source)
     context = _selected(source, around) if isinstance(source, Run) else load_run(source, around)
     recorded = _selected(context, wanted)
+    if not _recorded_steps(recorded) and not isinstance(source, Run):
+        # Nothing of these steps was recorded, or nothing marked steps: then they follow from the whole run.
+        whole = _with_steps(load_run(source))
+        if whole.steps_inferred:
+            return load_window(whole, steps)
     if not _recorded_steps(recorded):
         raise ConfigurationError(f"no step in {steps}; {_what_is_recorded(source)}")
     return Window(recorded, context, wanted)
+
+
+def _with_steps(run: Run) -> Run:
+    """The run itself if it has steps or does not repeat itself, else with inferred ones."""
+    return infer_steps(run) or run
 
 
 def _selected(run: Run, steps: StepRange) -> Run:

@@ -60,7 +60,7 @@ def _header(summary: Summary) -> Iterable[str]:
     versions = [f"{name} {run['versions'][name]}" for name in _IDENTITY_VERSIONS if name in run["versions"]]
     framework = " ".join((run["framework"] or {}).values())
     yield " · ".join(filter(None, [parallel, framework, *versions]))
-    yield _steps_line(run["steps"])
+    yield _steps_line(run["steps"]) + (", inferred from the period of communication" if run["steps_inferred"] else "")
     yield from detail_lines(summary["detail"])
     yield _clock_line(summary["alignment"])
 

@@ -96,12 +96,14 @@ class Run:
         ranks: the ranks that were found, ascending by rank; ``world_size`` tells how many there should be.
         names: the words that the codes in ``Spans.name`` and ``Spans.dtype`` stand for.
         problems: sentences for the user: missing ranks, torn files, parts of commtrace that were disabled.
+        steps_inferred: nothing marked the steps of the job; these are what its communication suggests.
     """
 
     path: Path
     ranks: Mapping[int, RankTrace]
     names: list[str]
     problems: tuple[str, ...] = ()
+    steps_inferred: bool = False
 
     @property
     def any_metadata(self) -> RankMetadata:

@@ -49,3 +49,14 @@ def test_a_ddp_loop(tmp_path: Path) -> None:
     assert summary["run"]["framework"]["name"] == "DDP"
     for rank in summary["ranks"]:
         assert all(rank["compute_phases_ns"][phase] > 0 for phase in ("forward", "backward", "optimizer"))
+
+
+def test_a_loop_without_an_optimizer_has_the_steps_that_its_communication_suggests(tmp_path: Path) -> None:
+    recorded = record("by_hand", tmp_path)
+
+    assert [step for rank in recorded.ranks for step in rows(recorded, rank, schema.STEP)] == []
+    summary = summarise(recorded)
+    assert summary["run"]["steps_inferred"]
+    assert summary["run"]["steps"]["count"] == 2 * ITERATIONS - 1  # the first is the warm-up
+    (all_reduce,) = (row for row in summary["communication"] if row["operation"] == "all_reduce")
+    assert all_reduce["count"] == 2 * 4 * (2 * ITERATIONS - 1)  # ranks, parameters, steps

@@ -147,7 +147,7 @@ def test_a_documented_variable_has_its_meaning_its_default_and_an_example_that_w
 
 
 def test_only_the_configuration_reads_variables_of_commtrace() -> None:
-    """`commtrace run` sets them, for the processes that it starts."""
+    """`commtrace run` and `commtrace bench` set them, for the processes that they start."""
     package = ROOT / "commtrace"
     roots = [package, ROOT / "integrations", ROOT / "exporters", ROOT / "viewer"]
     sources = {path for root in roots for path in root.rglob("*.py")}
@@ -158,7 +158,7 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"COMMTRACE_\w+", node.value)
     }
 
-    assert named == {"commtrace/config.py", "commtrace/cli/run.py"}
+    assert named == {"commtrace/config.py", "commtrace/cli/bench.py", "commtrace/cli/run.py"}
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,14 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "live": BASE | {"analysis"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
+    "_stamp": frozenset(),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "trace"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
     "exporters": BASE | {"recorder", "analysis", "live"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
-    "cli": BASE | {"", "analysis", "importers", "synth", "exporters", "viewer", "_inject"},
+    "cli": BASE | {"", "analysis", "importers", "synth", "exporters", "viewer", "_inject", "_stamp"},
     # entry points
     "": frozenset({"errors", "config", "session"}),
     "__main__": frozenset({"cli"}),
@@ -190,7 +191,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         "    except SystemExit as end:\n        assert end.code == 0, (command, end.code)\n"
     )
 
-    assert {command[0] for command in commands} == set(COMMANDS) - {"run", "import"}
+    assert {command[0] for command in commands} == set(COMMANDS) - {"bench", "run", "import"}
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000
     assert (tmp_path / "trace").stat().st_size > 100

@@ -40,6 +40,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits."),
     "bandwidth": _Command("Print how fast each kind of communication was."),
     "compare": _Command("Print what changed between two runs; fail if slower."),
+    "bench": _Command("Measure what recording costs a training command."),
     "trigger": _Command("Have a running job record the next steps in detail, on all ranks."),
     "export": _Command("Write a run for the Perfetto UI or another viewer."),
     "import": _Command("Make a run from what another program recorded."),

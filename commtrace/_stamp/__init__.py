@@ -1,0 +1,1 @@
+"""What ``commtrace bench overhead`` puts on PYTHONPATH: a clock of steps that works with and without commtrace."""

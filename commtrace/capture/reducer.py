@@ -135,7 +135,9 @@ class ReducerCapture:
             traced = tensor is None or is_traced(tensor)
             # Not the device's key: sparse tensors and devices of other makers have keys of their own.
             key = DispatchKey.Meta if traced else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
-            if traced or sys._getframe(1).f_code in CAPTURED_CODE:
+            # Of autograd's own threads, this function is the outermost frame.
+            caller = sys._getframe().f_back
+            if traced or (caller is not None and caller.f_code in CAPTURED_CODE):
                 return overload._op_dk(key, *arguments, **keywords)
             issued: Issued | None = None
             try:

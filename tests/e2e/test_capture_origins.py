@@ -50,7 +50,7 @@ def assert_agrees(run: Run, folder: Path, group_size: Callable[[int], int] | int
             "origins_functional.py",
             (
                 "functions", "in_place", "point_to_point", "gradients", "operators", "redistribution",
-                "tensor_parallel", "compiled_eager", "compiled_aot_eager",
+                "tensor_parallel", "under_modes", "compiled_eager", "compiled_aot_eager",
             ),
         ),
         ("origins_sharded.py", ()),

@@ -8,6 +8,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -172,13 +173,40 @@ def with_python_collectives(value: torch.Tensor) -> torch.Tensor:
     return output + 1
 
 
+def under_modes() -> None:
+    """Modes that stand before commtrace in the dispatcher, and see what they would see without it."""
+    with CommDebugMode() as counted:
+        redistribution()
+        funcol.wait_tensor(funcol.all_reduce(tensor(3), "sum", GROUP))
+    assert counted.get_total_counts() == COUNTED_WITHOUT_COMMTRACE, counted.get_comm_counts()
+    with torch.inference_mode():
+        funcol.wait_tensor(funcol.all_reduce(tensor(5), "sum", GROUP))
+        dist.all_reduce(tensor(6))
+        distribute_tensor(tensor(4, 2), MESH, [Shard(0)]).full_tensor()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        (funcol.all_gather_tensor(tensor(4, 4), 0, GROUP) @ tensor(4, 4)).sum()
+
+
+COUNTED_WITHOUT_COMMTRACE = 17
+
+
+def with_messages(value: torch.Tensor) -> torch.Tensor:
+    received = torch.empty_like(value)
+    messages = [dist.P2POp(dist.isend, value, NEXT), dist.P2POp(dist.irecv, received, PREVIOUS)]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    return received + 1
+
+
 def compiled(backend: str) -> None:
     torch._dynamo.reset()
     first = torch.compile(compute, backend=backend, fullgraph=True)
     second = torch.compile(with_python_collectives, backend=backend)
+    third = torch.compile(with_messages, backend=backend)
     for _ in range(2):
         first(tensor(4, 2))
         second(tensor(4, 2))
+        third(tensor(4, 2))
     model = torch.compile(
         parallelize_module(Block(), MESH, {"up": ColwiseParallel(), "down": RowwiseParallel()}), backend=backend
     )
@@ -205,7 +233,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     watch(
         [
-            functions, in_place, point_to_point, gradients, operators, redistribution, tensor_parallel,
+            functions, in_place, point_to_point, gradients, operators, redistribution, tensor_parallel, under_modes,
             compiled_eager, compiled_aot_eager, compiled_inductor,
         ]
     )  # fmt: skip

@@ -236,6 +236,12 @@ def differentiable() -> None:
     functional.scatter([value[:3], value[3:]], 0)
 
 
+def spread_in_cpp() -> None:
+    """What FSDP1 calls to give all ranks the same model, without a DDP."""
+    dist._verify_params_across_processes(WORLD, [tensor(3), tensor(4)])
+    dist._broadcast_coalesced(AGAIN, [tensor(70), tensor(71), tensor(72, dtype=torch.int64)], 100, 0)
+
+
 def graph_of_python() -> None:
     """Collectives issued inside a backward pass, by a hook."""
     layer = torch.nn.Linear(4, 4)
@@ -251,6 +257,6 @@ if __name__ == "__main__":
         [
             keywords, deprecated_names, sizes_and_dtypes, uneven, objects, point_to_point, coalesced, methods,
             waits_of_other_kinds, monitored_barriers, changing_groups, not_a_member, threads, wait_in_another_thread,
-            differentiable, graph_of_python,
+            differentiable, spread_in_cpp, graph_of_python,
         ]
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -37,4 +39,22 @@ def test_sparse_gradients_are_reduced_and_seen(alone: Recording) -> None:
     assert model.module.weight.grad.to_dense().sum() == 8
     alone.tracer.completions.wait(5)
     assert 2 * 8 + 2 * 4 * 4 in [row.bytes for row in alone.communications() if row.name == "all_reduce"]
+    assert alone.warnings() == []
+
+
+def test_a_thread_of_cpp_has_no_python_below_the_kernel(alone: Recording) -> None:
+    """As autograd's threads of devices have none: the reducer sends from them."""
+    DistributedDataParallel(torch.nn.Linear(2, 2))
+    group = dist.group.WORLD
+    assert group is not None
+    before = len(alone.communications())
+
+    arguments = ([torch.ones(5)], group.boxed(), torch.classes.c10d.ReduceOp(), None, True, -1)
+    _thread.start_new_thread(torch.ops.c10d.allreduce_.default._op, arguments)
+
+    deadline = time.monotonic() + 20
+    while len(alone.communications()) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (row,) = alone.communications()[before:]
+    assert (row.name, row.bytes) == ("all_reduce", 20)
     assert alone.warnings() == []

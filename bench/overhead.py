@@ -1,4 +1,4 @@
-"""What one captured communication costs the training thread, beside torch.profiler, in one run.
+"""What one captured communication, module or batch costs the training thread, beside torch.profiler, in one run.
 
     python bench/overhead.py
 
@@ -17,40 +17,62 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader
 
 import commtrace
 
 ROUNDS = 15
 CALLS = 2_000
+MODULES = 50
 
 
-def nanoseconds_per_call(operation: Callable[[], object]) -> float:
+def nanoseconds_per_call(operation: Callable[[], object], calls: int) -> float:
     """Mean over one burst; a burst is short enough for the buffer to hold it."""
     start = time.perf_counter_ns()
-    for _ in range(CALLS):
+    for _ in range(calls):
         operation()
-    return (time.perf_counter_ns() - start) / CALLS
+    return (time.perf_counter_ns() - start) / calls
 
 
-def plain(operation: Callable[[], object]) -> float:
+def plain(operation: Callable[[], object], calls: int) -> float:
     """Without any tool."""
-    return nanoseconds_per_call(operation)
+    return nanoseconds_per_call(operation, calls)
 
 
-def captured(operation: Callable[[], object]) -> float:
+class Tiny(torch.nn.Module):
+    """One node of the graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.neg(x)
+
+
+class Spaced(torch.nn.Module):
+    """Small modules with functional code between them: no module's input is another one's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Tiny() for _ in range(MODULES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(torch.neg(x))
+        return x
+
+
+def captured(operation: Callable[[], object], calls: int) -> float:
     """With commtrace recording to files."""
     with tempfile.TemporaryDirectory() as directory:
-        commtrace.start(commtrace.Config(dir=directory))
+        commtrace.start(commtrace.Config(dir=directory, modules="depth=1"))
         operation()
-        result = nanoseconds_per_call(operation)
+        result = nanoseconds_per_call(operation, calls)
         commtrace.stop()
     return result
 
 
-def profiled(operation: Callable[[], object]) -> float:
+def profiled(operation: Callable[[], object], calls: int) -> float:
     """With torch.profiler's CPU activities on."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
-        return nanoseconds_per_call(operation)
+        return nanoseconds_per_call(operation, calls)
 
 
 def main() -> None:
@@ -70,15 +92,24 @@ def main() -> None:
         "all_gather_into_tensor": lambda: dist.distributed_c10d._all_gather_base(gathered, tensor),
         "send": lambda: dist.send(tensor, 1),
     }
+    gradient, start = torch.ones(4, 4), torch.ones(4, 4, requires_grad=True)
+    chain, spaced = torch.nn.Sequential(*(Tiny() for _ in range(MODULES))), Spaced()
+    batches = iter(DataLoader(range(10 * ROUNDS * CALLS), collate_fn=len))
+    operations |= {
+        "DataLoader next": lambda: next(batches),
+        "module, in a chain": lambda: chain(start).backward(gradient),
+        "module, with code between": lambda: spaced(start).backward(gradient),
+    }
     variants = {"plain": plain, "commtrace": captured, "torch.profiler": profiled}
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, fake backend")
     print(f"µs per call, median of {ROUNDS} rounds of {CALLS}; added cost in brackets\n")
     print(f"{'operation':28}" + "".join(f"{name:>22}" for name in variants))
     for name, operation in operations.items():
         rounds: dict[str, list[float]] = {variant: [] for variant in variants}
+        modules = MODULES if name.startswith("module") else 1
         for _ in range(ROUNDS):
             for variant, measure in variants.items():
-                rounds[variant].append(measure(operation) / 1000)
+                rounds[variant].append(measure(operation, CALLS // modules) / 1000 / modules)
         base = statistics.median(rounds["plain"])
         cells = []
         for variant, values in rounds.items():

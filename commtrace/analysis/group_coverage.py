@@ -14,6 +14,9 @@ from commtrace.trace.run import RankTrace, Run
 
 _MOST_RANGES: Final = 16
 
+IMPORTED: Final = "imported"
+"""Boot id of ranks that another program recorded."""
+
 
 class Seen(NamedTuple):
     """What one rank recorded of one group.
@@ -80,6 +83,22 @@ def cover_groups(run: Run, arrivals: Mapping[int, RankArrivals]) -> list[GroupCo
         GroupCoverage(describe_group(groups.get(number), number), collectives.get(number, ()), messages.get(number, ()))
         for number in ordered
     ]
+
+
+def missing_numbers(run: Run) -> int | None:
+    """Collectives between the first and the last of each rank and group that are not there.
+
+    None where gaps are no sign of a loss: steps were left out on purpose, or the run was imported.
+    """
+    if any(trace.recording or trace.discarded or trace.metadata.boot_id == IMPORTED for trace in run.ranks.values()):
+        return None
+    missing = 0
+    for trace in run.ranks.values():
+        group, seq = _numbers(trace, schema.COLLECTIVE)
+        for number in np.unique(group):
+            own = seq[group == number]
+            missing += int(own.max() - own.min()) + 1 - len(own)
+    return missing
 
 
 def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:

@@ -14,6 +14,7 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import communication_table
 from commtrace.analysis.coverage import find_coverage
 from commtrace.analysis.detail import find_detail
+from commtrace.analysis.group_coverage import missing_numbers
 from commtrace.analysis.modules import module_table
 from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.pipeline import reconstruct_pipeline
@@ -50,11 +51,19 @@ def summarise(source: str | Path | Run, steps: str | None = None, workers: StepW
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    return summarise_analysis(analyse(source, steps), workers)
+    return summarise_analysis(analyse(source, steps), workers, is_whole=steps is None)
 
 
-def summarise_analysis(analysis: Analysis, workers: StepWorkers | None = None) -> dict[str, Any]:
-    """The same, of a run that was analysed already."""
+def summarise_analysis(
+    analysis: Analysis, workers: StepWorkers | None = None, *, is_whole: bool = False
+) -> dict[str, Any]:
+    """The same, of a run that was analysed already.
+
+    Args:
+        analysis: of the run.
+        workers: as of :func:`summarise`.
+        is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
+    """
     run, matches = analysis.run, analysis.matches
     context = analysis.context
     communication = communication_table(context.run, context.matches, analysis.partition, context.roles, context.steps)
@@ -71,7 +80,10 @@ def summarise_analysis(analysis: Analysis, workers: StepWorkers | None = None) -
         "pipeline": pipeline,
         "stragglers": stragglers,
         "abstentions": list(findings.abstentions),
-        "coverage": find_coverage(run, analysis.roles).to_json(),
+        "coverage": {
+            **find_coverage(run, analysis.roles).to_json(),
+            "missing": missing_numbers(analysis.recorded) if is_whole else None,
+        },
         "verdict": verdict(ranks, stragglers, unmatched_roles(context, analysis.partition, analysis.recorded)),
         "problems": find_problems(analysis, communication),
     }

@@ -31,7 +31,7 @@ def report(
     with Console(stderr=True).status(f"Writing {output}"):
         analysis = analyse(run, steps or None)
         with step_workers(executor) as workers:
-            summary = summarise_analysis(analysis, workers)
+            summary = summarise_analysis(analysis, workers, is_whole=not steps)
         page = render(summary, Timeline.of_analysis(analysis), most_steps=None if steps else MOST_STEPS)
         output.write_text(page.html, encoding="utf-8")
     typer.echo(summary["verdict"])

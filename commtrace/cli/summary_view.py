@@ -38,7 +38,7 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     print_stragglers(console, summary["stragglers"])
     for abstention in summary["abstentions"]:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
-    _print_coverage(console, summary["coverage"])
+    _print_coverage(console, summary)
     for problem in summary["problems"]:
         console.print(f"[yellow]![/] {escape(problem)}")
     console.print(f"\n[bold]{escape(summary['verdict'])}[/]")
@@ -198,9 +198,21 @@ def print_stragglers(console: Console, stragglers: Sequence[Mapping[str, Any]]) 
         console.print(Padding(escape(straggler["evidence"]), (0, 0, 1, 2)))
 
 
-def _print_coverage(console: Console, coverage: Mapping[str, Any]) -> None:
+def _print_coverage(console: Console, summary: Summary) -> None:
+    """What is not visible is named, and never counted as nothing."""
+    coverage = summary["coverage"]
     captured = ", ".join(f"{count} {kind}" for kind, count in coverage["captured"].items())
-    console.print(f"Captured: {captured or 'nothing'}", style="dim")
+    dropped = sum(coverage["dropped"].values())
+    missing, hidden = coverage["missing"], len(coverage["not_visible"])
+    parts = [
+        f"Captured: {captured or 'nothing'}",
+        "" if missing is None else f"missing: {missing} collectives" if missing else "missing: none",
+        f"dropped: {dropped} spans" if dropped else "",
+        f"not visible: {hidden} path{'s' * (hidden != 1)}, below" if hidden else "not visible: nothing known",
+    ]
+    console.print("; ".join(filter(None, parts)), style="dim")
+    if coverage["missing"] or dropped or coverage["not_visible"]:
+        console.print(f"More on that: commtrace doctor {escape(summary['run']['path'])}", style="dim")
     for path in coverage["not_visible"]:
         console.print(f"[yellow]Not visible:[/] {escape(path)}")
 

@@ -24,12 +24,13 @@ import pyarrow as pa
 from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
+from commtrace.trace.locate import find_run_directory, rank_directories
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Spans
 from commtrace.trace.step_range import StepRange
-from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, segment_paths, segment_step_ranges
+from commtrace.trace.writer import segment_paths, segment_step_ranges
 
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 """Files are read side by side: threads inside of each would only wait for one another."""
@@ -50,7 +51,7 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
     """Load the newest attempt recorded in ``path``.
 
     Args:
-        path: a run directory, or a directory that holds exactly one.
+        path: a run directory, a directory that holds exactly one, or ``DIRECTORY/latest``.
         steps: only the spans of these steps: ``"A:B"``, ``"A:B:k"`` or ``"A"`` (B is exclusive).
 
     Raises:
@@ -87,32 +88,10 @@ def _loaded(directory: Path, segments: dict[int, list[_Segment]], wanted: StepRa
     return Run(path=directory, ranks=ranks, names=names, problems=tuple(problems))
 
 
-def find_run_directory(path: Path) -> Path:
-    """``path`` itself if ranks were recorded in it, else the only run directory directly below it."""
-    if not path.is_dir():
-        raise RunNotFoundError(f"{path}: no such directory. Pass the directory given to COMMTRACE_DIR.")
-    if _rank_directories(path):
-        return path
-    below = [child for child in sorted(path.iterdir()) if child.is_dir() and _rank_directories(child)]
-    if len(below) == 1:
-        return below[0]
-    if below:
-        listing = ", ".join(child.name for child in below)
-        raise RunNotFoundError(f"{path} holds {len(below)} runs: {listing}. Pass the path of one of them.")
-    raise RunNotFoundError(
-        f"{path} holds no recorded run (no rank-NNNNN folders). Was the job started with `import commtrace.auto` "
-        "or `commtrace run`, and did it call torch.distributed.init_process_group?"
-    )
-
-
-def _rank_directories(directory: Path) -> list[Path]:
-    return sorted(child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
-
-
 def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[_Segment]:
     """The segments of all ranks, or only so many newest of each, with the metadata in their headers."""
     found = []
-    for rank_directory in _rank_directories(directory):
+    for rank_directory in rank_directories(directory):
         for path in segment_paths(rank_directory)[-newest:]:
             try:
                 found.append(_read_header(path))

@@ -50,7 +50,7 @@ def test_it_has_the_promised_shape() -> None:
         assert {"role", "operation", "group_size", "count", "bytes", "duration_ns", "algbw_gbps"} <= set(row)
         assert {"busbw_gbps", "exposed_ns", "hidden_ns", "wait_ns"} <= set(row)
         assert {"p50", "p99", "max", "sum"} == set(row["duration_ns"])
-    assert {"captured", "dropped", "not_visible"} == set(told["coverage"])
+    assert {"captured", "dropped", "missing", "not_visible"} == set(told["coverage"])
     assert isinstance(told["stragglers"], list)
     assert isinstance(told["verdict"], str)
 

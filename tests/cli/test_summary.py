@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -171,6 +172,28 @@ def test_the_command_prints_what_the_analysis_says(tmp_path: Path) -> None:
 
     result = runner.invoke(app, ["summary", str(directory), "--json", "--steps", "0:2"])
     assert json.loads(result.output) == summarise(directory, "0:2")
+
+
+@pytest.mark.parametrize(
+    ("coverage", "line"),
+    [
+        ({"missing": 0}, "Captured: 3 collective; missing: none; not visible: nothing known"),
+        ({"missing": None}, "Captured: 3 collective; not visible: nothing known"),
+        (
+            {"missing": 7, "dropped": {"collective": 7}, "not_visible": ["DeepEP"]},
+            "Captured: 3 collective; missing: 7 collectives; dropped: 7 spans; not visible: 1 path, below",
+        ),
+    ],
+)
+def test_one_line_says_what_was_seen_and_what_was_not(coverage: dict[str, Any], line: str) -> None:
+    told = summarise(make_run({0: [span("step", 0, 10, step=0)]}))
+    told["coverage"] = {"captured": {"collective": 3}, "dropped": {}, "not_visible": [], **coverage}
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    print_summary(console, told)
+    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+
+    assert line in text.splitlines()
+    assert ("commtrace doctor" in text) == bool(coverage["missing"])
 
 
 def test_a_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:

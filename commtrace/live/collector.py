@@ -110,6 +110,7 @@ class StepCollector:
         spans = Spans.from_tuples(rows, names)
         details = {row[_ID]: row[-1] for row in rows if row[-1] and row[_KIND] != schema.MARK}
         handed = np.frombuffer(self._handed, np.bool_).copy()
+        device = self._device()
         for position, step in enumerate(steps):
             let_go_of_the_gil()
             own = ~handed & self._belongs(spans, step, steps[position + 1 :])
@@ -117,7 +118,9 @@ class StepCollector:
             own_rows = [rows[at] for at in np.flatnonzero(own).tolist()]
             window = StepWindow(names, spans, own, details)
             number, start, end = step[_STEP], step[_START], step[_END]
-            self._tell(summarise(window, number, start, end, self.rank, **self._told(own_rows)), own_rows)
+            self._tell(
+                summarise(window, number, start, end, self.rank, device=device, **self._told(own_rows)), own_rows
+            )
         # What reaches beyond the steps that are closed is a part of the next one's partition as well.
         reaches = (spans.end > max(step[_END] for step in steps)) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))
         kept = np.flatnonzero(~handed | reaches)
@@ -145,7 +148,6 @@ class StepCollector:
             "overhead_ns": overhead,
             "dropped": {kind: count for kind, count in news.items() if count},
             "counts": _counts(own_rows),
-            "device": self._device(),
         }
 
     def _tell(self, summary: StepSummary, rows: Sequence[Row]) -> None:

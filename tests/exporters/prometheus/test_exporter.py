@@ -185,6 +185,20 @@ def test_tls_is_spoken_and_said_in_the_target_file(tmp_path: Path, certificate: 
     assert labels["__scheme__"] == "https"
 
 
+def test_clients_without_a_certificate_are_not_let_in(tmp_path: Path, certificate: Path) -> None:
+    cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
+    config = Config(prometheus_certfile=cert, prometheus_keyfile=key, prometheus_client_cafile=cert)
+    exporter = EndpointExporter(config, rank(tmp_path))
+    stranger, known = (ssl.create_default_context(cafile=cert) for _ in range(2))
+    known.load_cert_chain(cert, key)
+
+    assert "commtrace_spans_total" in scrape(exporter, known)
+    with pytest.raises(OSError, match=r"(?i)certificate|reset|closed|EOF"):
+        scrape(exporter, stranger)
+    assert "commtrace_spans_total" in scrape(exporter, known)
+    exporter.close()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -1,0 +1,39 @@
+"""docs/prometheus.md and docs/grafana.md list what there is, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from commtrace.exporters.grafana.dashboards import dashboards
+from commtrace.exporters.prometheus.metrics import RankCollector
+from commtrace.exporters.prometheus.rules import Timing, alerts
+from commtrace.exporters.prometheus.totals import StepTotals
+from commtrace.live.device import Device
+from tests.exporters.prometheus.steps import rank, summary
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+def first_cells(page: str, pattern: str) -> list[str]:
+    rows = [line.split("|")[1] for line in (DOCS / page).read_text().splitlines() if line.startswith("| ")]
+    return [word for row in rows for word in re.findall(pattern, row)]
+
+
+def test_every_metric_is_documented() -> None:
+    totals = StepTotals()
+    counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
+    totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
+    names = {
+        sample.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+        for family in RankCollector(rank(), totals).collect()
+        for sample in family.samples
+    }
+
+    assert sorted(first_cells("prometheus.md", r"`(commtrace_\w+)`")) == sorted(names)
+
+
+def test_every_alert_and_dashboard_is_documented() -> None:
+    assert first_cells("grafana.md", r"`(Commtrace\w+)`") == [alert.name for alert in alerts(Timing())]
+    titles = [dashboard["title"].removeprefix("commtrace / ") for dashboard in dashboards().values()]
+    assert [cell for cell in first_cells("grafana.md", r"^ ([A-Z][^`]*?) $") if cell in titles] == titles

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commtrace.live.device import Device, training_device
+from commtrace.live.peak_flops import mfu
+
+
+def torch_with(peaks: list[int], *, in_use: bool = True) -> Any:
+    cuda = SimpleNamespace(
+        is_initialized=lambda: in_use,
+        device_count=lambda: len(peaks),
+        max_memory_allocated=peaks.__getitem__,
+        get_device_name=lambda number: f"GPU {number}",
+    )
+    return SimpleNamespace(cuda=cuda)
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [
+        (torch_with([0, 0, 700, 20]), Device("GPU 2", 700)),
+        (torch_with([0, 0]), None),
+        (torch_with([700], in_use=False), None),
+        (None, None),
+    ],
+)
+def test_the_device_is_the_one_that_is_used(
+    torch: Any, expected: Device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+    assert training_device() == expected
+
+
+def test_mfu_is_model_flops_by_time_and_peak() -> None:
+    # 2e9 parameters, 2048 · 16 tokens over 8 GPUs: 6 · 2e9 · 2048 · 16 / 8 FLOPs per GPU, in half a second
+    assert mfu(6 * 2e9 * 2048 * 16 / 8, 0.5, "NVIDIA A100-SXM4-80GB") == pytest.approx(49.152e12 / 0.5 / 312e12)
+    assert mfu(1e12, 0.5, "NVIDIA H100 NVL") is None
+    assert mfu(0.0, 0.5, "NVIDIA H200") is None

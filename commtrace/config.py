@@ -27,13 +27,17 @@ class Config:
         steps_per_segment: a new trace file is started every so many steps.
         modules: record the forward and backward of these modules: ``depth=2``, or patterns of their names such as
             ``layers.*,*.self_attention``. Empty: of none.
-        export: where live metrics go, several with commas between: ``prometheus``. Empty: nowhere.
+        export: where live metrics go, several with commas between: ``prometheus``, ``monitor``. Empty: nowhere.
         sample: record one step in so many in detail (those divisible by it), the others as sums; 0: only steps that
             ``commtrace trigger`` asks for.
         keep_steps: keep only the last so many steps of each rank; 0: all.
         keep_bytes: keep at most so many bytes of files of each rank, the newest; 0: no limit.
         skip_roles: do not time communication of process groups with these roles (``tp``, ``pp``, …).
         trigger_signal: a signal (``SIGUSR2``) that makes all ranks record the next steps in detail. Empty: none.
+        monitor_seconds: length of the windows that the monitor compares.
+        monitor_store: ``HOST:PORT`` of the store of a ``commtrace monitor --serve``, which then joins the ranks. Empty:
+            the job's own store, and rank 0 joins.
+        monitor_webhook: a URL to which the monitor posts what it finds. Empty: none.
         prometheus_port: of the rank with local rank 0; the others of the node take those behind it. 0: a free one.
         prometheus_address: to listen on.
         prometheus_targets: directory of the target files for Prometheus' file_sd. Empty: ``prometheus`` in the run
@@ -61,6 +65,9 @@ class Config:
     keep_bytes: int = 0
     skip_roles: tuple[str, ...] = ()
     trigger_signal: str = ""
+    monitor_seconds: float = 4.0
+    monitor_store: str = ""
+    monitor_webhook: str = ""
     prometheus_port: int = 0
     prometheus_address: str = "127.0.0.1"
     prometheus_targets: str = ""
@@ -153,6 +160,16 @@ def _bytes(name: str, value: str) -> int:
     return number
 
 
+def _seconds(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0.5 <= number <= 3600:
+        raise ConfigurationError(f"{name}={value!r}: write a number of seconds from 0.5 to 3600")
+    return number
+
+
 def _words(name: str, value: str) -> tuple[str, ...]:
     return tuple(filter(None, (word.strip() for word in value.split(","))))
 
@@ -185,6 +202,9 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_KEEP_BYTES": _bytes,
     "COMMTRACE_SKIP_ROLES": _words,
     "COMMTRACE_TRIGGER_SIGNAL": _signal,
+    "COMMTRACE_MONITOR_SECONDS": _seconds,
+    "COMMTRACE_MONITOR_STORE": _text,
+    "COMMTRACE_MONITOR_WEBHOOK": _text,
     "COMMTRACE_PROMETHEUS_PORT": _port,
     "COMMTRACE_PROMETHEUS_ADDRESS": _text,
     "COMMTRACE_PROMETHEUS_TARGETS": _text,

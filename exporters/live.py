@@ -21,6 +21,7 @@ _logger = logging.getLogger("commtrace")
 OpenListener: TypeAlias = Callable[[Config, LiveRank], StepListener]
 
 LISTENERS: Final[Mapping[str, str]] = {
+    "monitor": "commtrace.exporters.monitor.exporter:open_monitor",
     "prometheus": "commtrace.exporters.prometheus.exporter:open_prometheus",
 }
 """Module and function, ``module:function``, that opens each: an :data:`OpenListener`. Imported when it is wanted."""

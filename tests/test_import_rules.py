@@ -42,7 +42,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "synth": frozenset({"errors", "trace"}),
     "exporters": BASE | {"recorder", "analysis", "live"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
-    "cli": BASE | {"", "analysis", "importers", "synth", "exporters", "viewer", "_inject", "_stamp"},
+    "cli": BASE | {"", "analysis", "live", "importers", "synth", "exporters", "viewer", "_inject", "_stamp"},
     # entry points
     "": frozenset({"errors", "config", "session"}),
     "__main__": frozenset({"cli"}),
@@ -191,7 +191,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         "    except SystemExit as end:\n        assert end.code == 0, (command, end.code)\n"
     )
 
-    assert {command[0] for command in commands} == set(COMMANDS) - {"bench", "run", "import"}
+    assert {command[0] for command in commands} == set(COMMANDS) - {"bench", "run", "import", "monitor"}
     _in_a_new_interpreter(source)
     assert (tmp_path / "report.html").stat().st_size > 1_000
     assert (tmp_path / "trace").stat().st_size > 100

@@ -42,6 +42,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "compare": _Command("Print what changed between two runs; fail if slower."),
     "bench": _Command("Measure what recording costs a training command."),
     "trigger": _Command("Have a running job record the next steps in detail, on all ranks."),
+    "monitor": _Command("Watch a running job: who is slow, why, what it costs."),
     "export": _Command("Write a run for the Perfetto UI or another viewer."),
     "import": _Command("Make a run from what another program recorded."),
     "synth": _Command("Make a run of a simulated job, and the truth about it."),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.writer import Row
 
 _NAME: Final = 1
+_MOST_EVENTS: Final = 100
 
 
 class LiveRank:
@@ -25,6 +27,8 @@ class LiveRank:
         spans: rows so far, marks left out.
         dropped: spans dropped so far, by kind.
         overhead_ns: CPU time of the harvester thread so far.
+        stragglers: who is slow now, as the monitor on this rank found; empty where it does not join.
+        events: what it found so far, the newest few.
     """
 
     def __init__(self, metadata: RankMetadata, directory: Path) -> None:
@@ -34,6 +38,8 @@ class LiveRank:
         self.spans = 0
         self.dropped: Mapping[str, int] = {}
         self.overhead_ns = 0
+        self.stragglers: tuple[Mapping[str, Any], ...] = ()
+        self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
 
     @property
     def run_id(self) -> str:

@@ -1,0 +1,145 @@
+"""What a rank tells the others about the last few seconds: small enough to be published all the time.
+
+>>> window = Window(rank, seconds=4.0)                          # doctest: +SKIP
+>>> window.add(summary)                                         # doctest: +SKIP
+>>> store.set(key, window.close(number).to_bytes())             # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.live.rank import LiveRank
+from commtrace.live.summary import StepSummary
+from commtrace.trace.spans import Int64
+
+WORK: Final = ("compute", "data", "gc", "unknown")
+"""What a rank's own time went to: forward, backward and recompute; input; garbage collection; anything else."""
+
+_PHASES_OF_COMPUTE: Final = ("forward", "backward", "recompute")
+_MOST_ROLES: Final = 6
+_MAD_TO_SIGMA: Final = 1.4826
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """One rank in one window. Times are ns per step, means over the steps that ended in the window.
+
+    Attributes:
+        rank, host, stage: who; the pipeline stage is 0 where there is no pipeline.
+        window: number of the window; windows of all ranks with one number are compared.
+        steps: how many steps ended in it; all that follows is 0 where none did.
+        last_step: the newest step that ended so far; −1 before the first.
+        age_ns: how long ago it ended when this was made.
+        duration_ns: of a step.
+        work_ns: by the words of ``WORK``; waiting for other ranks is in none of them.
+        error_ns: standard error of the sum of the work, from its scatter between the steps.
+        exposed_ns: waiting and transfer by role, bubble as ``pp``; the largest few.
+        checkpoint_ns: saving.
+    """
+
+    rank: int
+    host: str
+    stage: int
+    window: int
+    steps: int = 0
+    last_step: int = -1
+    age_ns: int = 0
+    duration_ns: int = 0
+    work_ns: tuple[int, ...] = (0,) * len(WORK)
+    error_ns: int = 0
+    exposed_ns: Mapping[str, int] = field(default_factory=dict)
+    checkpoint_ns: int = 0
+
+    @property
+    def waiting_ns(self) -> int:
+        """Standing still for others or for the network."""
+        return sum(self.exposed_ns.values())
+
+    def to_bytes(self) -> bytes:
+        """JSON: a list in the order of the fields."""
+        return json.dumps([getattr(self, one.name) for one in fields(self)], separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, told: bytes) -> WindowReport:
+        """What :meth:`to_bytes` made.
+
+        Raises:
+            ValueError: it is something else, such as the report of another version.
+        """
+        values: Any = json.loads(told)
+        if not isinstance(values, list) or len(values) != len(fields(cls)):
+            raise ValueError(f"not a window report of this version: {told[:80]!r}")
+        named = dict(zip((one.name for one in fields(cls)), values, strict=True))
+        return cls(**{**named, "work_ns": tuple(named["work_ns"])})
+
+
+class Window:
+    """Gathers the steps of a window. Not for several threads at a time."""
+
+    def __init__(self, rank: LiveRank) -> None:
+        self._rank = rank
+        self._steps: list[StepSummary] = []
+        self._last_step = -1
+        self._last_end_ns = 0
+
+    def add(self, summary: StepSummary) -> None:
+        """A step has ended."""
+        self._steps.append(summary)
+        self._last_step, self._last_end_ns = summary.step, summary.end_ns
+
+    def close(self, number: int, now_ns: int) -> WindowReport:
+        """The report of what was gathered; gathering begins anew.
+
+        Args:
+            number: of the window.
+            now_ns: monotonic.
+        """
+        steps, self._steps = self._steps, []
+        work = np.array([work_of(step) for step in steps], np.int64).reshape(len(steps), len(WORK))
+        return WindowReport(
+            rank=self._rank.rank,
+            host=self._rank.metadata.node,
+            stage=int(self._rank.marks.coordinates.get("pp", 0)),
+            window=number,
+            steps=len(steps),
+            last_step=self._last_step,
+            age_ns=max(now_ns - self._last_end_ns, 0) if self._last_end_ns else 0,
+            duration_ns=_mean([step.duration_ns for step in steps]),
+            work_ns=tuple(_mean(column) for column in work.T.tolist()) if steps else (0,) * len(WORK),
+            error_ns=_standard_error(work.sum(axis=1)),
+            exposed_ns=_exposed(steps),
+            checkpoint_ns=_mean([step.checkpoint_ns for step in steps]),
+        )
+
+
+def work_of(step: StepSummary) -> tuple[int, ...]:
+    """What the rank itself did in a step, ns, by the words of ``WORK``."""
+    compute = sum(step.compute_ns.get(phase, 0) for phase in _PHASES_OF_COMPUTE)
+    return compute, step.data_ns, step.gc_ns, step.work_ns - compute - step.data_ns - step.gc_ns
+
+
+def _exposed(steps: Sequence[StepSummary]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for step in steps:
+        for role, time in (*step.exposed_ns.items(), ("pp", step.bubble_ns)):
+            totals[role] = totals.get(role, 0) + time
+    largest = sorted(((time, role) for role, time in totals.items() if time), reverse=True)[:_MOST_ROLES]
+    return {role: time // len(steps) for time, role in largest}
+
+
+def _standard_error(values: Int64) -> int:
+    """Of the mean; the scatter from the median deviation, so that one odd step does not blind the window."""
+    if len(values) < 2:
+        return 0
+    deviation = float(np.median(np.abs(values - np.median(values))))
+    return round(_MAD_TO_SIGMA * deviation / float(np.sqrt(len(values))))
+
+
+def _mean(values: Sequence[int]) -> int:
+    return sum(values) // len(values) if values else 0

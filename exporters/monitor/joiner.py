@@ -1,0 +1,73 @@
+"""Reads the reports of all ranks from the board and tells what changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from commtrace.exporters.monitor.board import Board
+from commtrace.live.watch import LiveEvent, Watch
+from commtrace.live.window import WindowReport
+
+_logger = logging.getLogger("commtrace")
+
+
+class Outlet(Protocol):
+    """Where findings go."""
+
+    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+        """What is new, possibly nothing, and how things stand."""
+
+
+class Joiner:
+    """Joins the windows of a job.
+
+    Args:
+        world_size: ranks of the job.
+        seconds: length of a window.
+        outlets: told after every join.
+    """
+
+    def __init__(self, world_size: int, seconds: float, outlets: Sequence[Outlet]) -> None:
+        self.watch = Watch(world_size, seconds)
+        self._world_size = world_size
+        self._outlets = outlets
+        self._unreadable_told = False
+
+    def join(self, board: Board, now: float) -> list[LiveEvent]:
+        """Read the reports on the board, judge, tell.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        reports = self._parsed(board.get(range(self._world_size)))
+        events = self.watch.join(reports, now)
+        status = self._status(reports, now)
+        for outlet in self._outlets:
+            outlet.tell(events, status)
+        return events
+
+    def _parsed(self, told: Sequence[bytes]) -> list[WindowReport]:
+        reports = []
+        for one in told:
+            try:
+                reports.append(WindowReport.from_bytes(one))
+            except (ValueError, KeyError, TypeError) as error:
+                if not self._unreadable_told:
+                    self._unreadable_told = True
+                    _logger.warning("commtrace: a rank reports in a form that is not understood: %s", error)
+        return reports
+
+    def _status(self, reports: Sequence[WindowReport], now: float) -> dict[str, Any]:
+        watch = self.watch
+        return {
+            "time": now,
+            "world_size": self._world_size,
+            "ranks_heard": watch.heard,
+            "silent": watch.silent,
+            "step_ms": watch.step_ns / 1e6,
+            "last_step": max((report.last_step for report in reports), default=-1),
+            "peers_missing": watch.peers_missing,
+            "stragglers": [straggler.to_json() for straggler in watch.stragglers],
+        }

@@ -1,0 +1,108 @@
+"""Where the monitor's findings go: the log, files of the run, a webhook, and what other exporters show."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from commtrace.live.rank import LiveRank
+from commtrace.live.watch import CLEARED, LiveEvent
+
+_logger = logging.getLogger("commtrace")
+
+_WEBHOOK_SECONDS: Final = 5.0
+_WEBHOOK_QUEUE: Final = 100
+
+
+class LogOutlet:
+    """One line per event."""
+
+    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+        for event in events:
+            level = logging.INFO if event.kind == CLEARED else logging.WARNING
+            _logger.log(level, "commtrace: %s", event.sentence)
+
+
+class FileOutlet:
+    """``monitor.json``, how things stand, and ``monitor.jsonl``, one line per event, in the run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._status = directory / "monitor.json"
+        self._events = directory / "monitor.jsonl"
+        self._failed = False
+
+    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+        try:
+            beside = self._status.with_suffix(".tmp")
+            beside.write_text(json.dumps(status) + "\n", encoding="utf-8")
+            beside.replace(self._status)
+            if events:
+                with self._events.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(event.to_json()) + "\n" for event in events)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                _logger.warning("commtrace: the monitor cannot write %s: %s", self._status, error)
+
+
+class LiveOutlet:
+    """Leaves the findings where the other exporters of this process find them."""
+
+    def __init__(self, rank: LiveRank) -> None:
+        self._rank = rank
+
+    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+        self._rank.stragglers = tuple(status["stragglers"])
+        self._rank.events.extend(event.to_json() for event in events)
+
+
+class WebhookOutlet:
+    """POSTs every event as JSON, from a thread of its own: a dead receiver holds up nobody.
+
+    Args:
+        url: http or https.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._waiting: queue.Queue[LiveEvent | None] = queue.Queue(_WEBHOOK_QUEUE)
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="commtrace-webhook", daemon=True)
+        self._thread.start()
+
+    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+        for event in events:
+            try:
+                self._waiting.put_nowait(event)
+            except queue.Full:
+                _logger.warning("commtrace: the webhook is too slow; an event is only in the log: %s", event.sentence)
+
+    def close(self) -> None:
+        """Send what waits, for no longer than one request may take."""
+        try:
+            self._waiting.put_nowait(None)
+        except queue.Full:
+            return
+        self._thread.join(_WEBHOOK_SECONDS)
+
+    def _run(self) -> None:
+        while (event := self._waiting.get()) is not None:
+            try:
+                self._post(json.dumps(event.to_json()).encode())
+                self._failures = 0
+            except (OSError, ValueError) as error:  # urllib's errors are OSErrors; a bad URL is a ValueError
+                self._failures += 1
+                if self._failures == 1:
+                    _logger.warning("commtrace: the webhook %s did not take an event: %s", self._url, error)
+
+    def _post(self, body: bytes) -> None:
+        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
+        with urllib.request.urlopen(request, timeout=_WEBHOOK_SECONDS):
+            pass

@@ -1,0 +1,157 @@
+"""A rank that becomes slow while a real job runs is named, and cleared when it recovers; the monitor may die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from tests.e2e.launch import REPOSITORY, Completed, launch
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "monitored.py"
+WINDOW_SECONDS = 2.0
+
+
+class Job(threading.Thread):
+    """A job of four ranks that runs beside the test."""
+
+    def __init__(self, directory: Path, seconds: float, **environment: str) -> None:
+        super().__init__()
+        self.directory = directory
+        self.slow = directory.parent / "slow"
+        self.completed: Completed | None = None
+        self._seconds = seconds
+        self._environment = {
+            "COMMTRACE_DIR": str(directory),
+            "COMMTRACE_EXPORT": "monitor",
+            "COMMTRACE_MONITOR_SECONDS": str(WINDOW_SECONDS),
+            "PYTHONPATH": str(REPOSITORY),
+            **environment,
+        }
+        self.start()
+
+    def run(self) -> None:
+        arguments = [PROGRAM, self.slow, str(self._seconds)]
+        self.completed = launch(arguments, 4, self._environment, timeout=self._seconds + 90)
+
+    def status(self) -> dict[str, Any]:
+        try:
+            told: dict[str, Any] = json.loads((self.directory / "monitor.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return told
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.directory / "monitor.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for(self, kind: str, seconds: float) -> dict[str, Any]:
+        """The first event of a kind; how long it took does not matter up to a limit that a busy machine keeps."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for event in self.events():
+                if event["kind"] == kind:
+                    return event
+            time.sleep(0.1)
+        raise AssertionError(f"no event {kind} after {seconds} s: {self.events()} {self.status()}")
+
+    def wait_until_it_trains(self) -> None:
+        deadline = time.monotonic() + 60
+        while self.status().get("last_step", -1) < 20:
+            assert time.monotonic() < deadline, self.status()
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def hook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A webhook's URL, and what it was sent."""
+    received: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Not on the test's output."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/", received
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_rank_that_becomes_slow_is_named_and_cleared(tmp_path: Path, hook: tuple[str, list[dict[str, Any]]]) -> None:
+    url, received = hook
+    job = Job(tmp_path / "run", 35, COMMTRACE_MONITOR_WEBHOOK=url)
+    job.wait_until_it_trains()
+    assert job.events() == []
+    job.slow.write_text("2 0.5")
+    slowed_at = time.time()
+    found = job.wait_for("straggler", 30)
+    assert (found["rank"], found["straggler"]["cause"]) == (2, "unknown")  # this program names no forward
+    # The window in which it became slow may count or not; then one more, and the join.
+    assert found["time"] - slowed_at < 5 * WINDOW_SECONDS
+    assert 0.2 * 80 < found["straggler"]["cost_ms_per_step"] < 0.8 * 80
+    assert [one["rank"] for one in job.status()["stragglers"]] == [2]
+    job.slow.unlink()
+    assert job.wait_for("recovered", 30)["rank"] == 2
+    job.join()
+    assert job.completed is not None
+    assert job.completed.returncode == 0, job.completed.stdout
+    assert "commtrace: Rank 2 on" in job.completed.stdout
+    assert [event["kind"] for event in job.events()] == ["straggler", "recovered"], job.events()
+    assert [event["kind"] for event in received] == ["straggler", "recovered"]
+
+
+def test_killing_a_monitor_outside_of_the_job_leaves_training_and_recording_alone(tmp_path: Path) -> None:
+    port = _free_port()
+    command = [sys.executable, "-m", "commtrace", "monitor", "--serve", f"127.0.0.1:{port}", "-o", str(tmp_path)]
+    log = (tmp_path / "log").open("w")
+    monitor = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": "."})
+    job = Job(tmp_path / "run", 18, COMMTRACE_MONITOR_STORE=f"127.0.0.1:{port}")
+    try:
+        deadline = time.monotonic() + 60
+        status = tmp_path / "monitor.json"
+        while not (status.exists() and json.loads(status.read_text())["last_step"] > 20):
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+    finally:
+        monitor.send_signal(signal.SIGKILL)
+        monitor.wait()
+        log.close()
+    job.join()
+    assert job.completed is not None
+    assert job.completed.returncode == 0, job.completed.stdout
+    assert job.completed.stdout.count("trained") == 4
+    run = load_run(tmp_path / "run")
+    assert run.problems == ()
+    for trace in run.ranks.values():
+        steps = sorted(trace.spans.step[trace.spans.kind == schema.STEP].tolist())
+        assert steps == list(range(len(steps)))
+        assert len(steps) > 20
+        assert trace.dropped == {}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

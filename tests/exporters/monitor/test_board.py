@@ -1,0 +1,55 @@
+"""Reports in a real TCPStore."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from commtrace.exporters.monitor.board import Announcement, Board, BoardError, split_address
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def served(address: str) -> Board:
+    pytest.importorskip("torch")
+    return Board.serve(address, "run/0")
+
+
+def test_the_newest_report_of_each_rank_is_read(served: Board, address: str) -> None:
+    other = Board.connect(address, "run/0")
+    other.put(0, b"old")
+    other.put(2, b"two")
+    other.put(0, b"new")
+    assert served.get(range(3)) == [b"new", b"two"]
+    other.put(1, b"one")
+    assert served.get(range(3)) == [b"new", b"one", b"two"]
+
+
+def test_runs_that_share_a_store_do_not_meet(served: Board) -> None:
+    served.put(0, b"first")
+    assert served.of_run("run/1").get([0]) == []
+
+
+def test_a_run_announces_itself(served: Board, address: str) -> None:
+    assert served.announced() is None
+    Board.connect(address, "run/1").announce(Announcement("run/1", 64, 4.0))
+    assert served.announced() == Announcement("run/1", 64, 4.0)
+
+
+def test_a_store_that_is_not_there_is_an_error_with_its_address(address: str) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(BoardError, match=address):
+        Board.connect(address, "run")
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:port"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(BoardError, match="write HOST:PORT"):
+        split_address(address)

@@ -1,0 +1,195 @@
+"""Windows of a job that is made up: who is named, when, why, and who is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from commtrace.live.watch import BACK, CLEARED, FOUND, SILENT, LiveEvent, Watch
+from commtrace.live.window import WindowReport
+
+MS = 1_000_000
+SECONDS = 4.0
+
+
+def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **columns: object) -> WindowReport:
+    """A rank of a job whose steps last 100 ms; work in ms, what is left is waiting for dp."""
+    waiting = max(100 - sum(work), 0)
+    told: dict[str, object] = {
+        "host": f"node{rank // 4}",
+        "stage": 0,
+        "steps": 40,
+        "last_step": 40 * window,
+        "duration_ns": 100 * MS,
+        "error_ns": MS // 10,
+        "exposed_ns": {"dp": round(waiting * MS)},
+        **columns,
+    }
+    return WindowReport(rank=rank, window=window, work_ns=tuple(round(part * MS) for part in work), **told)  # type: ignore[arg-type]
+
+
+def watched(
+    windows: int,
+    slow: Mapping[int, Sequence[float]] = {},
+    *,
+    ranks: int = 8,
+    watch: Watch | None = None,
+    begin: int = 0,
+) -> tuple[Watch, list[LiveEvent]]:
+    """Events of some windows in which some ranks work otherwise."""
+    watch = watch or Watch(ranks, SECONDS)
+    events = []
+    for window in range(begin, begin + windows):
+        reports = [report(rank, window, slow.get(rank, (60, 5, 0, 5))) for rank in range(ranks)]
+        events += watch.join(reports, now=(window + 1) * SECONDS)
+    return watch, events
+
+
+def test_a_slow_rank_is_named_in_the_second_window() -> None:
+    watch, events = watched(1, {5: (72, 5, 0, 5)})
+    assert events == []
+    watch, events = watched(1, {5: (72, 5, 0, 5)}, watch=watch, begin=1)
+    (event,) = events
+    assert (event.kind, event.rank, event.host, event.time) == (FOUND, 5, "node1", 8.0)
+    straggler = event.straggler
+    assert straggler is not None
+    assert (straggler.cause, straggler.since) == ("compute", 0.0)
+    assert straggler.cost_ms_per_step == pytest.approx(12.0)
+    assert straggler.gpu_hours_per_day == pytest.approx(0.12 * 24 * 8)
+    assert "Rank 5 on node1 holds up the others (compute) since 8 s: 12.0 ms per step, 23.0 GPU-hours" in event.sentence
+    assert [one.rank for one in watch.stragglers] == [5]
+
+
+@pytest.mark.parametrize(
+    ("work", "cause"),
+    [((75, 5, 0, 5), "compute"), ((60, 20, 0, 5), "data"), ((60, 5, 12, 5), "gc"), ((60, 5, 0, 18), "unknown")],
+)
+def test_the_cause_is_the_work_that_is_too_much(work: Sequence[float], cause: str) -> None:
+    _, (event,) = watched(2, {2: work})
+    assert event.straggler is not None
+    assert event.straggler.cause == cause
+
+
+def test_it_is_told_once_and_cleared_when_it_is_over() -> None:
+    watch, events = watched(6, {5: (72, 5, 0, 5)})
+    assert [event.kind for event in events] == [FOUND]
+    watch, events = watched(1, watch=watch, begin=6)
+    assert events == []
+    watch, events = watched(3, watch=watch, begin=7)
+    assert [(event.kind, event.rank) for event in events] == [(CLEARED, 5)]
+    assert watch.stragglers == []
+
+
+def test_a_rank_at_the_limit_does_not_flicker() -> None:
+    watch, _ = watched(3, {5: (72, 5, 0, 5)})
+    _, events = watched(4, {5: (64, 5, 0, 5)}, watch=watch, begin=3)
+    assert events == []
+
+
+def test_one_odd_window_names_nobody() -> None:
+    watch, _ = watched(3)
+    watch, first = watched(1, {1: (90, 5, 0, 5)}, watch=watch, begin=3)
+    _, second = watched(3, watch=watch, begin=4)
+    assert first + second == []
+
+
+def test_nobody_is_named_where_all_are_slow_together() -> None:
+    everybody = dict.fromkeys(range(8), (90, 5, 0, 5))
+    assert watched(5, everybody)[1] == []
+
+
+def test_victims_of_a_slow_rank_are_not_named() -> None:
+    """Waiting grows on seven ranks, and only the eighth works more."""
+    _, events = watched(5, {0: (95, 5, 0, 5)})
+    assert [event.rank for event in events] == [0]
+
+
+def test_a_stage_with_more_work_is_compared_with_its_own_ranks() -> None:
+    watch, events = Watch(8, SECONDS), []
+    for window in range(4):
+        reports = [report(rank, window, (60 + 30 * (rank // 4), 5, 0, 5), stage=rank // 4) for rank in range(8)]
+        events += watch.join(reports, now=window * SECONDS)
+    assert events == []
+    assert not watch.peers_missing
+
+
+def test_a_rank_alone_at_its_stage_is_not_judged_and_that_is_said() -> None:
+    watch, events = Watch(2, SECONDS), []
+    for window in range(4):
+        events += watch.join([report(rank, window, (40 + 40 * rank, 0, 0, 0), stage=rank) for rank in (0, 1)], window)
+    assert events == []
+    assert watch.peers_missing
+
+
+def test_a_slow_host_is_one_finding() -> None:
+    slow = dict.fromkeys((4, 5, 6, 7), (80, 5, 0, 5))
+    _, events = watched(2, slow, ranks=16)
+    assert len(events) == 1
+    assert events[0].straggler is not None
+    assert (events[0].straggler.cause, events[0].host) == ("host", "node1")
+    assert events[0].sentence.startswith("Host node1 holds up the others (host)")
+
+
+def test_the_cost_is_no_more_than_what_the_others_waited() -> None:
+    """A rank with 30 ms more of work than its peers, of whom nobody waits more than 3 ms: the job loses 3 ms."""
+    watch, events = Watch(4, SECONDS), []
+    for window in range(2):
+        reports = [report(rank, window, (90, 0, 0, 0) if rank == 1 else (60, 0, 0, 0), exposed_ns={"dp": 3 * MS})
+                   for rank in range(4)]  # fmt: skip
+        events += watch.join(reports, now=window * SECONDS)
+    assert events[0].straggler is not None
+    assert events[0].straggler.cost_ms_per_step == pytest.approx(3.0)
+
+
+def test_ranks_that_scatter_are_not_slow() -> None:
+    """30 minutes of a clean run in which work scatters by 4 % between ranks and windows: nobody is named."""
+    random = np.random.default_rng(0)
+    watch, events = Watch(8, SECONDS), []
+    for window in range(450):
+        work = 60 * (1 + random.normal(0, 0.04, 8))
+        reports = [report(rank, window, (work[rank], 5, 0, 5), error_ns=round(0.04 * 60 * MS)) for rank in range(8)]
+        events += watch.join(reports, now=window * SECONDS)
+    assert events == []
+
+
+def test_a_rank_that_stops_reporting_is_told_and_told_again_when_it_is_back() -> None:
+    watch, _ = watched(3)
+    events = []
+    for window in range(3, 9):
+        reports = [report(rank, window if rank != 6 else 2) for rank in range(8)]
+        events += watch.join(reports, now=(window + 1) * SECONDS)
+    assert [(event.kind, event.rank) for event in events] == [(SILENT, 6)]
+    assert "Rank 6 on node1 has not reported for 16 s" in events[0].sentence
+    assert watch.silent == [6]
+    _, events = watched(1, watch=watch, begin=9)
+    assert [(event.kind, event.rank) for event in events] == [(BACK, 6)]
+
+
+def test_windows_without_steps_change_no_verdict() -> None:
+    """Steps of a minute: most windows hold none."""
+    watch, events = Watch(4, SECONDS), []
+    for window in range(40):
+        has_step = window % 15 == 14
+        reports = [
+            report(rank, window, (80, 5, 0, 5) if rank == 3 else (60, 5, 0, 5), steps=int(has_step))
+            for rank in range(4)
+        ]
+        events += watch.join(reports, now=window * SECONDS)
+    assert [(event.kind, event.rank) for event in events] == [(FOUND, 3)]
+
+
+def test_a_window_of_10_000_ranks_is_joined() -> None:
+    """Also a figure: bench/monitor.py prints how long it takes."""
+    ranks = 10_000
+    watch, events = Watch(ranks, SECONDS), []
+    for window in range(2):
+        told = [
+            report(rank, window, (80, 5, 0, 5) if rank == 4321 else (60, 5, 0, 5)).to_bytes() for rank in range(ranks)
+        ]
+        begin = time.perf_counter()
+        events += watch.join([WindowReport.from_bytes(one) for one in told], now=window * SECONDS)
+        assert time.perf_counter() - begin < 20  # ten times what is wanted: a busy machine must not fail it
+    assert [event.rank for event in events] == [4321]

@@ -1,0 +1,87 @@
+"""What a rank tells about a window, and that it stays small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commtrace.live.rank import LiveRank
+from commtrace.live.summary import StepSummary
+from commtrace.live.window import Window, WindowReport, work_of
+from tests.factory import metadata
+
+MS = 1_000_000
+
+
+def step(
+    number: int, *, forward: int = 60, data: int = 10, dp: int = 20, bubble: int = 5, other: int = 5
+) -> StepSummary:
+    """A step whose parts, in ms, add up."""
+    duration = forward + data + dp + bubble + other
+    return StepSummary(
+        run_id="made-run",
+        rank=3,
+        step=number,
+        start_ns=number * 1_000 * MS,
+        duration_ns=duration * MS,
+        compute_ns={"forward": forward * MS},
+        exposed_ns={"dp": dp * MS},
+        bubble_ns=bubble * MS,
+        data_ns=data * MS,
+        other_ns=other * MS,
+    )
+
+
+def window() -> Window:
+    return Window(LiveRank(metadata(3, world_size=8, node="node1"), Path("run")))
+
+
+def test_work_is_what_is_left_without_waiting() -> None:
+    assert work_of(step(0)) == (60 * MS, 10 * MS, 0, 5 * MS)
+
+
+def test_a_report_holds_the_means_of_its_steps() -> None:
+    gathered = window()
+    for number, forward in enumerate((60, 62, 70)):
+        gathered.add(step(number, forward=forward))
+    report = gathered.close(17, now_ns=2_500 * MS)
+    assert report == WindowReport(
+        rank=3,
+        host="node1",
+        stage=0,
+        window=17,
+        steps=3,
+        last_step=2,
+        age_ns=(2_500 - 2_000 - 110) * MS,
+        duration_ns=104 * MS,
+        work_ns=(64 * MS, 10 * MS, 0, 5 * MS),
+        error_ns=round(1.4826 * 2 * MS / 3**0.5),  # the median deviation of 75, 77, 85 is 2
+        exposed_ns={"dp": 20 * MS, "pp": 5 * MS},
+    )
+
+
+def test_a_window_without_steps_says_how_long_ago_the_last_one_was() -> None:
+    gathered = window()
+    gathered.add(step(4))
+    gathered.close(1, now_ns=4_100 * MS)
+    report = gathered.close(2, now_ns=9_100 * MS)
+    assert (report.steps, report.last_step, report.age_ns, report.work_ns) == (0, 4, 5_000 * MS, (0, 0, 0, 0))
+
+
+def test_a_report_survives_the_store_and_is_below_a_kilobyte() -> None:
+    gathered = window()
+    roles = dict.fromkeys(("tp", "dp", "cp", "ep", "embedding", "expert_dp", "world", "position"), 10**12)
+    gathered.add(
+        StepSummary("r" * 200, 3, 10**9, 10**18, 10**13, compute_ns={"forward": 10**12}, exposed_ns=roles, bubble_ns=1)
+    )
+    report = gathered.close(10**9, now_ns=2 * 10**18)
+    told = report.to_bytes()
+    assert len(told) < 1_000
+    assert WindowReport.from_bytes(told) == report
+
+
+@pytest.mark.parametrize("told", [b"{}", b"[1, 2]", b"nonsense", b'"text"'])
+def test_what_is_no_report_is_refused(told: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - json's own error is one
+        WindowReport.from_bytes(told)

@@ -6,13 +6,14 @@ A process has at most one session. Nothing here raises into a training loop: wha
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from commtrace.capture.instrumentation import Instrumentation, OpenObservers
 
 _logger = logging.getLogger("commtrace")
-_lock = threading.Lock()
+# Re-entrant: a signal handler of the script's may stop the recording while the script starts it.
+_lock = threading.RLock()
 _current: Instrumentation | None = None
 _sessions: list[Instrumentation] = []
 """Those whose callbacks the end of the process waits for."""
@@ -37,33 +39,25 @@ def start(config: Config | None = None) -> None:
     Args:
         config: options; read from COMMTRACE_* variables if None.
     """
-    global _current
-    with _lock:
-        if _current is not None:
-            _logger.warning("commtrace is already recording; call commtrace.stop() before starting it again")
-            return
-        try:
-            chosen = Config.from_env() if config is None else config
-            if not chosen.enabled:
-                return
-            _current = _started(chosen)
-        except ConfigurationError as error:
-            _logger.error("commtrace is off in this process: %s", error)
-        except Exception:
-            _logger.exception("commtrace could not start and is off in this process; training is not affected")
+    try:
+        with _lock:
+            _start(config)
+    except ConfigurationError as error:
+        _logger.error("commtrace is off in this process: %s", error)
+    except Exception:
+        _logger.exception("commtrace could not start and is off in this process; training is not affected")
 
 
 def stop() -> None:
     """Stop recording, write what is left, and put every patched function back. Idempotent; never raises."""
-    global _current
-    with _lock:
-        session, _current = _current, None
-    if session is None:
-        return
     try:
-        session.stop()
+        _stop()
     except Exception:
         _logger.exception("commtrace could not stop cleanly; its files may miss the last second")
+        try:
+            _stop()  # It begins where it was interrupted: no function stays replaced.
+        except Exception:
+            _logger.exception("commtrace could not put every function back; they pass everything through")
 
 
 @contextmanager
@@ -73,14 +67,19 @@ def step(number: int | None = None) -> Iterator[None]:
     Args:
         number: of the step; counted up from the previous one if None.
     """
-    tracer = _tracer()
-    if tracer is not None:
-        _guarded(tracer, lambda: tracer.begin_step(None if number is None else operator.index(number), is_users=True))
+    end: Callable[[], None] | None = None
+    try:
+        end = _begin_step(number)
+    except Exception as error:
+        _failed(error)
     try:
         yield
     finally:
-        if tracer is not None:
-            _guarded(tracer, tracer.end_step)
+        if end is not None:
+            try:
+                end()
+            except Exception as error:
+                _failed(error)
 
 
 @contextmanager
@@ -90,20 +89,19 @@ def span(name: str) -> Iterator[None]:
     Args:
         name: low in cardinality: it becomes a label, so no step numbers in it.
     """
-    tracer = _tracer()
-    opened: list[Any] = []
-    if tracer is not None:
-        from commtrace.trace import schema
-
-        # A thread of the script's beside the training must not move the place in the schedule.
-        trains = threading.current_thread() is threading.main_thread()
-        enter, leave = (tracer.enter, tracer.leave) if trains else (tracer.aside, tracer.leave_aside)
-        _guarded(tracer, lambda: opened.append(enter(schema.USER, name)))
+    end: Callable[[], None] | None = None
+    try:
+        end = _begin_span(name)
+    except Exception as error:
+        _failed(error)
     try:
         yield
     finally:
-        if opened and opened[0] is not None:
-            _guarded(tracer, lambda: leave(opened[0]))
+        if end is not None:
+            try:
+                end()
+            except Exception as error:
+                _failed(error)
 
 
 def count(*, tokens: float = 0, samples: float = 0, model_flops: float = 0) -> None:
@@ -115,21 +113,68 @@ def count(*, tokens: float = 0, samples: float = 0, model_flops: float = 0) -> N
         tokens, samples: that this rank takes in.
         model_flops: floating-point operations of the model that fall to this rank, recomputation not counted.
     """
-    tracer = _tracer()
-    if tracer is not None:
-        told = {"tokens": tokens, "samples": samples, "model_flops": model_flops}
-        _guarded(tracer, lambda: tracer.count({name: float(number) for name, number in told.items() if number}))
-
-
-def _tracer() -> Any:
-    return None if _current is None else _current.tracer
-
-
-def _guarded(tracer: Any, action: Callable[[], Any]) -> None:
     try:
-        action()
+        _count({"tokens": tokens, "samples": samples, "model_flops": model_flops})
     except Exception as error:
-        tracer.failed("commtrace.step, commtrace.span and commtrace.count", error)
+        _failed(error)
+
+
+def _begin_step(number: int | None) -> Callable[[], None] | None:
+    """What ends the step; None if nothing is recorded."""
+    session = _current
+    if session is None:
+        return None
+    session.tracer.begin_step(None if number is None else operator.index(number), is_users=True)
+    return session.tracer.end_step
+
+
+def _begin_span(name: str) -> Callable[[], None] | None:
+    """What ends the span; None if nothing is recorded."""
+    session = _current
+    if session is None:
+        return None
+    from commtrace.trace import schema
+
+    tracer = session.tracer
+    # A thread of the script's beside the training must not move the place in the schedule.
+    if threading.current_thread() is threading.main_thread():
+        return functools.partial(tracer.leave, tracer.enter(schema.USER, name))
+    opened = tracer.aside(schema.USER, name)
+    return None if opened is None else functools.partial(tracer.leave_aside, opened)
+
+
+def _count(told: dict[str, float]) -> None:
+    session = _current
+    if session is not None:
+        session.tracer.count({name: float(number) for name, number in told.items() if number})
+
+
+def _failed(error: Exception) -> None:
+    session = _current
+    if session is not None:
+        session.tracer.failed("commtrace.step, commtrace.span and commtrace.count", error)
+
+
+def _start(config: Config | None) -> None:
+    global _current
+    if _current is not None:
+        _logger.warning("commtrace is already recording; call commtrace.stop() before starting it again")
+        return
+    chosen = Config.from_env() if config is None else config
+    if chosen.enabled:
+        _current = _started(chosen)
+
+
+def _stop() -> None:
+    global _current
+    with _lock:
+        session, _current = _current, None
+    if session is not None:
+        try:
+            session.stop()
+        except BaseException:
+            _current = session
+            raise
 
 
 def _started(config: Config) -> Instrumentation:
@@ -138,8 +183,12 @@ def _started(config: Config) -> Instrumentation:
     from commtrace.integrations import INTEGRATIONS
 
     session = Instrumentation(config, INTEGRATIONS, _open_observers(config))
-    session.start()
-    _end_in_order(session)
+    try:
+        session.start()
+        _end_in_order(session)
+    except BaseException:
+        session.stop()
+        raise
     return session
 
 
@@ -174,7 +223,7 @@ def _end(pid: int) -> None:
 def _after_fork_in_child() -> None:
     """A forked child (a DataLoader worker) records nothing: the thread and the files are its parent's."""
     global _current, _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     session, _current = _current, None
     if session is not None:
         session.abandon_after_fork()

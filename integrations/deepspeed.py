@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import torch
 
-from commtrace.capture.hooks import Hooks, Wrap
+from commtrace.capture.hooks import RAISED, Hooks, Wrap
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.deepspeed_topology import group_roles, topology
@@ -139,13 +139,14 @@ class DeepSpeedIntegration:
         )
 
     def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def __init__(engine: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(engine, *args, **kwargs)
-            if self._hooks.active:
-                self._hooks.guarded(self._read_groups, engine)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+            return args[0]
 
-        return __init__
+        def end(engine: Any, result: Any) -> None:
+            if result is not RAISED and self._hooks.active:
+                self._read_groups(engine)
+
+        return self._hooks.around(begin, end)(original)
 
     def _read_groups(self, engine: Any) -> None:
         """Tell the tracer what this engine's groups are for and, of the engine that begins the steps, the topology."""
@@ -157,78 +158,65 @@ class DeepSpeedIntegration:
             self._tracer.set_topology(topology(engine, roles))
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def forward(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active:
-                return original(engine, *args, **kwargs)
-            self._hooks.guarded(self._close_direct_backward, engine)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Span, bool] | None:
+            engine = args[0]
+            self._close_direct_backward(engine)
             if self._is_inside_a_microbatch() or self._evaluations:
-                return original(engine, *args, **kwargs)
+                return None
             if not torch.is_grad_enabled():
-                return self._evaluate(original, engine, args, kwargs)
-            microbatch = self._hooks.guarded(self._microbatch_of_forward, engine)
-            span = self._enter(schema.FORWARD, "forward", microbatch, 0)
-            try:
-                return original(engine, *args, **kwargs)
-            finally:
-                self._hooks.leave(span)
+                return self._begin_evaluation(), True
+            return self._enter(schema.FORWARD, "forward", self._microbatch_of_forward(engine), 0), False
 
-        return forward
+        def end(begun: tuple[Span, bool], result: Any) -> None:
+            span, is_evaluation = begun
+            (self._end_evaluation if is_evaluation else self._hooks.end)(span, result)
+
+        return self._hooks.around(begin, end)(original)
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active or self._is_inside_a_microbatch():
-                return original(engine, *args, **kwargs)
-            microbatch = self._hooks.guarded(self._microbatch_of_backward, engine)
-            span = self._enter(schema.BACKWARD, "backward", microbatch, 0)
-            try:
-                return original(engine, *args, **kwargs)
-            finally:
-                self._hooks.leave(span)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+            if self._is_inside_a_microbatch():
+                return None
+            return self._enter(schema.BACKWARD, "backward", self._microbatch_of_backward(args[0]), 0)
 
-        return backward
+        return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_backward_prologue(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """DeepSpeed calls this when gradients reach the output of the model: in any backward, also in a direct one."""
 
-        @functools.wraps(original)
-        def prologue(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._hooks.active and not self._is_inside_a_microbatch():
-                self._hooks.guarded(self._open_direct_backward, engine)
-            return original(engine, *args, **kwargs)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+            if not self._is_inside_a_microbatch():
+                self._open_direct_backward(args[0])
 
-        return prologue
+        return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_backward_epilogue(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def epilogue(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(engine, *args, **kwargs)
-            finally:
-                if self._hooks.active:
-                    self._hooks.guarded(self._close_direct_backward, engine)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+            return args[0]
 
-        return epilogue
+        def end(engine: Any, _result: Any) -> None:
+            if self._hooks.active:
+                self._close_direct_backward(engine)
+
+        return self._hooks.around(begin, end)(original)
 
     def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active:
-                return original(engine, *args, **kwargs)
-            self._hooks.guarded(self._close_direct_backward, engine)
-            is_boundary = self._hooks.guarded(_is_boundary, engine)
-            span = None
-            if is_boundary and not self._tracer.open_optimizers:
-                span = self._hooks.enter(schema.OPTIMIZER, type(getattr(engine, "optimizer", None)).__name__)
-            try:
-                result = original(engine, *args, **kwargs)
-            finally:
-                self._hooks.leave(span)
-            self._hooks.guarded(self._end_micro_step, engine, is_boundary)
-            return result
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool, Span | None]:
+            engine = args[0]
+            self._close_direct_backward(engine)
+            is_boundary = _is_boundary(engine)
+            if not is_boundary or self._tracer.open_optimizers:
+                return engine, is_boundary, None
+            return engine, is_boundary, self._tracer.enter(schema.OPTIMIZER, _name_of_optimizer(engine))
 
-        return step
+        def end(begun: tuple[Any, bool, Span | None], result: Any) -> None:
+            engine, is_boundary, span = begun
+            if span is not None:
+                self._tracer.leave(span)
+            if result is not RAISED:
+                self._end_micro_step(engine, is_boundary)
+
+        return self._hooks.around(begin, end)(original)
 
     def _is_inside_a_microbatch(self) -> bool:
         """Somebody's span of a microbatch is open: the schedule's instruction, or another framework's."""
@@ -269,7 +257,8 @@ class DeepSpeedIntegration:
     def _close_direct_backward(self, engine: Any) -> None:
         accumulation = self._accumulation(engine)
         span, accumulation.direct_backward = accumulation.direct_backward, None
-        self._hooks.leave(span)
+        if span is not None:
+            self._tracer.leave(span)
 
     def _begin_step(self, engine: Any) -> None:
         leader = self._leader()
@@ -283,19 +272,19 @@ class DeepSpeedIntegration:
         self._latest_step = max(int(engine.global_steps), self._latest_step + 1)
         self._tracer.begin_step(self._latest_step)
 
-    def _enter(self, kind: int, name: str, microbatch: int | None, stage: int) -> Span | None:
-        if microbatch is None or microbatch < 0:
-            return self._hooks.enter(kind, name)
-        return self._hooks.enter(kind, name, microbatch, 0, stage)
+    def _enter(self, kind: int, name: str, microbatch: int, stage: int) -> Span:
+        if microbatch < 0:
+            return self._tracer.enter(kind, name)
+        return self._tracer.enter(kind, name, microbatch, 0, stage)
 
-    def _evaluate(self, original: Callable[..., Any], engine: Any, args: Any, kwargs: Any) -> Any:
-        span = self._hooks.enter(schema.EVALUATION, "evaluation")
+    def _begin_evaluation(self) -> Span:
+        span = self._tracer.enter(schema.EVALUATION, "evaluation")
         self._evaluations += 1
-        try:
-            return original(engine, *args, **kwargs)
-        finally:
-            self._evaluations -= 1
-            self._hooks.leave(span)
+        return span
+
+    def _end_evaluation(self, span: Span, _result: Any) -> None:
+        self._evaluations -= 1
+        self._tracer.leave(span)
 
     # The pipeline
 
@@ -324,13 +313,10 @@ class DeepSpeedIntegration:
                 self._hooks.replace_item(instructions, instruction, wrap)
 
     def _wrap_train_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def train_batch(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._hooks.active:
-                self._hooks.guarded(self._begin_batch, engine)
-            return original(engine, *args, **kwargs)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+            self._begin_batch(args[0])
 
-        return train_batch
+        return self._hooks.around(begin, self._hooks.end)(original)
 
     def _begin_batch(self, engine: Any) -> None:
         accumulation = self._accumulation(engine)
@@ -338,65 +324,35 @@ class DeepSpeedIntegration:
         self._begin_step(engine)
 
     def _wrap_eval_batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def eval_batch(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active:
-                return original(engine, *args, **kwargs)
-            return self._evaluate(original, engine, args, kwargs)
-
-        return eval_batch
+        return self._hooks.around(lambda args, kwargs: self._begin_evaluation(), self._end_evaluation)(original)
 
     def _wrap_instruction(
         self, kind: int, name: str, number: Callable[[Accumulation], int], original: Callable[..., Any]
     ) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def instruction(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active or self._evaluations:
-                return original(engine, *args, **kwargs)
-            microbatch = self._hooks.guarded(lambda: number(self._accumulation(engine)))
-            span = self._enter(kind, name, microbatch, int(getattr(engine, "stage_id", 0)))
-            try:
-                return original(engine, *args, **kwargs)
-            finally:
-                self._hooks.leave(span)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+            if self._evaluations:
+                return None
+            engine = args[0]
+            return self._enter(kind, name, number(self._accumulation(engine)), int(getattr(engine, "stage_id", 0)))
 
-        return instruction
+        return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_optimizer_instruction(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def instruction(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active or self._tracer.open_optimizers:
-                return original(engine, *args, **kwargs)
-            span = self._hooks.enter(schema.OPTIMIZER, type(getattr(engine, "optimizer", None)).__name__)
-            try:
-                return original(engine, *args, **kwargs)
-            finally:
-                self._hooks.leave(span)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+            if self._tracer.open_optimizers:
+                return None
+            return self._tracer.enter(schema.OPTIMIZER, _name_of_optimizer(args[0]))
 
-        return instruction
+        return self._hooks.around(begin, self._hooks.end)(original)
 
     # Activation recomputation
 
     def _hook_recompute(self, module: ModuleType) -> None:
-        self._hook_phase("CheckpointFunction", {"backward": self._time_run_function}, module)
+        self._hook_phase("CheckpointFunction", {"backward": self._hooks.recomputing}, module)
 
-    def _time_run_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The backward of a checkpoint calls ``run_function``, its forward, again: that call is the recompute."""
 
-        @functools.wraps(original)
-        def backward(checkpoint: Any, *gradients: Any) -> Any:
-            run_function = getattr(checkpoint, "run_function", None)
-            if not self._hooks.active or run_function is None:
-                return original(checkpoint, *gradients)
-            recompute = self._hooks.timed(schema.RECOMPUTE, "recompute")(run_function)
-            checkpoint.run_function = recompute
-            try:
-                return original(checkpoint, *gradients)
-            finally:
-                if checkpoint.run_function is recompute:
-                    checkpoint.run_function = run_function
-
-        return backward
+def _name_of_optimizer(engine: Any) -> str:
+    return type(getattr(engine, "optimizer", None)).__name__
 
 
 def _is_boundary(engine: Any) -> bool:

@@ -15,14 +15,13 @@ layer by layer: there are steps then, but no microbatch spans.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from commtrace.capture.hooks import Hooks
+from commtrace.capture.hooks import RAISED, Hooks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.megatron_topology import collection_roles, framework, group_roles, topology
@@ -97,14 +96,11 @@ class MegatronIntegration:
         self._read_groups()
 
     def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if self._hooks.active:
-                self._hooks.guarded(self._read_groups)
-            return result
+        def end(_begun: bool, result: Any) -> None:
+            if result is not RAISED and self._hooks.active:
+                self._read_groups()
 
-        return wrapper
+        return self._hooks.around(lambda args, kwargs: True, end)(original)
 
     def _read_groups(self) -> None:
         """Tell the tracer about groups that it does not know yet."""
@@ -131,16 +127,15 @@ class MegatronIntegration:
             self._hooks.replace(module, name, self._wrap_schedule)
 
     def _wrap_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def schedule(*args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active:
-                return original(*args, **kwargs)
-            if kwargs.get("forward_only"):
-                return self._evaluate(original, args, kwargs)
-            self._hooks.guarded(self._begin_iteration, original.__name__, kwargs)
-            return original(*args, **kwargs)
+        schedule = original.__name__
 
-        return schedule
+        def begin(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | None:
+            if kwargs.get("forward_only"):
+                return self._begin_evaluation()
+            self._begin_iteration(schedule, kwargs)
+            return None
+
+        return self._hooks.around(begin, self._end_evaluation)(original)
 
     def _begin_iteration(self, schedule: str, arguments: Mapping[str, Any]) -> None:
         self._forwards.clear()
@@ -176,51 +171,41 @@ class MegatronIntegration:
             self._schedule = told
             self._tracer.set_topology({**told, "framework": framework()})
 
-    def _evaluate(self, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        span = self._hooks.guarded(self._tracer.enter, schema.EVALUATION, "evaluation")
+    def _begin_evaluation(self) -> Span:
+        span = self._tracer.enter(schema.EVALUATION, "evaluation")
         self._evaluations += 1
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._evaluations -= 1
-            self._hooks.leave(span)
+        return span
+
+    def _end_evaluation(self, span: Span, _result: Any) -> None:
+        self._evaluations -= 1
+        self._tracer.leave(span)
 
     # Microbatches
 
     def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         argument = _argument_getter(original)
 
-        @functools.wraps(original)
-        def forward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active or self._evaluations:
-                return original(*args, **kwargs)
-            place = self._hooks.guarded(self._place_of_forward, argument, args, kwargs)
-            span = self._enter(schema.FORWARD, "forward", place)
-            try:
-                result = original(*args, **kwargs)
-            finally:
-                self._hooks.leave(span)
-            if place is not None:
-                self._hooks.guarded(self._remember, result, place)
-            return result
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Span, Place] | None:
+            if self._evaluations:
+                return None
+            place = self._place_of_forward(argument, args, kwargs)
+            return self._enter(schema.FORWARD, "forward", place), place
 
-        return forward_step
+        def end(begun: tuple[Span, Place], result: Any) -> None:
+            span, place = begun
+            self._tracer.leave(span)
+            if result is not RAISED:
+                self._remember(result, place)
+
+        return self._hooks.around(begin, end)(original)
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         argument = _argument_getter(original)
 
-        @functools.wraps(original)
-        def backward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active:
-                return original(*args, **kwargs)
-            place = self._hooks.guarded(self._place_of_backward, argument, args, kwargs)
-            span = self._enter(schema.BACKWARD, "backward", place)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._hooks.leave(span)
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span:
+            return self._enter(schema.BACKWARD, "backward", self._place_of_backward(argument, args, kwargs))
 
-        return backward_step
+        return self._hooks.around(begin, self._hooks.end)(original)
 
     def _place_of_forward(self, argument: Callable[..., Any], args: Any, kwargs: Any) -> Place:
         chunk = argument(args, kwargs, "vp_stage")
@@ -255,44 +240,19 @@ class MegatronIntegration:
             place = self._awaiting_backward.pop(next(iter(self._awaiting_backward)))
         return place
 
-    def _enter(self, kind: int, name: str, place: Place | None) -> Span | None:
+    def _enter(self, kind: int, name: str, place: Place | None) -> Span:
         microbatch, chunk = place or (schema.NOT_APPLICABLE, schema.NOT_APPLICABLE)
-        return self._hooks.enter(kind, name, microbatch, chunk, self._stage)
+        return self._tracer.enter(kind, name, microbatch, chunk, self._stage)
 
     # Activation recomputation
 
     def _hook_recompute(self, module: ModuleType) -> None:
         checkpoint = getattr(module, "CheckpointFunction", None)
         if checkpoint is not None:
-            self._hooks.replace(checkpoint, "backward", self._time_run_function)
+            self._hooks.replace(checkpoint, "backward", self._hooks.recomputing)
         without_output = getattr(module, "CheckpointWithoutOutput", None)
         if without_output is not None:
-            self._hooks.replace(without_output, "_recompute", self._time_run_function)
-
-    def _time_run_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The backward of a checkpoint calls ``run_function``, its forward, again: that call is the recompute."""
-
-        @functools.wraps(original)
-        def backward(checkpoint: Any, *gradients: Any) -> Any:
-            run_function = getattr(checkpoint, "run_function", None)
-            if not self._hooks.active or run_function is None:
-                return original(checkpoint, *gradients)
-
-            def recompute(*args: Any, **kwargs: Any) -> Any:
-                span = self._hooks.guarded(self._tracer.enter, schema.RECOMPUTE, "recompute")
-                try:
-                    return run_function(*args, **kwargs)
-                finally:
-                    self._hooks.leave(span)
-
-            checkpoint.run_function = recompute
-            try:
-                return original(checkpoint, *gradients)
-            finally:
-                if checkpoint.run_function is recompute:
-                    checkpoint.run_function = run_function
-
-        return backward
+            self._hooks.replace(without_output, "_recompute", self._hooks.recomputing)
 
     # Optimizers
 
@@ -312,19 +272,18 @@ class MegatronIntegration:
                 self._hooks.replace(optimizer, "step", self._wrap_optimizer_step)
 
     def _wrap_optimizer_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active or self._open_optimizers:
-                return original(optimizer, *args, **kwargs)
-            span = self._hooks.guarded(self._tracer.enter, schema.OPTIMIZER, type(optimizer).__name__)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+            if self._open_optimizers:
+                return None
+            span = self._tracer.enter(schema.OPTIMIZER, type(args[0]).__name__)
             self._open_optimizers += 1
-            try:
-                return original(optimizer, *args, **kwargs)
-            finally:
-                self._open_optimizers -= 1
-                self._hooks.leave(span)
+            return span
 
-        return step
+        def end(span: Span, _result: Any) -> None:
+            self._open_optimizers -= 1
+            self._tracer.leave(span)
+
+        return self._hooks.around(begin, end)(original)
 
 
 def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any], str], Any]:

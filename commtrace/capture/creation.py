@@ -17,20 +17,24 @@ def install(tracer: Tracer) -> Callable[[], None]:
     """Watch torch's creation of groups; returns the function that puts torch's own functions back."""
     from torch.distributed import distributed_c10d
 
-    replaced = []
-    for name in _CREATORS:
-        original = getattr(distributed_c10d, name, None)
-        if original is not None:
-            replacement = _watched(original, tracer)
-            setattr(distributed_c10d, name, replacement)
-            replaced.append((name, original, replacement))
-    tracer.groups.register_known_groups()
+    replaced: list[tuple[str, Any, Any]] = []
 
     def uninstall() -> None:
         for name, original, replacement in replaced:
             if getattr(distributed_c10d, name) is replacement:
                 setattr(distributed_c10d, name, original)
 
+    try:
+        for name in _CREATORS:
+            original = getattr(distributed_c10d, name, None)
+            if original is not None:
+                replacement = _watched(original, tracer)
+                replaced.append((name, original, replacement))
+                setattr(distributed_c10d, name, replacement)
+        tracer.groups.register_known_groups()
+    except BaseException:
+        uninstall()
+        raise
     return uninstall
 
 

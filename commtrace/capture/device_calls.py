@@ -103,25 +103,16 @@ class DeviceCalls:
             self._ended(ended)
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
-    def wait(self, original: Any, work: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """``Work.wait`` with a mark on either side, for works that are ours; else just ``Work.wait``."""
+    def about_to_wait(self, work: Any) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
+        """What of ours this Work stands for, and a mark before the wait for it; nothing if it is not ours."""
         calls = self._pending.get(id(work))
-        if calls is None:
-            return original(work, *arguments, **keywords)
-        device = calls[0].device
-        start = self.mark(device)
-        self._tracer.blocked[0] = calls[0]
-        try:
-            result = original(work, *arguments, **keywords)
-        finally:
-            self._tracer.blocked[0] = None
-        try:
-            end = self.mark(device)
-            if start is not None and end is not None and self._pending.pop(id(work), None) is calls:
-                self._waited(calls, start, end)
-        except Exception as error:
-            self._tracer.failed(PART, error)
-        return result
+        return calls, None if calls is None else self._clock.mark(calls[0].device)
+
+    def waited_by_its_work(self, work: Any, calls: tuple[DeviceCall, ...], start: Mark) -> None:
+        """The wait that :meth:`about_to_wait` told of has returned."""
+        end = self._clock.mark(calls[0].device)
+        if self._pending.pop(id(work), None) is calls:
+            self._waited(calls, start, end)
 
     def synchronizing(self, original: Any) -> Callable[..., Any]:
         """Replacement of ``Work.synchronize``: a wait of the current stream, as ``Work.wait`` is."""
@@ -144,13 +135,9 @@ class DeviceCalls:
         """Nobody has waited for ``call``, and nobody will."""
         self._ended(call)
 
-    def mark(self, device: int | None = None) -> Mark | None:
-        """A mark on the device's current stream; None if that failed."""
-        try:
-            return self._clock.mark(device)
-        except Exception as error:
-            self._tracer.failed(PART, error)
-            return None
+    def mark(self) -> Mark:
+        """A mark on the current device's current stream."""
+        return self._clock.mark()
 
     def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
         """The host has waited for a host-timed communication: what the device missed is between the marks."""

@@ -83,28 +83,37 @@ class FunctionalCapture:
     def _functional_kernel(self, overload: Any, operation: FunctionalOperation) -> Callable[..., Any]:
         from torch._C import DispatchKey
 
+        meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
+
         def kernel(*arguments: Any, **keywords: Any) -> Any:
-            if is_traced(arguments[operation.tensor_argument]):
-                return overload._op_dk(DispatchKey.Meta, *arguments, **keywords)
-            functional = state = None
+            key = functional = state = None
             seq = -1
             try:
-                state = self._tracer.groups.state(_process_group(arguments[operation.group_argument]))
-                seq = next(state.collective_seq)
-                functional = self._launch(operation, arguments, state, seq)
+                if is_traced(arguments[operation.tensor_argument]):
+                    key = meta
+                else:
+                    key = composite
+                    state = self._tracer.groups.state(_process_group(arguments[operation.group_argument]))
+                    seq = next(state.collective_seq)
+                    functional = self._launch(operation, arguments, state, seq)
             except Exception as error:
-                self._tracer.failed(PART, error)
+                failed(PART, error)
+            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
+                return overload(*arguments, **keywords)
             try:
-                result = overload._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments, **keywords)
+                result = overload._op_dk(key, *arguments, **keywords)
             except BaseException:
-                if state is not None:
-                    state.take_back(seq)
+                try:
+                    if state is not None:
+                        state.take_back(seq)
+                except Exception as error:
+                    failed(PART, error)
                 raise
             try:
                 if functional is not None:
                     self._remember(functional, result if isinstance(result, (list, tuple)) else (result,))
             except Exception as error:
-                self._tracer.failed(PART, error)
+                failed(PART, error)
             return result
 
         CAPTURED_CODE.add(kernel.__code__)
@@ -113,24 +122,32 @@ class FunctionalCapture:
     def _p2p_kernel(self, overload: Any, messages: Callable[[tuple[Any, ...]], list[Message]]) -> Callable[..., Any]:
         from torch._C import DispatchKey
 
+        meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
+
         def kernel(*arguments: Any) -> Any:
-            if any(map(is_traced, arguments)):
-                return overload._op_dk(DispatchKey.Meta, *arguments)
+            key = None
             sent: list[tuple[Any, _Functional | None]] = []
             try:
-                state = self._tracer.groups.state(_process_group(arguments[-1]))
-                sent = [(message.tensor, self._launch_message(message, state)) for message in messages(arguments)]
+                if any(map(is_traced, arguments)):
+                    key = meta
+                else:
+                    key = composite
+                    state = self._tracer.groups.state(_process_group(arguments[-1]))
+                    sent = [(message.tensor, self._launch_message(message, state)) for message in messages(arguments)]
             except Exception as error:
-                self._tracer.failed(PART, error)
-            results = overload._op_dk(DispatchKey.CompositeExplicitAutograd, *arguments)
+                failed(PART, error)
+            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
+                return overload(*arguments)
+            results = overload._op_dk(key, *arguments)
             try:
                 results_of_all = results if isinstance(results, (list, tuple)) else (results,)
-                for (tensor, functional), result in zip(sent, results_of_all, strict=True):
+                # None were launched if that failed, and none when a graph is traced.
+                for (tensor, functional), result in zip(sent, results_of_all, strict=False):
                     if functional is not None:
                         # torch waits for the same Work at either of them.
                         self._remember(functional, (tensor, result))
             except Exception as error:
-                self._tracer.failed(PART, error)
+                failed(PART, error)
             return results
 
         CAPTURED_CODE.add(kernel.__code__)
@@ -188,33 +205,45 @@ class FunctionalCapture:
     def _wait_kernel(self, overload: Any) -> Callable[..., Any]:
         from torch._C import DispatchKey
 
+        meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
+        blocked = self._tracer.blocked
+
         def kernel(tensor: Any) -> Any:
-            if is_traced(tensor):
-                return overload._op_dk(DispatchKey.Meta, tensor)
-            pending, start = self._about_to_wait(tensor)
-            self._tracer.blocked[0] = None if pending is None else pending.launch
+            key = pending = start = None
             try:
-                result = overload._op_dk(DispatchKey.CompositeExplicitAutograd, tensor)
+                if is_traced(tensor):
+                    key = meta
+                else:
+                    key = composite
+                    pending, start = self._about_to_wait(tensor)
+            except Exception as error:
+                pending = None
+                failed(PART, error)
+            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
+                return overload(tensor)
+            try:
+                result = overload._op_dk(key, tensor)
             finally:
-                self._tracer.blocked[0] = None
+                try:
+                    blocked[0] = None
+                except Exception as error:
+                    failed(PART, error)
             try:
                 if pending is not None:
                     self._waited(pending, start, self._mark(pending))
             except Exception as error:
-                self._tracer.failed(PART, error)
+                failed(PART, error)
             return result
 
         return kernel
 
     def _about_to_wait(self, tensor: Any) -> tuple[_Functional | None, Mark]:
-        try:
-            pending = self._pending.pop(_storage(tensor), None)
-            if pending is not None and pending.waited and pending.launch[0].is_p2p:
-                return None, None  # torch did not wait either: there is one Work for the tensor and the result.
-            return pending, None if pending is None else self._mark(pending)
-        except Exception as error:
-            self._tracer.failed(PART, error)
+        pending = self._pending.pop(_storage(tensor), None)
+        if pending is None or (pending.waited and pending.launch[0].is_p2p):
+            # A message that has been waited for: torch did not wait either, tensor and result have one Work.
             return None, None
+        self._tracer.blocked[0] = pending.launch
+        return pending, self._mark(pending)
 
     def _mark(self, pending: _Functional) -> Mark:
         """On the clock that times this communication."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
@@ -176,7 +177,7 @@ class GroupRegistry:
         state = GroupState(group, ranks_by_group_rank)
         key = id(process_group)
         self.states[key] = state
-        self._references[key] = weakref.ref(process_group, lambda _: self._forget(key, state))
+        self._references[key] = weakref.ref(process_group, functools.partial(self._forget, key, state))
         self._remember(group)
         return state
 
@@ -186,7 +187,7 @@ class GroupRegistry:
             self._pipeline_peers |= set(group.ranks)
         self.version += 1
 
-    def _forget(self, key: int, state: GroupState) -> None:
+    def _forget(self, key: int, state: GroupState, _reference: Any) -> None:
         # No lock: this runs wherever the last reference is dropped, perhaps inside code that holds the lock.
         if self.states.get(key) is state:
             self.states.pop(key, None)

@@ -17,7 +17,7 @@ class Guard:
     """The parts of commtrace that have failed in this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._failed: dict[str, str] = {}
         self._untold: list[str] = []
         self._switches: dict[str, Callable[[], None]] = {}

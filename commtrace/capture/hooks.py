@@ -10,15 +10,21 @@ import functools
 import sys
 from collections.abc import Callable
 from types import CellType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 import wrapt
 
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
 
 Wrap = Callable[[Any], Any]
 """Turns an original into what stands in for it."""
+
+Begin = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+End = Callable[[Any, Any], None]
+RAISED: Final = object()
+"""Stands for the result of a function that raised."""
 
 
 class Hooks:
@@ -90,27 +96,69 @@ class Hooks:
         """Put every original back, except where somebody else has put something in place of ours."""
         self.active = False
         while self._waiting:
-            _wait_no_more(*self._waiting.pop())
-        while self._attributes:
-            owner, name, original, replacement = self._attributes.pop()
+            _wait_no_more(*self._waiting[-1])
+            self._waiting.pop()
+        for owner, name, original, replacement in reversed(self._attributes):
             if vars(owner).get(name) is replacement:
                 setattr(owner, name, original)
-        while self._cells:
-            cell, original, replacement = self._cells.pop()
+        for cell, original, replacement in reversed(self._cells):
             if cell.cell_contents is replacement:
                 cell.cell_contents = original
-        while self._items:
-            table, key, original, replacement = self._items.pop()
+        for table, key, original, replacement in reversed(self._items):
             if table.get(key) is replacement:
                 table[key] = original
+        # Forgotten last: who is interrupted here begins again.
+        self._attributes.clear()
+        self._cells.clear()
+        self._items.clear()
+
+    def around(self, begin: Begin, end: End) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Has ``begin`` called before a function and ``end`` after it. Whatever fails in either stays here.
+
+        Args:
+            begin: gets the positional and the keyword arguments; what it returns is handed to ``end``. None: there is
+                nothing to end. It opens spans last, so that none stays open when it fails.
+            end: gets that, and the function's result or ``RAISED``. It is called even when the part is off by now.
+        """
+        failed = self.failed
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def hooked(*args: Any, **kwargs: Any) -> Any:
+                begun = None
+                try:
+                    if self.active:
+                        begun = begin(args, kwargs)
+                except Exception as error:
+                    failed(error)
+                if begun is None:
+                    return original(*args, **kwargs)
+                result = raised
+                try:
+                    result = original(*args, **kwargs)
+                finally:
+                    try:
+                        end(begun, result)
+                    except Exception as error:
+                        failed(error)
+                return result
+
+            return hooked
+
+        raised: Any = RAISED
+        return wrap
+
+    def failed(self, error: Exception) -> None:
+        """The part has failed: it is off from now on."""
+        self.active = False
+        self._tracer.failed(self._part, error)
 
     def guarded(self, action: Callable[..., Any], *arguments: Any) -> Any:
         """What ``action`` returns; None if it fails, after which this integration is off."""
         try:
             return action(*arguments)
         except Exception as error:
-            self.active = False
-            self._tracer.failed(self._part, error)
+            self.failed(error)
             return None
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span | None:
@@ -126,20 +174,31 @@ class Hooks:
     def timed(self, kind: int, name: str) -> Wrap:
         """Makes a function a phase."""
 
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def phase(*args: Any, **kwargs: Any) -> Any:
-                if not self.active:
-                    return original(*args, **kwargs)
-                span = self.enter(kind, name)
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    self.leave(span)
+        return self.around(lambda args, kwargs: self._tracer.enter(kind, name), self.end)
 
-            return phase
+    def recomputing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A checkpoint's backward, which calls ``run_function``, its forward, again: that call is the recompute."""
+        timed = self.timed(schema.RECOMPUTE, "recompute")
 
-        return wrap
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
+            checkpoint = args[0]
+            run_function = getattr(checkpoint, "run_function", None)
+            if run_function is None:
+                return None
+            recompute = timed(run_function)
+            checkpoint.run_function = recompute
+            return checkpoint, run_function, recompute
+
+        def end(begun: tuple[Any, Any, Any], _result: Any) -> None:
+            checkpoint, run_function, recompute = begun
+            if checkpoint.run_function is recompute:
+                checkpoint.run_function = run_function
+
+        return self.around(begin, end)(original)
+
+    def end(self, span: Any, _result: Any) -> None:
+        """Ends the span that a ``begin`` has returned."""
+        self._tracer.leave(span)
 
     def _on_import(self, hook: Callable[[ModuleType], None], module: ModuleType) -> None:
         if self.active:

@@ -178,14 +178,19 @@ class Instrumentation:
 
     def stop(self) -> None:
         """Close the last step, take every patch out, and write what is left."""
-        self.tracer.finish()
-        self.tracer.recording = False
+        try:
+            self.tracer.finish()
+            self.tracer.recording = False
+        except Exception as error:
+            self.tracer.failed("the end of the last step", error)
         while self._uninstallers:
-            name, uninstall = self._uninstallers.pop()
+            name, uninstall = self._uninstallers[-1]
             try:
                 uninstall()
             except Exception as error:
                 self.tracer.failed(name, error)
+                uninstall()  # They begin where they were interrupted.
+            self._uninstallers.pop()
         self.recorder.stop()
 
     @property
@@ -211,11 +216,12 @@ class Instrumentation:
             capture.uninstall()
 
     def _install(self, name: str, install: Callable[[], None], uninstall: Callable[[], None]) -> None:
+        self._uninstallers.append((name, uninstall))
         try:
             install()
         except Exception as error:
             self.tracer.failed(name, error)
-        self._uninstallers.append((name, uninstall))
+            uninstall()
 
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture import futures

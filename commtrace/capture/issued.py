@@ -6,7 +6,7 @@ Its end comes from the completion callback; whether and how long somebody stood 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from commtrace.capture.clock import Mark, now_ns
 from commtrace.capture.device_calls import DeviceCalls
@@ -21,6 +21,9 @@ from commtrace.capture.records import (
 )
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+
+PART: Final = "capture of DistributedDataParallel"
+"""What asks for the times: see :mod:`commtrace.capture.reducer`."""
 
 
 class HostCall:
@@ -80,7 +83,7 @@ class IssuedCalls:
             if self._devices is not None:
                 self._devices.complete(issued, work)
             return
-        call, append, unfinished = issued, self._tracer.append, self._unfinished
+        call, append, unfinished, failed = issued, self._tracer.append, self._unfinished, self._tracer.failed
         try:
             future = work.get_future()
         except RuntimeError:  # This backend's work has none: its end cannot be known.
@@ -90,11 +93,14 @@ class IssuedCalls:
         coordinates = self._tracer.coordinates
 
         def completed(_future: Any) -> None:
-            call.end = end = now_ns()
-            unfinished.pop(call.id, None)
-            append((completed_rows, schema.COLLECTIVE, call.launch, call.id, end, ()))
-            if stalls_until_end:
-                append((stall_rows, schema.STALL, call.launch, call.id, coordinates, call.launch[-1], end))
+            try:
+                call.end = end = now_ns()
+                unfinished.pop(call.id, None)
+                append((completed_rows, schema.COLLECTIVE, call.launch, call.id, end, ()))
+                if stalls_until_end:
+                    append((stall_rows, schema.STALL, call.launch, call.id, coordinates, call.launch[-1], end))
+            except Exception as error:  # torch would only write it to the log
+                failed(PART, error)
 
         self._tracer.completions.add(future, completed)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from commtrace.capture.hooks import Hooks
+from commtrace.capture.hooks import RAISED, Hooks
 from commtrace.capture.tracer import Tracer
 
 PART: Final = "names of DeviceMesh dimensions"
@@ -22,34 +22,22 @@ def install(tracer: Tracer) -> Callable[[], None]:
     """Watch meshes being made, and name those that there are; returns the function that takes the hooks out."""
     hooks = Hooks(PART, tracer)
 
-    def tell(mesh: Any) -> None:
-        if hooks.active:
-            hooks.guarded(_name_dimensions, tracer, mesh)
+    def told_of_itself(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return args[0]
 
-    def initializing(original: Callable[..., None]) -> Callable[..., None]:
-        def __init__(mesh: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
-            original(mesh, *arguments, **keywords)
-            tell(mesh)
+    def tell_of_itself(mesh: Any, result: Any) -> None:
+        if result is not RAISED:
+            _name_dimensions(tracer, mesh)
 
-        __init__.__wrapped__ = original  # type: ignore[attr-defined]
-        __init__.__doc__ = original.__doc__
-        return __init__
-
-    def from_groups(original: Callable[..., Any]) -> Callable[..., Any]:
-        def from_group(*arguments: Any, **keywords: Any) -> Any:
-            mesh = original(*arguments, **keywords)
-            tell(mesh)
-            return mesh
-
-        from_group.__wrapped__ = original  # type: ignore[attr-defined]
-        from_group.__doc__ = original.__doc__
-        return from_group
+    def tell_of_result(_begun: bool, mesh: Any) -> None:
+        if mesh is not RAISED:
+            _name_dimensions(tracer, mesh)
 
     def hook(module: ModuleType) -> None:
-        hooks.replace(module.DeviceMesh, "__init__", initializing)
-        hooks.replace(module.DeviceMesh, "from_group", from_groups)
+        hooks.replace(module.DeviceMesh, "__init__", hooks.around(told_of_itself, tell_of_itself))
+        hooks.replace(module.DeviceMesh, "from_group", hooks.around(lambda args, kwargs: True, tell_of_result))
         for mesh in _existing_meshes(module.DeviceMesh):
-            tell(mesh)
+            _name_dimensions(tracer, mesh)
 
     hooks.when_imported("torch.distributed.device_mesh", hook)
     return hooks.restore

@@ -41,20 +41,18 @@ class OptimizerPhase:
         if not self._handles:
             self._replace(Optimizer, "__init__", self._then_note)
             self._replace(GradScaler, "step", self._also_when_skipped)
-            self._handles = [
-                register_optimizer_step_pre_hook(self._before),
-                register_optimizer_step_post_hook(self._after),
-            ]
+            self._handles.append(register_optimizer_step_pre_hook(self._before))
+            self._handles.append(register_optimizer_step_post_hook(self._after))
 
     def uninstall(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        while self._replaced:
-            owner, name, original, replacement = self._replaced.pop()
+        for owner, name, original, replacement in reversed(self._replaced):
             if vars(owner).get(name) is replacement:
                 setattr(owner, name, original)
+        self._replaced.clear()
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         original = vars(owner)[name]
@@ -76,7 +74,11 @@ class OptimizerPhase:
     def _also_when_skipped(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
-            updates = self._tracer.steps.updates
+            updates = None
+            try:
+                updates = self._tracer.steps.updates
+            except Exception as error:
+                self._tracer.failed(PART, error)
             result = original(scaler, optimizer, *arguments, **keywords)
             try:
                 if self._tracer.steps.updates == updates and not self._tracer.open_optimizers:

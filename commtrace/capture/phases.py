@@ -121,64 +121,58 @@ class PhaseCapture:
         self._hooks.replace(module, "_open_file_like", self._opening)
 
     def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        hooks = self._hooks
+
         @functools.wraps(original)
         def opener(file: Any, *mode: Any, **keywords: Any) -> Any:
-            if not self._hooks.active or not _is_file(file):
-                return original(file, *mode, **keywords)
-            reads = "r" in str(*mode) or "r" in str(keywords.get("mode", ""))
-            span = self._enter_wait(schema.CHECKPOINT, "torch.load" if reads else "torch.save")
+            span: Span | None = None
+            try:
+                if hooks.active and _is_file(file):
+                    reads = "r" in str(*mode) or "r" in str(keywords.get("mode", ""))
+                    span = self._enter_wait(schema.CHECKPOINT, "torch.load" if reads else "torch.save")
+            except Exception as error:
+                hooks.failed(error)
             if span is None:
                 return original(file, *mode, **keywords)
+            opened: Any = None
             try:
-                return _Opened(original(file, *mode, **keywords), self._hooks, span)
-            except BaseException:
-                self._hooks.leave(span)
-                raise
+                opened = original(file, *mode, **keywords)
+            finally:
+                try:
+                    if opened is None:
+                        hooks.leave(span)
+                    else:
+                        opened = _Opened(opened, hooks, span)
+                except Exception as error:
+                    hooks.failed(error)
+            return opened
 
         return opener
 
     def _waiting(self, kind: int, name: str) -> Wrap:
         """Makes a function a wait, unless it is called inside another one."""
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def wait(*args: Any, **kwargs: Any) -> Any:
-                span = self._enter_wait(kind, name)
-                if span is None:
-                    return original(*args, **kwargs)
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    self._hooks.leave(span)
-
-            return wait
-
-        return wrap
+        return self._hooks.around(lambda args, kwargs: self._enter_wait(kind, name), self._hooks.end)
 
     def _enter_wait(self, kind: int, name: str) -> Span | None:
-        if not self._hooks.active or self._tracer.open_waits or threading.get_ident() != self._training_thread:
+        if self._tracer.open_waits or threading.get_ident() != self._training_thread:
             return None
-        return self._hooks.enter(kind, name)
+        return self._tracer.enter(kind, name)
 
     def _clipping(self, name: str) -> Wrap:
         """Clipping is the optimizer's work; inside an optimizer's step it is a part of that."""
 
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def clip(*args: Any, **kwargs: Any) -> Any:
-                if not self._hooks.active or self._is_clipping:
-                    return original(*args, **kwargs)
-                span = self._hooks.enter(schema.PHASE if self._tracer.open_optimizers else schema.OPTIMIZER, name)
-                self._is_clipping = True
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    self._is_clipping = False
-                    self._hooks.leave(span)
+        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+            if self._is_clipping:
+                return None
+            span = self._tracer.enter(schema.PHASE if self._tracer.open_optimizers else schema.OPTIMIZER, name)
+            self._is_clipping = True
+            return span
 
-            return clip
+        def end(span: Span, _result: Any) -> None:
+            self._is_clipping = False
+            self._tracer.leave(span)
 
-        return wrap
+        return self._hooks.around(begin, end)
 
 
 class _Opened:
@@ -190,11 +184,16 @@ class _Opened:
         self._span: Span | None = span
 
     def __enter__(self) -> Any:
+        entered = None
         try:
-            return self._opened.__enter__()
-        except BaseException:
-            self._leave()
-            raise
+            entered = self._opened.__enter__()
+        finally:
+            try:
+                if entered is None:
+                    self._leave()
+            except Exception as error:
+                self._hooks.failed(error)
+        return entered
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -202,7 +201,10 @@ class _Opened:
         try:
             return self._opened.__exit__(error, value, traceback)
         finally:
-            self._leave()
+            try:
+                self._leave()
+            except Exception as error:
+                self._hooks.failed(error)
 
     def _leave(self) -> None:
         span, self._span = self._span, None

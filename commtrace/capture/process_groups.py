@@ -20,12 +20,20 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
-from commtrace.capture.clock import now_ns
+from commtrace.capture.clock import Mark, now_ns
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.groups import GroupState
 from commtrace.capture.operations import NOT_COMMUNICATION, OPERATIONS, Operation
-from commtrace.capture.records import Launch, completed_rows, forgotten_rows, next_id, stall_rows, waited_rows
+from commtrace.capture.records import (
+    DeviceCall,
+    Launch,
+    completed_rows,
+    forgotten_rows,
+    next_id,
+    stall_rows,
+    waited_rows,
+)
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
@@ -154,8 +162,8 @@ class ProcessGroupCapture:
     def _replace(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
         _copy_description(original, replacement)
+        self._originals.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
-        self._originals.append((owner, name, original, owner.__dict__[name]))
 
     def _captured(self, original: Any, operation: Operation) -> Callable[..., Any]:
         tracer, devices, pending = self._tracer, self._devices, self._pending
@@ -183,17 +191,23 @@ class ProcessGroupCapture:
                         device = tensor.device if tensor is not None else _barrier_device(positional)
                         if device is not None and device.type == "cuda":
                             device_call, launch = devices.launch(launch, device.index), None
+                    blocked[0] = launch or device_call
             except Exception as error:
                 tracer.failed(PART, error)
-            blocked[0] = launch or device_call
             try:
                 work = original(process_group, *arguments, **keywords)
             except BaseException:
-                if state is not None and seq >= 0:
-                    refused(operation, state, peer, seq)
+                try:
+                    if state is not None and seq >= 0:
+                        refused(operation, state, peer, seq)
+                except Exception as error:
+                    tracer.failed(PART, error)
                 raise
             finally:
-                blocked[0] = None
+                try:
+                    blocked[0] = None
+                except Exception as error:
+                    tracer.failed(PART, error)
             try:
                 if launch is not None:
                     if work is None or (is_async and is_collective):
@@ -223,25 +237,25 @@ class ProcessGroupCapture:
 
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
             result = original(process_group, *arguments, **keywords)
-            if name not in tracer.unknown_methods and (not is_private or isinstance(result, Work)):
-                tracer.unknown_methods.add(name)
-                tracer.guard.noticed(
-                    f"ProcessGroup.{name} was called, which this version of commtrace does not know: what it "
-                    "communicates is not recorded."
-                )
+            try:
+                if name not in tracer.unknown_methods and (not is_private or isinstance(result, Work)):
+                    tracer.unknown_methods.add(name)
+                    tracer.guard.noticed(
+                        f"ProcessGroup.{name} was called, which this version of commtrace does not know: what it "
+                        "communicates is not recorded."
+                    )
+            except Exception as error:
+                tracer.failed(PART, error)
             return result
 
         return method
 
     def _refused(self, operation: Operation, state: GroupState, peer: int, seq: int) -> None:
         """The backend raised: nothing was sent, so the number is free, as it is on ranks that did not try."""
-        try:
-            if operation.is_p2p:
-                state.take_back_p2p(operation.is_send, peer, seq)
-            else:
-                state.take_back(seq)
-        except Exception as error:
-            self._tracer.failed(PART, error)
+        if operation.is_p2p:
+            state.take_back_p2p(operation.is_send, peer, seq)
+        else:
+            state.take_back(seq)
 
     def _launched(self, launch: Launch, work: Any) -> None:
         """An operation that is over already, or one whose completion will call back."""
@@ -264,10 +278,13 @@ class ProcessGroupCapture:
         append = tracer.append
 
         def completed(_future: Any) -> None:
-            end = now_ns()
-            if not done:
-                done.append(end)
-                append((completed_rows, schema.COLLECTIVE, launch, number, end, waits))
+            try:
+                end = now_ns()
+                if not done:
+                    done.append(end)
+                    append((completed_rows, schema.COLLECTIVE, launch, number, end, waits))
+            except Exception as error:  # torch would only write it to the log
+                tracer.failed(PART, error)
 
         self._pending[key] = (launch, (number, waits, done))
         tracer.completions.add(future, completed)
@@ -291,18 +308,26 @@ class ProcessGroupCapture:
         buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
         def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            key = id(work)
-            ours = pending.get(key)
-            if ours is None:
+            start = 0
+            try:
+                key = id(work)
+                ours = pending.get(key)
+                if ours is not None:
+                    blocked[0] = ours[0]
+                    start = now_ns()
+            except Exception as error:
+                tracer.failed(PART, error)
+            if not start:
                 return original(work, *arguments, **keywords)
-            blocked[0] = ours[0]
-            start = now_ns()
             try:
                 result = original(work, *arguments, **keywords)
             finally:
-                blocked[0] = None
-            end = now_ns()
+                try:
+                    blocked[0] = None
+                except Exception as error:
+                    tracer.failed(PART, error)
             try:
+                end = now_ns()
                 waited_for = pending.pop(key, None)
                 if waited_for is None:  # Another thread has waited for it too, and told.
                     return result
@@ -332,19 +357,34 @@ class ProcessGroupCapture:
         pending, tracer, blocked = self._pending, self._tracer, self._tracer.blocked
 
         def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            ours = pending.get(id(work))
-            if ours is None:
-                return devices.wait(original, work, arguments, keywords)
-            blocked[0] = ours[0]
-            stall_start = devices.mark()
+            calls: tuple[DeviceCall, ...] | None = None
+            stall_start: Mark | None = None
+            try:
+                ours = pending.get(id(work))
+                if ours is not None:
+                    blocked[0], stall_start = ours[0], devices.mark()
+                else:
+                    calls, stall_start = devices.about_to_wait(work)
+                    if calls is not None:
+                        blocked[0] = calls[0]
+            except Exception as error:
+                tracer.failed(PART, error)
+            if stall_start is None:
+                return original(work, *arguments, **keywords)
             try:
                 result = original(work, *arguments, **keywords)
             finally:
-                blocked[0] = None
-            end, stall_end = now_ns(), devices.mark()
+                try:
+                    blocked[0] = None
+                except Exception as error:
+                    tracer.failed(PART, error)
             try:
+                if calls is not None:
+                    devices.waited_by_its_work(work, calls, stall_start)
+                    return result
+                end, stall_end = now_ns(), devices.mark()
                 waited_for = pending.pop(id(work), None)
-                if waited_for is None or stall_start is None or stall_end is None:
+                if waited_for is None or stall_end is None:
                     return result
                 launch, completion = waited_for
                 if completion is None:

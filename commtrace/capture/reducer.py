@@ -12,7 +12,6 @@ first bucket, the other by the first one. The time between them is the stall.
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 from collections.abc import Callable
@@ -21,12 +20,11 @@ from typing import Any, Final
 from commtrace.capture.clock import Mark
 from commtrace.capture.functional import is_traced, overload_of
 from commtrace.capture.hooks import Hooks
+from commtrace.capture.issued import PART as PART
 from commtrace.capture.issued import Issued, IssuedCalls
 from commtrace.capture.operations import OPERATIONS, _flat
 from commtrace.capture.process_groups import CAPTURED_CODE
 from commtrace.capture.tracer import Tracer
-
-PART: Final = "capture of DistributedDataParallel"
 
 _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
 """c10d operators that DDP's C++ issues, with the method of ``ProcessGroup`` that takes the same tensors."""
@@ -59,16 +57,19 @@ class ReducerCapture:
         if self._ddp_init is not None:
             return
         original = DistributedDataParallel.__dict__["__init__"]
-        watch = self._watch
+        watch, failed = self._watch, self._tracer.failed
 
         def __init__(module: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
-            watch()
+            try:
+                watch()
+            except Exception as error:
+                failed(PART, error)
             original(module, *arguments, **keywords)
 
         __init__.__wrapped__ = original  # type: ignore[attr-defined]
         __init__.__doc__ = original.__doc__
-        DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign,assignment]
         self._ddp_init = (DistributedDataParallel, original, __init__)
+        DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign,assignment]
         for name in _COMMUNICATE_IN_CPP:
             self._hooks.replace(torch.distributed, name, self._watched)
         if torch.distributed.is_initialized() and any(
@@ -95,24 +96,20 @@ class ReducerCapture:
     def _watched(self, original: Any) -> Callable[..., Any]:
         """Of a function that communicates in C++: the kernels are there while it runs."""
 
-        @functools.wraps(original)
-        def function(*arguments: Any, **keywords: Any) -> Any:
+        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
             if self._library is not None:
-                return original(*arguments, **keywords)
+                return None
             self._watch()
-            try:
-                return original(*arguments, **keywords)
-            finally:
-                self._hooks.guarded(self._unregister)
+            return True
 
-        return function
+        def end(_begun: bool, _result: Any) -> None:
+            self._unregister()
+
+        return self._hooks.around(begin, end)(original)
 
     def _watch(self) -> None:
-        try:
-            if self._library is None:
-                self._register()
-        except Exception as error:
-            self._tracer.failed(PART, error)
+        if self._library is None:
+            self._register()
 
     def _register(self) -> None:
         import torch
@@ -129,29 +126,32 @@ class ReducerCapture:
         backends = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
         operation = OPERATIONS[method]
         group_argument = 2 if method == "allgather" else 1
+        failed = self._tracer.failed
 
         def kernel(*arguments: Any, **keywords: Any) -> Any:
-            tensor: Any = next(iter(_flat(arguments[0])), None)
-            traced = tensor is None or is_traced(tensor)
-            # Not the device's key: sparse tensors and devices of other makers have keys of their own.
-            key = DispatchKey.Meta if traced else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
-            # Of autograd's own threads, this function is the outermost frame.
-            caller = sys._getframe().f_back
-            if traced or (caller is not None and caller.f_code in CAPTURED_CODE):
-                return overload._op_dk(key, *arguments, **keywords)
+            key: Any = None
             issued: Issued | None = None
             try:
-                payload = operation.measure(arguments, None)
-                root = int(arguments[2]) if operation.has_root else None
-                issued = self._issued.launch(operation, arguments[group_argument], payload, root)
+                tensor: Any = next(iter(_flat(arguments[0])), None)
+                traced = tensor is None or is_traced(tensor)
+                # Not the device's key: sparse tensors and devices of other makers have keys of their own.
+                key = DispatchKey.Meta if traced else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
+                # Of autograd's own threads, this function is the outermost frame.
+                caller = sys._getframe().f_back
+                if not traced and (caller is None or caller.f_code not in CAPTURED_CODE):
+                    payload = operation.measure(arguments, None)
+                    root = int(arguments[2]) if operation.has_root else None
+                    issued = self._issued.launch(operation, arguments[group_argument], payload, root)
             except Exception as error:
-                self._tracer.failed(PART, error)
+                failed(PART, error)
+            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
+                return overload(*arguments, **keywords)
             result = overload._op_dk(key, *arguments, **keywords)
             try:
                 if issued is not None:
                     self._launched(issued, result[1])
             except Exception as error:
-                self._tracer.failed(PART, error)
+                failed(PART, error)
             return result
 
         return kernel
@@ -197,8 +197,8 @@ class _Backward:
             self._tracer.failed(PART, error)
 
     def _after(self) -> None:
-        self._tracer.blocked[0] = None
         try:
+            self._tracer.blocked[0] = None
             if self.last_launch is not None:
                 self._issued.stalled(self.last_launch, self._start, self._issued.mark(self.last_launch))
         except Exception as error:

@@ -86,7 +86,7 @@ class Tracer:
         self._at_steps: tuple[tuple[int, Callable[[], None]], ...] = ()
         self._topology: dict[str, Any] = {}
         self._topology_version = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def has_begun_a_step(self) -> bool:

@@ -1,0 +1,60 @@
+"""A job with a simulated GPU: everything that is timed by events."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+import commtrace
+from commtrace.capture import instrumentation
+from commtrace.capture.cuda_clock import CudaClock
+from tests.capture.simulated_cuda import MILLISECOND, SimulatedCuda
+from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
+from tests.safety.jobs import digest
+
+
+class SimulatedGpu:
+    """A GPU that forgets everything before each job."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cuda = SimulatedCuda()
+        self.nccl = SimulatedNccl(self.cuda)
+        self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
+        monkeypatch.setattr(instrumentation, "_device_clock", self._clock)
+
+    def _clock(self) -> CudaClock:
+        return CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
+
+    def job(self) -> str:
+        """Synchronous and asynchronous operations, brackets, pairs, a captured graph, phases, works that nobody waits
+        for."""
+        self.cuda.now_ns = 1_000 * MILLISECOND
+        self.nccl.intervals.clear()
+        self.nccl._streams.clear()
+        self.nccl._bracket, self.nccl.duration_ns = None, MILLISECOND
+        self.cuda._defaults.clear()
+        self.cuda._capturing_thread = None
+        group: Any = distributed_c10d._get_default_group()
+        with commtrace.step(0), commtrace.span("forward"):
+            self.cuda.current_stream().run(MILLISECOND)
+            group.allreduce([tensor(32)], options(False))
+            work = group.allreduce([tensor(32)], options(True))
+            self.cuda.current_stream().run(MILLISECOND)
+            work.wait()
+            group.send([tensor(16)], 2, 0).wait()
+            group._start_coalescing(torch.device("cuda:0"))
+            group.allreduce([tensor(8)], options(True))
+            group.send([tensor(8)], 2, 0)
+            group._end_coalescing(torch.device("cuda:0")).wait()
+            group.barrier(SimpleNamespace(device=torch.device("cuda:0"), asyncOp=True)).wait()
+            with self.cuda.graph():
+                group.allreduce([tensor(32)], options(False))
+            unwaited = [group.allreduce([tensor(32)], options(True)) for _ in range(2)]
+        del unwaited
+        self.cuda.advance(100 * MILLISECOND)
+        return digest(torch.tensor(self.nccl.intervals))

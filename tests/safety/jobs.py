@@ -1,0 +1,209 @@
+"""Small trainings that between them go through every hook, all in this process and in no time.
+
+Each is a function that computes the same bytes whenever it is called. What needs another process, a file or a network
+is simulated: a backend that sends nothing, a GPU with exact times, the engines of DeepSpeed without their insides.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+import commtrace
+from commtrace.capture.completions import CompletionCallbacks
+from tests.capture.recording import fake_backend
+
+WORLD = 4
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """Of the bits of all values."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def values(count: int = 8) -> torch.Tensor:
+    return torch.arange(float(count))
+
+
+def collectives() -> str:
+    """What Python code hands to a process group."""
+    value, gathered = values(), torch.zeros(8 * WORLD)
+    dist.all_reduce(value)
+    work = dist.all_reduce(value, async_op=True)
+    work.wait()
+    work.wait()
+    dist.broadcast(value, src=2)
+    dist.all_gather_into_tensor(gathered, value)
+    dist.all_gather([torch.zeros(8) for _ in range(WORLD)], value)
+    dist.reduce_scatter_tensor(value, gathered)
+    dist.all_to_all_single(torch.zeros(8), value, [1, 2, 3, 2], [2, 2, 2, 2])
+    dist.reduce(value, dst=0)
+    dist.gather(value, [torch.zeros(8) for _ in range(WORLD)], dst=1)
+    dist.scatter(value, [values() for _ in range(WORLD)], src=1)
+    dist.barrier()
+    for _ in range(3):  # nobody waits, and the ids of the Works are used again
+        dist.all_reduce(value, async_op=True)
+    dist.group.WORLD.allreduce(tensors=[value], opts=dist.AllreduceOptions()).wait()  # type: ignore[union-attr]
+    return digest(value, gathered)
+
+
+def point_to_point() -> str:
+    value, received = values(), torch.zeros(8)
+    dist.send(value, 0)
+    dist.recv(received, 2)
+    for work in (dist.isend(value, 0, tag=3), dist.irecv(received, 2)):
+        work.wait()  # type: ignore[union-attr]
+    pairs = [dist.P2POp(dist.isend, value, 0), dist.P2POp(dist.irecv, received, 2)]
+    for work in dist.batch_isend_irecv(pairs):
+        work.wait()
+    return digest(value, received)
+
+
+def groups() -> str:
+    """Groups that come and go."""
+    value = values()
+    group = dist.new_group([0, 1])
+    dist.all_reduce(value, group=group)
+    dist.destroy_process_group(group)
+    del group
+    gc.collect(0)
+    return digest(value)
+
+
+def functional_collectives() -> str:
+    value = values()
+    reduced = functional.wait_tensor(functional.all_reduce(value, "sum", dist.group.WORLD))
+    gathered = functional.wait_tensor(functional.all_gather_tensor(value, 0, dist.group.WORLD))
+    parts = functional.all_reduce_coalesced([value, value], "sum", dist.group.WORLD)
+    waited = [functional.wait_tensor(part) for part in parts]
+    unwaited = functional.all_reduce(value, "sum", dist.group.WORLD)
+    del unwaited
+    return digest(reduced, gathered, *waited)
+
+
+def data_parallel() -> str:
+    """The reducer of DistributedDataParallel, an optimizer, steps of the script."""
+    torch.manual_seed(7)
+    model = torch.nn.Linear(8, 4)
+    parallel = DistributedDataParallel(model, bucket_cap_mb=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(2):
+        with commtrace.step(step), commtrace.span("work"):
+            loss = parallel(values().reshape(1, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss)
+    return digest(*losses, *model.parameters())
+
+
+def script() -> str:
+    """What a script marks itself, also outside of the window and from a thread of its own."""
+    value = values()
+    for step in (0, 7, None):
+        with commtrace.step(step):
+            with commtrace.span("outer"), commtrace.span("inner"):
+                value = value * 2
+            gc.collect(0)
+    heard = []
+
+    def aside() -> None:
+        with commtrace.span("aside"):
+            heard.append(values())
+
+    with commtrace.step(1):
+        thread = threading.Thread(target=aside)
+        thread.start()
+        thread.join()
+    return digest(value, *heard)
+
+
+def refusals() -> str:
+    """Errors of training's own, which it expects."""
+    value = values()
+    group: Any = dist.group.WORLD
+    refused = 0
+    for call in (
+        lambda: group.allreduce([value], "no options"),
+        lambda: functional.all_reduce(value, "no such operation", group),
+        lambda: value.no_such_attribute,
+    ):
+        try:
+            with commtrace.step(), commtrace.span("attempt"):
+                call()
+        except (TypeError, ValueError, AttributeError, RuntimeError):
+            refused += 1
+    return digest(value, torch.tensor(refused))
+
+
+def meshes() -> str:
+    """A mesh of devices, a loader of data, clipped gradients, a checkpoint."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    value = values()
+    dist.all_reduce(value, group=mesh.get_group("dp"))
+    for name in ("dp", "tp"):
+        dist.destroy_process_group(mesh.get_group(name))
+    parameter = torch.nn.Parameter(values())
+    for batch in DataLoader(values().unsqueeze(1), batch_size=4):
+        parameter.grad = batch.sum() * torch.ones(8)
+        torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(parameter, f"{folder}/checkpoint")
+        loaded = torch.load(f"{folder}/checkpoint", weights_only=True)
+    with pytest.raises(FileNotFoundError):
+        torch.load("/no/such/file")
+    commtrace.count(tokens=8)
+    return digest(value, parameter, parameter.grad, loaded)  # type: ignore[arg-type]
+
+
+OF_FOUR: Final[dict[str, Callable[[], str]]] = {
+    job.__name__: job for job in (collectives, point_to_point, groups, functional_collectives, script, refusals, meshes)
+}
+"""Jobs of one rank among four whose backend sends nothing."""
+
+ALONE: Final[dict[str, Callable[[], str]]] = {job.__name__: job for job in (data_parallel,)}
+"""Jobs of a rank that is alone under gloo."""
+
+
+@contextmanager
+def rank_1_of_4() -> Iterator[None]:
+    """torch.distributed on the backend that sends nothing."""
+    with fake_backend(rank=1, world_size=WORLD):
+        yield
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """The only rank under gloo."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def call_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completion callbacks run on the thread that asks for them: only there can their lines be broken."""
+
+    def add(_callbacks: CompletionCallbacks, future: Any, completed: Callable[[Any], None]) -> None:
+        future.wait()
+        completed(future)
+
+    monkeypatch.setattr(CompletionCallbacks, "add", add)

@@ -1,0 +1,229 @@
+"""An exception in any line of any hook never reaches training.
+
+Every job of :mod:`tests.safety.jobs` is run once for every line of commtrace that it executes, and that line raises.
+The job must compute what it computes without commtrace; what training itself raises must reach it; somebody must be
+told, once; and in the end every replaced function must be back in its place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import commtrace
+from commtrace import session
+from commtrace.capture import compiler, garbage
+from commtrace.capture.instrumentation import Instrumentation
+from commtrace.recorder import Recorder
+from tests.capture.recording import MemorySink
+from tests.safety import devices, engines, faults, jobs
+from tests.safety.faults import Place, Sort
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
+]
+
+TRIES = 5
+MOST_UNREACHED = 0.01
+"""A line that is passed only when the id of an object is used again is not passed every time."""
+UNREACHED = "never reached again"
+
+
+class InjectedError(Exception):
+    """What no code of ours expects."""
+
+
+class Recorded:
+    """The recording of a job: everything but the thread and the files.
+
+    Attributes:
+        messages: what was logged.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.unraisable: list[BaseException | None] = []
+        self.sink = MemorySink()
+        self.instrumentation: Instrumentation | None = None
+        self.started = 0
+
+    def run(self, job: Callable[[], str]) -> str:
+        """The result of the job, which starts and stops the recording as a script does."""
+        steps = "0:5" if job is jobs.script else ""
+        commtrace.start(commtrace.Config(dir="/nowhere", steps=steps))
+        self.instrumentation = session._current
+        try:
+            return job()
+        finally:
+            commtrace.stop()
+
+    def harvest(self) -> None:
+        if self.instrumentation is not None:
+            self.instrumentation.recorder._guarded_pass(last=True)
+
+    def lost(self) -> int:
+        return 0 if self.instrumentation is None else sum(self.instrumentation.recorder.dropped.values())
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
+    """Makes recordings; no thread of commtrace's runs beside the training."""
+    monkeypatch.setattr(Recorder, "start", lambda recorder: None)
+    monkeypatch.setattr(garbage, "SHORTEST_NS", 0)
+    monkeypatch.setattr(atexit, "register", lambda *_: None)
+    # What takes most of the time of a start: Dynamo's list of what it skips is compiled anew.
+    monkeypatch.setattr(compiler, "_skip_own_files", lambda rules: lambda: None)
+    monkeypatch.setattr(gc, "get_objects", list)  # looking for a DDP among all objects takes most of the time
+
+    @contextmanager
+    def record() -> Iterator[Recorded]:
+        recording = Recorded()
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: recording.messages.append(record.getMessage())  # type: ignore[method-assign]
+        logger = logging.getLogger("commtrace")
+        logger.addHandler(handler)
+        monkeypatch.setattr(Instrumentation, "_open_sinks", lambda _: [recording.sink])
+        monkeypatch.setattr(sys, "unraisablehook", lambda told: recording.unraisable.append(told.exc_value))
+        gc.disable()
+        try:
+            yield recording
+        finally:
+            gc.enable()
+            logger.removeHandler(handler)
+
+    logging.getLogger("commtrace").propagate = False
+    yield record
+    logging.getLogger("commtrace").propagate = True
+
+
+def problems_of(place: Place, job: Callable[[], str], expected: str, record: Callable[[], Any]) -> list[str]:
+    """What is wrong when this line raises."""
+    error = InjectedError("injected")
+    raised: BaseException | None = None
+    for _ in range(TRIES):
+        result = None
+        before = replaced_now()
+        with record() as recording:
+            with faults.broken(place, error) as fault:
+                try:
+                    result = recording.run(job)
+                except BaseException as escaped:
+                    raised = escaped
+            if fault.raised:
+                break
+    else:
+        return [UNREACHED]
+    problems = []
+    if place.sort is Sort.HANDS_ON:
+        if raised is not error:
+            problems.append(f"what training raised became {raised!r}")
+    else:
+        if raised is not None:
+            problems.append(f"reached training: {raised!r}")
+        elif result != expected:
+            problems.append("the result differs")
+        recording.harvest()
+        # What fails in the callback of a weak reference is told by Python.
+        if not (recording.messages or recording.lost() or recording.unraisable):
+            problems.append("nobody was told")
+        if len(recording.messages) > len(set(recording.messages)):
+            problems.append(f"told more than once: {recording.messages}")
+    after = replaced_now()
+    if after != before:
+        problems.append(f"not put back: {[name for name in before if before[name] is not after[name]]}")
+        put_back(before)
+    return problems
+
+
+def replaced_now() -> dict[tuple[type, str], Any]:
+    owners = [dist.ProcessGroup, dist.Work, jobs.DistributedDataParallel]
+    return {(owner, name): value for owner in owners for name, value in vars(owner).items()} | {
+        (list, str(index)): value for index, value in enumerate(gc.callbacks)
+    }
+
+
+def put_back(before: dict[tuple[type, str], Any]) -> None:
+    for (owner, name), value in before.items():
+        if owner is not list and vars(owner).get(name) is not value:
+            setattr(owner, name, value)
+    gc.callbacks[:] = [value for (owner, _), value in before.items() if owner is list]
+
+
+def break_every_line(
+    job: Callable[[], str], record: Callable[[], Any], chosen: Callable[[Place], bool] = lambda place: True
+) -> None:
+    """Break the chosen lines of a job, of its hooks if nothing else is said, one at a time."""
+    expected = job()
+    with record() as recording:
+        assert recording.run(job) == expected  # also imports what is imported late
+    with record() as recording:
+        found = faults.places(lambda: recording.run(job))
+        recording.harvest()
+        assert recording.messages == []
+    breakable = [place for place in found if chosen(place) and place.sort is not Sort.CANNOT_FAIL]
+    wrong = {place: problems for place in breakable if (problems := problems_of(place, job, expected, record))}
+    unreached = [place for place, problems in wrong.items() if problems == [UNREACHED]]
+    if len(unreached) <= MOST_UNREACHED * len(breakable):
+        wrong = {place: problems for place, problems in wrong.items() if place not in unreached}
+    text = "\n".join(f"{place}: {'; '.join(problems)}" for place, problems in wrong.items())
+    assert not wrong, f"{len(wrong)} of {len(breakable)} lines:\n{text}"
+    assert breakable
+
+
+def is_of_a_hook(place: Place) -> bool:
+    return place.path[0][0] not in (commtrace.start.__code__, commtrace.stop.__code__)
+
+
+def is_of_start_or_stop(place: Place) -> bool:
+    return not is_of_a_hook(place)
+
+
+@pytest.mark.parametrize("name", jobs.OF_FOUR)
+def test_of_four_ranks(name: str, recorded: Any) -> None:
+    with jobs.rank_1_of_4():
+        break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook)
+
+
+def test_start_and_stop(recorded: Any) -> None:
+    with jobs.rank_1_of_4():
+        break_every_line(jobs.collectives, recorded, is_of_start_or_stop)
+
+
+@pytest.mark.parametrize("name", jobs.ALONE)
+def test_alone(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.call_back_at_once(monkeypatch)
+    with jobs.alone():
+        break_every_line(jobs.ALONE[name], recorded, is_of_a_hook)
+
+
+def test_with_a_gpu(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with jobs.rank_1_of_4():
+        break_every_line(devices.SimulatedGpu(monkeypatch).job, recorded, is_of_a_hook)
+
+
+def test_under_megatron(recorded: Any) -> None:
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
+    from megatron.core import parallel_state
+
+    with jobs.rank_1_of_4():
+        parallel_state.initialize_model_parallel(2, 1, create_gloo_process_groups=False)
+        try:
+            break_every_line(engines.megatron, recorded, is_of_a_hook)
+        finally:
+            parallel_state.destroy_model_parallel()
+
+
+def test_under_deepspeed(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install 'commtrace[deepspeed]'")
+    engines.empty_deepspeed(monkeypatch)
+    with jobs.rank_1_of_4():
+        break_every_line(engines.deepspeed, recorded, is_of_a_hook)

@@ -117,8 +117,31 @@ class DeviceCalls:
     def synchronizing(self, original: Any) -> Callable[..., Any]:
         """Replacement of ``Work.synchronize``: a wait of the current stream, as ``Work.wait`` is."""
 
+        blocked, failed = self._tracer.blocked, self._tracer.failed
+
         def synchronize(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            return self.wait(original, work, arguments, keywords)
+            calls: tuple[DeviceCall, ...] | None = None
+            start: Mark | None = None
+            try:
+                calls, start = self.about_to_wait(work)
+                if calls is not None:
+                    blocked[0] = calls[0]
+            except Exception as error:
+                failed(PART, error)
+            if calls is None:
+                return original(work, *arguments, **keywords)
+            try:
+                result = original(work, *arguments, **keywords)
+            finally:
+                try:
+                    blocked[0] = None
+                except Exception as error:
+                    failed(PART, error)
+            try:
+                self.waited_by_its_work(work, calls, start)
+            except Exception as error:
+                failed(PART, error)
+            return result
 
         return synchronize
 

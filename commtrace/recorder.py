@@ -47,7 +47,10 @@ class Sink(Protocol):
     """Receives finished rows on the harvester thread."""
 
     def write(self, rows: list[Row]) -> None:
-        """Take these rows. An exception makes the recorder drop and count them, and try again later."""
+        """Take the rows of one pass; there may be none.
+
+        An exception makes the recorder drop and count them, and try again later.
+        """
 
     def close(self) -> None:
         """No more rows will come."""
@@ -261,10 +264,11 @@ class Recorder:
 
     def _write(self, rows: list[Row]) -> bool:
         """Hand rows to the sinks; False if they could not take them, which is counted."""
+        # Every sink for itself: a full disk takes nothing from those that do not write. Passes without rows are told as
+        # well: a sink may wait for what does not come any more.
+        taken = [self._hand_to(sink, rows) for sink in self._sinks or ()]
         if not rows:
             return True
-        # Every sink for itself: a full disk takes nothing from those that do not write.
-        taken = [self._hand_to(sink, rows) for sink in self._sinks or ()]
         if not all(taken):
             self._count_lost(rows)
             return False

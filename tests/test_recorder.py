@@ -149,6 +149,17 @@ def test_a_full_disk_takes_nothing_from_the_other_sinks(disk: Disk, time: Time) 
     assert recorder.dropped == {"user": 3}
 
 
+def test_a_sink_is_told_of_passes_without_rows(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    monkeypatch.setattr(disk, "write", lambda rows: passes.append(len(rows)))
+    recorder = Recorder(lambda: [disk])
+    recorder.append(entry())
+    for _ in range(3):
+        recorder.flush()
+
+    assert passes == [1, 0, 0]
+
+
 class Device:
     """Entries resolve once the device has reached them."""
 

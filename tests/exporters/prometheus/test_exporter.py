@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import socket
 import ssl
 import subprocess
@@ -211,34 +210,6 @@ def test_clients_without_a_certificate_are_not_let_in(tmp_path: Path, certificat
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=said):
         open_prometheus(Config(**options), rank(tmp_path))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_does_not_keep_the_port(tmp_path: Path) -> None:
-    exporter = EndpointExporter(Config(), rank(tmp_path))
-    may_end, ends = os.pipe()
-    is_ready, ready = os.pipe()
-    child = os.fork()
-    if child == 0:  # a data loading worker, which outlives its parent's session
-        try:
-            exporter.abandon_after_fork()
-            os.write(ready, b".")
-            os.read(may_end, 1)
-        finally:
-            os._exit(0)
-    os.read(is_ready, 1)
-    exporter.close()
-    try:
-        with socket.socket() as next_run:
-            next_run.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            next_run.bind(("127.0.0.1", exporter.endpoint.port))
-            next_run.listen()
-    finally:
-        os.write(ends, b".")
-        os.waitpid(child, 0)
-        for pipe in (may_end, ends, is_ready, ready):
-            os.close(pipe)
 
 
 def test_the_textfile_holds_samples_with_identity_and_goes_with_the_run(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,6 +58,48 @@ def test_every_step_is_told_also_those_that_the_trace_holds_as_sums(tmp_path: Pa
     assert list((tmp_path / "prometheus").iterdir()) == []
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(url, timeout=10)
+
+
+@contextmanager
+def forked_child() -> Iterator[None]:
+    """A child, as of a data loader, that is there until the end."""
+    may_end, ends = os.pipe()
+    is_ready, ready = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(ready, b".")
+            os.read(may_end, 1)
+        finally:
+            os._exit(0)
+    try:
+        os.read(is_ready, 1)
+        yield
+    finally:
+        os.write(ends, b".")
+        os.waitpid(child, 0)
+        for pipe in (may_end, ends, is_ready, ready):
+            os.close(pipe)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_neither_keeps_the_port_nor_removes_the_target(tmp_path: Path) -> None:
+    commtrace.start(commtrace.Config(dir=str(tmp_path), export="prometheus"))
+    try:
+        for step in range(3):
+            with commtrace.step(step):
+                pass
+        url = started(tmp_path)
+        with forked_child():
+            assert value(url, "commtrace_last_step") >= 0
+            commtrace.stop()
+            with socket.socket() as next_run:
+                next_run.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                next_run.bind(("127.0.0.1", int(url.split(":")[2].split("/")[0])))
+                next_run.listen()
+    finally:
+        commtrace.stop()
 
 
 def test_without_exporters_there_are_no_targets(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ class ProcessGroupCapture:
         # By id of the Work: (launch, None) if the wait ends it, (launch, (id, waits)) if a callback does.
         self._pending: dict[int, tuple[Launch, Any]] = {}
         self._originals: list[tuple[type, str, Any, Any]] = []
+        self._get_future: Callable[[Any], Any] = lambda work: work.get_future()
 
     @property
     def devices(self) -> DeviceCalls | None:
@@ -92,6 +93,7 @@ class ProcessGroupCapture:
 
         if self._originals:
             return
+        self._get_future = Work.get_future
         for name, operation in OPERATIONS.items():
             if name in ProcessGroup.__dict__:
                 self._replace(ProcessGroup, name, self._captured(ProcessGroup.__dict__[name], operation))
@@ -268,7 +270,8 @@ class ProcessGroupCapture:
         if key in self._pending:
             self._forgotten(self._pending[key])
         try:
-            future = work.get_future()
+            # Torch's own method: what stands in for it (capture.futures) is for those who wait for the future.
+            future = self._get_future(work)
         except RuntimeError:  # This backend's work has none: the return of the wait is its end.
             self._pending[key] = (launch, None)
             return

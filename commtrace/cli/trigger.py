@@ -13,6 +13,7 @@ import typer
 from commtrace.analysis.progress import Progress, find_progress
 from commtrace.cli.units import duration
 from commtrace.errors import ConfigurationError
+from commtrace.trace.module_choice import ModuleChoice
 from commtrace.trace.reader import load_newest
 from commtrace.trace.run import Run
 from commtrace.trace.trigger import Request, first_step_after, make_request, write_request
@@ -48,6 +49,8 @@ def trigger(
     rank sees it in time; one that does not says so. Ranks that write to another directory (nodes without a shared file
     system) are not reached.
     """
+    if modules:
+        ModuleChoice.parse(modules)
     newest = load_newest(run)
     progress = find_progress(newest)
     _refuse_what_cannot_be(run, newest, progress)

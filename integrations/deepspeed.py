@@ -3,7 +3,8 @@
 ``import commtrace.auto`` is all that a script needs, before or after its imports of DeepSpeed. From then on
 
 * the first ``engine(batch)`` after a boundary of the gradient accumulation begins a step, numbered as
-  ``engine.global_steps``; with gradients disabled it is an ``evaluation`` span inside the current one;
+  ``engine.global_steps``; with gradients disabled it is an ``evaluation`` span, and at a boundary of the accumulation
+  the step that trained ends before it;
 * ``engine(…)`` and ``engine.backward(…)`` (or ``loss.backward()``) are spans with the micro-step as microbatch, and an
   ``engine.step()`` that updates the model is an ``optimizer`` span;
 * of a ``PipelineModule``, a ``train_batch`` begins a step, and the instructions of its schedule are the spans, with
@@ -278,6 +279,7 @@ class DeepSpeedIntegration:
         return self._tracer.enter(kind, name, microbatch, 0, stage)
 
     def _begin_evaluation(self) -> Span:
+        self._end_iteration()
         span = self._tracer.enter(schema.EVALUATION, "evaluation")
         self._evaluations += 1
         return span
@@ -285,6 +287,11 @@ class DeepSpeedIntegration:
     def _end_evaluation(self, span: Span, _result: Any) -> None:
         self._evaluations -= 1
         self._tracer.leave(span)
+
+    def _end_iteration(self) -> None:
+        leader = self._leader()
+        if not self._evaluations and leader is not None and not self._accumulation(leader).begun:
+            self._tracer.end_iteration()
 
     # The pipeline
 

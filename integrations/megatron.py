@@ -3,14 +3,19 @@
 ``import commtrace.auto`` is all that a script needs, before or after its imports of Megatron. From then on
 
 * a call of a schedule (``get_forward_backward_func()``) begins a step; with ``forward_only=True`` it is an
-  ``evaluation`` span inside the current one;
+  ``evaluation`` span, before which the step that trained ends;
 * ``forward_step`` and ``backward_step``, which all schedules look up late, are spans with microbatch, chunk and stage;
 * the step of the outermost Megatron optimizer is an ``optimizer`` span;
-* the repeated forward of activation checkpointing is a ``recompute`` span inside its backward;
+* the repeated forward of activation checkpointing, Megatron's or Transformer Engine's, is a ``recompute`` span inside
+  its backward;
+* parts of these are ``phase`` spans: ``dispatch`` and ``combine`` of tokens in mixtures of experts, ``gather`` of
+  parameters and ``reduce`` of gradients by the distributed optimizer and Megatron's DDP, ``finalize gradients`` after
+  the last backward;
 * the roles of all groups are read whenever ``megatron.core.parallel_state`` has set them up.
 
 With ``overlap_moe_expert_parallel_comm`` Megatron interleaves one microbatch's forward with another one's backward,
-layer by layer: there are steps then, but no microbatch spans.
+layer by layer. There is a span of each, from the begin of the two to their end: the forward lies inside the backward,
+which has its own microbatch and chunk, and the time of both counts as forward.
 """
 
 from __future__ import annotations
@@ -34,6 +39,19 @@ _SCHEDULES: Final[Mapping[str, str]] = {
     "forward_backward_pipelining_without_interleaving": "1f1b",
     "forward_backward_pipelining_with_interleaving": "interleaved 1f1b",
 }
+_PHASES: Final = (
+    ("megatron.core.distributed.param_and_grad_buffer", "_ParamAndGradBucketGroup", "start_param_sync", "gather"),
+    ("megatron.core.distributed.param_and_grad_buffer", "_ParamAndGradBucketGroup", "finish_param_sync", "gather"),
+    ("megatron.core.distributed.param_and_grad_buffer", "_ParamAndGradBucketGroup", "start_grad_sync", "reduce"),
+    ("megatron.core.distributed.param_and_grad_buffer", "_ParamAndGradBucketGroup", "finish_grad_sync", "reduce"),
+    *(
+        ("megatron.core.transformer.moe.token_dispatcher", f"MoE{kind}TokenDispatcher", f"token_{name}", name)
+        for kind in ("AllGather", "AlltoAll", "Flex")
+        for name in ("dispatch", "combine")
+    ),
+)
+"""Module, class, method, and the name of the phase; a version without such a method has no such phase."""
+
 _OPTIMIZER_MODULES: Final = ("optimizer", "distrib_optimizer", "layer_wise_optimizer")
 
 
@@ -69,6 +87,7 @@ class MegatronIntegration:
         self._evaluations = 0
         self._open_optimizers = 0
         self._forwards: Counter[int] = Counter()
+        self._backwards: Counter[int] = Counter()
         self._awaiting_backward: dict[int, Place] = {}
 
     def install(self) -> None:
@@ -76,11 +95,25 @@ class MegatronIntegration:
         hooks = {
             "megatron.core.parallel_state": self._hook_parallel_state,
             "megatron.core.pipeline_parallel.schedules": self._hook_schedules,
+            "megatron.core.pipeline_parallel.combined_1f1b": self._hook_combined,
+            "megatron.core.distributed.finalize_model_grads": self._hook_finalization,
             "megatron.core.tensor_parallel.random": self._hook_recompute,
+            "transformer_engine.pytorch.distributed": self._hook_recompute,
             **{f"megatron.core.optimizer.{name}": self._hook_optimizers for name in _OPTIMIZER_MODULES},
         }
         for name, hook in hooks.items():
             self._hooks.when_imported(name, hook)
+        for module, owner, method, phase in _PHASES:
+            self._hooks.when_imported(module, functools.partial(self._hook_phase, owner, method, phase))
+
+    def _hook_phase(self, owner: str, method: str, phase: str, module: ModuleType) -> None:
+        found = getattr(module, owner, None)
+        if found is not None:
+            self._hooks.replace(found, method, self._hooks.timed(schema.PHASE, phase))
+
+    def _hook_finalization(self, module: ModuleType) -> None:
+        wrap = self._hooks.timed(schema.PHASE, "finalize gradients")
+        self._hooks.replace_function(module, "finalize_model_grads", wrap, "megatron.core.distributed")
 
     def uninstall(self) -> None:
         """Put every original back; import hooks that are still waiting do nothing from now on."""
@@ -139,6 +172,7 @@ class MegatronIntegration:
 
     def _begin_iteration(self, schedule: str, arguments: Mapping[str, Any]) -> None:
         self._forwards.clear()
+        self._backwards.clear()
         self._awaiting_backward.clear()
         self._open_optimizers = 0
         self._read_groups()
@@ -172,6 +206,8 @@ class MegatronIntegration:
             self._tracer.set_topology({**told, "framework": framework()})
 
     def _begin_evaluation(self) -> Span:
+        if not self._evaluations:
+            self._tracer.end_iteration()
         span = self._tracer.enter(schema.EVALUATION, "evaluation")
         self._evaluations += 1
         return span
@@ -206,6 +242,45 @@ class MegatronIntegration:
             return self._enter(schema.BACKWARD, "backward", self._place_of_backward(argument, args, kwargs))
 
         return self._hooks.around(begin, self._hooks.end)(original)
+
+    def _hook_combined(self, module: ModuleType) -> None:
+        self._hooks.replace(module, "combined_forward_backward_step", self._wrap_combined)
+
+    def _wrap_combined(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Either model is None in the steps that only run the other direction."""
+        argument = _argument_getter(original)
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Span]:
+            opened = []
+            model = argument(args, kwargs, "b_model")
+            if model is not None:
+                opened.append(self._enter(schema.BACKWARD, "backward", self._place_of_combined_backward(model)))
+            if argument(args, kwargs, "f_model") is not None:
+                place = self._place_of_combined_forward(argument, args, kwargs)
+                opened.append(self._enter(schema.FORWARD, "forward", place))
+            return opened
+
+        def end(opened: list[Span], _result: Any) -> None:
+            for span in reversed(opened):
+                self._tracer.leave(span)
+
+        return self._hooks.around(begin, end)(original)
+
+    def _place_of_combined_forward(self, argument: Callable[..., Any], args: Any, kwargs: Any) -> Place:
+        chunk = argument(args, kwargs, "f_model_chunk_id")
+        if chunk is None:
+            chunk = self._chunk_of_model(argument(args, kwargs, "f_model"))
+        microbatch = argument(args, kwargs, "current_microbatch")
+        if microbatch is None:
+            microbatch = self._forwards[chunk]
+        self._forwards[chunk] += 1
+        return Place(int(microbatch), int(chunk))
+
+    def _place_of_combined_backward(self, model: Any) -> Place:
+        """A chunk's backwards come in the order of its microbatches."""
+        chunk = self._chunk_of_model(model)
+        self._backwards[chunk] += 1
+        return Place(self._backwards[chunk] - 1, chunk)
 
     def _place_of_forward(self, argument: Callable[..., Any], args: Any, kwargs: Any) -> Place:
         chunk = argument(args, kwargs, "vp_stage")
@@ -247,9 +322,10 @@ class MegatronIntegration:
     # Activation recomputation
 
     def _hook_recompute(self, module: ModuleType) -> None:
-        checkpoint = getattr(module, "CheckpointFunction", None)
-        if checkpoint is not None:
-            self._hooks.replace(checkpoint, "backward", self._hooks.recomputing)
+        for name in ("CheckpointFunction", "_CheckpointFunction"):  # Megatron's, and that of Transformer Engine
+            checkpoint = getattr(module, name, None)
+            if checkpoint is not None:
+                self._hooks.replace(checkpoint, "backward", self._hooks.recomputing)
         without_output = getattr(module, "CheckpointWithoutOutput", None)
         if without_output is not None:
             self._hooks.replace(without_output, "_recompute", self._hooks.recomputing)

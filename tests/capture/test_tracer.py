@@ -82,6 +82,32 @@ def test_the_last_step_ends_with_the_last_phase_in_it(ticking: Recording) -> Non
     assert phases(ticking) == [("forward", 0, 2, 3), ("step", 0, 1, 3)]
 
 
+def test_what_is_no_training_ends_the_step_before_it(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step()
+    tracer.leave(tracer.enter(schema.OPTIMIZER, "Adam"))
+    tracer.end_iteration()
+    tracer.leave(tracer.enter(schema.EVALUATION, "evaluation"))
+    tracer.begin_step()
+    tracer.end_iteration()  # nothing was done in it yet
+    tracer.leave(tracer.enter(schema.OPTIMIZER, "Adam"))
+    tracer.finish()
+
+    assert phases(ticking) == [
+        ("Adam", 0, 2, 3), ("step", 0, 1, 4), ("evaluation", -1, 5, 6), ("Adam", 1, 8, 9), ("step", 1, 7, 9),
+    ]  # fmt: skip
+
+
+def test_a_step_that_the_script_marks_is_ended_by_nobody_else(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    tracer.begin_step(3, is_users=True)
+    tracer.leave(tracer.enter(schema.OPTIMIZER, "Adam"))
+    tracer.end_iteration()
+    tracer.end_step()
+
+    assert phases(ticking) == [("Adam", 3, 2, 3), ("step", 3, 1, 4)]
+
+
 def test_a_step_without_anything_in_it_is_not_invented(ticking: Recording) -> None:
     ticking.tracer.begin_step()
     ticking.tracer.finish()

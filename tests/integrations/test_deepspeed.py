@@ -67,6 +67,9 @@ class NotingTracer:
         self.open_optimizers += kind == schema.OPTIMIZER
         return span
 
+    def end_iteration(self) -> None:
+        self.notes.append("end")
+
     def leave(self, span: Any) -> None:
         kind, self.coordinates = span
         self.open_optimizers -= kind == schema.OPTIMIZER
@@ -305,7 +308,7 @@ def test_a_pipeline_is_its_instructions(tracer: NotingTracer) -> None:
         "+backward m0 s1", "-backward", "+backward m1 s1", "-backward",
         "+phase reduce tied", "-phase",
         "+optimizer NoneType", "-optimizer",
-        "+evaluation", "-evaluation",
+        "end", "+evaluation", "-evaluation",
     ]  # fmt: skip
     assert tracer.topology["schedule"] == "1f1b"
     assert tracer.topology["stages"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -20,12 +21,14 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron names the accelerator libraries that it does without
     from megatron.core import parallel_state
+    from megatron.core.distributed import param_and_grad_buffer
     from megatron.core.models import gpt  # noqa: F401  (the schedules import it while they run)
     from megatron.core.optimizer import optimizer as optimizers
     from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
-    from megatron.core.pipeline_parallel import schedules
+    from megatron.core.pipeline_parallel import combined_1f1b, schedules
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.tensor_parallel import random as checkpointing
+    from megatron.core.transformer.moe import token_dispatcher
 
 
 def initialize(*sizes: int, **options: int) -> None:
@@ -50,6 +53,9 @@ class NotingTracer:
         place = "" if microbatch < 0 else f" m{microbatch} c{chunk} s{stage}"
         self.notes.append(f"+{word}{place}")
         return word
+
+    def end_iteration(self) -> None:
+        self.notes.append("end")
 
     def leave(self, span: str) -> None:
         self.notes.append(f"-{span}")
@@ -215,7 +221,7 @@ def test_a_forward_only_call_is_an_evaluation_and_no_step(tracer: NotingTracer, 
     initialize(1, 1)
     schedule_call(forward_only=True)
 
-    assert tracer.notes == ["+evaluation", "-evaluation"]
+    assert tracer.notes == ["end", "+evaluation", "-evaluation"]
 
 
 def test_every_group_has_its_role(tracer: NotingTracer, rank_1_of_8: None) -> None:
@@ -323,6 +329,45 @@ def test_an_optimizer_class_of_the_users_own_is_found_at_the_next_step(tracer: N
 
     assert Own().step()
     assert tracer.notes == ["step", "+optimizer", "-optimizer"]
+
+
+def test_a_combined_step_is_a_forward_and_a_backward_of_different_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan needs CUDA streams: what is tested is what is put around the real function's arguments."""
+
+    def step(f_model: Any, b_model: Any, f_model_chunk_id: Any = None, current_microbatch: Any = None) -> None:
+        tracer.notes.append("both" if f_model and b_model else "one")
+
+    monkeypatch.setattr(combined_1f1b, "combined_forward_backward_step", step)
+    tracer = NotingTracer()
+    uninstall = megatron.install(tracer)
+    chunks = [SimpleNamespace(vp_stage=number) for number in (0, 1)]
+    combined_1f1b.combined_forward_backward_step(chunks[0], None, f_model_chunk_id=0, current_microbatch=0)
+    combined_1f1b.combined_forward_backward_step(chunks[1], chunks[0], f_model_chunk_id=1, current_microbatch=3)
+    combined_1f1b.combined_forward_backward_step(None, chunks[0])
+    uninstall()
+
+    assert tracer.notes == [
+        "+forward m0 c0 s0", "one", "-forward",
+        "+backward m0 c0 s0", "+forward m3 c1 s0", "both", "-forward", "-backward",
+        "+backward m1 c0 s0", "one", "-backward",
+    ]  # fmt: skip
+    assert combined_1f1b.combined_forward_backward_step is step
+
+
+def test_the_real_combined_step_has_the_parameters_that_are_read() -> None:
+    parameters = inspect.signature(combined_1f1b.combined_forward_backward_step).parameters
+
+    assert {"f_model", "b_model", "f_model_chunk_id", "current_microbatch"} <= set(parameters)
+
+
+def test_parts_of_the_work_are_phases(tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, owner, method, _ in megatron._PHASES:
+        holder = getattr(token_dispatcher, owner, None) or getattr(param_and_grad_buffer, owner)
+        assert method in vars(holder)
+    with pytest.raises(AttributeError):  # of an instance that nobody has initialised
+        token_dispatcher.MoEAlltoAllTokenDispatcher.token_dispatch(SimpleNamespace(), torch.ones(1), torch.ones(1))
+
+    assert tracer.notes == ["+phase", "-phase"]
 
 
 def test_a_repeated_forward_is_a_recompute(tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ which has its own microbatch and chunk, and the time of both counts as forward.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

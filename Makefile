@@ -14,7 +14,7 @@ PIP_QUIET ?= --quiet
 PIP := $(BIN)/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test lint types unit e2e test-gpu bench install clean
+.PHONY: demo test lint types unit e2e test-gpu bench soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
@@ -43,6 +43,9 @@ test-gpu: $(INSTALLED)  ## On a machine with a GPU: NCCL ranks on it, compared w
 bench: $(INSTALLED)
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/live_metrics.py
+
+soak: $(INSTALLED)  ## Train for SOAK_MINUTES (30) with everything recorded: nothing grows, drifts, hangs or is dropped.
+	$(BIN)/python bench/soak.py
 
 install: $(INSTALLED)
 

@@ -148,6 +148,10 @@ class GroupRegistry:
         if state.group.role in _GENERIC_ROLES:
             self.set_role(process_group, dimension)
 
+    def renew_lock(self) -> None:
+        """In a forked child."""
+        self._lock = threading.RLock()
+
     def known_groups(self) -> list[Group]:
         """All groups there have been, destroyed ones too."""
         with self._lock:

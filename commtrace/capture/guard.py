@@ -51,6 +51,10 @@ class Guard:
             self._untold.append(message)
         _logger.warning("commtrace: %s", message)
 
+    def renew_lock(self) -> None:
+        """In a forked child."""
+        self._lock = threading.RLock()
+
     def works(self, part: str) -> bool:
         """Whether ``part`` has not failed."""
         return part not in self._failed

@@ -207,6 +207,7 @@ class Instrumentation:
     def abandon_after_fork(self) -> None:
         """In a forked child: stay silent. The patches stay and pass everything through."""
         self.tracer.recording = False
+        self.tracer.renew_locks()
         self.recorder.abandon_after_fork()
         for observer in self._observers:
             observer.abandon_after_fork()

@@ -251,6 +251,12 @@ class Tracer:
         with self._lock:
             return self._topology_version, dict(self._topology)
 
+    def renew_locks(self) -> None:
+        """In a forked child: another thread of the parent may have held them, and nobody here would let them go."""
+        self._lock = threading.RLock()
+        self.guard.renew_lock()
+        self.groups.renew_lock()
+
     def failed(self, part: str, error: BaseException) -> None:
         """A hook of ``part`` failed: warn once, and have the part stop."""
         self.guard.failed(part, error)

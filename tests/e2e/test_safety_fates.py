@@ -39,6 +39,11 @@ STATUSES = {
     "has_a_wrong_value": 0,
     "has_an_unknown_variable": 0,
     "records_twice": 0,
+    "handles_signals": 0,
+    "makes_its_groups_again": 0,
+    "sets_its_clock": 0,
+    "fills_its_buffer": 0,
+    "forks_all_the_time": 0,
 }
 """What a job would end with, too, if nothing were recorded."""
 
@@ -104,8 +109,8 @@ def test_a_full_disk_keeps_what_it_holds(folder: Path) -> None:
     assert written == list(range(len(written)))
     assert 0 < len(written) < len(progress(folder, "fills_its_disk"))
     assert_every_step_is_whole(recorded, but_after_the_last_step=None)
-    assert (folder / "fills_its_disk.log").read_text().count("\n") == 1
-    assert "cannot write its trace" in (folder / "fills_its_disk.log").read_text()
+    (warning,) = warnings_of(folder, "fills_its_disk")
+    assert "cannot write its trace" in warning
 
 
 @pytest.mark.parametrize(
@@ -113,12 +118,11 @@ def test_a_full_disk_keeps_what_it_holds(folder: Path) -> None:
     [("may_not_write", "Not a directory"), ("loses_its_directory", "deleted while it was written")],
 )
 def test_a_directory_that_cannot_be_written_costs_one_line(folder: Path, name: str, reason: str) -> None:
-    log = (folder / f"{name}.log").read_text()
+    (warning,) = warnings_of(folder, name)
 
-    assert log.count("\n") == 1
-    assert "commtrace: cannot write its trace" in log
-    assert reason in log
-    assert "Training goes on" in log
+    assert "commtrace: cannot write its trace" in warning
+    assert reason in warning
+    assert "Training goes on" in warning
 
 
 @pytest.mark.parametrize(
@@ -145,6 +149,46 @@ def test_of_two_runs_in_one_directory_the_newest_is_shown(folder: Path) -> None:
     assert recorded.problems == (
         "1 segments of earlier runs or attempts in the same directory were left out; shown is run second, attempt 0.",
     )
+
+
+@pytest.mark.parametrize("name", ["handles_signals", "forks_all_the_time", "sets_its_clock", "makes_its_groups_again"])
+def test_what_happens_beside_training_costs_no_span(folder: Path, name: str) -> None:
+    recorded = load_run(folder / name)
+
+    assert recorded.problems == ()
+    assert recorded.ranks[0].closed
+    assert recorded.ranks[0].dropped == {}
+    assert steps(recorded) == list(range(len(progress(folder, name))))
+
+
+def test_a_wall_clock_that_jumps_bends_no_step(folder: Path) -> None:
+    spans = [(row["start"], row["end"]) for row in rows(load_run(folder / "sets_its_clock"), 0, schema.STEP)]
+
+    ended = progress(folder, "sets_its_clock")
+    assert all(start < end <= told for (start, end), told in zip(spans, ended, strict=True))
+
+
+def test_groups_that_are_made_again_have_names_of_their_own(folder: Path) -> None:
+    recorded = load_run(folder / "makes_its_groups_again")
+
+    groups = [row["group"] for row in rows(recorded, 0, schema.COLLECTIVE) if row["step"] < 0]
+    assert len(groups) == 2
+    assert len(set(groups)) == 2
+
+
+def test_a_full_buffer_drops_spans_and_counts_every_one(folder: Path) -> None:
+    recorded = load_run(folder / "fills_its_buffer")
+
+    for kind, made in ((schema.STEP, 30), (schema.COLLECTIVE, 300), (schema.STALL, 300)):
+        dropped = recorded.ranks[0].dropped.get(schema.KINDS[kind], 0)
+        assert dropped > 0
+        assert len(list(rows(recorded, 0, kind))) + dropped == made
+
+
+def warnings_of(folder: Path, name: str) -> list[str]:
+    """The lines on stderr but for the one that says where the recording is."""
+    lines = (folder / f"{name}.log").read_text().splitlines()
+    return [line for line in lines if not line.startswith("commtrace: recording to ")]
 
 
 def progress(folder: Path, name: str) -> list[int]:

@@ -7,6 +7,7 @@ Argument: a folder. For each of ``JOBS`` it is left with ``NAME`` (the run direc
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -175,13 +176,85 @@ def records_twice() -> None:
         commtrace.stop()
 
 
+def handles_signals() -> None:
+    """Its own handlers run, in the middle of its communication too, where they communicate themselves."""
+    heard: list[int] = []
+
+    def hear(number: int, _frame: object) -> None:
+        with commtrace.span("handler"):
+            dist.all_reduce(torch.ones(1))
+        heard.append(number)
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    for number in numbers:
+        signal.signal(number, hear)
+    hook = sys.excepthook
+    record("handles_signals")
+    assert sys.excepthook is hook
+    ended = threading.Event()
+
+    def send() -> None:
+        while not ended.wait(0.01):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    train("handles_signals", seconds=1.0)
+    ended.set()
+    sender.join()
+    for number in numbers:
+        assert signal.getsignal(number) is hear
+        signal.raise_signal(number)
+    assert heard.count(signal.SIGUSR1) > 10
+    assert {signal.SIGTERM, signal.SIGINT} <= set(heard)
+    dist.destroy_process_group()
+
+
+def makes_its_groups_again() -> None:
+    record("makes_its_groups_again")
+    train("makes_its_groups_again", steps=20)
+    for members in ([0], None):
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1), group=dist.new_group(members))
+    dist.destroy_process_group()
+
+
+def sets_its_clock() -> None:
+    """The wall clock jumps by an hour in either direction, again and again."""
+    record("sets_its_clock")
+    wall, jumps = time.time_ns, itertools.cycle((3_600 * 10**9, -3_600 * 10**9))
+    time.time_ns = lambda: wall() + next(jumps)
+    train("sets_its_clock", steps=30)
+
+
+def fills_its_buffer() -> None:
+    commtrace.start(commtrace.Config(dir=str(FOLDER / "fills_its_buffer"), run_id="fills_its_buffer", buffer_spans=4))
+    train("fills_its_buffer", steps=30)
+
+
+def forks_all_the_time() -> None:
+    """Also while the recorder's thread is at work; the children go through the hooks and end."""
+    record("forks_all_the_time")
+    weight = train("forks_all_the_time", steps=20)
+    for _ in range(60):
+        child = os.fork()
+        if child == 0:
+            with commtrace.step(), commtrace.span("child"):
+                commtrace.stop()
+            os._exit(0)
+        dist.all_reduce(weight)
+        assert os.waitpid(child, 0)[1] == 0
+
+
 JOBS: dict[str, Callable[[], None]] = {
     **{
         job.__name__: job
         for job in (
             returns, returns_at_once, never_destroys_its_groups, never_waits, calls_sys_exit, raises, calls_os_exit,
             is_terminated, fills_its_disk, may_not_write, loses_its_directory, is_disabled, has_a_wrong_value,
-            has_an_unknown_variable, records_twice,
+            has_an_unknown_variable, records_twice, handles_signals, makes_its_groups_again, sets_its_clock,
+            fills_its_buffer, forks_all_the_time,
         )
     },
     **{f"is_killed_after_{seconds}": is_killed(seconds) for seconds in (1.3, 1.7, 2.1)},

@@ -85,6 +85,13 @@ def test_the_viewer_finds_its_assets_and_type_checkers_our_types(names: set[str]
     assert "commtrace/py.typed" in names
 
 
+def test_rules_and_dashboards_are_in_the_wheel(names: set[str]) -> None:
+    wanted = [path for kind in ("*.yml", "*.json") for path in (ROOT / "exporters").rglob(kind)]
+
+    assert len(wanted) >= 9
+    assert set(map(_shipped_as, wanted)) <= names
+
+
 def test_nothing_but_commtrace_is_installed(names: set[str]) -> None:
     assert {name.split("/")[0] for name in names} == {"commtrace", DIST_INFO}
 
@@ -100,7 +107,7 @@ def test_what_the_package_says_of_itself(wheel: Path) -> None:
     assert sorted(line.split(">=")[0] for line in required) == [
         "numpy", "prometheus-client", "pyarrow", "rich", "typer", "wrapt",
     ]  # fmt: skip
-    assert sorted(metadata.get_all("Provides-Extra", [])) == ["deepspeed", "dev", "import", "megatron", "otlp"]
+    assert sorted(metadata.get_all("Provides-Extra", [])) == ["dask", "deepspeed", "dev", "import", "megatron", "otlp"]
     assert "commtrace = commtrace.cli.main:main" in entry_points
 
 

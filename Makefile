@@ -43,6 +43,7 @@ test-gpu: $(INSTALLED)  ## On a machine with a GPU: NCCL ranks on it, compared w
 bench: $(INSTALLED)
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/live_metrics.py
+	$(BIN)/python bench/analysis.py
 
 soak: $(INSTALLED)  ## Train for SOAK_MINUTES (30) with everything recorded: nothing grows, drifts, hangs or is dropped.
 	$(BIN)/python bench/soak.py

@@ -18,6 +18,7 @@ from commtrace.analysis.pipeline_bubble import StageBubble, measure_bubbles
 from commtrace.analysis.pipeline_schedule import ideal_fraction_of_total, ideal_ratio_to_work, recognise
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import Program, build_program, common_steps, stage_of
+from commtrace.analysis.roles import Roles
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
@@ -72,7 +73,11 @@ class Pipeline:
 
 
 def reconstruct_pipeline(
-    run: Run, matches: Matches, program: Program | None = None, workers: StepWorkers | None = None
+    run: Run,
+    matches: Matches,
+    program: Program | None = None,
+    workers: StepWorkers | None = None,
+    roles: Roles | None = None,
 ) -> Pipeline | None:
     """The pipeline of a run, from its spans alone.
 
@@ -81,6 +86,7 @@ def reconstruct_pipeline(
         matches: its communications, joined.
         program: the run as :func:`build_program` gives it, if there is one already.
         workers: who builds it, if there is none.
+        roles: of this run, where the caller has them.
 
     Returns:
         None where there are no two stages, or no step that all ranks recorded.
@@ -98,7 +104,7 @@ def reconstruct_pipeline(
     orders = [_order(run, trace, step) for trace in ordered]
     microbatches = max(sum(action[0] == "F" for action in order) for order in orders) // chunks
     schedule = recognise(orders, chunks)
-    bubbles = measure_bubbles(run, matches, program or _program(run, matches, workers))
+    bubbles = measure_bubbles(run, matches, program or _program(run, matches, workers), roles)
     shares = _shares(bubbles)
     stages = len(ordered)
     return Pipeline(

@@ -82,9 +82,11 @@ class _Measured(NamedTuple):
     drain: float
 
 
-def measure_bubbles(run: Run, matches: Matches, program: Program | None) -> list[StageBubble]:
+def measure_bubbles(
+    run: Run, matches: Matches, program: Program | None, roles: Roles | None = None
+) -> list[StageBubble]:
     """The stages of a pipeline, ascending; without a program only what was measured."""
-    roles = find_roles(run)
+    roles = roles or find_roles(run)
     ends = _pipeline_ends(run)
     measured = {rank: _measure(run, trace, matches, roles, ends) for rank, trace in run.ranks.items()}
     causes = _causes(run, program, roles) if program else {}
@@ -213,11 +215,12 @@ def _pipeline_ends(run: Run) -> dict[tuple[int, int], int]:
     """End of the last backward of all stages, by pipeline and step."""
     ends: dict[tuple[int, int], int] = {}
     for trace in run.ranks.values():
-        spans = trace.spans
-        backward = spans.kind == schema.BACKWARD
-        for step, end in zip(spans.step[backward].tolist(), spans.end[backward].tolist(), strict=True):
-            key = (_replica(trace), step)
-            ends[key] = max(ends.get(key, 0), end)
+        spans, replica = trace.spans, _replica(trace)
+        backward = np.flatnonzero(spans.kind == schema.BACKWARD)
+        ordered = backward[np.lexsort((spans.end[backward], spans.step[backward]))]
+        last = ordered[np.diff(spans.step[ordered], append=np.iinfo(np.int32).max) != 0]  # of each step
+        for step, end in zip(spans.step[last].tolist(), spans.end[last].tolist(), strict=True):
+            ends[replica, step] = max(ends.get((replica, step), 0), end)
     return ends
 
 

@@ -99,7 +99,7 @@ def _pipeline_and_findings(
     if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return None, Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     program = _program(analysis, workers)
-    pipeline = reconstruct_pipeline(run, matches, program)
+    pipeline = reconstruct_pipeline(run, matches, program, roles=analysis.roles)
     told = pipeline.to_json() if pipeline else None
     return told, find_stragglers(run, matches, program=program)
 

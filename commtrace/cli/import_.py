@@ -11,10 +11,7 @@ import typer
 from rich.console import Console
 
 from commtrace.errors import ConfigurationError, MissingExtraError
-from commtrace.importers.flight_recorder import import_flight_recorder
 from commtrace.importers.rows import Imported
-from commtrace.importers.whatif import import_whatif
-from commtrace.importers.workerlog import import_workerlog
 
 
 class Kind(str, Enum):
@@ -110,10 +107,17 @@ def _import(
     meta: Path | None,
     on_file: Callable[[Path], None],
 ) -> Imported:
+    # Imported where they are needed: what one format needs would double the time that importing a small trace takes.
     if kind is Kind.FLIGHT_RECORDER:
+        from commtrace.importers.flight_recorder import import_flight_recorder
+
         return import_flight_recorder(files, output, ranks_per_host=ranks_per_host, on_file=on_file)
     if kind is Kind.WORKERLOG:
+        from commtrace.importers.workerlog import import_workerlog
+
         return import_workerlog(files, output, on_file=on_file)
     if len(files) != 1:
         raise ConfigurationError(f"whatif takes the one Parquet file of a job, and {len(files)} were given.")
+    from commtrace.importers.whatif import import_whatif
+
     return import_whatif(files[0], output, meta=meta, on_file=on_file)

@@ -33,7 +33,11 @@ def pipeline(
     """
     analysis = analyse(run, steps or None)
     with step_workers(executor) as workers:
-        found = reconstruct_pipeline(analysis.run, analysis.matches, workers=workers) if analysis.steps.used else None
+        found = (
+            reconstruct_pipeline(analysis.run, analysis.matches, workers=workers, roles=analysis.roles)
+            if analysis.steps.used
+            else None
+        )
     told = found.to_json() if found else None
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")

@@ -186,7 +186,7 @@ def _rank_trace(
     told = Marks()
     aggregates: dict[int, list[str]] = {}
     mark_rows = np.flatnonzero(marks)
-    for row, detail in zip(mark_rows, table["detail"].take(pa.array(mark_rows)).to_pylist(), strict=True):
+    for row, detail in zip(mark_rows, _texts(table, mark_rows), strict=True):
         if names[spans.name[row]] == AGGREGATE:
             aggregates.setdefault(int(spans.step[row]), []).append(detail)
         else:
@@ -237,9 +237,10 @@ def _column(table: pa.Table, name: str, names: list[str]) -> Any:
     indices = array.indices
     if not indices.null_count:
         return code_of_word[indices.to_numpy(zero_copy_only=False)]
-    present = indices.is_valid().to_numpy(zero_copy_only=False)
+    present = _present(indices)
     coded = np.full(len(array), schema.NOT_APPLICABLE, dtype)
-    coded[present] = code_of_word[indices.fill_null(0).to_numpy(zero_copy_only=False)[present]]
+    # With nothing in some rows, numpy gets the indices as floating-point numbers, which hold them exactly.
+    coded[present] = code_of_word[indices.to_numpy(zero_copy_only=False)[present].astype(np.int64)]
     return coded
 
 
@@ -259,9 +260,24 @@ def _details(table: pa.Table, spans: Spans, selected: Any) -> dict[int, str]:
     detail = table["detail"]
     if detail.null_count == len(detail):
         return {}
-    rows = np.flatnonzero(selected & detail.combine_chunks().is_valid().to_numpy(zero_copy_only=False))
-    texts = detail.take(pa.array(rows)).to_pylist()
+    rows = np.flatnonzero(selected & np.concatenate([_present(chunk) for chunk in detail.chunks]))
+    texts = _texts(table, rows)
     return {int(spans.id[row]): text for row, text in zip(rows, texts, strict=True)}
+
+
+def _texts(table: pa.Table, rows: Any) -> list[Any]:
+    """Details of these rows. They are few, and ``take`` would import all of pyarrow.compute."""
+    detail = table["detail"]
+    return [detail[int(row)].as_py() for row in rows]
+
+
+def _present(array: pa.Array) -> Any:
+    """Which entries hold something: the array's own bits, as its ``is_valid`` would import all of pyarrow.compute."""
+    bits = array.buffers()[0]
+    if bits is None:
+        return np.ones(len(array), np.bool_)
+    every = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return every[array.offset : array.offset + len(array)].astype(np.bool_)
 
 
 def _missing_ranks(ranks: dict[int, RankTrace]) -> list[str]:

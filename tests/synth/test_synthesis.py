@@ -163,7 +163,7 @@ def test_clocks_step() -> None:
         (replace(SMALL, pp=4, microbatches=8), "1f1b"),
         (replace(SMALL, pp=4, microbatches=8, schedule="gpipe"), "gpipe"),
         (replace(SMALL, pp=4, microbatches=8, chunks=2), "interleaved_1f1b"),
-        (replace(SMALL, pp=4, microbatches=8, schedule="zero-bubble"), "zero_bubble"),
+        (replace(SMALL, pp=4, microbatches=8, schedule="zero-bubble"), "zb1p"),
     ],
 )
 def test_the_schedule_is_recognised(job: Job, schedule: str) -> None:

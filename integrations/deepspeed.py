@@ -141,6 +141,8 @@ class DeepSpeedIntegration:
 
     def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+            # While it initialises, DeepSpeed makes its optimizer step once: that is the end of no step.
+            self._tracer.steps.give_way(is_users=False)
             return args[0]
 
         def end(engine: Any, result: Any) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from commtrace.capture.records import Coordinates
+from commtrace.capture.step_finder import StepFinder
 from commtrace.integrations import deepspeed as integration
 from commtrace.trace import schema
 
@@ -48,6 +49,7 @@ class NotingTracer:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.coordinates = Coordinates()
+        self.steps = StepFinder(self)  # type: ignore[arg-type]
         self.open_optimizers = 0
         self.roles: dict[int, str] = {}
         self.topology: dict[str, Any] = {}

@@ -34,6 +34,8 @@ class Config:
         keep_bytes: keep at most so many bytes of files of each rank, the newest; 0: no limit.
         skip_roles: do not time communication of process groups with these roles (``tp``, ``pp``, …).
         trigger_signal: a signal (``SIGUSR2``) that makes all ranks record the next steps in detail. Empty: none.
+        hang_seconds: when nothing has moved for so long, and for ten typical steps, each rank writes down what it is
+            in; 0: never.
         monitor_seconds: length of the windows that the monitor compares.
         monitor_store: ``HOST:PORT`` of the store of a ``commtrace monitor --serve``, which then joins the ranks. Empty:
             the job's own store, and rank 0 joins.
@@ -65,6 +67,7 @@ class Config:
     keep_bytes: int = 0
     skip_roles: tuple[str, ...] = ()
     trigger_signal: str = ""
+    hang_seconds: float = 60.0
     monitor_seconds: float = 4.0
     monitor_store: str = ""
     monitor_webhook: str = ""
@@ -170,6 +173,10 @@ def _seconds(name: str, value: str) -> float:
     return number
 
 
+def _seconds_or_never(name: str, value: str) -> float:
+    return 0.0 if value.strip() in ("0", "0.0") else _seconds(name, value)
+
+
 def _words(name: str, value: str) -> tuple[str, ...]:
     return tuple(filter(None, (word.strip() for word in value.split(","))))
 
@@ -202,6 +209,7 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_KEEP_BYTES": _bytes,
     "COMMTRACE_SKIP_ROLES": _words,
     "COMMTRACE_TRIGGER_SIGNAL": _signal,
+    "COMMTRACE_HANG_SECONDS": _seconds_or_never,
     "COMMTRACE_MONITOR_SECONDS": _seconds,
     "COMMTRACE_MONITOR_STORE": _text,
     "COMMTRACE_MONITOR_WEBHOOK": _text,

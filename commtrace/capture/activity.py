@@ -38,20 +38,28 @@ _OWN_FRAMES: Final = "/commtrace/capture/"
 
 
 class Activity:
-    """Tells what the training thread is doing when it is quiet. Used by the harvester's thread only.
+    """Tells what the training thread is doing when it is quiet. Not for several threads at a time.
 
     Args:
         tracer: of the process.
         now: clock, in ns.
         frames: the frames of the training thread, innermost first, as ``file:line function``.
+        asks_device: whether communications that only the device has not finished are told: a device whose driver is
+            stuck may never answer.
     """
 
     def __init__(
-        self, tracer: Tracer, now: Callable[[], int] = now_ns, frames: Callable[[], list[str]] | None = None
+        self,
+        tracer: Tracer,
+        now: Callable[[], int] = now_ns,
+        frames: Callable[[], list[str]] | None = None,
+        *,
+        asks_device: bool = True,
     ) -> None:
         self._tracer = tracer
         self._now = now
         self._frames = frames or _frames_of_main_thread
+        self._asks_device = asks_device
         self._recorded_at = self._progress_at = now()
         self._progress: Any = None
         self._due_at = 0
@@ -63,8 +71,7 @@ class Activity:
         The first pass tells it in any case: from it readers learn how often to expect a word.
         """
         now = self._now()
-        collectives, messages = self._launched()
-        progress = (self._tracer.coordinates, collectives, messages)
+        progress = self.progress()
         if self._tracer.recorder.buffer:
             self._recorded_at = self._progress_at = now
         if progress != self._progress:  # Training goes on in steps, too, that are not recorded.
@@ -74,18 +81,23 @@ class Activity:
             return
         interval = QUIET_NS if idle < LONG_QUIET_NS else SELDOM_NS
         self._due_at = now + interval
-        yield (
-            "activity",
-            {
-                "at": list(self._tracer.coordinates),
-                "open": [_open_span(span) for span in _outwards(self._tracer.innermost)],
-                "collectives": collectives,
-                "p2p": messages,
-                "frames": self._frames(),
-                "quiet_ns": now - self._progress_at,
-                "again_within_ns": interval + _LATENESS_NS,
-            },
-        )
+        quiet_ns = now - self._progress_at
+        yield "activity", {**self.described(), "quiet_ns": quiet_ns, "again_within_ns": interval + _LATENESS_NS}
+
+    def described(self) -> dict[str, Any]:
+        """What the training thread is doing now."""
+        collectives, messages = self._launched()
+        return {
+            "at": list(self._tracer.coordinates),
+            "open": [_open_span(span, self._asks_device) for span in _outwards(self._tracer.innermost)],
+            "collectives": collectives,
+            "p2p": messages,
+            "frames": self._frames(),
+        }
+
+    def progress(self) -> Any:
+        """A value that changes as training goes on: its place, and what it has launched."""
+        return (self._tracer.coordinates, *self._launched())
 
     def in_flight(self, unfinished: Iterable[Launch]) -> list[dict[str, Any]]:
         """Communications that have been under way since before the last pass, the one that blocks training first.
@@ -111,6 +123,8 @@ class Activity:
 
     def _on_device(self) -> list[DeviceCall]:
         """Communications that the host has let go of and the device has not finished."""
+        if not self._asks_device:
+            return []
         entries = self._tracer.recorder.unresolved()
         calls = (entry[2] for entry in entries if len(entry) > 2 and isinstance(entry[2], DeviceCall))
         return list({id(call): call for call in calls}.values())
@@ -147,8 +161,9 @@ def _outwards(span: Span | None) -> Iterator[Span]:
         span = span.outer
 
 
-def _open_span(span: Span) -> dict[str, Any]:
-    since = None if span.start is None else span.clock.resolve(span.start)
+def _open_span(span: Span, asks_device: bool) -> dict[str, Any]:
+    ask = span.start is not None and (asks_device or isinstance(span.start, int))
+    since = span.clock.resolve(span.start) if ask else None
     return {"kind": schema.KINDS[span.kind], "name": span.name, "since": since}
 
 

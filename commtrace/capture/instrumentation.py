@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.garbage import GarbageCollections
 from commtrace.capture.groups import GroupRegistry
+from commtrace.capture.hang_watch import HangWatch
 from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
 from commtrace.capture.invisible import PART as INVISIBLE
 from commtrace.capture.issued import IssuedCalls
@@ -28,6 +29,7 @@ from commtrace.capture.module_selection import ModuleSelection
 from commtrace.capture.optimizers import OptimizerPhase
 from commtrace.capture.phases import PhaseCapture
 from commtrace.capture.process_groups import ProcessGroupCapture
+from commtrace.capture.records import Launch
 from commtrace.capture.reducer import ReducerCapture
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
@@ -62,7 +64,10 @@ class Observer(Sink, Protocol):
         """In a forked child: everything belongs to the parent."""
 
 
-OpenObservers = Callable[[RankMetadata, Path, Recorder], Sequence[Observer]]
+Hang = Callable[[], "Mapping[str, Any] | None"]
+"""What this process is in since training stopped; None while it goes on."""
+
+OpenObservers = Callable[[RankMetadata, Path, Recorder, Hang], Sequence[Observer]]
 """Opens what looks on beside the trace, when the rank is known; called on the harvester thread."""
 
 Install = Callable[[Tracer], Callable[[], None]]
@@ -113,6 +118,7 @@ class Instrumentation:
         self._optimizers = OptimizerPhase(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
+        self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
         self._told_groups: dict[int, Any] = {}
         self._told_groups_version = -1
@@ -191,6 +197,7 @@ class Instrumentation:
                 self.tracer.failed(name, error)
                 uninstall()  # They begin where they were interrupted.
             self._uninstallers.pop()
+        self._hang_watch.stop()
         self.recorder.stop()
 
     @property
@@ -209,6 +216,7 @@ class Instrumentation:
         self.tracer.recording = False
         self.tracer.renew_locks()
         self.recorder.abandon_after_fork()
+        self._hang_watch.abandon_after_fork()
         for observer in self._observers:
             observer.abandon_after_fork()
 
@@ -247,6 +255,8 @@ class Instrumentation:
         )
         if metadata.rank == 0:
             _announce(directory)
+        if self._config.hang_seconds:
+            self._hang_watch.start(directory, metadata)
         # Before the writer, which may thin out what it is given.
         self._observers = self._opened_observers(metadata, directory)
         if self._triggers is not None:
@@ -259,7 +269,7 @@ class Instrumentation:
         if self._open_observers is None:
             return ()
         try:
-            return self._open_observers(metadata, directory, self.recorder)
+            return self._open_observers(metadata, directory, self.recorder, lambda: self._hang_watch.report)
         except Exception as error:
             self.tracer.failed("live metrics", error)
             return ()
@@ -358,10 +368,10 @@ class Instrumentation:
 
     def _in_flight(self, activity: Activity) -> list[dict[str, Any]]:
         """Communications that have been under way since before the last pass: what a hang report starts from."""
-        unfinished = [
-            *self._process_groups.unfinished(), *self._functional.unfinished(), *self._issued.unfinished(),
-        ]  # fmt: skip
-        return activity.in_flight(unfinished)[:MOST_IN_FLIGHT]
+        return activity.in_flight(self._unfinished())[:MOST_IN_FLIGHT]
+
+    def _unfinished(self) -> list[Launch]:
+        return [*self._process_groups.unfinished(), *self._functional.unfinished(), *self._issued.unfinished()]
 
 
 def recording_options(config: Config) -> dict[str, Any]:

@@ -47,9 +47,13 @@ def monitor(
     poster = WebhookOutlet(webhook) if webhook else None
     outlets: list[Outlet] = [_Printed(json_output), FileOutlet(output), *([poster] if poster else [])]
     joiner = Joiner(job.world_size, job.seconds, outlets)
-    count = 0
+    count, due = 0, time.monotonic() + job.seconds
     while not windows or count < windows:
-        time.sleep(job.seconds)
+        time.sleep(min(_POLL_SECONDS, job.seconds))
+        joiner.look_for_hangs(board.of_run(job.run), time.time())
+        if time.monotonic() < due:
+            continue
+        due += job.seconds
         newest = board.announced() or job
         if newest != job:  # the next attempt, or another job
             job, joiner = newest, Joiner(newest.world_size, newest.seconds, outlets)

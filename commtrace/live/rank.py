@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,12 +17,16 @@ _NAME: Final = 1
 _MOST_EVENTS: Final = 100
 
 
+Hang = Callable[[], "Mapping[str, Any] | None"]
+
+
 class LiveRank:
     """A running rank. Written by the harvester thread; other threads may read.
 
     Attributes:
         metadata: identity.
         directory: the run directory.
+        hang: what the process is in since training stopped; None while it goes on.
         marks: process groups, topology, clock anchors, communications in flight, as far as told.
         spans: rows so far, marks left out.
         dropped: spans dropped so far, by kind.
@@ -31,8 +35,9 @@ class LiveRank:
         events: what it found so far, the newest few.
     """
 
-    def __init__(self, metadata: RankMetadata, directory: Path) -> None:
+    def __init__(self, metadata: RankMetadata, directory: Path, hang: Hang = lambda: None) -> None:
         self.metadata = metadata
+        self.hang = hang
         self.directory = directory
         self.marks = Marks()
         self.spans = 0

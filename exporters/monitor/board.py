@@ -122,6 +122,39 @@ class Board:
             present = self._reported(list(ranks))
             return list(self._store.multi_get([self._key(rank) for rank in present])) if present else []
 
+    def put_hang(self, rank: int, report: bytes) -> None:
+        """Say what a rank is in since training stopped; empty when it goes on.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        with _told():
+            self._store.set(self._hang_key(rank), report)
+            self._store.add(self._prefix + "hangs", 1)
+
+    def hangs_told(self) -> bool:
+        """Whether any rank has ever said that training has stopped: one request, however many ranks there are.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        with _told():
+            return bool(self._store.check([self._prefix + "hangs"]))
+
+    def hangs(self, ranks: Iterable[int]) -> list[bytes]:
+        """What those of these ranks say for which training stands still.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        with _told():
+            there = [rank for rank in ranks if self._store.check([self._hang_key(rank)])]
+            told = self._store.multi_get([self._hang_key(rank) for rank in there]) if there else []
+            return [report for report in told if report]
+
+    def _hang_key(self, rank: int) -> str:
+        return f"{self._prefix}hang/{rank}"
+
     def _reported(self, ranks: Sequence[int]) -> list[int]:
         """A get of what is not there would block, so that is asked first, of those that were never seen."""
         unseen = [rank for rank in ranks if rank not in self._present]

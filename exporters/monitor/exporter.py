@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from commtrace.config import Config
 from commtrace.exporters.monitor.board import TIMEOUT_SECONDS, Announcement, Board, BoardError
+from commtrace.exporters.monitor.hangs import packed
 from commtrace.exporters.monitor.joiner import Joiner, Outlet
 from commtrace.exporters.monitor.outlets import FileOutlet, LiveOutlet, LogOutlet, WebhookOutlet
 from commtrace.live.listener import StepListener
@@ -26,6 +27,7 @@ _logger = logging.getLogger("commtrace")
 _JOIN_DELAY: Final = 0.25
 """The join waits for this share of a window, so that every rank has reported the window that has just ended."""
 
+_TICK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 10.0
 _FAILURES_TOLD: Final = 3
 """The end of a job takes the store away before the last rank is gone: single failures are nothing to tell."""
@@ -62,6 +64,7 @@ class MonitorExporter:
         self._stop = threading.Event()
         self._board: Board | None = None
         self._joiner: Joiner | None = None
+        self._told_hang: Mapping[str, Any] | None = None
         self._webhook: WebhookOutlet | None = None
         self._failures = 0
         self._retry_at = 0.0
@@ -83,19 +86,19 @@ class MonitorExporter:
 
     def _run(self) -> None:
         seconds = self._config.monitor_seconds
-        while True:
-            number = int(self._clock() // seconds) + 1
-            if self._sleep_until(number * seconds):
-                return
-            self._guarded(lambda number=number: self._report(number))  # type: ignore[misc]
+        reported = joined = int(self._clock() // seconds)
+        while not self._stop.wait(min(_TICK_SECONDS, seconds * _JOIN_DELAY)):
+            now = self._clock()
+            number = int(now // seconds)
+            if number != reported:
+                reported = number
+                self._guarded(lambda number=number: self._report(number))  # type: ignore[misc]
+            self._guarded(self._tell_of_hang)
             if self._joins:
-                if self._sleep_until((number + _JOIN_DELAY) * seconds):
-                    return
-                self._guarded(self._join)
-
-    def _sleep_until(self, instant: float) -> bool:
-        """True when the monitor is to end."""
-        return self._stop.wait(max(instant - self._clock(), 0.0))
+                if joined != reported and now >= (reported + _JOIN_DELAY) * seconds:
+                    joined = reported
+                    self._guarded(self._join)
+                self._guarded(self._look_for_hangs)
 
     @property
     def _joins(self) -> bool:
@@ -131,9 +134,23 @@ class MonitorExporter:
         self._connected().put(self._rank.rank, report.to_bytes())
 
     def _join(self) -> None:
+        self._joining().join(self._connected(), self._clock())
+
+    def _tell_of_hang(self) -> None:
+        """On the board, as soon as this process notices that training has stopped, and when it goes on."""
+        report = self._rank.hang()
+        if report is self._told_hang:
+            return
+        self._connected().put_hang(self._rank.rank, b"" if report is None else packed(report))
+        self._told_hang = report
+
+    def _look_for_hangs(self) -> None:
+        self._joining().look_for_hangs(self._connected(), self._clock())
+
+    def _joining(self) -> Joiner:
         if self._joiner is None:
             self._joiner = Joiner(self._rank.metadata.world_size, self._config.monitor_seconds, self._outlets())
-        self._joiner.join(self._connected(), self._clock())
+        return self._joiner
 
     def _connected(self) -> Board:
         if self._board is None:

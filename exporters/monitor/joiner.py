@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from commtrace.exporters.monitor.board import Board
+from commtrace.exporters.monitor.hangs import HangJoiner
 from commtrace.live.watch import LiveEvent, Watch
 from commtrace.live.window import WindowReport
 
@@ -33,6 +34,8 @@ class Joiner:
         self.watch = Watch(world_size, seconds)
         self._world_size = world_size
         self._outlets = outlets
+        self._hangs = HangJoiner(world_size)
+        self._newest: list[WindowReport] = []
         self._unreadable_told = False
 
     def join(self, board: Board, now: float) -> list[LiveEvent]:
@@ -41,9 +44,20 @@ class Joiner:
         Raises:
             BoardError: the store does not answer.
         """
-        reports = self._parsed(board.get(range(self._world_size)))
-        events = self.watch.join(reports, now)
-        status = self._status(reports, now)
+        self._newest = self._parsed(board.get(range(self._world_size)))
+        return self._tell(self.watch.join(self._newest, now), now)
+
+    def look_for_hangs(self, board: Board, now: float) -> list[LiveEvent]:
+        """Tell who is in a hang, if that is news.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        events = self._hangs.look(board, now)
+        return self._tell(events, now) if events else []
+
+    def _tell(self, events: list[LiveEvent], now: float) -> list[LiveEvent]:
+        status = self._status(self._newest, now)
         for outlet in self._outlets:
             outlet.tell(events, status)
         return events

@@ -1,0 +1,47 @@
+"""Trains for a while; then one rank does not come any more. Arguments: that rank; ``sleeps``, ``dies`` or ``spins``.
+
+``sleeps`` sleeps before an all_reduce, ``dies`` is killed there, ``spins`` computes for ever. The others wait in it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import commtrace
+import commtrace.auto
+
+STEPS = 100
+
+
+def main(lost: int, how: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    number = 0
+    while True:
+        with commtrace.step(number):
+            time.sleep(0.05)
+            if number == STEPS and dist.get_rank() == lost:
+                stay_away(how)
+            if number == STEPS and how == "dies":
+                # gloo raises when its peer is gone; NCCL waits. Wait, as with NCCL.
+                time.sleep(600)
+            dist.all_reduce(torch.ones(10))
+        number += 1
+
+
+def stay_away(how: str) -> None:
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        if how == "sleeps":
+            time.sleep(600)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,91 @@
+"""A rank that does not come any more: all ranks write down what they are in, and the monitor says who is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.launch import REPOSITORY
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "hangs_later.py"
+HANG_SECONDS = 3.0
+LIMIT_SECONDS = 60.0
+
+
+def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """The monitor's event and the dumps of the ranks, after which the job is killed."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
+    environment = {
+        **inherited,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "COMMTRACE_DIR": str(directory),
+        "COMMTRACE_EXPORT": "monitor",
+        "COMMTRACE_MONITOR_SECONDS": "2",
+        "COMMTRACE_HANG_SECONDS": str(HANG_SECONDS),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    }
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    # A killed rank must not make torchrun kill the others before they have been asked.
+    command = [*torchrun, "--monitor-interval", "300", str(PROGRAM), *arguments]
+    with (directory.parent / "log").open("w") as log:
+        job = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            event = _wait_for_event(directory, directory.parent / "log")
+            alive = job.poll() is None
+        finally:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+    assert alive, "the watch must never end the job"
+    dumps = {
+        int(path.parent.name.removeprefix("rank-")): json.loads(path.read_text())
+        for path in directory.glob("rank-*/hang-001.json")
+    }
+    return event, dumps
+
+
+def _wait_for_event(directory: Path, log: Path) -> dict[str, Any]:
+    """The newest event about the hang, once it has not changed for a while."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    path, found, since = directory / "monitor.jsonl", [], 0.0
+    while time.monotonic() < deadline:
+        lines = path.read_text().splitlines() if path.exists() else []
+        hangs = [event for event in map(json.loads, lines) if event["kind"] == "hang"]
+        if len(hangs) > len(found):
+            found, since = hangs, time.monotonic()
+        if found and time.monotonic() - since > 5:
+            return found[-1]
+        time.sleep(0.2)
+    raise AssertionError(f"no event about a hang after {LIMIT_SECONDS} s:\n{log.read_text()[-3000:]}")
+
+
+@pytest.mark.parametrize("how", ["sleeps", "spins"])
+def test_the_rank_that_does_not_come_is_named_with_its_place(how: str, tmp_path: Path) -> None:
+    event, dumps = hung_job(tmp_path / "run", "2", how)
+    assert event["rank"] == 2, event
+    assert "Hung at seq 100 of the" in event["sentence"]
+    assert "Root: rank 2" in event["sentence"]
+    assert "stay_away" in event["sentence"]
+    assert sorted(dumps) == [0, 1, 2, 3]
+    (main_thread,) = [one for one in dumps[2]["threads"] if one["thread"] == "MainThread"]
+    assert any("stay_away" in frame for frame in main_thread["frames"])
+    # Blocked inside the collective, and nevertheless able to say so.
+    (blocked,) = dumps[0]["in_flight"]
+    assert (blocked["operation"], blocked["seq"], blocked["blocking"]) == ("all_reduce", 100, True)
+
+
+def test_a_dead_rank_is_named(tmp_path: Path) -> None:
+    event, dumps = hung_job(tmp_path / "run", "3", "dies")
+    assert sorted(dumps) == [0, 1, 2]
+    assert event["rank"] == 3, event
+    assert "No word from rank 3" in event["sentence"]

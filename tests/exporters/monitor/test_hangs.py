@@ -1,0 +1,104 @@
+"""What ranks say of themselves when training has stopped, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from commtrace.exporters.monitor.hangs import HangJoiner, hang_event, packed, unpacked
+from tests.factory import group, metadata
+
+SECOND = 1_000_000_000
+DP = group("dp", 0, 1, 2, 3)
+
+
+def report(rank: int, *, waits_at: int | None, launched: int, at: str = "train.py:7 step") -> dict[str, Any]:
+    """A rank that has launched so many all_reduces, and waits for one of them or for none."""
+    in_flight = [] if waits_at is None else [
+        {"operation": "all_reduce", "group": DP.id, "seq": waits_at, "peer": -1, "bytes": 4, "dtype": "float32",
+         "is_async": False, "start": 10 * SECOND, "blocking": True}
+    ]  # fmt: skip
+    return {
+        "time": 1_700_000_060.0,
+        "monotonic_ns": 60 * SECOND,
+        "quiet_ns": 50 * SECOND,
+        "metadata": asdict(metadata(rank, world_size=4, node=f"node{rank}")),
+        "groups": [{**DP._asdict(), "ranks": list(DP.ranks)}],
+        "topology": {"coordinates": {"dp": rank}},
+        "activity": {
+            "at": [17, -1, -1, -1], "open": [], "collectives": {str(DP.id): launched}, "p2p": [], "frames": [at],
+        },
+        "in_flight": in_flight,
+        "threads": [{"thread": "MainThread", "frames": [at] * 40}],
+    }  # fmt: skip
+
+
+def hung(ranks: Sequence[int] = (0, 1, 2, 3)) -> list[dict[str, Any]]:
+    """Rank 2 has not come to all_reduce 5."""
+    return [
+        report(rank, waits_at=None if rank == 2 else 5, launched=5 if rank == 2 else 6, at=f"train.py:{rank} f")
+        for rank in ranks
+    ]
+
+
+def test_the_rank_that_did_not_arrive_is_named_with_the_place_where_it_is() -> None:
+    event = hang_event(hung(), 4, now=1.0)
+    assert (event.kind, event.rank, event.host) == ("hang", 2, "node2")
+    assert "4 of 4 ranks say so" in event.sentence
+    assert "Hung at seq 5 of the dp group" in event.sentence
+    assert "Root: rank 2" in event.sentence
+    assert "train.py:2 f" in event.sentence
+
+
+def test_a_rank_that_says_nothing_is_the_suspect() -> None:
+    event = hang_event(hung([0, 1, 3]), 4, now=1.0)
+    assert event.rank == 2
+    assert "No word from rank 2: dead, or stuck" in event.sentence
+
+
+def test_a_report_survives_the_store_without_its_stacks() -> None:
+    told = report(0, waits_at=5, launched=6)
+    again = unpacked(packed(told))
+    assert again == {name: value for name, value in told.items() if name != "threads"}
+    with pytest.raises(ValueError, match="not a report"):
+        unpacked(b"something else")
+
+
+class FakeBoard:
+    """What ranks have put on it."""
+
+    def __init__(self) -> None:
+        self.reports: dict[int, bytes] = {}
+
+    def hangs_told(self) -> bool:
+        return bool(self.reports)
+
+    def hangs(self, ranks: Any) -> list[bytes]:
+        return [self.reports[rank] for rank in ranks if self.reports.get(rank)]
+
+
+def test_it_is_told_when_all_have_spoken_or_after_four_seconds() -> None:
+    board, joiner = FakeBoard(), HangJoiner(4)
+    assert joiner.look(board, 0.0) == []  # type: ignore[arg-type]
+    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung([0, 1])}
+    assert joiner.look(board, 1.0) == []  # type: ignore[arg-type]
+    assert joiner.look(board, 4.0) == []  # type: ignore[arg-type]
+    (event,) = joiner.look(board, 5.0)  # type: ignore[arg-type]
+    assert "2 of 4 ranks say so" in event.sentence
+    assert joiner.look(board, 30.0) == []  # type: ignore[arg-type]
+    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
+    (event,) = joiner.look(board, 31.0)  # type: ignore[arg-type]
+    assert "4 of 4 ranks say so" in event.sentence
+
+
+def test_the_next_hang_is_told_as_well() -> None:
+    board, joiner = FakeBoard(), HangJoiner(4)
+    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
+    assert len(joiner.look(board, 0.0)) == 1  # type: ignore[arg-type]
+    board.reports = dict.fromkeys(board.reports, b"")
+    assert joiner.look(board, 10.0) == []  # type: ignore[arg-type]
+    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
+    assert len(joiner.look(board, 20.0)) == 1  # type: ignore[arg-type]

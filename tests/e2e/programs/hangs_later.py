@@ -1,6 +1,6 @@
-"""Trains for a while; then one rank does not come any more. Arguments: that rank; ``sleeps``, ``dies`` or ``spins``.
+"""Trains for a while; then one rank does not come any more. Arguments: that rank; ``sleeps`` or ``dies``.
 
-``sleeps`` sleeps before an all_reduce, ``dies`` is killed there, ``spins`` computes for ever. The others wait in it.
+``sleeps`` sleeps before an all_reduce, ``dies`` is killed there. The others wait in it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def main(lost: int, how: str) -> None:
 def stay_away(how: str) -> None:
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    while True:
-        if how == "sleeps":
-            time.sleep(600)
+    time.sleep(600)
 
 
 if __name__ == "__main__":

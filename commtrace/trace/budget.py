@@ -59,6 +59,24 @@ class Discards:
         if any(self._budget) and path.exists():
             self._closed.append(_Closed(path, path.stat().st_size, first_step, last_step))
 
+    def rewritten(self, path: Path) -> None:
+        """A closed segment has another size now."""
+        try:
+            num_bytes = path.stat().st_size
+        except FileNotFoundError:  # somebody else has deleted it
+            num_bytes = 0
+        self._closed = [
+            segment._replace(num_bytes=num_bytes) if segment.path == path else segment for segment in self._closed
+        ]
+
+    def has_room_for(self, path: Path) -> bool:
+        """Whether there may be another file of the size of this segment for a moment."""
+        if not self._budget.num_bytes:
+            return True
+        held = sum(segment.num_bytes for segment in self._closed)
+        own = sum(segment.num_bytes for segment in self._closed if segment.path == path)
+        return held + own <= self._budget.num_bytes
+
     def make_room(self, step: int) -> None:
         """Delete what the budget does not hold, before a segment that begins with ``step`` is opened.
 

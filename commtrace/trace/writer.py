@@ -2,7 +2,8 @@
 
 A segment is an Arrow IPC *stream*: written batch by batch straight to the file descriptor, so a process that is killed
 leaves everything up to its last batch readable. Segments rotate by steps, so that a range of steps can be read without
-the rest of a long run.
+the rest of a long run. One that is complete is written again in fewer, larger batches
+(:mod:`commtrace.trace.compaction`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from commtrace.trace import schema
+from commtrace.trace import compaction, schema
 from commtrace.trace.budget import Budget, Discards
 from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.metadata import RankMetadata
@@ -31,8 +32,11 @@ Row = tuple[Any, ...]
 SEGMENT_PATTERN: Final = re.compile(r"^spans-(\d+)\.arrows$")
 RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
 
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
-_CLOSED_VOCABULARIES: Final = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+"""Threads would only add some to the training process: batches are small."""
+_CLOSED_VOCABULARIES: Final = {
+    "kind": pa.array(schema.KINDS), "lane": pa.array(schema.LANES), "timing": pa.array(schema.TIMINGS),
+}  # fmt: skip
 _LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
 """Told once and true from then on: later segments repeat them, so that they can be read without the earlier ones."""
 _LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "trigger"})
@@ -44,6 +48,14 @@ _STEP_COLUMN: Final = schema.SCHEMA.get_field_index("step")
 def rank_directory(run_directory: Path, rank: int) -> Path:
     """Where the segments of ``rank`` are kept."""
     return run_directory / f"rank-{rank:05d}"
+
+
+class _Complete(NamedTuple):
+    """A segment that has ended in order."""
+
+    path: Path
+    num_batches: int
+    num_rows: int
 
 
 class SegmentWriter:
@@ -70,6 +82,7 @@ class SegmentWriter:
     ) -> None:
         self.directory = rank_directory(run_directory, metadata.rank)
         self.directory.mkdir(parents=True, exist_ok=True)
+        compaction.remove_leftovers(self.directory)
         self._metadata = metadata
         self._steps_per_segment = min(steps_per_segment, budget.steps_per_segment or steps_per_segment)
         self._bytes_per_segment = budget.bytes_per_segment
@@ -78,7 +91,8 @@ class SegmentWriter:
         self._last_step = -1
         self._words: dict[str, _Vocabulary] = {"name": _Vocabulary(pa.int32()), "dtype": _Vocabulary(pa.int8())}
         self._path = self.directory
-        self._is_empty = True
+        self._num_batches = self._num_rows = 0
+        self._complete: _Complete | None = None
         self._lasting: dict[Row, None] = {}
         self._latest: dict[str, Row] = {}
         self._file: Any = None
@@ -98,7 +112,7 @@ class SegmentWriter:
             if current:
                 self._append(current)
             if rows:
-                self.close()
+                self._end_segment()
 
     def write_spans(self, spans: Spans, names: Sequence[str]) -> None:
         """Append columns: the fast way for whoever has them. No marks, and no details.
@@ -118,24 +132,25 @@ class SegmentWriter:
                 self._write_batch(self._batch_of_spans(spans.take(slice(count)), names))
             spans = spans.take(slice(count, None))
             if len(spans):
-                self.close()
+                self._end_segment()
 
     def _append(self, rows: Sequence[Row]) -> None:
         self._write_batch(self._batch(rows))
         self._last_step = max(self._last_step, max(row[_STEP_COLUMN] for row in rows))
         self._remember([row for row in rows if row[0] == schema.MARK])
         if 0 < self._bytes_per_segment < self._file.tell():
-            self.close()
+            self._end_segment()
 
     def _write_batch(self, batch: pa.RecordBatch) -> None:
         try:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
             self._stream.write_batch(batch)
-            self._is_empty = False
         except (OSError, pa.ArrowException):
             self._abandon()
             raise
+        self._num_batches += 1
+        self._num_rows += batch.num_rows
 
     def _remember(self, marks: Sequence[Row]) -> None:
         self._lasting.update(dict.fromkeys(mark for mark in marks if mark[1] in _LASTING_MARKS))
@@ -146,7 +161,12 @@ class SegmentWriter:
         return [] if told is None else [mark_row("discarded", told)]
 
     def close(self) -> None:
-        """End the current segment in order."""
+        """End the current segment in order, and compact it if the budget has room for both forms of it."""
+        self._end_segment()
+        if self._complete is not None and self._discards.has_room_for(self._complete.path):
+            self._compact(sync=False)  # whoever stops the recording waits for this
+
+    def _end_segment(self) -> None:
         stream, file = self._stream, self._file
         self._stream = self._file = None
         if stream is not None:
@@ -155,11 +175,20 @@ class SegmentWriter:
             finally:
                 file.close()
             self._discards.closed(self._path, self._first_step, self._last_step)
+            self._complete = _Complete(self._path, self._num_batches, self._num_rows)
+
+    def _compact(self, *, sync: bool) -> None:
+        segment, self._complete = self._complete, None
+        if segment is None or not compaction.is_worthwhile(segment.num_batches, segment.num_rows):
+            return
+        if compaction.compact(segment.path, segment.num_rows, sync=sync):
+            self._discards.rewritten(segment.path)
 
     def _open(self, first_step: int) -> None:
         self._discards.make_room(first_step)
+        self._compact(sync=True)  # now, as the budget has room for a segment
         self._path = self.directory / f"spans-{_next_segment_number(self.directory):04d}.arrows"
-        self._is_empty = True
+        self._num_batches = self._num_rows = 0
         metadata = {schema.METADATA_KEY: self._metadata.to_json(), b"commtrace.format": str(schema.FORMAT_VERSION)}
         metadata[b"commtrace.first_step"] = str(first_step)
         self._file = pa.OSFile(str(self._path), "wb")
@@ -174,7 +203,7 @@ class SegmentWriter:
         file, self._stream, self._file = self._file, None, None
         if file is not None:
             file.close()
-        if not self._is_empty:
+        if self._num_batches:
             self._discards.closed(self._path, self._first_step, self._last_step)
         else:  # one more unreadable file for every try would help nobody
             self._path.unlink(missing_ok=True)
@@ -197,17 +226,14 @@ class SegmentWriter:
 
     def _column(self, field: pa.Field, values: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
         if field.name in _CLOSED_VOCABULARIES:
-            return pa.DictionaryArray.from_arrays(
-                pa.array(values, pa.int8()), pa.array(_CLOSED_VOCABULARIES[field.name])
-            )
+            return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
         if field.name in self._words:
             return self._words[field.name].recode(values, names)
         return pa.array(values, field.type)
 
     def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
         if field.name in _CLOSED_VOCABULARIES:
-            words = pa.array(_CLOSED_VOCABULARIES[field.name])
-            return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), words)
+            return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
         if field.name in self._words:
             return self._words[field.name].encode(values)
         return pa.array(values, field.type)

@@ -68,7 +68,7 @@ def test_the_folder_never_holds_more_than_its_budget(tmp_path: Path) -> None:
 
 def test_a_step_of_which_a_part_is_gone_is_not_shown(tmp_path: Path) -> None:
     """Segments that are limited by bytes end within a step."""
-    writer = SegmentWriter(tmp_path, metadata(), budget=Budget(num_bytes=500_000))
+    writer = SegmentWriter(tmp_path, metadata(), budget=Budget(num_bytes=100_000))
     for step in range(20):
         for one in work(step):
             writer.write([one])

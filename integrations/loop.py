@@ -42,8 +42,12 @@ def install(tracer: Tracer) -> Callable[[], None]:
         What puts every original back.
     """
     loop = TrainingLoop(tracer)
-    loop.install()
-    return loop.uninstall
+    try:
+        loop.install()
+        return loop.uninstall
+    except BaseException:
+        loop.uninstall()
+        raise
 
 
 class TrainingLoop:
@@ -73,15 +77,23 @@ class TrainingLoop:
             return self.begin_forward(module)
 
         begin, end = self._unseen_by_dynamo(begin_of), self._unseen_by_dynamo(self.end_forward)
+        failed = self._hooks.failed
 
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(module, *args, **kwargs)
-            span = begin(module)
+            span: Span | None = None
+            try:
+                span = begin(module)
+            except Exception as error:
+                failed(error)
             try:
                 return original(module, *args, **kwargs)
             finally:
-                end(span)
+                try:
+                    end(span)
+                except Exception as error:
+                    failed(error)
 
         self._run_as_it_is(forward)
         return functools.wraps(original)(forward)
@@ -109,16 +121,24 @@ class TrainingLoop:
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         begin, end = self._unseen_by_dynamo(self._begin_backward), self._unseen_by_dynamo(self._end_backward)
+        failed = self._hooks.failed
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             # A backward inside a backward (activation checkpointing, double differentiation) is part of that one.
             if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
                 return original(*args, **kwargs)
-            span = begin()
+            span: Span | None = None
+            try:
+                span = begin()
+            except Exception as error:
+                failed(error)
             try:
                 return original(*args, **kwargs)
             finally:
-                end(span)
+                try:
+                    end(span)
+                except Exception as error:
+                    failed(error)
 
         self._run_as_it_is(backward)
         return functools.wraps(original)(backward)

@@ -26,15 +26,19 @@ def install(tracer: Tracer, process_groups: ProcessGroupCapture) -> Callable[[],
     from torch.distributed import Work
 
     hooks = Hooks(PART, tracer)
+    failed = hooks.failed
     # By id of the future: what it belongs to, and the reference that takes it out of here when it dies.
     known: dict[int, tuple[Any, weakref.ref[Any]]] = {}
 
     def handing_out(original: Any) -> Callable[..., Any]:
         def get_future(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
             future = original(work, *arguments, **keywords)
-            pending = process_groups.pending(work)
-            if pending is not None:
-                hooks.guarded(remember, future, pending)
+            try:
+                pending = process_groups.pending(work)
+                if pending is not None:
+                    remember(future, pending)
+            except Exception as error:
+                failed(error)
             return future
 
         return get_future
@@ -47,27 +51,42 @@ def install(tracer: Tracer, process_groups: ProcessGroupCapture) -> Callable[[],
         blocked = tracer.blocked
 
         def wait(future: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            ours = known.pop(id(future), None)
-            if ours is None or not hooks.active:
+            pending: Any = None
+            start = 0
+            try:
+                ours = known.pop(id(future), None)
+                if ours is not None and hooks.active:
+                    pending = ours[0]
+                    blocked[0] = pending.launch
+                    start = now_ns()
+            except Exception as error:
+                failed(error)
+            if not start:
                 return original(future, *arguments, **keywords)
-            pending = ours[0]
-            blocked[0] = pending.launch
-            start = now_ns()
             try:
                 result = original(future, *arguments, **keywords)
             finally:
-                blocked[0] = None
-            hooks.guarded(process_groups.waited_for_future, pending, start, now_ns())
+                try:
+                    blocked[0] = None
+                except Exception as error:
+                    failed(error)
+            try:
+                process_groups.waited_for_future(pending, start, now_ns())
+            except Exception as error:
+                failed(error)
             return result
 
         return wait
-
-    for work_type in (Work, *Work.__subclasses__()):
-        hooks.replace(work_type, "get_future", handing_out)
-    hooks.replace(torch._C.Future, "wait", waiting)
 
     def uninstall() -> None:
         hooks.restore()
         known.clear()
 
+    try:
+        for work_type in (Work, *Work.__subclasses__()):
+            hooks.replace(work_type, "get_future", handing_out)
+        hooks.replace(torch._C.Future, "wait", waiting)
+    except BaseException:
+        uninstall()
+        raise
     return uninstall

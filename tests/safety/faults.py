@@ -40,6 +40,9 @@ _MOVES: Final = frozenset({
     "POP_BLOCK", "DUP_TOP", "ROT_TWO", "ROT_THREE", "ROT_FOUR", "SETUP_FINALLY", "GEN_START",
 })  # fmt: skip
 """Instructions that cannot raise; the last line is of Python 3.10. Tests of truth are those of None and of flags."""
+_TORCH_KNOWS: Final = frozenset({"is_compiling", "_current_graph_task_id"})
+"""Questions to torch that hooks ask before anything else: torch.compile must not see what stands around them."""
+
 _TESTS: Final = ("POP_JUMP", "JUMP_IF", "JUMP_ABSOLUTE")
 
 
@@ -66,7 +69,10 @@ class Place(NamedTuple):
 
     @property
     def sort(self) -> Sort:
-        return sort_of(self.code, self.line)
+        sort = sort_of(self.code, self.line)
+        if sort is Sort.HANDS_ON and any(sort_of(code, line) is not Sort.HANDS_ON for code, line in self.path[:-1]):
+            return Sort.FAILS  # a hook of ours that calls what is replaced
+        return sort
 
     def __str__(self) -> str:
         return " → ".join(
@@ -143,8 +149,10 @@ def _place(frame: FrameType) -> Place:
 @functools.cache
 def sort_of(code: CodeType, line: int) -> Sort:
     """What an exception in this line of this function means."""
-    if line in _lines_that_hand_on(code.co_filename):
+    if line in _lines_that_call(code.co_filename, HANDS_ON):
         return Sort.HANDS_ON
+    if line in _lines_that_call(code.co_filename, _TORCH_KNOWS):
+        return Sort.CANNOT_FAIL
     names = _instructions(code).get(line, set())
     # ``except Exception:`` looks up the name of the type.
     safe = _MOVES | {"CHECK_EXC_MATCH", "LOAD_GLOBAL"} if "CHECK_EXC_MATCH" in names else _MOVES
@@ -164,10 +172,10 @@ def _instructions(code: CodeType) -> dict[int, set[str]]:
 
 
 @functools.cache
-def _lines_that_hand_on(file: str) -> frozenset[int]:
+def _lines_that_call(file: str, names: frozenset[str]) -> frozenset[int]:
     lines = set()
     for node in ast.walk(ast.parse(Path(file).read_text())):
-        if isinstance(node, ast.Call) and _name(node.func) in HANDS_ON:
+        if isinstance(node, ast.Call) and _name(node.func) in names:
             lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return frozenset(lines)
 

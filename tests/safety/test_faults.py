@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 TRIES = 5
-MOST_UNREACHED = 0.01
+MOST_UNREACHED = 0.02
 """A line that is passed only when the id of an object is used again is not passed every time."""
 UNREACHED = "never reached again"
 
@@ -169,7 +169,9 @@ def break_every_line(
         found = faults.places(lambda: recording.run(job))
         recording.harvest()
         assert recording.messages == []
-    breakable = [place for place in found if chosen(place) and place.sort is not Sort.CANNOT_FAIL]
+    # One way from a line of a hook to a line beneath it stands for all: what is between them guards nothing.
+    ways = {(place.path[0], place.path[-1]): place for place in reversed(found)}
+    breakable = [place for place in ways.values() if chosen(place) and place.sort is not Sort.CANNOT_FAIL]
     wrong = {place: problems for place in breakable if (problems := problems_of(place, job, expected, record))}
     unreached = [place for place, problems in wrong.items() if problems == [UNREACHED]]
     if len(unreached) <= MOST_UNREACHED * len(breakable):

@@ -35,6 +35,11 @@ _SLICES: Final = {
     "rank": "S_by_worker",
 }
 _MOST_ROWS: Final = 16
+_LEGEND: Final = (
+    "S: measured durations over ideal ones, those of peers that do the same work. Below: S if only that operation, "
+    "stage, … keeps its own. M_W, M_S: the share of the slowdown that goes if the slowest 3 % of workers, or the last "
+    "stage, are ideal.\n"
+)
 
 
 def straggler(
@@ -91,9 +96,12 @@ def _print(console: Console, told: Mapping[str, Any]) -> None:
         f"[bold]Slowdown against ideal durations: S = {told['S']:.3f}[/]   M_W {_share(told['M_W'])}   "
         f"M_S {_share(told['M_S'])}   measured over replayed {told['launch_slowdown']:.3f}\n"
     )
+    console.print(_LEGEND, style="dim")
     for title, key in _SLICES.items():
         _print_slices(console, title, told[key])
     print_stragglers(console, told["verdicts"])
+    for next_step in dict.fromkeys(verdict["next_step"] for verdict in told["verdicts"]):
+        console.print(f"[bold]{escape(next_step)}[/]")
     for abstention in told["abstentions"]:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     if not told["verdicts"] and not told["abstentions"]:

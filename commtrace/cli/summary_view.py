@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 
 from commtrace.cli.detail_view import detail_lines, print_sums
@@ -195,7 +195,11 @@ def print_stragglers(console: Console, stragglers: Sequence[Mapping[str, Any]]) 
             f"[bold red]Straggler: {escape(where)}[/], {straggler['cause'].replace('_', ' ')}: "
             f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step"
         )
-        console.print(Padding(escape(straggler["evidence"]), (0, 0, 1, 2)))
+        # Not rich's padding, which fills every line with blanks up to the width.
+        console.print(
+            escape(textwrap.fill(straggler["evidence"], console.width - 2, initial_indent="  ", subsequent_indent="  "))
+        )
+        console.print()
 
 
 def _print_coverage(console: Console, summary: Summary) -> None:

@@ -297,12 +297,16 @@ function formatCell(name, value) {
 }
 
 function showCommunication() {
-  const rows = summary.communication;
+  const alone = summary.communication.filter((row) => row.group_size === 1).reduce((sum, row) => sum + row.count, 0);
+  const rows = summary.communication.filter((row) => row.group_size !== 1);
   if (!rows.length) {
     byId("communication").append(element("p", "No communication was recorded.", "empty"));
     return;
   }
-  const bandwidth = (value) => (value === null || value === undefined ? "–" : significant(value));
+  const bandwidth = (value) => {
+    if (value === null || value === undefined) return "–";
+    return value < 0.001 ? value.toExponential(1) : significant(value);
+  };
   byId("communication").append(table(
     ["<role", "<operation", "group size", "count", "bytes", "p50", "p99", "max", "algbw GB/s", "busbw GB/s", "exposed", "hidden", "wait"],
     rows.map((row) => [
@@ -312,6 +316,9 @@ function showCommunication() {
       formatDuration(row.exposed_ns), formatDuration(row.hidden_ns), formatDuration(row.wait_ns),
     ]),
   ));
+  byId("communication").append(element("p", "Counts, bytes, exposed, hidden and wait are sums over all ranks and steps. "
+    + "Exposed: the rank stood still for it. Wait: before its last member arrived."
+    + (alone ? ` Left out: ${alone} calls on groups of one rank, which send nothing.` : ""), "hint"));
 }
 
 function showCoverage() {

@@ -31,6 +31,7 @@ class LiveRank:
         spans: rows so far, marks left out.
         dropped: spans dropped so far, by kind.
         overhead_ns: CPU time of the harvester thread so far.
+        joins: whether the monitor on this rank joins the reports of all ranks.
         stragglers: who is slow now, as the monitor on this rank found; empty where it does not join.
         events: what it found so far, the newest few.
     """
@@ -43,6 +44,7 @@ class LiveRank:
         self.spans = 0
         self.dropped: Mapping[str, int] = {}
         self.overhead_ns = 0
+        self.joins = False
         self.stragglers: tuple[Mapping[str, Any], ...] = ()
         self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
 

@@ -57,6 +57,7 @@ class LiveOutlet:
 
     def __init__(self, rank: LiveRank) -> None:
         self._rank = rank
+        rank.joins = True
 
     def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         self._rank.stragglers = tuple(status["stragglers"])

@@ -24,6 +24,7 @@ from commtrace.trace import schema
 
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
 _OPERATION: Final = ("operation", "role")
+_MOST_STRAGGLERS: Final = 8
 
 
 class RankCollector(Collector):
@@ -42,7 +43,7 @@ class RankCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """All samples of this instant."""
         with self._totals.lock:
-            families = [*self._of_steps(), *self._of_operations(), *self._of_commtrace()]
+            families = [*self._of_steps(), *self._of_operations(), *self._of_commtrace(), *self._of_monitor()]
         return [_labelled(family, self._rank.identity()) for family in families] if self._identity else families
 
     def describe(self) -> Iterable[Metric]:
@@ -160,6 +161,22 @@ class RankCollector(Collector):
             "How well the monotonic clock is tied to the wall clock: half the bracket of the newest reading.",
             residual_ns / 1e9,
         )
+
+    def _of_monitor(self) -> Iterator[Metric]:
+        """Whether this process hangs; and, where the monitor joins the ranks, who is slow."""
+        yield GaugeMetricFamily(
+            "commtrace_hung", "1 while nothing has moved in this process for too long.", self._rank.hang() is not None
+        )
+        if not self._rank.joins:
+            return
+        cost = GaugeMetricFamily(
+            "commtrace_straggler_cost_seconds",
+            "What a slow rank costs in every step, as the monitor on this rank found; the dearest few.",
+            labels=["straggler_rank", "cause"],
+        )
+        for straggler in self._rank.stragglers[:_MOST_STRAGGLERS]:
+            cost.add_metric([str(straggler["rank"]), straggler["cause"]], straggler["cost_ms_per_step"] / 1e3)
+        yield cost
 
 
 def _add(family: CounterMetricFamily | GaugeMetricFamily, labels: tuple[str, str], value: float | None) -> None:

@@ -24,9 +24,11 @@ def test_every_metric_is_documented() -> None:
     totals = StepTotals()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
+    live = rank()
+    live.joins, live.stragglers = True, ({"rank": 1, "cause": "compute", "cost_ms_per_step": 1.0},)
     names = {
         sample.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
-        for family in RankCollector(rank(), totals).collect()
+        for family in RankCollector(live, totals).collect()
         for sample in family.samples
     }
 

@@ -93,6 +93,7 @@ def test_two_steps_are_added_up() -> None:
         "commtrace_spans_total": 40,
         "commtrace_overhead_seconds_total": 0.125,
         "commtrace_communications_in_flight": 0,
+        "commtrace_hung": 0,
         "commtrace_clock_offset_seconds": pytest.approx(2e-6),
         "commtrace_clock_residual_seconds": pytest.approx(40e-9),
     }
@@ -206,3 +207,17 @@ def test_names_and_units_are_what_prometheus_recommends() -> None:
     checked = subprocess.run(command, input=text_format(registry), capture_output=True, timeout=60)
 
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs() -> None:
+    live = rank()
+    told = values(RankCollector(live, StepTotals()))
+    assert told["commtrace_hung"] == 0
+    assert not any(name.startswith("commtrace_straggler") for name in told)
+    live.joins = True
+    live.hang = lambda: {"quiet_ns": 1}
+    live.stragglers = tuple({"rank": slow, "cause": "compute", "cost_ms_per_step": 12.0} for slow in range(20))
+    told = values(RankCollector(live, StepTotals()))
+    assert told["commtrace_hung"] == 1
+    assert told["commtrace_straggler_cost_seconds{cause=compute,straggler_rank=5}"] == 0.012
+    assert sum(name.startswith("commtrace_straggler") for name in told) == 8

@@ -38,11 +38,12 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "_stamp": frozenset(),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "trace"}),
+    "top": frozenset({"errors", "trace", "analysis"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
     "exporters": BASE | {"recorder", "analysis", "live"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
-    "cli": BASE | {"", "analysis", "live", "importers", "synth", "exporters", "viewer", "_inject", "_stamp"},
+    "cli": BASE | {"", "analysis", "live", "top", "importers", "synth", "exporters", "viewer", "_inject", "_stamp"},
     # entry points
     "": frozenset({"errors", "config", "session"}),
     "__main__": frozenset({"cli"}),
@@ -50,7 +51,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
 WITHOUT_TORCH: Final = (
-    "errors", "trace", "config", "analysis", "importers", "synth", "live", "viewer", "cli", "", "__main__",
+    "errors", "trace", "config", "analysis", "importers", "synth", "live", "top", "viewer", "cli", "", "__main__",
 )  # fmt: skip
 
 
@@ -175,6 +176,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["straggler", str(tmp_path / "run")],
         ["pipeline", str(tmp_path / "run")],
         ["bandwidth", str(tmp_path / "run"), "--by", "size"],
+        ["top", str(tmp_path / "run"), "--once"],
         ["doctor", str(tmp_path / "ended"), "--json"],
         ["compare", str(tmp_path / "run"), str(tmp_path / "run")],
         ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")],

@@ -35,6 +35,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "summary": _Command("Print where the time of a run went, and what to look at."),
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file."),
+    "top": _Command("Show a running job in the terminal: where its time goes now."),
     "doctor": _Command("Print what a recording misses, and where a hung job stopped."),
     "straggler": _Command("Print who slows the job, why, and what it costs."),
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits."),

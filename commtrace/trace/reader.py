@@ -37,7 +37,9 @@ _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class Segment:
+    """A file of a rank, and what its header says."""
+
     path: Path
     metadata: RankMetadata
     first_step: int
@@ -73,7 +75,12 @@ def load_newest(path: str | Path) -> Run:
     return _loaded(directory, segments, None, problems)
 
 
-def _loaded(directory: Path, segments: dict[int, list[_Segment]], wanted: StepRange | None, problems: list[str]) -> Run:
+def newest_segments(directory: Path, problems: list[str], newest: int) -> dict[int, list[Segment]]:
+    """By rank, so many newest segments of the newest attempt, oldest first; of the others nothing is read."""
+    return _newest_session(_scan(directory, problems, newest), problems)
+
+
+def _loaded(directory: Path, segments: dict[int, list[Segment]], wanted: StepRange | None, problems: list[str]) -> Run:
     names: list[str] = []
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
         tables = pool.map(lambda rank: _read_rank(segments[rank], wanted), sorted(segments))
@@ -81,14 +88,14 @@ def _loaded(directory: Path, segments: dict[int, list[_Segment]], wanted: StepRa
         for rank, (table, notes) in zip(sorted(segments), tables, strict=True):
             problems += notes
             if table is not None:
-                ranks[rank] = _rank_trace(segments[rank][0].metadata, table, wanted, names, problems)
+                ranks[rank] = rank_trace(segments[rank][0].metadata, table, wanted, names, problems)
     if not ranks:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
-    problems += _missing_ranks(ranks)
+    problems += missing_ranks(ranks)
     return Run(path=directory, ranks=ranks, names=names, problems=tuple(problems))
 
 
-def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[_Segment]:
+def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment]:
     """The segments of all ranks, or only so many newest of each, with the metadata in their headers."""
     found = []
     for rank_directory in rank_directories(directory):
@@ -102,7 +109,7 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[_Segmen
     return found
 
 
-def _read_header(path: Path) -> _Segment:
+def _read_header(path: Path) -> Segment:
     with pa.OSFile(str(path), "rb") as file:
         metadata = pa.ipc.open_stream(file).schema.metadata or {}
     if schema.METADATA_KEY not in metadata:
@@ -114,15 +121,15 @@ def _read_header(path: Path) -> _Segment:
             "Update it: pip install --upgrade commtrace"
         )
     rank_metadata = RankMetadata.from_json(metadata[schema.METADATA_KEY])
-    return _Segment(path, rank_metadata, int(metadata[b"commtrace.first_step"]))
+    return Segment(path, rank_metadata, int(metadata[b"commtrace.first_step"]))
 
 
-def _newest_session(segments: list[_Segment], problems: list[str]) -> dict[int, list[_Segment]]:
+def _newest_session(segments: list[Segment], problems: list[str]) -> dict[int, list[Segment]]:
     """Of what may be several runs in one directory, the segments of the newest run and attempt, by rank."""
     if not segments:
         return {}
     newest = max(segments, key=lambda segment: segment.metadata.session).metadata
-    chosen: dict[int, list[_Segment]] = {}
+    chosen: dict[int, list[Segment]] = {}
     for segment in segments:
         metadata = segment.metadata
         if _launch(metadata) == _launch(newest):
@@ -144,7 +151,7 @@ def _launch(metadata: RankMetadata) -> tuple[str, int, int]:
     return metadata.run_id, metadata.attempt, metadata.world_size
 
 
-def _read_rank(segments: list[_Segment], steps: StepRange | None) -> tuple[pa.Table | None, list[str]]:
+def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Table | None, list[str]]:
     tables, notes = [], []
     ranges = segment_step_ranges([segment.first_step for segment in segments])
     for position, (segment, (first, last)) in enumerate(zip(segments, ranges, strict=True)):
@@ -176,9 +183,18 @@ def _read_batches(path: Path) -> tuple[list[pa.RecordBatch], str | None]:
     return batches, None
 
 
-def _rank_trace(
+def rank_trace(
     metadata: RankMetadata, table: pa.Table, steps: StepRange | None, names: list[str], problems: list[str]
 ) -> RankTrace:
+    """What a rank recorded, from the rows of its files.
+
+    Args:
+        metadata: of the rank.
+        table: its rows in the order in which they were written.
+        steps: only these; None for all.
+        names: of the run; words that are new are added.
+        problems: of the run; what the rank told is added.
+    """
     table = table.unify_dictionaries().combine_chunks()
     columns = {name: _column(table, name, names) for name in DTYPE_OF_COLUMN}
     spans = Spans(**columns)
@@ -280,7 +296,8 @@ def _present(array: pa.Array) -> Any:
     return every[array.offset : array.offset + len(array)].astype(np.bool_)
 
 
-def _missing_ranks(ranks: dict[int, RankTrace]) -> list[str]:
+def missing_ranks(ranks: dict[int, RankTrace]) -> list[str]:
+    """A sentence about the ranks of which nothing was found, if there are any."""
     world_size = max(trace.metadata.world_size for trace in ranks.values())
     missing = sorted(set(range(world_size)) - set(ranks))
     if not missing:

@@ -1,0 +1,299 @@
+"""A frame from the files of a run that goes on: the chain of the analysis over its newest steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.endings import ENDED, SILENT, STOPPED, Alive, Ending, find_endings, wall_clock_ns
+from commtrace.analysis.match import Matches
+from commtrace.analysis.operations import is_kernel_trace
+from commtrace.analysis.rank_means import RankMean, rank_means
+from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+from commtrace.analysis.step_inference import infer_steps
+from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.errors import ConfigurationError
+from commtrace.top.frame import PARTS, Exposed, Frame, RankRow, Slow
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.step_range import StepRange
+from commtrace.trace.tail import Newest, RunTail
+
+MONITOR_FILE: Final = "monitor.json"
+STEPS_SHOWN: Final = "steps shown"
+MONITOR: Final = "monitor"
+
+_STEPS_BEFORE_STALLED: Final = 10
+_LEAST_BEFORE_STALLED_NS: Final = 5_000_000_000
+"""A job whose steps take this many times as long as ever, and this long, stands still."""
+
+_OLD_MONITOR_SECONDS: Final = 60.0
+
+
+class FileSource:
+    """Makes frames of a run directory.
+
+    Args:
+        path: as for :func:`commtrace.trace.reader.load_run`.
+        last: so many newest steps are shown.
+        alive: whether the process of a rank lives, if that can be told.
+    """
+
+    def __init__(self, path: str | Path, last: int, alive: Alive = lambda metadata: None) -> None:
+        self._path = path
+        self._last = last
+        self._alive = alive
+        self._tail = RunTail(path)
+
+    def look(self) -> Frame:
+        """The run as it is now.
+
+        Raises:
+            RunNotFoundError: nothing was recorded there, or nothing yet.
+            TraceFormatError: the files were written by a newer, incompatible commtrace.
+        """
+        began = time.monotonic_ns()
+        newest = self._tail.read(self._last)
+        lowest = min(newest.run.ranks)
+        before = self._tail.sample_durations(lowest)
+        monitor = read_monitor(newest.run.path)
+        frame = make_frame(newest, self._last, time.time_ns(), before, monitor, self._alive)
+        return replace(frame, source=str(newest.run.path), took_ns=time.monotonic_ns() - began)
+
+
+def read_monitor(directory: Path) -> Mapping[str, Any] | None:
+    """What the online monitor last said of the run; None without one."""
+    try:
+        told = json.loads((directory / MONITOR_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None  # no monitor, or it is just being written
+    return told if isinstance(told, dict) else None
+
+
+def make_frame(
+    newest: Newest,
+    last: int,
+    now_ns: int,
+    before: Sequence[int] = (),
+    monitor: Mapping[str, Any] | None = None,
+    alive: Alive = lambda metadata: None,
+) -> Frame:
+    """The frame of what was read.
+
+    Args:
+        newest: the end of the run.
+        last: how many steps were asked for.
+        now_ns: epoch ns.
+        before: durations of steps of the run so far, ns.
+        monitor: what the online monitor says.
+        alive: asks for the process of a rank.
+    """
+    run, steps = _run_and_steps(newest, last)
+    endings = find_endings(run, now_ns, alive)
+    analysis = _analysed(run, steps)
+    means = rank_means(analysis.run, analysis.partition, analysis.matches) if analysis else []
+    findings = _stragglers(analysis)
+    step_ns = _median([int(ns) for ns in _durations(run, steps)])
+    used = analysis.steps.used if analysis else ()
+    told = [steps.first, steps.end - 1] if steps else [None, None]
+    first, final = (used[0], used[-1]) if used else told
+    by_rank = {mean.rank: mean for mean in means}
+    waits = _waits(analysis.run, analysis.matches) if analysis else {}
+    rows = [
+        _row(trace, newest.last_steps.get(rank, -1), endings[rank], by_rank.get(rank), waits.get(rank), used)
+        for rank, trace in run.ranks.items()
+    ]
+    return Frame(
+        source=str(run.path),
+        time_ns=now_ns,
+        run_id=run.any_metadata.run_id,
+        world_size=run.world_size,
+        hosts=len({trace.metadata.node for trace in run.ranks.values()}),
+        first_step=first,
+        last_step=final,
+        num_steps=len(used),
+        step_ns=step_ns,
+        before_ns=_median(before) if len(before) > last else None,
+        before=f"{len(before)} steps of rank {min(run.ranks)}, from all over the run" if len(before) > last else "",
+        ranks=tuple(rows),
+        stragglers=(*_told_by_monitor(monitor, now_ns), *_told_by_steps(findings)),
+        abstentions=findings.abstentions,
+        notes=tuple(_notes(run, rows, endings, steps, analysis, step_ns or _median(before), now_ns, monitor)),
+    )
+
+
+def _run_and_steps(newest: Newest, last: int) -> tuple[Run, StepRange | None]:
+    """The run, with inferred steps if nothing marked them, and the steps to show; None if there are none."""
+    if newest.end > newest.first:
+        return newest.run, StepRange(newest.first, newest.end)
+    inferred = infer_steps(newest.run)
+    if inferred is None:
+        return newest.run, None
+    ends = [own[-1] for trace in inferred.ranks.values() if len(own := _step_numbers(trace))]
+    if not ends:
+        return newest.run, None
+    end = int(min(ends)) + 1
+    return inferred, StepRange(max(end - last, 0), end)
+
+
+def _step_numbers(trace: RankTrace) -> np.ndarray:
+    return np.unique(trace.spans.step[trace.spans.kind == schema.STEP])
+
+
+def _analysed(run: Run, steps: StepRange | None) -> Analysis | None:
+    """None where no step is there in full, or none in detail."""
+    if steps is None:
+        return None
+    try:
+        analysis = analyse(run, str(steps))
+    except ConfigurationError:
+        return None  # every rank has ended other steps: there is nothing to compare
+    return analysis if analysis.steps.used else None
+
+
+def _durations(run: Run, steps: StepRange | None) -> np.ndarray:
+    found = [np.empty(0, np.int64)]
+    for trace in run.ranks.values() if steps else ():
+        rows = (trace.spans.kind == schema.STEP) & steps.mask(trace.spans.step)  # type: ignore[union-attr]
+        found.append(trace.spans.end[rows] - trace.spans.start[rows])
+    return np.concatenate(found)
+
+
+def _median(values: Sequence[int]) -> int | None:
+    return int(np.median(values)) if len(values) else None
+
+
+def _stragglers(analysis: Analysis | None) -> Findings:
+    if analysis is None or any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
+        return Findings()
+    return find_stragglers(analysis.run, analysis.matches)
+
+
+def _waits(run: Run, matches: Matches) -> dict[int, dict[int, int]]:
+    """By rank: how long it waited for which other ones, ns over all steps."""
+    found: dict[int, dict[int, int]] = {}
+    for rank, trace in run.ranks.items():
+        own = matches.ranks[rank]
+        wait = own.wait_ns(trace.spans)
+        waited = (own.last_rank >= 0) & (own.last_rank != rank) & (wait > 0)
+        for_whom, which = np.unique(own.last_rank[waited], return_inverse=True)
+        totals = np.bincount(which.reshape(-1), wait[waited], len(for_whom))
+        found[rank] = {int(last): int(ns) for last, ns in zip(for_whom, totals, strict=True)}
+    return found
+
+
+def _row(
+    trace: RankTrace,
+    last_step: int,
+    ending: Ending,
+    mean: RankMean | None,
+    waits: Mapping[int, int] | None,
+    used: Sequence[int],
+) -> RankRow:
+    for_whom = max(waits, key=lambda rank: waits[rank]) if waits else None
+    own = _step_numbers(trace)
+    row = RankRow(
+        rank=trace.rank,
+        host=trace.metadata.node,
+        where=" ".join(f"{name}{at}" for name, at in trace.coordinates.items() if trace.parallel.get(name, 2) > 1),
+        last_step=max(last_step, int(own[-1]) if len(own) else -1),
+        age_ns=ending.behind_ns,
+        state=ending.state,
+        dropped=sum(trace.dropped.values()),
+    )
+    if mean is None:
+        rows = trace.spans.kind == schema.STEP
+        known = trace.spans.end[rows] - trace.spans.start[rows]
+        return replace(row, step_ns=int(known.mean()) if len(known) else None)
+    told = mean.to_json()
+    names = {"exposed": "exposed_total_ns", "memory": "exposed_memory_ns"}
+    return replace(
+        row,
+        step_ns=mean.wall_ns,
+        parts={part: told[names.get(part, f"{part}_ns")] for part in PARTS},
+        exposed={
+            role: Exposed(one["wait"] + one["transfer"], one["wait"], one["transfer"])
+            for role, one in mean.exposed_ns.items()
+        },
+        waits_for=for_whom,
+        waits_ns=waits[for_whom] // len(used) if waits and for_whom is not None else 0,
+        blame_ns=mean.blame_ns,
+    )
+
+
+def _told_by_steps(findings: Findings) -> Iterator[Slow]:
+    for one in findings.verdicts:
+        yield Slow(one.rank, one.host, one.cause, one.cost_ms_per_step, one.evidence, STEPS_SHOWN)
+
+
+def _told_by_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Iterator[Slow]:
+    if monitor is None or now_ns / 1e9 - float(monitor.get("time", 0.0)) > _OLD_MONITOR_SECONDS:
+        return
+    for one in monitor.get("stragglers", ()):
+        yield Slow(
+            one["rank"], one["host"], one["cause"], one["cost_ms_per_step"], one["evidence"], MONITOR, one["since"]
+        )
+
+
+def _notes(
+    run: Run,
+    rows: Sequence[RankRow],
+    endings: Mapping[int, Ending],
+    steps: StepRange | None,
+    analysis: Analysis | None,
+    step_ns: int | None,
+    now_ns: int,
+    monitor: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    silent = [rank for rank, ending in endings.items() if ending.state == SILENT]
+    if silent:
+        quiet = max(endings[rank].behind_ns or 0 for rank in silent)
+        dead = [rank for rank in silent if endings[rank].alive is False]
+        why = f"; the process of {ranks_in_words(dead)} is gone" if dead else ""
+        yield f"SILENT: {ranks_in_words(silent)} said nothing for {seconds_in_words(quiet)}{why}."
+    if all(ending.state == ENDED for ending in endings.values()):
+        yield "The run has ended: these are its last steps."
+    else:
+        stalled = _stalled_ns(run, rows, endings, step_ns, now_ns)
+        if stalled is not None:
+            yield (
+                f"NO STEP has ended for {seconds_in_words(stalled)}"
+                f"{f' (a step takes {seconds_in_words(step_ns)})' if step_ns else ''}: commtrace doctor {run.path}"
+            )
+    if steps is None:
+        yield "No step has ended on all ranks yet, or nothing marks steps: with commtrace.step(i): …"
+    elif analysis is None:
+        yield f"None of the steps {steps} was recorded in detail by all ranks: only their lengths are known."
+    behind = [row.rank for row in rows if steps and 0 <= row.last_step < steps.first]
+    if behind:
+        yield f"{ranks_in_words(behind).capitalize()} ended no step of those shown."
+    dropped = sum(row.dropped or 0 for row in rows)
+    if dropped:
+        yield f"{dropped} spans were dropped in what is shown: the parts of these ranks are too small."
+    if analysis is not None and analysis.alignment.refused is not None:
+        yield "The hosts' clocks could not be brought together: waiting between hosts is not told from transfer."
+    if monitor is not None and now_ns / 1e9 - float(monitor.get("time", 0.0)) > _OLD_MONITOR_SECONDS:
+        yield f"The monitor last spoke {seconds_in_words(int(now_ns - 1e9 * float(monitor.get('time', 0.0))))} ago."
+    yield from run.problems
+
+
+def _stalled_ns(
+    run: Run, rows: Sequence[RankRow], endings: Mapping[int, Ending], step_ns: int | None, now_ns: int
+) -> int | None:
+    """How long no rank has ended a step, if that is out of the ordinary."""
+    ends = [
+        wall_clock_ns(trace, int(trace.spans.end[own].max()))
+        for trace in run.ranks.values()
+        if (own := trace.spans.kind == schema.STEP).any()
+    ]
+    if not ends or not any(ending.state not in (ENDED, STOPPED) for ending in endings.values()):
+        return None
+    since = now_ns - max(ends)
+    return since if since > max(_LEAST_BEFORE_STALLED_NS, _STEPS_BEFORE_STALLED * (step_ns or 0)) else None

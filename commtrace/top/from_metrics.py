@@ -1,0 +1,374 @@
+"""A frame from metrics: of one rank's endpoint, or of a Prometheus that watches all of them.
+
+Metrics know less than files: not who waited for whom, nor waiting from transfer. That stays None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import urllib.parse
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+from commtrace.errors import RunNotFoundError
+from commtrace.top.frame import Exposed, Frame, RankRow, Slow
+from commtrace.top.http import MetricsError, fetch, shown
+
+ALERT: Final = "alert"
+METRICS: Final = "metrics"
+
+_PARTS: Final = ("bubble", "data", "checkpoint", "gc", "other")
+_SHORTEST_WINDOW_SECONDS: Final = 60
+_MOST_LOOKS: Final = 1_000
+_SILENT_SECONDS: Final = 30.0
+_SILENT_STEPS: Final = 10.0
+_NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job"})
+_SCORE, _SHARE_OF_STEP = 1.1, 0.05
+"""Of the alert CommtraceStraggler (docs/prometheus.md): own work against that of peers, and against the step."""
+
+
+class Sample(NamedTuple):
+    """One series and its value."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(slots=True)
+class RankTotals:
+    """What one rank told, or by how much it has grown; seconds.
+
+    Attributes:
+        labels: who it is.
+        steps, seconds: how many steps, and how long they took.
+        parts: ``compute``, ``bubble``, …; without ``exposed``.
+        exposed: by role.
+        work: own time; None where it is not told.
+        dropped: spans.
+        last_step: −1 before the first.
+        ended: epoch seconds of its end.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    steps: float = 0.0
+    seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    exposed: dict[str, float] = field(default_factory=dict)
+    work: float | None = None
+    dropped: float | None = None
+    last_step: int = -1
+    ended: float | None = None
+
+    def since(self, before: RankTotals) -> RankTotals:
+        """What has been added."""
+        return replace(
+            self,
+            steps=self.steps - before.steps,
+            seconds=self.seconds - before.seconds,
+            parts={part: value - before.parts.get(part, 0.0) for part, value in self.parts.items()},
+            exposed={role: value - before.exposed.get(role, 0.0) for role, value in self.exposed.items()},
+            work=None if self.work is None or before.work is None else self.work - before.work,
+        )
+
+
+Totals = dict[str, RankTotals]
+"""By the label ``rank``; empty where there is none."""
+
+
+def metrics_source(url: str, last: int, run_id: str = "") -> EndpointSource | PrometheusSource:
+    """Whoever makes frames of an address: that of a rank ends with ``/metrics``."""
+    if urllib.parse.urlsplit(url).path.endswith("/metrics"):
+        return EndpointSource(url, last)
+    return PrometheusSource(url.rstrip("/"), last, run_id)
+
+
+class EndpointSource:
+    """Makes frames of the metrics of one rank.
+
+    Args:
+        url: of them.
+        last: the newest so many steps are shown, as far as they were seen to be added; at the first look all so far.
+    """
+
+    def __init__(self, url: str, last: int) -> None:
+        self._url = url
+        self._last = last
+        self._seen: deque[Totals] = deque(maxlen=_MOST_LOOKS)
+
+    def look(self) -> Frame:
+        """The rank as it is now.
+
+        Raises:
+            MetricsError: no answer, or not in Prometheus's text format.
+            RunNotFoundError: no step has ended yet.
+        """
+        began = time.monotonic_ns()
+        frame = self.frame_of(fetch(self._url), time.time_ns())
+        return replace(frame, took_ns=time.monotonic_ns() - began)
+
+    def frame_of(self, text: str, now_ns: int) -> Frame:
+        """The frame of what the endpoint answered, and of what it answered before."""
+        now = totals_of(_parsed(text, shown(self._url)))
+        if not any(one.steps for one in now.values()):
+            raise RunNotFoundError(f"{shown(self._url)} has told of no complete step yet.")
+        if self._seen and _steps(now) < _steps(self._seen[-1]):
+            self._seen.clear()  # the job was started again
+        self._seen.append(now)
+        while len(self._seen) > 2 and _steps(now) - _steps(self._seen[1]) >= self._last:
+            self._seen.popleft()
+        before = self._seen[0]
+        added = {rank: one.since(before.get(rank, RankTotals())) for rank, one in now.items()}
+        is_all = not any(one.steps for one in added.values())
+        note = (
+            "A metrics endpoint tells of one rank. Give top the run directory, or a Prometheus, to see the others."
+            if len(now) == 1
+            else ""
+        )
+        frame = frame_of_totals(shown(self._url), now if is_all else added, now, now_ns)
+        first = "These are means over the whole run; from the next look on, over what is new." if is_all else ""
+        return replace(frame, notes=(*frame.notes, *filter(None, (note, first))))
+
+
+class PrometheusSource:
+    """Makes frames of what a Prometheus has scraped.
+
+    Args:
+        url: its base.
+        last: the window is that many steps long, but no less than a minute.
+        run_id: of several runs, this one; the one whose last step ended last if empty.
+    """
+
+    def __init__(self, url: str, last: int, run_id: str = "") -> None:
+        self._url = url
+        self._last = last
+        self._run_id = run_id
+
+    def look(self) -> Frame:
+        """The job as it is now.
+
+        Raises:
+            MetricsError: no answer, or no Prometheus.
+            RunNotFoundError: it knows no run of ours.
+        """
+        began = time.monotonic_ns()
+        runs = self._query("max by (run_id) (commtrace_last_step_timestamp_seconds)")
+        newest = {one.labels.get("run_id", ""): one.value for one in runs}
+        if not newest:
+            raise RunNotFoundError(f"{shown(self._url)} has no metrics of a step. Does it scrape the ranks?")
+        if self._run_id and self._run_id not in newest:
+            raise RunNotFoundError(f"{shown(self._url)} knows no run {self._run_id}; it knows {', '.join(newest)}.")
+        run_id = self._run_id or max(newest, key=lambda one: newest[one])
+        # JSON writes a string as PromQL reads one.
+        chosen = f"{{run_id={json.dumps(run_id)}}}"
+        total = totals_of(self._samples(chosen, ""))
+        steps, seconds = _steps(total), sum(one.seconds for one in total.values())
+        window = max(_SHORTEST_WINDOW_SECONDS, math.ceil(1.5 * self._last * seconds / steps) if steps else 0)
+        added = totals_of(self._samples(chosen, f"[{window}s]"))
+        alerts = self._query(
+            f'ALERTS{{alertname="CommtraceStraggler",alertstate="firing",run_id={json.dumps(run_id)}}}'
+        )
+        frame = frame_of_totals(shown(self._url), added, total, time.time_ns(), [one.labels for one in alerts])
+        others = sorted(set(newest) - {run_id})
+        notes = [*frame.notes, f"Means over the last {window} s."]
+        if others and not self._run_id:
+            listed = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
+            notes.append(f"Of {len(newest)} runs this is the one with the newest step; --run-id for: {listed}")
+        return replace(frame, run_id=run_id, notes=tuple(notes), took_ns=time.monotonic_ns() - began)
+
+    def _samples(self, chosen: str, window: str) -> Iterator[Sample]:
+        """Counters and gauges of a run; with a window by how much counters have grown in it."""
+        for name, over in _COUNTERS.items():
+            grown = f"increase({name}{chosen}{window})" if window else f"{name}{chosen}"
+            for one in self._query(f"sum without ({over}) ({grown})" if over else grown):
+                yield one._replace(name=name)
+        for name in ("commtrace_last_step", "commtrace_last_step_timestamp_seconds"):
+            for one in self._query(f"{name}{chosen}"):
+                yield one._replace(name=name)
+
+    def _query(self, expression: str) -> list[Sample]:
+        answer = fetch(f"{self._url}/api/v1/query", query=expression)
+        try:
+            told = json.loads(answer)
+            return [
+                Sample(one["metric"].get("__name__", ""), one["metric"], float(one["value"][1]))
+                for one in told["data"]["result"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise MetricsError(
+                f"{shown(self._url)} does not answer as a Prometheus does. The metrics of one rank end with /metrics."
+            ) from error
+
+
+_COUNTERS: Final = {
+    "commtrace_step_duration_seconds_count": "",
+    "commtrace_step_duration_seconds_sum": "",
+    "commtrace_compute_seconds_total": "phase",
+    "commtrace_exposed_seconds_total": "operation",
+    **{f"commtrace_{part}_seconds_total": "" for part in (*_PARTS, "work")},
+    "commtrace_spans_dropped_total": "kind",
+}
+"""What is asked of a Prometheus, and over which label it is summed up there."""
+
+
+def _parsed(text: str, where: str) -> list[Sample]:
+    try:
+        families = list(text_string_to_metric_families(text))
+    except ValueError as error:
+        raise MetricsError(f"{where} is not in Prometheus's text format: {error}") from error
+    return [Sample(one.name, one.labels, float(one.value)) for family in families for one in family.samples]
+
+
+def totals_of(samples: Iterable[Sample]) -> Totals:
+    """The samples put together by rank; metrics that are not commtrace's are passed over."""
+    found: Totals = {}
+    for name, labels, value in samples:
+        if not name.startswith("commtrace_") or math.isnan(value):
+            continue
+        one = found.setdefault(labels.get("rank", ""), RankTotals())
+        own = {key: text for key, text in labels.items() if key not in ("phase", "role", "operation", "kind", "le")}
+        one.labels = {**one.labels, **own}
+        part = name.removeprefix("commtrace_").removesuffix("_seconds_total")
+        if name == "commtrace_step_duration_seconds_count":
+            one.steps = value
+        elif name == "commtrace_step_duration_seconds_sum":
+            one.seconds = value
+        elif name == "commtrace_compute_seconds_total":
+            one.parts["compute"] = one.parts.get("compute", 0.0) + value
+        elif name == "commtrace_exposed_seconds_total":
+            role = labels.get("role", "other")
+            one.exposed[role] = one.exposed.get(role, 0.0) + value
+        elif name == "commtrace_work_seconds_total":
+            one.work = value
+        elif name == "commtrace_spans_dropped_total":
+            one.dropped = (one.dropped or 0.0) + value
+        elif name == "commtrace_last_step":
+            one.last_step = int(value)
+        elif name == "commtrace_last_step_timestamp_seconds":
+            one.ended = value
+        elif part in _PARTS and name.endswith("_seconds_total"):
+            one.parts[part] = value
+    return found
+
+
+def frame_of_totals(
+    source: str, shown_totals: Totals, so_far: Totals, now_ns: int, alerts: Sequence[Mapping[str, str]] = ()
+) -> Frame:
+    """The frame.
+
+    Args:
+        source: where it is from.
+        shown_totals: what was added in the steps that are shown.
+        so_far: what was told since the ranks began.
+        now_ns: epoch ns.
+        alerts: the labels of the alerts about stragglers that fire.
+    """
+    rows = tuple(sorted((_row(so_far[rank], shown_totals.get(rank), now_ns) for rank in so_far), key=_by_rank))
+    ids = {one.labels["run_id"] for one in so_far.values() if "run_id" in one.labels}
+    nodes = {row.host for row in rows}
+    steps_ns = [row.step_ns for row in rows if row.step_ns is not None]
+    all_steps, all_seconds = _steps(so_far), sum(one.seconds for one in so_far.values())
+    least = round(min((one.steps for one in shown_totals.values() if one.steps), default=0))
+    stragglers = (*_told_by_alerts(alerts, rows), *_told_by_work(shown_totals, rows, {one["rank"] for one in alerts}))
+    return Frame(
+        source=source,
+        time_ns=now_ns,
+        run_id=ids.pop() if len(ids) == 1 else "",
+        hosts=len(nodes) if "" not in nodes else None,
+        num_steps=least,
+        step_ns=round(float(np.median(steps_ns))) if steps_ns else None,
+        before_ns=round(1e9 * all_seconds / all_steps) if all_steps else None,
+        before="the mean of all steps so far",
+        ranks=rows,
+        stragglers=stragglers,
+        abstentions=("One rank alone cannot tell who is slow.",) if len(rows) < 2 else (),
+        notes=tuple(_notes(rows)),
+    )
+
+
+def _by_rank(row: RankRow) -> int:
+    return row.rank
+
+
+def _steps(totals: Totals) -> float:
+    return sum(one.steps for one in totals.values())
+
+
+def _row(so_far: RankTotals, added: RankTotals | None, now_ns: int) -> RankRow:
+    labels = so_far.labels
+    dimensions = sorted((key, text) for key, text in labels.items() if key not in _NO_COORDINATE and text.isdigit())
+    age = None if so_far.ended is None else max(0, now_ns - round(so_far.ended * 1e9))
+    step = so_far.seconds / so_far.steps if so_far.steps else 0.0
+    is_silent = age is not None and age > 1e9 * max(_SILENT_SECONDS, _SILENT_STEPS * step)
+    row = RankRow(
+        rank=int(labels["rank"]) if labels.get("rank", "").isdigit() else -1,
+        host=labels.get("node", ""),
+        where=" ".join(f"{name}{at}" for name, at in dimensions),
+        last_step=so_far.last_step,
+        age_ns=age,
+        state="silent" if is_silent else "running",
+        dropped=None if so_far.dropped is None else round(so_far.dropped),
+    )
+    if added is None or added.steps <= 0:
+        return row
+    per_step = {part: round(1e9 * seconds / added.steps) for part, seconds in added.parts.items()}
+    exposed = {role: round(1e9 * seconds / added.steps) for role, seconds in added.exposed.items()}
+    return replace(
+        row,
+        step_ns=round(1e9 * added.seconds / added.steps),
+        parts={**per_step, "exposed": sum(exposed.values())},
+        exposed={role: Exposed(ns) for role, ns in exposed.items() if ns},
+    )
+
+
+def _told_by_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -> Iterator[Slow]:
+    for labels in alerts:
+        rank = int(labels["rank"]) if labels.get("rank", "").isdigit() else -1
+        yield Slow(rank, labels.get("node", ""), "slow", None, "The alert CommtraceStraggler fires.", ALERT)
+
+
+def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> Iterator[Slow]:
+    """Ranks whose own work takes longer than that of their peers, by the same limits as the alert."""
+    work = {rank: one.work / one.steps for rank, one in totals.items() if one.work is not None and one.steps > 0}
+    found = []
+    for rank, own in work.items():
+        stage = totals[rank].labels.get("pp", "")
+        peers = [work[other] for other in work if totals[other].labels.get("pp", "") == stage]
+        if len(peers) < 2 or rank in told:
+            continue
+        typical = min(peers) if len(peers) == 2 else float(np.median(peers))
+        step = totals[rank].seconds / totals[rank].steps
+        excess = own - typical
+        if own > _SCORE * typical and excess > _SHARE_OF_STEP * step:
+            others = [
+                1e3 * (sum(one.exposed.values()) + one.parts.get("bubble", 0.0)) / one.steps
+                for other, one in totals.items()
+                if other != rank and one.steps > 0
+            ]
+            cost = min(1e3 * excess, float(np.median(others)))
+            evidence = f"It works {1e3 * own:.1f} ms per step; the ranks of its stage work {1e3 * typical:.1f} ms."
+            labels = totals[rank].labels
+            number = int(rank) if rank.isdigit() else -1
+            found.append(Slow(number, labels.get("node", ""), "own work", cost, evidence, METRICS))
+    yield from sorted(found, key=lambda one: -(one.cost_ms_per_step or 0.0))
+
+
+def _notes(rows: Sequence[RankRow]) -> Iterator[str]:
+    silent = [row for row in rows if row.state == "silent"]
+    if silent and len(silent) == len(rows):
+        youngest = min(row.age_ns or 0 for row in silent)
+        yield f"NO STEP has ended on any rank for {seconds_in_words(youngest)}: commtrace doctor RUN tells why."
+    elif silent:
+        oldest = max(row.age_ns or 0 for row in silent)
+        yield f"SILENT: {ranks_in_words(row.rank for row in silent)} ended no step for {seconds_in_words(oldest)}."
+    dropped = sum(row.dropped or 0 for row in rows)
+    if dropped:
+        yield f"{dropped} spans were dropped so far."

@@ -1,0 +1,182 @@
+"""Frames of made runs, whose every number is known, and of files that are still written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commtrace.errors import RunNotFoundError
+from commtrace.top.frame import PARTS, Exposed, Frame
+from commtrace.top.from_files import FileSource, make_frame, read_monitor
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Spans
+from commtrace.trace.tail import Newest
+from tests.cli.test_summary import write_run
+from tests.factory import EPOCH_NS, collective, group, make_run, span, stall
+from tests.pipeline_factory import PipelineJob
+
+MS = 1_000_000
+DP = group("dp", 0, 1)
+
+
+def newest(run: Run, first: int, end: int) -> Newest:
+    return Newest(run, first, end, dict.fromkeys(run.ranks, end - 1))
+
+
+def two_ranks(steps: int = 3, *, sampled: bool = False) -> Run:
+    """In every step of 10 ms, rank 1 computes 6 ms and rank 0 computes 2 ms, waits 4 ms, and both reduce for 3 ms."""
+    rows: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    for step in range(steps):
+        begin = step * 10 * MS
+        for rank, compute in ((0, 2 * MS), (1, 6 * MS)):
+            reduced = collective("all_reduce", DP, step, begin + compute, begin + 9 * MS, step=step, id=step)
+            rows[rank] += [
+                span("step", begin, begin + 10 * MS, step=step),
+                span("forward", begin, begin + compute, step=step),
+                reduced,
+                stall(reduced, begin + compute, begin + 9 * MS),
+            ]
+    aggregates = {"aggregates": dict.fromkeys(range(steps), ("[]",))} if sampled else {}
+    return make_run(rows, [DP], last_written_ns=steps * 10 * MS, closed=False, **aggregates)
+
+
+def test_every_rank_has_its_parts_and_they_add_up() -> None:
+    frame = make_frame(newest(two_ranks(), 1, 3), 2, EPOCH_NS + 30 * MS)
+
+    assert (frame.first_step, frame.last_step, frame.num_steps) == (1, 2, 2)
+    assert (frame.step_ns, frame.world_size, frame.hosts, frame.run_id) == (10 * MS, 2, 1, "made-run")
+    first, second = frame.ranks
+    assert dict(first.parts) == {**dict.fromkeys(PARTS, 0), "compute": 2 * MS, "exposed": 7 * MS, "other": MS}
+    assert first.exposed == {"dp": Exposed(7 * MS, 4 * MS, 3 * MS)}
+    assert second.exposed == {"dp": Exposed(3 * MS, 0, 3 * MS)}
+    assert all(sum(row.parts.values()) == row.step_ns for row in frame.ranks)
+
+
+def test_who_waits_for_whom() -> None:
+    first, second = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS).ranks
+    assert (first.waits_for, first.waits_ns, first.blame_ns) == (1, 4 * MS, 0)
+    assert (second.waits_for, second.waits_ns, second.blame_ns) == (None, 0, 4 * MS)
+
+
+def test_the_trend_is_against_the_run_so_far() -> None:
+    frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS, before=[8 * MS] * 7)
+    assert (frame.step_ns, frame.before_ns) == (10 * MS, 8 * MS)
+    assert make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS, before=[8 * MS] * 3).before_ns is None
+
+
+def test_a_slow_rank_is_named_with_its_cost() -> None:
+    job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
+    frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS)
+    assert [(one.rank, one.cause, one.told_by) for one in frame.stragglers] == [(2, "compute", "steps shown")]
+    cost = frame.stragglers[0].cost_ms_per_step
+    assert cost is not None
+    assert cost > 5.0
+
+
+def test_too_few_steps_are_said_to_be_too_few() -> None:
+    frame = make_frame(newest(PipelineJob(2, 8, data_parallel=4, steps=4).run(), 1, 4), 20, EPOCH_NS)
+    assert frame.stragglers == ()
+    assert "too few steps" in frame.abstentions[0]
+
+
+def test_a_rank_that_fell_silent_is_said_first() -> None:
+    run = two_ranks()
+    ranks = {**run.ranks, 1: replace(run.ranks[1], last_written_ns=10 * MS)}
+    now = EPOCH_NS + 60_000 * MS
+    ranks[0] = replace(ranks[0], last_written_ns=now - EPOCH_NS)
+    frame = make_frame(newest(replace(run, ranks=ranks), 0, 3), 3, now)
+    assert [row.state for row in frame.ranks] == ["running", "silent"]
+    assert frame.ranks[1].age_ns == 60_000 * MS - 10 * MS
+    assert frame.notes[0] == "SILENT: rank 1 said nothing for 60 s."
+    assert frame.notes[1].startswith("NO STEP has ended for 60 s (a step takes ")
+
+
+def test_a_dead_process_is_said_to_be_gone() -> None:
+    run = two_ranks()
+    frame = make_frame(newest(run, 0, 3), 3, EPOCH_NS + 40 * MS, alive=lambda one: one.rank == 0)
+    assert frame.notes[0] == "SILENT: rank 1 said nothing for 10 ms; the process of rank 1 is gone."
+
+
+def test_a_run_that_has_ended_is_not_silent() -> None:
+    run = two_ranks()
+    closed = replace(run, ranks={rank: replace(trace, closed=True) for rank, trace in run.ranks.items()})
+    frame = make_frame(newest(closed, 0, 3), 3, EPOCH_NS + 10**15)
+    assert {row.state for row in frame.ranks} == {"ended"}
+    assert frame.notes == ("The run has ended: these are its last steps.",)
+
+
+def test_steps_that_were_only_summed_up_have_a_length_and_no_parts() -> None:
+    frame = make_frame(newest(two_ranks(sampled=True), 0, 3), 3, EPOCH_NS + 30 * MS)
+    assert (frame.num_steps, frame.step_ns) == (0, 10 * MS)
+    assert [(row.step_ns, dict(row.parts), row.waits_for) for row in frame.ranks] == [(10 * MS, {}, None)] * 2
+    assert any("None of the steps 0:3 was recorded in detail" in note for note in frame.notes)
+
+
+def test_ranks_without_a_common_step_are_shown_all_the_same() -> None:
+    run = make_run({0: [span("forward", 0, 5)], 1: [span("forward", 0, 5)]}, closed=False, last_written_ns=5)
+    frame = make_frame(Newest(run, 0, 0, {0: -1, 1: -1}), 20, EPOCH_NS)
+    assert [(row.step_ns, row.last_step) for row in frame.ranks] == [(None, -1)] * 2
+    assert any("No step has ended on all ranks yet" in note for note in frame.notes)
+
+
+def test_steps_that_nothing_marked_are_inferred() -> None:
+    job = PipelineJob(2, 4, data_parallel=2, steps=40)
+    run = job.run()
+    unmarked = {rank: replace(trace, spans=_unmarked(trace.spans)) for rank, trace in run.ranks.items()}
+    frame = make_frame(Newest(replace(run, ranks=unmarked), 0, 0, dict.fromkeys(run.ranks, -1)), 5, EPOCH_NS)
+    assert frame.num_steps in (4, 5)
+    assert frame.ranks[0].parts
+
+
+def _unmarked(spans: Spans) -> Spans:
+    rest = spans.take(spans.kind != schema.STEP)
+    return rest.replace(step=np.full(len(rest), -1, np.int32))
+
+
+MONITOR = {
+    "time": EPOCH_NS / 1e9,
+    "stragglers": [{"rank": 1, "host": "n", "cause": "data", "cost_ms_per_step": 3.5, "evidence": "E.", "since": 5.0}],
+}
+
+
+def test_the_monitor_is_told_first_while_it_speaks() -> None:
+    frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 10_000 * MS, monitor=MONITOR)
+    assert [(one.rank, one.told_by, one.since) for one in frame.stragglers] == [(1, "monitor", 5.0)]
+    old = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 100_000 * MS, monitor=MONITOR)
+    assert old.stragglers == ()
+    assert "The monitor last spoke 100 s ago." in old.notes
+
+
+def test_a_monitor_file_that_is_being_written_is_none(tmp_path: Path) -> None:
+    assert read_monitor(tmp_path) is None
+    (tmp_path / "monitor.json").write_text('{"time": 1')
+    assert read_monitor(tmp_path) is None
+    (tmp_path / "monitor.json").write_text('{"time": 1}')
+    assert read_monitor(tmp_path) == {"time": 1}
+
+
+def test_a_frame_of_files_is_that_of_the_same_run_in_memory(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, PipelineJob(2, 4, data_parallel=2, steps=12).run())
+    frame = FileSource(directory, last=5).look()
+    expected = make_frame(newest(load_run(directory), 7, 12), 5, EPOCH_NS)
+    assert (frame.first_step, frame.last_step) == (7, 11)
+    assert [row.parts for row in frame.ranks] == [row.parts for row in expected.ranks]
+    assert [row.waits_for for row in frame.ranks] == [row.waits_for for row in expected.ranks]
+    assert frame.took_ns > 0
+
+
+def test_json_holds_no_number_that_is_none_in_json(tmp_path: Path) -> None:
+    frame: Frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS)
+    assert json.loads(json.dumps(frame.to_json(), allow_nan=False))["ranks"][0]["exposed"]["dp"]["wait_ns"] == 4 * MS
+
+
+def test_a_run_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError):
+        FileSource(tmp_path / "none", last=5).look()

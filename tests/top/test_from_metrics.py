@@ -1,0 +1,138 @@
+"""Frames of made metrics: the text of an endpoint, and the answers of a Prometheus."""
+
+from __future__ import annotations
+
+import pytest
+
+from commtrace.errors import RunNotFoundError
+from commtrace.top.frame import Exposed
+from commtrace.top.from_metrics import (
+    EndpointSource,
+    MetricsError,
+    PrometheusSource,
+    RankTotals,
+    Sample,
+    frame_of_totals,
+    metrics_source,
+    totals_of,
+)
+from commtrace.top.http import shown
+
+NOW = 2_000 * 10**9
+
+
+def text(steps: int, *, compute: float = 0.6, ended: float = 1_999.0) -> str:
+    """What a rank answers after so many steps of one second."""
+    return f"""# TYPE commtrace_step_duration_seconds histogram
+commtrace_step_duration_seconds_bucket{{le="+Inf"}} {steps}
+commtrace_step_duration_seconds_sum {steps}
+commtrace_step_duration_seconds_count {steps}
+# TYPE commtrace_compute_seconds counter
+commtrace_compute_seconds_total{{phase="forward"}} {steps * compute / 3}
+commtrace_compute_seconds_total{{phase="backward"}} {steps * compute * 2 / 3}
+# TYPE commtrace_exposed_seconds counter
+commtrace_exposed_seconds_total{{operation="all_reduce",role="dp"}} {steps * 0.1}
+commtrace_exposed_seconds_total{{operation="all_gather",role="dp"}} {steps * 0.1}
+# TYPE commtrace_bubble_seconds counter
+commtrace_bubble_seconds_total {steps * 0.15}
+# TYPE commtrace_other_seconds counter
+commtrace_other_seconds_total {steps * 0.05}
+# TYPE commtrace_spans_dropped counter
+commtrace_spans_dropped_total{{kind="forward"}} 0
+commtrace_spans_dropped_total{{kind="module"}} 4
+# TYPE commtrace_last_step gauge
+commtrace_last_step {steps - 1}
+# TYPE commtrace_last_step_timestamp_seconds gauge
+commtrace_last_step_timestamp_seconds {ended}
+# TYPE process_open_fds gauge
+process_open_fds 12
+"""
+
+
+def test_an_endpoint_gives_the_parts_of_its_rank_and_says_what_it_does_not_know() -> None:
+    frame = EndpointSource("http://h:1/metrics", 20).frame_of(text(10), NOW)
+    (row,) = frame.ranks
+    assert (row.rank, row.step_ns, row.last_step, row.age_ns, row.dropped) == (-1, 10**9, 9, 10**9, 4)
+    assert row.parts == {"compute": 600_000_000, "bubble": 150_000_000, "other": 50_000_000, "exposed": 200_000_000}
+    assert row.exposed == {"dp": Exposed(200_000_000, None, None)}
+    assert (row.waits_for, row.waits_ns, row.blame_ns, row.state) == (None, None, None, "running")
+    assert frame.world_size is None
+    assert frame.abstentions == ("One rank alone cannot tell who is slow.",)
+
+
+def test_the_second_look_is_about_what_is_new() -> None:
+    source = EndpointSource("http://h:1/metrics", 20)
+    source.frame_of(text(10), NOW)
+    grown = text(10).replace("_sum 10", "_sum 18").replace("_count 10", "_count 14")
+    frame = source.frame_of(grown, NOW)
+    assert (frame.ranks[0].step_ns, frame.num_steps) == (2 * 10**9, 4)
+    assert frame.before_ns == round(18e9 / 14)
+
+
+def test_looks_older_than_the_steps_shown_are_forgotten() -> None:
+    source = EndpointSource("http://h:1/metrics", 5)
+    assert [source.frame_of(text(steps), NOW).num_steps for steps in (10, 12, 14, 16, 18, 20)] == [10, 2, 4, 6, 6, 6]
+
+
+def test_a_job_that_was_started_again_begins_anew() -> None:
+    source = EndpointSource("http://h:1/metrics", 5)
+    source.frame_of(text(10), NOW)
+    assert source.frame_of(text(3), NOW).num_steps == 3
+
+
+def test_no_step_yet_is_said() -> None:
+    with pytest.raises(RunNotFoundError, match="no complete step"):
+        EndpointSource("http://h:1/metrics", 5).frame_of("commtrace_spans_total 7\n", NOW)
+
+
+def test_what_is_no_metrics_text_is_said() -> None:
+    with pytest.raises(MetricsError, match="text format"):
+        EndpointSource("http://h:1/metrics", 5).frame_of("<html>no</html>", NOW)
+
+
+def test_a_rank_whose_last_step_is_long_ago_is_silent() -> None:
+    frame = EndpointSource("http://h:1/metrics", 20).frame_of(text(10, ended=1_900.0), NOW)
+    assert frame.ranks[0].state == "silent"
+    assert frame.notes[0] == "NO STEP has ended on any rank for 100 s: commtrace doctor RUN tells why."
+
+
+def totals(rank: int, work: float, exposed: float, pp: int = 0) -> RankTotals:
+    labels = {"rank": str(rank), "pp": str(pp), "node": f"n{rank}", "run_id": "r"}
+    return RankTotals(labels, 10, 10.0, {"compute": 10 * work}, {"dp": 10 * exposed}, 10 * work, 0, 9, 1_999.0)
+
+
+def test_a_rank_that_works_longer_than_its_peers_is_named() -> None:
+    found = {str(rank): totals(rank, 0.9 if rank == 2 else 0.6, 0.1 if rank == 2 else 0.4) for rank in range(4)}
+    frame = frame_of_totals("p", found, found, NOW)
+    assert [(one.rank, one.host, one.told_by) for one in frame.stragglers] == [(2, "n2", "metrics")]
+    assert frame.stragglers[0].cost_ms_per_step == pytest.approx(300.0)
+    assert (frame.run_id, frame.hosts, frame.ranks[3].where) == ("r", 4, "pp0")
+
+
+def test_ranks_of_other_stages_are_no_peers_and_an_alert_is_not_told_twice() -> None:
+    stages = {str(rank): totals(rank, 0.9 if rank == 2 else 0.6, 0.1, pp=rank) for rank in range(4)}
+    assert frame_of_totals("p", stages, stages, NOW).stragglers == ()
+    same = {str(rank): totals(rank, 0.9 if rank == 2 else 0.6, 0.1) for rank in range(4)}
+    frame = frame_of_totals("p", same, same, NOW, [{"rank": "2", "node": "n2"}])
+    assert [(one.rank, one.told_by) for one in frame.stragglers] == [(2, "alert")]
+
+
+def test_a_rank_without_new_steps_has_no_parts() -> None:
+    added, so_far = {"0": RankTotals({"rank": "0"})}, {"0": totals(0, 0.5, 0.5)}
+    (row,) = frame_of_totals("p", added, so_far, NOW).ranks
+    assert (row.step_ns, dict(row.parts), row.last_step) == (None, {}, 9)
+
+
+def test_what_is_not_a_number_is_not_known() -> None:
+    assert totals_of([Sample("commtrace_step_duration_seconds_sum", {"rank": "0"}, float("nan"))]) == {}
+
+
+def test_the_address_tells_what_is_behind_it() -> None:
+    assert isinstance(metrics_source("http://h:9400/metrics", 5), EndpointSource)
+    assert isinstance(metrics_source("http://h:9090/", 5), PrometheusSource)
+    assert shown("http://me:secret@h:9090/x") == "http://h:9090/x"
+
+
+def test_nobody_at_an_address_is_said_with_the_address() -> None:
+    with pytest.raises(MetricsError, match=r"http://127\.0\.0\.1:9/metrics does not answer"):
+        metrics_source("http://127.0.0.1:9/metrics", 5).look()

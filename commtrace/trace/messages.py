@@ -7,6 +7,7 @@ the body, so that one can step over it.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -23,6 +24,10 @@ _LARGEST_METADATA: Final = 1 << 20
 _HEADER_TYPE, _BODY_LENGTH = 1, 3
 _DICTIONARY, _RECORD_BATCH = 2, 3
 """Of the table Message in Message.fbs: fields by their number, and what a header can be."""
+
+
+class SegmentReplacedError(OSError):
+    """Another file has taken the place of a segment since the last look: it was compacted."""
 
 
 class Message(NamedTuple):
@@ -48,9 +53,12 @@ class MessageIndex:
         self._schema: Message | None = None
         self._dictionaries: list[Message] = []
         self._end = 0
+        self._file_number = 0
 
     def extend(self) -> None:
         """Find what was written since the last time. A message that is not there in full is left for the next.
+
+        A file that has taken the place of the one before is read from its beginning.
 
         Raises:
             OSError: the file cannot be read, or is gone.
@@ -59,6 +67,9 @@ class MessageIndex:
         try:
             status = os.fstat(file)
             size, self.modified_ns = status.st_size, status.st_mtime_ns
+            if status.st_ino != self._file_number:
+                self._file_number, self._end = status.st_ino, 0
+                self._schema, self._dictionaries, self.batches = None, [], []
             while self._end < size:
                 found = _message_at(file, self._end)
                 if found is None or found[1].offset + found[1].size > size:
@@ -82,6 +93,7 @@ class MessageIndex:
             columns: only these, by their position in the schema.
 
         Raises:
+            SegmentReplacedError: it is another file than at the last look.
             OSError: the file cannot be read, or is gone.
             pa.ArrowException: it holds something else than it did.
         """
@@ -92,6 +104,8 @@ class MessageIndex:
         words = [one for one in self._dictionaries if one.offset < wanted[-1].offset]
         file = os.open(self.path, os.O_RDONLY)
         try:
+            if os.fstat(file).st_ino != self._file_number:
+                raise SegmentReplacedError(errno.ESTALE, "replaced while the run was read", str(self.path))
             parts = [os.pread(file, one.size, one.offset) for one in (self._schema, *sorted([*words, *wanted]))]
         finally:
             os.close(file)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.locate import find_run_directory
-from commtrace.trace.messages import MessageIndex
+from commtrace.trace.messages import MessageIndex, SegmentReplacedError
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.reader import missing_ranks, newest_segments, rank_trace
 from commtrace.trace.run import RankTrace, Run
@@ -39,6 +39,7 @@ _MOST_HEAD: Final = 64
 _MOST_BATCHES_WITHOUT_STEPS: Final = 64
 """Of a job that marks no steps, so many batches are read: about half a minute."""
 
+_TRIES: Final = 3
 _SAMPLED_SEGMENTS: Final = 16
 _BATCHES_OF_A_SAMPLE: Final = 4
 _BEHIND: Final = 2
@@ -85,6 +86,14 @@ class RunTail:
             RunNotFoundError: nothing was recorded there, or nothing yet.
             TraceFormatError: the files were written by a newer, incompatible commtrace.
         """
+        for _ in range(_TRIES):
+            try:
+                return self._read(steps)
+            except SegmentReplacedError:
+                continue  # a rank has just compacted a segment: the next look finds the new file
+        return self._read(steps)
+
+    def _read(self, steps: int) -> Newest:
         problems: list[str] = []
         directory = find_run_directory(self._path)
         segments = newest_segments(directory, problems, _NEWEST)
@@ -233,6 +242,8 @@ class _RankTail:
         """What ``read`` returns; None if the file is gone or broken, which is said once."""
         try:
             return read()
+        except SegmentReplacedError:
+            raise
         except FileNotFoundError:
             return None  # a running job has just deleted it to keep to its budget
         except (OSError, pa.ArrowException) as error:
@@ -262,10 +273,9 @@ def _groups_told(parts: Iterable[pa.Table]) -> set[int]:
     told = set()
     for part in parts:
         rows = np.flatnonzero(_rows_of(part, schema.MARK))
-        marks = part.select(["name", "detail"]).take(pa.array(rows))
-        for name, detail in zip(marks["name"].to_pylist(), marks["detail"].to_pylist(), strict=True):
-            if name == "process_group":
-                told.add(int(json.loads(detail)["id"]))
+        for row in rows.tolist():
+            if part["name"][row].as_py() == "process_group":
+                told.add(int(json.loads(part["detail"][row].as_py())["id"]))
     return told
 
 

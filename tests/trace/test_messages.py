@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from commtrace.trace import schema
-from commtrace.trace.messages import MessageIndex
+from commtrace.trace.messages import MessageIndex, SegmentReplacedError
 from commtrace.trace.writer import SegmentWriter, segment_paths
 from tests.trace.rows import metadata, row
 
@@ -19,8 +19,10 @@ def segment(tmp_path: Path) -> Path:
     writer = SegmentWriter(tmp_path, metadata())
     for number in range(7):
         writer.write([row(name=f"word{number // 2}", start=number, end=number + 1), row(name="word0", start=number)])
-    writer.close()
-    return segment_paths(writer.directory)[0]
+    (written,) = segment_paths(writer.directory)
+    segment = tmp_path / "segment.arrows"
+    segment.write_bytes(written.read_bytes())  # as it is before the writer compacts it
+    return segment
 
 
 def test_it_finds_every_batch_and_reads_any_of_them(segment: Path) -> None:
@@ -86,3 +88,18 @@ def test_a_file_that_is_gone_is_an_error_of_the_system(segment: Path) -> None:
     segment.unlink()
     with pytest.raises(FileNotFoundError):
         MessageIndex(segment).extend()
+
+
+def test_another_file_in_its_place_is_noticed_and_read_anew(segment: Path) -> None:
+    index = MessageIndex(segment)
+    index.extend()
+    with pa.ipc.new_stream(str(segment.with_suffix(".new")), schema.SCHEMA) as compacted:
+        compacted.write_table(pa.ipc.open_stream(segment.read_bytes()).read_all().unify_dictionaries().combine_chunks())
+    segment.with_suffix(".new").replace(segment)
+    with pytest.raises(SegmentReplacedError):
+        index.read(0, 1)
+    index.extend()
+    (only,) = index.batches
+    part = index.read(0, 1)
+    assert part is not None
+    assert (len(part), only.offset > 0) == (14, True)

@@ -159,4 +159,4 @@ def test_durations_are_sampled_from_all_over_the_run(tmp_path: Path) -> None:
     sample = RunTail(tmp_path).sample_durations(0)
     assert kept is not None
     assert sample == [100] * len(sample)
-    assert 30 <= len(sample) <= 64
+    assert 30 <= len(sample) < 400

@@ -47,6 +47,7 @@ def render(
     summary: Mapping[str, Any],
     timeline: Timeline,
     *,
+    plan: Mapping[str, Any] | None = None,
     most_steps: int | None = MOST_STEPS,
     most_bytes: int = MOST_BYTES,
 ) -> Page:
@@ -55,6 +56,7 @@ def render(
     Args:
         summary: what :func:`commtrace.analysis.summary.summarise` returns.
         timeline: the steps to choose from.
+        plan: what :func:`commtrace.analysis.plan.plan_timeline` returns; drawn below every step.
         most_steps: how many steps the timeline holds at most; None for all.
         most_bytes: no step is added once its data would exceed this; one step is always there.
     """
@@ -72,6 +74,7 @@ def render(
         "summary": summary,
         "steps": steps,
         "timeline": timeline.outline(),
+        "plan": plan,
     }
     boxes = "[" + ",".join(encoded[step] for step in embedded) + "]"
     return Page(_fill_template(f"commtrace · {summary['run']['id']}", _json(data), boxes), embedded, note)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from commtrace.analysis.chain import analyse
+from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.plan import plan_of, plan_timeline
+from commtrace.analysis.replay import ReplayError
+from commtrace.analysis.replay_program import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.workers import ExecutorOption, step_workers
@@ -32,8 +35,22 @@ def report(
         analysis = analyse(run, steps or None)
         with step_workers(executor) as workers:
             summary = summarise_analysis(analysis, workers, is_whole=not steps)
-        page = render(summary, Timeline.of_analysis(analysis), most_steps=None if steps else MOST_STEPS)
+        page = render(
+            summary,
+            Timeline.of_analysis(analysis),
+            plan=_plan(analysis) if summary["pipeline"] else None,
+            most_steps=None if steps else MOST_STEPS,
+        )
         output.write_text(page.html, encoding="utf-8")
     typer.echo(summary["verdict"])
     typer.echo(f"{output}: {len(page.html.encode()) / 1e6:.1f} MB. {page.note}".rstrip())
     typer.echo(f"Next: open it in a browser, or see every event: commtrace export {run}")
+
+
+def _plan(analysis: Analysis) -> dict[str, Any] | None:
+    """The schedule with mean forwards and backwards, to be drawn beside the real one; None where it cannot be had."""
+    try:
+        plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches))
+    except ReplayError:
+        return None  # the summary met the same error, and tells it
+    return plan_timeline(analysis.run, plan) if plan else None

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.plan import plan_of, plan_timeline
+from commtrace.analysis.replay_program import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.trace.run import Run
@@ -34,7 +36,10 @@ class Reader:
     def open(self, run: Run, directory: Path) -> Reader:
         analysis = analyse(run)
         path = directory / "report.html"
-        path.write_text(render(summarise_analysis(analysis), Timeline.of_analysis(analysis)).html, encoding="utf-8")
+        summary = summarise_analysis(analysis)
+        plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches)) if summary["pipeline"] else None
+        told = plan_timeline(analysis.run, plan) if plan else None
+        path.write_text(render(summary, Timeline.of_analysis(analysis), plan=told).html, encoding="utf-8")
         self.page.goto(path.as_uri())
         self.settle()
         return self
@@ -105,6 +110,24 @@ def test_bubbles_are_drawn_where_a_stage_waits(opened: Reader) -> None:
 
 def test_the_first_stage_draws_before_the_second(opened: Reader) -> None:
     assert opened.boxes(rank=0, kind="forward")[0]["x"] < opened.boxes(rank=2, kind="forward")[0]["x"]
+
+
+def test_the_plan_is_drawn_below_on_the_same_scale(opened: Reader) -> None:
+    planned = opened.page.evaluate("window.commtrace.plannedBoxes()")
+    forwards = {rank: [box for box in planned if box["rank"] == rank and box["kind"] == "forward"] for rank in (0, 2)}
+    assert [len(boxes) for boxes in forwards.values()] == [MICROBATCHES, MICROBATCHES]  # one replica of each stage
+    assert {box["kind"] for box in planned} == {"forward", "backward", "bubble"}
+    real = opened.boxes(rank=0, kind="forward")[0]
+    assert forwards[0][0]["width"] == pytest.approx(real["width"], rel=0.02)
+    # The second stage begins as soon as the first forward is over: a transfer later in the real step.
+    assert forwards[2][0]["x"] == pytest.approx(forwards[0][0]["x"] + forwards[0][0]["width"], abs=1.5)
+    assert opened.boxes(rank=2, kind="forward")[0]["x"] > forwards[2][0]["x"] + 2
+
+
+def test_without_a_pipeline_there_is_no_plan(reader: Reader, tmp_path: Path) -> None:
+    reader.open(make_run({0: [span("step", 0, 10_000, step=0), span("forward", 0, 5_000, step=0)]}), tmp_path)
+    assert reader.errors == []
+    assert not reader.page.is_visible("#plan-panel")
 
 
 def test_the_step_selector_switches_the_step(opened: Reader) -> None:

@@ -5,6 +5,7 @@ const report = JSON.parse(document.getElementById("data").textContent);
 report.timeline.steps = JSON.parse(document.getElementById("boxes").textContent);
 const summary = report.summary;
 const byId = (id) => document.getElementById(id);
+let plans = null;
 
 // What the colours are called in the style sheet, with patterns made of them; forgotten when the theme changes.
 class Colours {
@@ -122,6 +123,7 @@ function showTimeline() {
     return null;
   }
   const view = new Timeline(byId("timeline"), byId("tooltip"), data, colours, new Set(summary.stragglers.map((found) => found.rank)));
+  const plan = planView();
   const select = byId("step");
   data.steps.forEach((step, index) => {
     const option = element("option", `${step.step < 0 ? "whole recording" : step.step} · ${formatDuration(step.duration_ns)}${step.note ? ` · ${step.note}` : ""}`);
@@ -132,6 +134,7 @@ function showTimeline() {
     if (index < 0 || index >= data.steps.length) return;
     select.value = index;
     view.show(data.steps[index]);
+    if (plan) showPlan(plan, data.steps[index]);
     byId("previous").disabled = index === 0;
     byId("next").disabled = index === data.steps.length - 1;
     byId("timeline").setAttribute("aria-label", `Timeline of ${stepName(data.steps[index].step)}; the table below has the numbers`);
@@ -154,6 +157,24 @@ function showTimeline() {
   byId("legend").append(...timelineLegend(data));
   choose(report.steps.first_shown);
   return view;
+}
+
+// The plan of the pipeline, below the step and on its time scale; null for a run without one.
+function planView() {
+  if (!report.plan) return null;
+  byId("plan-panel").hidden = false;
+  plans = new Timeline(byId("plan"), byId("plan-tooltip"), report.plan.outline, colours, new Set());
+  return plans;
+}
+
+function showPlan(view, step) {
+  const planned = report.plan.step.duration_ns;
+  const duration = Math.max(planned, step.duration_ns);
+  view.show({ ...report.plan.step, duration_ns: duration, title: `plan · ${formatDuration(planned)}` });
+  byId("plan").setAttribute("aria-label", `Plan of the pipeline: ${formatDuration(planned)}`);
+  byId("plan-note").textContent = `One rank of each stage, in the order of work that was recorded. `
+    + `Forwards and backwards would be over after ${formatDuration(planned)}; ${stepName(step.step)} took ${formatDuration(step.duration_ns)}, `
+    + "with optimizer and data-parallel communication.";
 }
 
 function precision(data) {
@@ -340,6 +361,7 @@ function setTheme(theme, view) {
   document.documentElement.dataset.theme = theme;
   colours.forget();
   if (view) view.redraw();
+  if (plans) plans.redraw();
 }
 
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
@@ -359,5 +381,6 @@ prefersDark.addEventListener("change", (event) => setTheme(event.matches ? "dark
 // For tests: what is drawn, without reading pixels.
 window.commtrace = {
   visibleBoxes: () => (view ? view.visibleBoxes() : []),
+  plannedBoxes: () => (plans ? plans.visibleBoxes() : []),
   window: () => (view ? { step: view.step.step, from: view.from, to: view.to } : null),
 };

@@ -342,7 +342,7 @@ class Timeline {
     c.moveTo(0, RULER - 0.5);
     c.lineTo(this.width, RULER - 0.5);
     c.stroke();
-    c.fillText(`${stepName(this.step.step)} · ${formatDuration(this.step.duration_ns)}`, 16, 11);
+    c.fillText(this.step.title || `${stepName(this.step.step)} · ${formatDuration(this.step.duration_ns)}`, 16, 11);
     this.drawPointer();
   }
 

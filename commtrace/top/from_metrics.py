@@ -69,14 +69,16 @@ class RankTotals:
     ended: float | None = None
 
     def since(self, before: RankTotals) -> RankTotals:
-        """What has been added."""
+        """What has been added; everything so far, where the rank was started again meanwhile."""
+        if before.steps > self.steps:
+            return self
         return replace(
             self,
             steps=self.steps - before.steps,
             seconds=self.seconds - before.seconds,
             parts={part: value - before.parts.get(part, 0.0) for part, value in self.parts.items()},
             exposed={role: value - before.exposed.get(role, 0.0) for role, value in self.exposed.items()},
-            work=None if self.work is None or before.work is None else self.work - before.work,
+            work=None if self.work is None else self.work - (before.work or 0.0),
         )
 
 
@@ -169,10 +171,12 @@ class PrometheusSource:
         run_id = self._run_id or max(newest, key=lambda one: newest[one])
         # JSON writes a string as PromQL reads one.
         chosen = f"{{run_id={json.dumps(run_id)}}}"
-        total = totals_of(self._samples(chosen, ""))
+        total = totals_of(self._samples(chosen))
         steps, seconds = _steps(total), sum(one.seconds for one in total.values())
         window = max(_SHORTEST_WINDOW_SECONDS, math.ceil(1.5 * self._last * seconds / steps) if steps else 0)
-        added = totals_of(self._samples(chosen, f"[{window}s]"))
+        # Not increase(): that extrapolates, each counter in its own way, and the parts would not add up to the step.
+        before = totals_of(self._samples(f"{chosen} offset {window}s"))
+        added = {rank: one.since(before.get(rank, RankTotals())) for rank, one in total.items()}
         alerts = self._query(
             f'ALERTS{{alertname="CommtraceStraggler",alertstate="firing",run_id={json.dumps(run_id)}}}'
         )
@@ -184,11 +188,11 @@ class PrometheusSource:
             notes.append(f"Of {len(newest)} runs this is the one with the newest step; --run-id for: {listed}")
         return replace(frame, run_id=run_id, notes=tuple(notes), took_ns=time.monotonic_ns() - began)
 
-    def _samples(self, chosen: str, window: str) -> Iterator[Sample]:
-        """Counters and gauges of a run; with a window by how much counters have grown in it."""
+    def _samples(self, chosen: str) -> Iterator[Sample]:
+        """Counters and gauges of a run."""
         for name, over in _COUNTERS.items():
-            grown = f"increase({name}{chosen}{window})" if window else f"{name}{chosen}"
-            for one in self._query(f"sum without ({over}) ({grown})" if over else grown):
+            series = f"{name}{chosen}"
+            for one in self._query(f"sum without ({over}) ({series})" if over else series):
                 yield one._replace(name=name)
         for name in ("commtrace_last_step", "commtrace_last_step_timestamp_seconds"):
             for one in self._query(f"{name}{chosen}"):

@@ -37,7 +37,7 @@ class Prometheus:
     """A server that runs."""
 
     def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
 
     def query(self, expr: str) -> list[Sample]:
         """What an expression gives now."""
@@ -61,14 +61,14 @@ class Prometheus:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
 
     def _get(self, path: str, **parameters: str) -> Any:
         query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"{self._url}{path}?{query}", timeout=20) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}?{query}", timeout=20) as answer:
             return json.load(answer)["data"]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from commtrace.errors import RunNotFoundError
@@ -136,3 +140,60 @@ def test_the_address_tells_what_is_behind_it() -> None:
 def test_nobody_at_an_address_is_said_with_the_address() -> None:
     with pytest.raises(MetricsError, match=r"http://127\.0\.0\.1:9/metrics does not answer"):
         metrics_source("http://127.0.0.1:9/metrics", 5).look()
+
+
+class Answers:
+    """A Prometheus whose ranks make a step a second: 20 of 0.5 s, then, in the last minute, 4 of 1 s."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("commtrace.top.from_metrics.fetch", self.fetch)
+        self.asked: list[str] = []
+
+    def fetch(self, url: str, **parameters: str) -> str:
+        self.asked.append(parameters["query"])
+        return json.dumps({"data": {"result": list(self.result(parameters["query"]))}})
+
+    def result(self, query: str) -> Iterator[dict[str, Any]]:
+        if query.startswith("max by (run_id)"):
+            for run, ended in (("old", 100.0), ("new", 1_999.0)):
+                yield {"metric": {"run_id": run}, "value": [0, str(ended)]}
+            return
+        steps, seconds = (20, 10.0) if "offset" in query else (24, 14.0)
+        values = {
+            "commtrace_step_duration_seconds_count": steps,
+            "commtrace_step_duration_seconds_sum": seconds,
+            "commtrace_compute_seconds_total": seconds / 2,
+            "commtrace_exposed_seconds_total": seconds / 2,
+            "commtrace_last_step{": steps - 1,
+        }
+        for name, value in values.items():
+            if name in query:
+                for rank in ("1", "0"):
+                    labels = {"run_id": "new", "rank": rank, **({"role": "dp"} if "exposed" in name else {})}
+                    yield {"metric": labels, "value": [0, str(value)]}
+
+
+def test_of_a_prometheus_the_newest_run_is_shown_over_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch)
+    frame = PrometheusSource("http://p", 20).look()
+    assert (frame.run_id, [row.rank for row in frame.ranks], frame.num_steps) == ("new", [0, 1], 4)
+    assert frame.ranks[0].step_ns == 10**9
+    assert frame.ranks[0].parts == {"compute": 500_000_000, "exposed": 500_000_000}
+    assert frame.before_ns == round(14e9 / 24)
+    assert frame.notes == (
+        "Means over the last 60 s.",
+        "Of 2 runs this is the one with the newest step; --run-id for: old",
+    )
+    assert 'commtrace_bubble_seconds_total{run_id="new"} offset 60s' in answers.asked
+
+
+def test_a_run_that_a_prometheus_does_not_know_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    Answers(monkeypatch)
+    with pytest.raises(RunNotFoundError, match="knows no run mine; it knows old, new"):
+        PrometheusSource("http://p", 20, "mine").look()
+
+
+def test_what_is_no_prometheus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commtrace.top.from_metrics.fetch", lambda url, **parameters: "<html>")
+    with pytest.raises(MetricsError, match="does not answer as a Prometheus does"):
+        PrometheusSource("http://p", 20).look()

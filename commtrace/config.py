@@ -27,7 +27,8 @@ class Config:
         steps_per_segment: a new trace file is started every so many steps.
         modules: record the forward and backward of these modules: ``depth=2``, or patterns of their names such as
             ``layers.*,*.self_attention``. Empty: of none.
-        export: where live metrics go, several with commas between: ``prometheus``, ``monitor``. Empty: nowhere.
+        export: where live metrics go, several with commas between: ``prometheus``, ``monitor``, ``otlp``. Empty:
+            nowhere.
         sample: record one step in so many in detail (those divisible by it), the others as sums; 0: only steps that
             ``commtrace trigger`` asks for.
         keep_steps: keep only the last so many steps of each rank; 0: all.
@@ -51,6 +52,13 @@ class Config:
         prometheus_certfile, prometheus_keyfile: for TLS.
         prometheus_client_cafile: only clients with a certificate of this authority are let in.
         prometheus_auth_file: holds ``USER:PASSWORD``, which clients must give.
+        otlp_level: how much of a step becomes OpenTelemetry spans: ``steps``, ``phases``, ``communication``,
+            ``modules``, each with what comes before it; ``none``: metrics alone.
+        otlp_sample: spans of one step in so many (those divisible by it).
+        otlp_ranks: which ranks send spans, such as ``0,8`` or ``0:64:8``. Empty: all.
+        otlp_file: directory of files with OTLP-JSON lines. They are written instead of sending.
+        otlp_metrics: send the metrics of the Prometheus endpoint as well.
+        otlp_provider: hand spans to the TracerProvider that the script has installed, if there is one.
     """
 
     enabled: bool = True
@@ -80,6 +88,12 @@ class Config:
     prometheus_keyfile: str = ""
     prometheus_client_cafile: str = ""
     prometheus_auth_file: str = ""
+    otlp_level: str = "phases"
+    otlp_sample: int = 1
+    otlp_ranks: str = ""
+    otlp_file: str = ""
+    otlp_metrics: bool = False
+    otlp_provider: bool = True
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -194,6 +208,28 @@ def _port(name: str, value: str) -> int:
     return int(value)
 
 
+OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")
+"""Each holds what those before it hold."""
+
+
+def _otlp_level(name: str, value: str) -> str:
+    word = value.strip().lower()
+    if word not in OTLP_LEVELS:
+        raise ConfigurationError(f"{name}={value!r}: write one of {', '.join(OTLP_LEVELS)}")
+    return word
+
+
+def _ranks(name: str, value: str) -> str:
+    from commtrace.trace.step_range import StepRange
+
+    try:
+        for part in filter(str.strip, value.split(",")):
+            StepRange.parse(part)
+    except ConfigurationError:
+        raise ConfigurationError(f"{name}={value!r}: write ranks, such as 0,8 or 0:64:8 (A:B:k, B exclusive)") from None
+    return value.strip()
+
+
 VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_ENABLED": _boolean,
     "COMMTRACE_DIR": _text,
@@ -222,6 +258,12 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_PROMETHEUS_KEYFILE": _text,
     "COMMTRACE_PROMETHEUS_CLIENT_CAFILE": _text,
     "COMMTRACE_PROMETHEUS_AUTH_FILE": _text,
+    "COMMTRACE_OTLP_LEVEL": _otlp_level,
+    "COMMTRACE_OTLP_SAMPLE": _positive,
+    "COMMTRACE_OTLP_RANKS": _ranks,
+    "COMMTRACE_OTLP_FILE": _text,
+    "COMMTRACE_OTLP_METRICS": _boolean,
+    "COMMTRACE_OTLP_PROVIDER": _boolean,
 }
 """Every variable that commtrace reads in a training process, and how its value is parsed."""
 

@@ -18,10 +18,11 @@ from commtrace.trace.metadata import RankMetadata
 
 _logger = logging.getLogger("commtrace")
 
-OpenListener: TypeAlias = Callable[[Config, LiveRank], StepListener]
+OpenListener: TypeAlias = Callable[[Config, LiveRank], StepListener | None]
 
 LISTENERS: Final[Mapping[str, str]] = {
     "monitor": "commtrace.exporters.monitor.exporter:open_monitor",
+    "otlp": "commtrace.exporters.otlp.exporter:open_otlp",
     "prometheus": "commtrace.exporters.prometheus.exporter:open_prometheus",
 }
 """Module and function, ``module:function``, that opens each: an :data:`OpenListener`. Imported when it is wanted."""
@@ -57,7 +58,7 @@ def exporter_names(export: str) -> tuple[str, ...]:
 
 
 def _opened(name: str, config: Config, rank: LiveRank) -> StepListener | None:
-    """The exporter, or None if it cannot be had, which is said once: the others go on."""
+    """The exporter; None if it has nothing to do on this rank, or cannot be had, which is said once."""
     module, _, function = LISTENERS[name].partition(":")
     try:
         opener: OpenListener = getattr(importlib.import_module(module), function)

@@ -47,6 +47,12 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_PROMETHEUS_KEYFILE": "k.pem",
         "COMMTRACE_PROMETHEUS_CLIENT_CAFILE": "ca.pem",
         "COMMTRACE_PROMETHEUS_AUTH_FILE": "auth",
+        "COMMTRACE_OTLP_LEVEL": "Modules",
+        "COMMTRACE_OTLP_SAMPLE": "10",
+        "COMMTRACE_OTLP_RANKS": "0, 8:64:8 ",
+        "COMMTRACE_OTLP_FILE": "lines",
+        "COMMTRACE_OTLP_METRICS": "1",
+        "COMMTRACE_OTLP_PROVIDER": "0",
     }
 
     assert set(environment) == set(VARIABLES)
@@ -78,6 +84,12 @@ def test_every_variable_sets_its_option() -> None:
         prometheus_keyfile="k.pem",
         prometheus_client_cafile="ca.pem",
         prometheus_auth_file="auth",
+        otlp_level="modules",
+        otlp_sample=10,
+        otlp_ranks="0, 8:64:8",
+        otlp_file="lines",
+        otlp_metrics=True,
+        otlp_provider=False,
     )
 
 
@@ -112,6 +124,9 @@ def test_words_for_on_and_off(word: str, enabled: bool) -> None:
         ("COMMTRACE_BUFFER_SPANS", "0", "COMMTRACE_BUFFER_SPANS='0': write a whole number of at least 1"),
         ("COMMTRACE_STEPS_PER_SEGMENT", "1.5", "COMMTRACE_STEPS_PER_SEGMENT='1.5': write a whole number"),
         ("COMMTRACE_PROMETHEUS_PORT", "70000", "COMMTRACE_PROMETHEUS_PORT='70000': write a port number, or 0"),
+        ("COMMTRACE_OTLP_LEVEL", "all", "COMMTRACE_OTLP_LEVEL='all': write one of none, steps, phases, communication"),
+        ("COMMTRACE_OTLP_RANKS", "0,x", "COMMTRACE_OTLP_RANKS='0,x': write ranks, such as 0,8 or 0:64:8"),
+        ("COMMTRACE_OTLP_SAMPLE", "0", "COMMTRACE_OTLP_SAMPLE='0': write a whole number of at least 1"),
         ("COMMTRACE_MODULES", "depth=two", "modules 'depth=two': write depth=N"),
         ("COMMTRACE_MODULES", "layers.,x", "modules 'layers.': write depth=2, or names"),
         ("COMMTRACE_MODULES", "re:layers[", "modules 're:layers[' is no regular expression"),

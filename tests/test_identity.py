@@ -13,6 +13,7 @@ def test_the_name_that_is_given_wins() -> None:
     environment = {"TORCHELASTIC_RUN_ID": "torch", "SLURM_JOB_ID": "1", "RANK": "0"}
     assert identity.run_id(Config(run_id="mine"), environment) == "mine"
     assert identity.run_id(Config(), environment) == "torch"
+    assert identity.run_id(Config(), {**environment, "NEMO_LENS_RUN_ID": "lens"}) == "lens"
     assert identity.run_id(Config(), {"SLURM_JOB_ID": "1", "TORCHELASTIC_RUN_ID": "none"}) == "slurm-1"
 
 

@@ -1,0 +1,90 @@
+"""What is exported: which rows, of which steps, on which ranks. Equal on all ranks, so that links can be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from commtrace.config import OTLP_LEVELS, Config
+from commtrace.trace import schema
+from commtrace.trace.step_range import StepRange
+from commtrace.trace.writer import Row
+
+_ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
+    "none": frozenset(),
+    "steps": frozenset({schema.STEP}),
+    "phases": frozenset(
+        {
+            schema.FORWARD,
+            schema.BACKWARD,
+            schema.RECOMPUTE,
+            schema.OPTIMIZER,
+            schema.DATA,
+            schema.CHECKPOINT,
+            schema.GC,
+            schema.EVALUATION,
+            schema.USER,
+            schema.PHASE,
+        }
+    ),
+    "communication": frozenset({schema.COLLECTIVE, schema.P2P, schema.STALL}),
+    "modules": frozenset({schema.MODULE}),
+}
+
+_KIND, _STEP = 0, 5
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes spans.
+
+    Attributes:
+        level: one of ``OTLP_LEVELS``.
+        every: of one step in so many: those divisible by it.
+        ranges: of these ranks; empty: of all.
+        world_size: of the job.
+    """
+
+    level: str = "phases"
+    every: int = 1
+    ranges: tuple[StepRange, ...] = ()
+    world_size: int = 1
+
+    @classmethod
+    def of(cls, config: Config, world_size: int) -> Choice:
+        """What the configuration says."""
+        ranges = tuple(StepRange.parse(part) for part in config.otlp_ranks.split(",") if part.strip())
+        return cls(config.otlp_level, config.otlp_sample, ranges, world_size)
+
+    @cached_property
+    def kinds(self) -> frozenset[int]:
+        """The kinds of rows that become spans."""
+        levels = OTLP_LEVELS[: OTLP_LEVELS.index(self.level) + 1]
+        return frozenset[int]().union(*(_ADDED_BY[level] for level in levels))
+
+    @cached_property
+    def first_rank(self) -> int:
+        """The lowest rank that exports, which also exports what all ranks have in common; −1 where none does."""
+        return next((rank for rank in range(self.world_size) if self.takes_rank(rank)), -1)
+
+    def takes_rank(self, rank: int) -> bool:
+        """Whether this rank sends spans."""
+        return not self.ranges or any(rank in ranks for ranks in self.ranges)
+
+    def takes_step(self, step: int) -> bool:
+        """Whether spans of this step are sent."""
+        return step % self.every == 0
+
+    def rows(self, rows: Sequence[Row], step: int) -> list[Row]:
+        """Those that become spans.
+
+        Args:
+            rows: handed out when a step closed.
+            step: that one; rows of no step are taken for its.
+        """
+        kinds = self.kinds
+        if self.every == 1:
+            return [row for row in rows if row[_KIND] in kinds]
+        return [row for row in rows if row[_KIND] in kinds and self.takes_step(step if row[_STEP] < 0 else row[_STEP])]

@@ -1,0 +1,105 @@
+"""The metrics of the Prometheus endpoint as OTLP metrics: the same numbers under OpenTelemetry's conventions.
+
+Units leave the name and dots take the place of underscores: ``commtrace_exposed_seconds_total`` is the monotonic sum
+``commtrace.exposed`` with unit ``s``. A backend that translates OTLP for Prometheus makes the old name of it again. All
+sums and histograms are cumulative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Final
+
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from prometheus_client.metrics_core import Metric as Family
+
+from commtrace.exporters.otlp.queue import Account
+
+_UNITS: Final[Mapping[str, str]] = {
+    "_bytes_per_second": "By/s",
+    "_seconds": "s",
+    "_bytes": "By",
+    "_ratio": "1",
+}
+_CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
+
+
+def metrics_data(
+    families: Iterable[Family], account: Account, resource: Resource, start_ns: int, now_ns: int
+) -> MetricsData:
+    """What to send now.
+
+    Args:
+        families: of the rank's Prometheus collector.
+        account: what became of spans.
+        resource: of the rank.
+        start_ns, now_ns: epoch; since when sums count, and this moment.
+    """
+    metrics = [metric for family in families if (metric := _metric(family, start_ns, now_ns)) is not None]
+    metrics += _of_account(account, start_ns, now_ns)
+    scope = ScopeMetrics(InstrumentationScope("commtrace"), metrics, "")
+    return MetricsData([ResourceMetrics(resource, [scope], "")])
+
+
+def _metric(family: Family, start_ns: int, now_ns: int) -> Metric | None:
+    """One metric; None of a family without samples."""
+    if not family.samples:
+        return None
+    name, unit = _name_and_unit(family.name)
+    data: Histogram | Sum | Gauge
+    if family.type == "histogram":
+        data = Histogram([_histogram_point(family, start_ns, now_ns)], _CUMULATIVE)
+    else:
+        points = [NumberDataPoint(dict(one.labels), start_ns, now_ns, one.value) for one in family.samples]
+        data = Sum(points, _CUMULATIVE, True) if family.type == "counter" else Gauge(points)
+    return Metric(name, family.documentation, unit, data)
+
+
+def _name_and_unit(name: str) -> tuple[str, str]:
+    for suffix, unit in _UNITS.items():
+        if name.endswith(suffix):
+            return name.removesuffix(suffix).replace("_", "."), unit
+    return name.replace("_", "."), ""
+
+
+def _histogram_point(family: Family, start_ns: int, now_ns: int) -> HistogramDataPoint:
+    below = [0, *(int(one.value) for one in family.samples if one.name.endswith("_bucket"))]
+    bounds = [float(one.labels["le"]) for one in family.samples if one.name.endswith("_bucket")]
+    total = next(one.value for one in family.samples if one.name.endswith("_sum"))
+    # Smallest and largest are not known; this is how the SDK says so.
+    return HistogramDataPoint(
+        attributes={},
+        start_time_unix_nano=start_ns,
+        time_unix_nano=now_ns,
+        count=below[-1],
+        sum=total,
+        bucket_counts=[after - before for before, after in pairwise(below)],
+        explicit_bounds=bounds[:-1],
+        min=float("inf"),
+        max=float("-inf"),
+    )
+
+
+def _of_account(account: Account, start_ns: int, now_ns: int) -> list[Metric]:
+    sent = NumberDataPoint({}, start_ns, now_ns, account.sent)
+    dropped = [
+        NumberDataPoint({"reason": reason}, start_ns, now_ns, count) for reason, count in account.dropped.items()
+    ]
+    return [
+        Metric("commtrace.otlp.spans.sent", "Spans that were taken.", "", Sum([sent], _CUMULATIVE, True)),
+        Metric("commtrace.otlp.spans.dropped", "Spans that were not.", "", Sum(dropped, _CUMULATIVE, True)),
+    ]

@@ -1,0 +1,85 @@
+"""Who sends: the resource of a rank, and the telemetry that is already there, Megatron's above all.
+
+Megatron-LM's telemetry (``megatron.core.telemetry``, built on nemo-lens; newer than megatron-core 0.16) names ranks
+and topology ``dl.rank``, ``dl.tensor_parallel.rank``, … and, in later versions, ``nv.dl.rank``; the run is
+``nemo.run.id``. The same names are used here with the same values, so that one query finds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.util.types import AttributeValue
+
+from commtrace.live.rank import LiveRank
+
+_DIMENSIONS: Final = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "dp": "data_parallel"}
+_RUN_ID: Final = "nemo.run.id"
+
+
+class RankResource(Resource):
+    """A resource that is hashed once: the encoder hashes it for every span, and a resource does so by way of JSON."""
+
+    def __hash__(self) -> int:
+        known: int | None = self.__dict__.get("_known_hash")
+        if known is None:
+            known = self.__dict__["_known_hash"] = super().__hash__()
+        return known
+
+
+def installed_provider() -> TracerProvider | None:
+    """The SDK's TracerProvider that the script or its framework has installed; None if there is none."""
+    provider = trace.get_tracer_provider()
+    return provider if isinstance(provider, TracerProvider) else None
+
+
+def resource_of(rank: LiveRank, provider: TracerProvider | None = None) -> Resource:
+    """What is sent once with the spans of a rank.
+
+    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` win over the resource of the provider, this wins over
+    defaults. Rank, run and topology are commtrace's own in any case.
+    """
+    told = dict(provider.resource.attributes) if provider is not None else {}
+    detected = {
+        name: value
+        for name, value in Resource.create().attributes.items()
+        if name != SERVICE_NAME or not str(value).startswith("unknown_service")
+    }
+    return RankResource({SERVICE_NAME: "commtrace", **told, **detected, **_identity(rank, {**told, **detected})})
+
+
+def _identity(rank: LiveRank, told: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    metadata = rank.metadata
+    named: dict[str, AttributeValue] = {
+        "service.instance.id": f"{metadata.run_id}-rank{metadata.rank}",
+        "host.name": metadata.host,
+        "process.pid": metadata.pid,
+        "commtrace.run.id": metadata.run_id,
+        "commtrace.attempt": metadata.attempt,
+        "commtrace.node": metadata.node,
+        "commtrace.version": metadata.versions.get("commtrace", ""),
+        "commtrace.device.name": metadata.device,
+        _RUN_ID: told.get(_RUN_ID) or metadata.run_id,
+    }
+    for prefix in ("dl", "nv.dl"):
+        named[f"{prefix}.rank"] = metadata.rank
+        named[f"{prefix}.world_size"] = metadata.world_size
+        named[f"{prefix}.local_rank"] = metadata.local_rank
+    if metadata.device_uuid:
+        named["commtrace.device.uuid"] = metadata.device_uuid
+    return {**named, **_topology(rank)}
+
+
+def _topology(rank: LiveRank) -> dict[str, AttributeValue]:
+    """Position and size of each parallel dimension: Megatron's words for the three that it names, and all as ours."""
+    named: dict[str, AttributeValue] = {}
+    for what, by_dimension in (("rank", rank.marks.coordinates), ("size", rank.marks.parallel)):
+        for dimension, number in dict(by_dimension).items():
+            named[f"commtrace.parallel.{dimension}.{what}"] = int(number)
+            if dimension in _DIMENSIONS:
+                named[f"dl.{_DIMENSIONS[dimension]}.{what}"] = int(number)
+    return named

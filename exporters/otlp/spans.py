@@ -1,0 +1,332 @@
+"""Rows as OpenTelemetry spans: times in epoch ns, ids that other ranks know, links to what happened there.
+
+Every rank's ``step`` is a child of one ``job step``, which the lowest exporting rank sends; everything else of a rank
+is a child of its ``step``. Names are low in cardinality (``forward``, ``all_reduce tp``); numbers are attributes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+from opentelemetry.util.types import AttributeValue
+
+from commtrace.analysis.roles import role_of
+from commtrace.exporters.otlp.choice import Choice
+from commtrace.exporters.otlp.queue import Job
+from commtrace.exporters.otlp.span_ids import SpanIds
+from commtrace.live.rank import LiveRank
+from commtrace.live.summary import StepSummary
+from commtrace.live.trace_id import trace_id
+from commtrace.trace import schema
+from commtrace.trace.groups import Group
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Spans
+from commtrace.trace.writer import Row
+
+Attributes = dict[str, AttributeValue]
+
+MOST_LINKS: Final = 8
+"""Members of a collective link to the lowest one that exports, and this one to so many of the others."""
+
+_MOST_STEPS_REMEMBERED: Final = 1_000
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_NAMED_BY_KIND: Final = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
+_NUMBER: Final = re.compile(r"\d+")
+
+(
+    _KIND, _NAME, _LANE, _START, _END, _STEP, _MICROBATCH, _CHUNK, _STAGE, _GROUP, _SEQ, _OP_IN_SEQ, _BYTES,
+    _SELF_BYTES, _DTYPE, _PEER, _IS_ASYNC, _ID, _STALLED_ON, _TIMING, _DETAIL,
+) = range(len(schema.SCHEMA))  # fmt: skip
+
+
+class SpanMaker:
+    """Makes the spans of one rank.
+
+    Args:
+        rank: whose; what its marks have told by then is used.
+        choice: equal on all ranks: who else exports is known from it.
+        resource: of the rank, at the time of the call.
+    """
+
+    def __init__(self, rank: LiveRank, choice: Choice, resource: Callable[[], Resource]) -> None:
+        self._rank = rank
+        self._choice = choice
+        self._resource = resource
+        self._ids = SpanIds(rank.run_id, rank.metadata.attempt)
+        self._scope = InstrumentationScope("commtrace", rank.metadata.versions.get("commtrace", ""))
+        self._seen: dict[int, int] = {}
+        self._number = 0
+
+    def spans(self, job: Job) -> Iterator[ReadableSpan]:
+        """The spans of a step."""
+        yield from _StepSpans(self, job).make()
+
+    def repetition(self, step: int, *, begins: bool = False) -> int:
+        """How often a step of this number was there before the one that is there now."""
+        if begins:
+            self._seen[step] = self._seen.pop(step, -1) + 1
+            if len(self._seen) > _MOST_STEPS_REMEMBERED:
+                del self._seen[next(iter(self._seen))]
+        return self._seen.get(step, 0)
+
+    def next_own_id(self) -> int:
+        """For a span that no other rank links to."""
+        self._number += 1
+        return self._ids.own(self._rank.rank, self._number)
+
+
+class _StepSpans:
+    """The spans of one job."""
+
+    def __init__(self, maker: SpanMaker, job: Job) -> None:
+        self._maker = maker
+        self._job = job
+        self._rank = maker._rank
+        self._choice = maker._choice
+        self._ids = maker._ids
+        self._resource = maker._resource()
+        self._scope = maker._scope
+        self._groups = dict(self._rank.marks.groups)
+        trace = RankTrace(self._rank.metadata, Spans.empty(), self._groups)
+        self._run = Run(Path(), {self._rank.rank: trace}, [])
+        self._roles: dict[tuple[int, int], str] = {}
+        self._members: dict[int, tuple[int, ...]] = {}
+        self._contexts: dict[int, tuple[int, SpanContext]] = {}
+
+    def make(self) -> Iterator[ReadableSpan]:
+        for row in self._job.rows:
+            if row[_KIND] == schema.STEP:
+                yield from self._steps(row)
+            elif row[_KIND] in (schema.COLLECTIVE, schema.P2P):
+                yield self._communication(row)
+            elif row[_KIND] == schema.STALL:
+                yield self._stall(row)
+            else:
+                yield self._phase(row)
+        for finding in self._job.findings:
+            yield self._finding(finding)
+
+    def _steps(self, row: Row) -> Iterator[ReadableSpan]:
+        step = row[_STEP]
+        repetition = self._maker.repetition(step, begins=True)
+        trace = trace_id(self._rank.run_id, step)
+        job_step = _context(trace, self._ids.job_step(step, repetition), is_remote=not self._job.is_root)
+        named: Attributes = {"commtrace.step": step, "dl.iteration": step, "commtrace.run.id": self._rank.run_id}
+        if self._job.is_root:
+            size: Attributes = {"commtrace.world_size": self._rank.metadata.world_size}
+            yield self._span("job step", job_step, None, row, {**named, **size})
+        attributes = {**named, "commtrace.timing.source": schema.TIMINGS[row[_TIMING]]}
+        if step == self._job.summary.step:
+            attributes.update(_breakdown(self._job.summary))
+            attributes["commtrace.clock.error_ns"] = self._job.clock_error_ns
+            attributes["commtrace.otlp.dropped_spans"] = self._job.dropped
+        own = _context(trace, self._ids.step(self._rank.rank, step, repetition))
+        yield self._span("step", own, job_step, row, attributes)
+
+    def _communication(self, row: Row) -> ReadableSpan:
+        name = row[_NAME]
+        trace, parent = self._place(row)
+        attributes = {**self._where(row), **self._what(row)}
+        kind = {"send": SpanKind.PRODUCER, "recv": SpanKind.CONSUMER}.get(name, SpanKind.INTERNAL)
+        own = _context(trace, self._communication_id(row) or self._maker.next_own_id())
+        return self._span(f"{name} {self._role(row)}", own, parent, row, attributes, self._partners(row, trace), kind)
+
+    def _stall(self, row: Row) -> ReadableSpan:
+        """The lane stood still; linked to the communication that it stood still for."""
+        trace, parent = self._place(row)
+        waited_for = self._communication_id(row)
+        links = (Link(_context(trace, waited_for)),) if waited_for else ()
+        attributes = {**self._where(row), "commtrace.collective.operation": row[_NAME]}
+        name = f"stall {row[_NAME]} {self._role(row)}"
+        return self._span(name, _context(trace, self._maker.next_own_id()), parent, row, attributes, links)
+
+    def _phase(self, row: Row) -> ReadableSpan:
+        kind, name = row[_KIND], row[_NAME]
+        attributes = self._where(row)
+        if kind == schema.MODULE:
+            attributes["commtrace.module.name"] = name
+            name = f"module {_NUMBER.sub('*', name)}"
+        elif kind in _NAMED_BY_KIND:
+            attributes["commtrace.name"] = name
+            name = schema.KINDS[kind]
+        trace, parent = self._place(row)
+        return self._span(name, _context(trace, self._maker.next_own_id()), parent, row, attributes)
+
+    def _finding(self, finding: Mapping[str, Any]) -> ReadableSpan:
+        """Who is slow, as the monitor on this rank found: from since when it is, to when that was found."""
+        step = self._job.summary.step
+        told = finding.get("straggler") or {}
+        at = round(finding["time"] * 1e9)
+        attributes: Attributes = {
+            "commtrace.finding": finding["kind"],
+            "commtrace.finding.rank": finding["rank"],
+            "commtrace.finding.node": finding["host"],
+            "commtrace.finding.sentence": finding["sentence"],
+        }
+        for name in ("cause", "cost_ms_per_step", "gpu_hours_per_day"):
+            if name in told:
+                attributes[f"commtrace.finding.{name}"] = told[name]
+        begins = round(told["since"] * 1e9) if finding["kind"] == "straggler" and "since" in told else at
+        trace = trace_id(self._rank.run_id, step)
+        return ReadableSpan(
+            name=finding["kind"],
+            context=_context(trace, self._maker.next_own_id()),
+            parent=self._step_context(step)[1] if self._choice.takes_step(step) else None,
+            resource=self._resource,
+            attributes=attributes,
+            start_time=min(begins, at),
+            end_time=at,
+            instrumentation_scope=self._scope,
+        )
+
+    def _span(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        row: Row,
+        attributes: Attributes,
+        links: tuple[Link, ...] = (),
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> ReadableSpan:
+        offset = self._job.epoch_offset_ns
+        return ReadableSpan(
+            name=name,
+            context=context,
+            parent=parent,
+            resource=self._resource,
+            attributes=attributes,
+            links=links,
+            kind=kind,
+            start_time=row[_START] + offset,
+            end_time=row[_END] + offset,
+            instrumentation_scope=self._scope,
+        )
+
+    def _place(self, row: Row) -> tuple[int, SpanContext]:
+        """Trace and parent of a row: those of its own step, which need not be the one that closed."""
+        return self._step_context(row[_STEP] if row[_STEP] >= 0 else self._job.summary.step)
+
+    def _step_context(self, step: int) -> tuple[int, SpanContext]:
+        known = self._contexts.get(step)
+        if known is None:
+            trace = trace_id(self._rank.run_id, step)
+            own = _context(trace, self._ids.step(self._rank.rank, step, self._maker.repetition(step)))
+            known = self._contexts[step] = (trace, own)
+        return known
+
+    def _where(self, row: Row) -> Attributes:
+        """Where in the schedule, and how the times were obtained."""
+        named: Attributes = {
+            "commtrace.stream": schema.LANES[row[_LANE]],
+            "commtrace.timing.source": schema.TIMINGS[row[_TIMING]],
+        }
+        if row[_STEP] >= 0:
+            named["commtrace.step"] = row[_STEP]
+        if row[_MICROBATCH] >= 0:
+            named["commtrace.microbatch"] = named["dl.microbatch_id"] = row[_MICROBATCH]
+        if row[_STAGE] >= 0:
+            named["commtrace.pipeline.stage"] = row[_STAGE]
+        if row[_CHUNK] >= 0:
+            named["commtrace.pipeline.chunk"] = row[_CHUNK]
+        return named
+
+    def _what(self, row: Row) -> Attributes:
+        """What a communication is."""
+        group = self._groups.get(row[_GROUP])
+        named: Attributes = {
+            "commtrace.collective.operation": row[_NAME],
+            "commtrace.collective.is_async": row[_IS_ASYNC],
+            "commtrace.process_group.role": self._role(row),
+        }
+        if row[_BYTES] >= 0:
+            named["commtrace.collective.size"] = row[_BYTES]
+        if row[_DTYPE]:
+            named["commtrace.collective.dtype"] = row[_DTYPE]
+        if row[_SEQ] >= 0:
+            named["commtrace.collective.sequence"] = row[_SEQ]
+        if row[_PEER] >= 0:
+            named["commtrace.peer.rank"] = row[_PEER]
+        if group is not None:
+            named["commtrace.process_group.name"] = group.description or group.name
+            named["commtrace.process_group.size"] = group.size
+        if row[_DETAIL] and json.loads(row[_DETAIL]).get("unfinished"):
+            named["commtrace.collective.unfinished"] = True
+        return named
+
+    def _role(self, row: Row) -> str:
+        key = (row[_GROUP], row[_PEER] if row[_NAME] in ("send", "recv") else schema.NOT_APPLICABLE)
+        known = self._roles.get(key)
+        if known is None:
+            known = self._roles[key] = role_of(self._run, self._run.ranks[self._rank.rank], *key)
+        return known
+
+    def _communication_id(self, row: Row) -> int:
+        """Of the communication that a row is or names; 0 where it has no identity that others know."""
+        if row[_GROUP] < 0 or row[_SEQ] < 0:
+            return 0
+        if row[_NAME] in ("send", "recv"):
+            return self._message_id(row, row[_NAME] == "send")
+        return self._ids.collective(self._rank.rank, row[_GROUP], row[_SEQ], row[_OP_IN_SEQ])
+
+    def _message_id(self, row: Row, is_send: bool) -> int:
+        """One of the two sides of the message of a row."""
+        own, peer = self._rank.rank, row[_PEER]
+        if peer < 0:
+            return 0
+        sender, receiver = (own, peer) if row[_NAME] == "send" else (peer, own)
+        return self._ids.message(is_send, row[_GROUP], sender, receiver, row[_SEQ])
+
+    def _partners(self, row: Row, trace: int) -> tuple[Link, ...]:
+        """Links to the same communication on other ranks, as far as they export."""
+        if row[_GROUP] < 0 or row[_SEQ] < 0:
+            return ()
+        if row[_KIND] == schema.P2P:
+            peer = row[_PEER]
+            other = self._message_id(row, row[_NAME] != "send")
+            return (_link(trace, other, peer),) if other and self._choice.takes_rank(peer) else ()
+        group = self._groups.get(row[_GROUP])
+        members = self._exporting(group) if group else ()
+        chosen = members[1 : MOST_LINKS + 1] if members[:1] == (self._rank.rank,) else members[:1]
+        return tuple(
+            _link(trace, self._ids.collective(rank, row[_GROUP], row[_SEQ], row[_OP_IN_SEQ]), rank) for rank in chosen
+        )
+
+    def _exporting(self, group: Group) -> tuple[int, ...]:
+        """The first members of a group that send spans, ascending: as many as are linked."""
+        known = self._members.get(group.id)
+        if known is None:
+            exporting = (rank for rank in group.ranks if self._choice.takes_rank(rank))
+            known = self._members[group.id] = tuple(islice(exporting, MOST_LINKS + 1))
+        return known
+
+
+def _context(trace: int, span: int, *, is_remote: bool = False) -> SpanContext:
+    return SpanContext(trace, span, is_remote=is_remote, trace_flags=_SAMPLED)
+
+
+def _link(trace: int, span: int, rank: int) -> Link:
+    return Link(_context(trace, span, is_remote=True), {"commtrace.peer.rank": rank})
+
+
+def _breakdown(summary: StepSummary) -> Attributes:
+    """The parts of a step, ns; they add up to its duration."""
+    named: Attributes = {f"commtrace.compute_ns.{phase}": time for phase, time in summary.compute_ns.items()}
+    named.update({f"commtrace.exposed_ns.{role}": time for role, time in summary.exposed_ns.items()})
+    for part in ("bubble_ns", "data_ns", "checkpoint_ns", "gc_ns", "other_ns", "work_ns"):
+        named[f"commtrace.{part}"] = getattr(summary, part)
+    named.update({f"commtrace.count.{name}": number for name, number in summary.counts.items()})
+    if summary.mfu is not None:
+        named["commtrace.mfu"] = summary.mfu
+    if summary.dropped:
+        named["commtrace.recorder.dropped_spans"] = sum(summary.dropped.values())
+    return named

@@ -63,7 +63,8 @@ def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
     """A name for the run that all its ranks find without talking to each other; empty if they cannot.
 
     It comes from COMMTRACE_RUN_ID, the name that Megatron's own telemetry was given, torchrun's ``--rdzv-id`` or
-    Slurm. Where all ranks are on one node, their launcher's process is what they have in common. Several nodes without any of these: see :func:`agreed_run_id`.
+    Slurm. Where all ranks are on one node, their launcher's process is what they have in common. Several nodes without
+    any of these: see :func:`agreed_run_id`.
     """
     launcher = environment.get("TORCHELASTIC_RUN_ID", "")
     named = config.run_id or environment.get("MEGATRON_OTEL_RUN_ID") or environment.get("NEMO_LENS_RUN_ID")

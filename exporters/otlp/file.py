@@ -6,28 +6,24 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import Link, SpanContext
 
 _logger = logging.getLogger("commtrace")
 
 BYTES_PER_FILE: Final = 64 * 2**20
 FILES_KEPT: Final = 8
 """Of each rank, for traces and for metrics: the newest. Older ones are deleted."""
-
-_IDS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
 
 
 class LineFile:
@@ -87,7 +83,7 @@ class FileSpans:
         self._lines = LineFile(directory, f"{run_id}-rank-{rank:05d}-traces")
 
     def export(self, spans: Sequence[ReadableSpan]) -> bool:
-        return self._lines.append(to_line(encode_spans(spans)))
+        return self._lines.append(json.dumps(spans_request(spans), separators=(",", ":")))
 
     def shutdown(self) -> None:
         """Every line is in its file already."""
@@ -100,25 +96,80 @@ class FileMetrics:
         self._lines = LineFile(directory, f"{run_id}-rank-{rank:05d}-metrics")
 
     def export(self, metrics: MetricsData) -> bool:
-        return self._lines.append(to_line(encode_metrics(metrics)))
+        request = MessageToDict(encode_metrics(metrics), use_integers_for_enums=True)
+        return self._lines.append(json.dumps(request, separators=(",", ":")))
 
     def shutdown(self) -> None:
         """Every line is in its file already."""
 
 
-def to_line(request: Message) -> str:
-    """A request in OTLP's JSON encoding: protobuf's, but ids in hexadecimal digits and enums as numbers.
+def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
+    """An ExportTraceServiceRequest in OTLP's JSON encoding.
 
+    That is protobuf's, but ids in hexadecimal digits and enums as numbers. Made from the spans, not from the protobuf
+    message: ``json_format`` takes twelve times as long, and training shares the interpreter.
     Source: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
+
+    Args:
+        spans: at least one, all of one resource and one scope.
     """
-    return json.dumps(_with_hex_ids(MessageToDict(request, use_integers_for_enums=True)), separators=(",", ":"))
-
-
-def _with_hex_ids(told: Any) -> Any:
-    if isinstance(told, list):
-        return [_with_hex_ids(one) for one in told]
-    if not isinstance(told, dict):
-        return told
-    return {
-        name: base64.b64decode(value).hex() if name in _IDS else _with_hex_ids(value) for name, value in told.items()
+    first = spans[0]
+    scope = first.instrumentation_scope
+    named = {"name": scope.name, "version": scope.version} if scope is not None else {}
+    told = {
+        "scope": {key: word for key, word in named.items() if word},
+        "spans": [_span(span) for span in spans],
     }
+    resource = {"attributes": _attributes(first.resource.attributes)}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [told]}]}
+
+
+def _span(span: ReadableSpan) -> dict[str, Any]:
+    context = span.get_span_context()
+    assert context is not None, "every span here has a context"
+    told: dict[str, Any] = {
+        "traceId": f"{context.trace_id:032x}",
+        "spanId": f"{context.span_id:016x}",
+        "name": span.name,
+        "kind": span.kind.value + 1,  # OTLP's numbers begin with "unspecified"
+        "startTimeUnixNano": str(span.start_time),
+        "endTimeUnixNano": str(span.end_time),
+        "attributes": _attributes(span.attributes or {}),
+        "status": {},
+        "flags": _flags(span.parent),
+    }
+    if span.parent is not None:
+        told["parentSpanId"] = f"{span.parent.span_id:016x}"
+    if span.links:
+        told["links"] = [_link(link) for link in span.links]
+    return told
+
+
+def _link(link: Link) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "traceId": f"{link.context.trace_id:032x}",
+        "spanId": f"{link.context.span_id:016x}",
+        "flags": _flags(link.context),
+    }
+    return {**told, "attributes": _attributes(link.attributes)} if link.attributes else told
+
+
+def _flags(other: SpanContext | None) -> int:
+    """Bit 8: it is known whether the other span is of another process; bit 9: it is."""
+    return 0x300 if other is not None and other.is_remote else 0x100
+
+
+def _attributes(named: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in named.items()]
+
+
+def _value(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value}
+    if isinstance(value, str):
+        return {"stringValue": value}
+    return {"arrayValue": {"values": [_value(one) for one in value]}}

@@ -35,6 +35,9 @@ _UNITS: Final[Mapping[str, str]] = {
     "_bytes": "By",
     "_ratio": "1",
 }
+_KEEPS_ITS_UNIT: Final = "commtrace_communication_bytes"
+"""Without it, it would have the name of ``commtrace_communication_seconds``. Translators do not write a unit twice."""
+
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
 
@@ -72,7 +75,8 @@ def _metric(family: Family, start_ns: int, now_ns: int) -> Metric | None:
 def _name_and_unit(name: str) -> tuple[str, str]:
     for suffix, unit in _UNITS.items():
         if name.endswith(suffix):
-            return name.removesuffix(suffix).replace("_", "."), unit
+            stem = name if name == _KEEPS_ITS_UNIT else name.removesuffix(suffix)
+            return stem.replace("_", "."), unit
     return name.replace("_", "."), ""
 
 

@@ -1,0 +1,284 @@
+"""The exporter against a real receiver: over HTTP, packed, slow, dead and back; every span is accounted for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from commtrace.config import Config
+from commtrace.errors import ConfigurationError
+from commtrace.exporters.live import live_view
+from commtrace.exporters.otlp import exporter as exporter_module
+from commtrace.exporters.otlp.exporter import OtlpExporter, open_otlp
+from commtrace.live.trace_id import trace_id
+from commtrace.recorder import Recorder
+from tests.exporters.otlp.made import RUN, job_spans, live_rank, step_rows, summary
+from tests.exporters.otlp.receiver import attributes, receiving
+
+SECONDS = 60.0
+LEVEL = Config(otlp_level="modules")
+
+
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., OtlpExporter]]:
+    """Opens exporters, and closes those that a test left open."""
+    exporters = []
+
+    def opener(rank: int = 0, config: Config = LEVEL, **how: Any) -> OtlpExporter:
+        exporters.append(OtlpExporter(config, live_rank(rank), **how))
+        return exporters[-1]
+
+    yield opener
+    for one in exporters:
+        if one._thread.is_alive():
+            one.close()
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def run_steps(exporter: OtlpExporter, first: int, count: int) -> None:
+    for step in range(first, first + count):
+        exporter.step(summary(exporter._rank.rank, step), step_rows(exporter._rank.rank, step))
+
+
+def is_settled(exporter: OtlpExporter) -> bool:
+    account = exporter.account
+    return account.sent + account.total_dropped == account.produced
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_receiver_gets_every_span(
+    compression: str, opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", compression)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=secret")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "gpt")
+        exporter = opened(rank=0)
+        run_steps(exporter, 0, 3)
+        exporter.close()
+
+    made = [span for step in range(3) for span in job_spans(step)[0]]
+    assert [(span.name, span.start_time_unix_nano, span.end_time_unix_nano) for span in receiver.spans] == [
+        (span.name, span.start_time, span.end_time) for span in made
+    ]
+    assert {span.trace_id for span in receiver.spans} == {trace_id(RUN, step).to_bytes(16, "big") for step in range(3)}
+    assert attributes(receiver.spans[1])["commtrace.compute_ns.forward"] == 300
+    assert (receiver.resources[0]["service.name"], receiver.resources[0]["dl.rank"]) == ("gpt", 0)
+    assert {headers.get("Content-Encoding", "none") for headers in receiver.headers} == {compression}
+    assert {headers["x-token"] for headers in receiver.headers} == {"secret"}
+    account = exporter.account
+    assert (account.produced, account.sent, account.total_dropped) == (27, 27, 0)
+
+
+def test_a_slow_receiver_costs_spans_but_not_the_harvester(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with receiving() as receiver:
+        receiver.seconds_per_request = 0.3
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        exporter = opened(rank=1, most_spans=40)
+        run_steps(exporter, 0, 50)
+        produced = exporter.account.produced
+        until(lambda: exporter.account.sent >= 40)
+        receiver.seconds_per_request = 0.0
+        run_steps(exporter, 50, 2)
+        until(lambda: is_settled(exporter))
+        exporter.close()
+
+    account = exporter.account
+    assert produced == 50 * 8
+    assert account.produced == account.sent + account.dropped["queue_full"] == 52 * 8
+    assert account.dropped["queue_full"] >= 50 * 8 - 40 - 8 - 8
+    assert len(receiver.spans) == account.sent
+    assert len([one for one in caplog.records if "does not get all spans" in one.message]) == 1
+    assert f"{account.total_dropped} of {account.produced} spans were not exported" in caplog.text
+
+
+def test_a_receiver_that_dies_and_comes_back_is_used_again(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
+    with receiving() as first:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", first.url)
+        exporter = opened(rank=0)
+        run_steps(exporter, 0, 4)
+        until(lambda: exporter.account.sent == 36)
+    run_steps(exporter, 4, 3)
+    until(lambda: exporter.account.dropped["refused"] == 27)
+    with receiving(first.port) as second:
+        run_steps(exporter, 7, 5)
+        until(lambda: is_settled(exporter))
+        exporter.close()
+
+    account = exporter.account
+    assert (account.produced, account.sent, account.dropped["refused"]) == (12 * 9, 9 * 9, 27)
+    assert (len(first.spans), len(second.spans)) == (36, 45)
+    steps = [one for one in second.spans if one.name == "step"]
+    assert attributes(steps[-1])["commtrace.otlp.dropped_spans"] == 27
+    others = [one.name for one in caplog.records if one.name != "commtrace" and one.levelno >= logging.WARNING]
+    assert others == []
+
+
+def test_the_end_does_not_wait_for_a_receiver_that_does_not_answer(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(exporter_module, "CLOSE_SECONDS", 0.2)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3")
+        exporter = opened(rank=0)
+        run_steps(exporter, 0, 3)
+        exporter.close()
+        account = exporter.account
+        assert (account.produced, account.sent, account.dropped["at_the_end"]) == (27, 0, 27)
+        exporter._thread.join(SECONDS)
+
+    assert not exporter._thread.is_alive()
+    assert (account.sent, account.total_dropped) == (0, 27)  # what the thread told after the end is not counted
+
+
+class Broken:
+    """A sink that is."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> bool:
+        raise RuntimeError("broken")
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_a_defect_switches_the_export_off_once_and_is_still_accounted_for(
+    opened: Callable[..., OtlpExporter], caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = opened(rank=0, spans=Broken)
+    run_steps(exporter, 0, 1)
+    until(lambda: not exporter._thread.is_alive())
+    run_steps(exporter, 1, 2)
+    exporter.close()
+
+    assert is_settled(exporter)
+    assert (exporter.account.produced, exporter.account.sent) == (27, 0)
+    assert len([one for one in caplog.records if "OpenTelemetry export is off" in one.message]) == 1
+
+
+def test_spans_go_to_a_provider_that_the_script_has_installed(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(memory, max_queue_size=512))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    exporter = opened(rank=0)
+    run_steps(exporter, 0, 150)
+    until(lambda: exporter.account.sent == 150 * 9)
+    exporter.close()
+    with provider.get_tracer("theirs").start_as_current_span("of the script"):
+        pass
+    provider.force_flush()
+
+    spans = memory.get_finished_spans()
+    provider.shutdown()
+    assert len(spans) == 150 * 9 + 1, "the processor's queue of 512 lost none"
+    assert spans[-1].name == "of the script"
+
+
+def test_a_provider_is_left_alone_if_told_so(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(memory))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        exporter = opened(rank=0, config=Config(otlp_level="steps", otlp_provider=False))
+        run_steps(exporter, 0, 2)
+        exporter.close()
+    provider.shutdown()
+
+    assert [span.name for span in receiver.spans] == ["job step", "step"] * 2
+    assert memory.get_finished_spans() == ()
+
+
+def test_metrics_of_every_rank_also_of_those_that_send_no_spans(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        exporter = opened(rank=1, config=Config(otlp_metrics=True, otlp_ranks="0"))
+        run_steps(exporter, 0, 5)
+        until(lambda: len(receiver.metrics) >= 2)
+        exporter.close()
+
+    assert receiver.spans == []
+    (of_resource,) = receiver.metrics[-1].resource_metrics
+    assert attributes(of_resource.resource)["dl.rank"] == 1
+    metrics = {one.name: one for one in of_resource.scope_metrics[0].metrics}
+    assert metrics["commtrace.step.duration"].histogram.data_points[0].count == 5
+    assert metrics["commtrace.compute"].sum.is_monotonic
+
+
+def test_findings_of_the_monitor_are_told_once(opened: Callable[..., OtlpExporter], tmp_path: Path) -> None:
+    exporter = opened(config=Config(otlp_level="steps", otlp_file=str(tmp_path)))
+    finding = {"kind": "silent", "time": 1.7e9, "rank": 2, "host": "alpha", "sentence": "…", "straggler": None}
+    run_steps(exporter, 0, 1)
+    exporter._rank.events.append(finding)
+    run_steps(exporter, 1, 2)
+    exporter._rank.events.append({**finding, "kind": "back", "time": 1.8e9})
+    run_steps(exporter, 3, 1)
+    exporter.close()
+
+    (path,) = tmp_path.glob("*traces*")
+    lines = path.read_text()
+    assert (lines.count('"name":"silent"'), lines.count('"name":"back"')) == (1, 1)
+
+
+def test_what_leaves_nothing_to_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    assert open_otlp(Config(otlp_ranks="1"), live_rank(0)) is None
+    with pytest.raises(ConfigurationError, match="set COMMTRACE_OTLP_METRICS=1"):
+        open_otlp(Config(otlp_level="none"), live_rank(0))
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    view = live_view(Config(export="otlp"))(live_rank(0).metadata, Path(), Recorder([]))
+
+    assert view[0]._listeners == []
+    assert "no export to otlp: OTEL_SDK_DISABLED=true switches it off" in caplog.text
+
+
+def test_who_asks_for_grpc_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    for config in (Config(), Config(otlp_file=str(tmp_path))):
+        exporter = open_otlp(config, live_rank(0))
+        assert exporter is not None
+        exporter.close()
+
+    assert caplog.text.count("commtrace sends OTLP as http/protobuf, not grpc") == 1

@@ -1,0 +1,205 @@
+"""Rows as spans: times, names, ids, parents, links. Every rank makes its own, and they fit together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, SpanKind
+
+from commtrace.exporters.otlp.choice import Choice
+from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker
+from commtrace.live.trace_id import trace_id
+from commtrace.trace import schema
+from commtrace.trace.step_range import StepRange
+from tests.exporters.otlp.made import EPOCH_NS, RESOURCE, RUN, job_spans, live_rank, spans_of, step_rows, summary
+from tests.factory import group
+from tests.trace.rows import row
+
+
+def context(span: ReadableSpan) -> SpanContext:
+    found = span.get_span_context()
+    assert found is not None
+    return found
+
+
+def span_id(span: ReadableSpan) -> int:
+    return context(span).span_id
+
+
+def named(spans: list[ReadableSpan], name: str) -> ReadableSpan:
+    (found,) = (span for span in spans if span.name == name)
+    return found
+
+
+def told(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def test_all_spans_of_a_step_are_in_one_trace_with_times_in_epoch_ns() -> None:
+    of_rank = job_spans(step=7)
+
+    assert {context(span).trace_id for spans in of_rank.values() for span in spans} == {trace_id(RUN, 7)}
+    assert [(span.name, span.start_time - EPOCH_NS, span.end_time - EPOCH_NS) for span in of_rank[0]] == [  # type: ignore[operator]
+        ("job step", 7_000, 8_000),
+        ("step", 7_000, 8_000),
+        ("forward", 7_000, 7_300),
+        ("send pp", 7_300, 7_320),
+        ("backward", 7_320, 7_720),
+        ("module layers.*.mlp backward", 7_330, 7_400),
+        ("all_reduce dp", 7_720, 7_920),
+        ("stall all_reduce dp", 7_720, 7_920),
+        ("data", 7_930, 7_990),
+    ]
+
+
+def test_every_step_is_a_child_of_the_job_step_and_the_parent_of_the_rest() -> None:
+    of_rank = job_spans()
+    root = span_id(named(of_rank[0], "job step"))
+
+    assert named(of_rank[0], "job step").parent is None
+    for rank, spans in of_rank.items():
+        step = named(spans, "step")
+        assert step.parent is not None
+        assert (step.parent.span_id, step.parent.is_remote) == (root, rank != 0)
+        rest = [span.parent.span_id for span in spans if span.name not in ("job step", "step") and span.parent]
+        assert rest == [span_id(step)] * 7
+
+
+def test_ids_are_unique_and_every_link_leads_to_the_same_communication_on_another_rank() -> None:
+    of_rank = job_spans(step=2)
+    by_id = {span_id(span): (rank, span) for rank, spans in of_rank.items() for span in spans}
+    assert len(by_id) == sum(map(len, of_rank.values()))
+
+    linked = {}
+    for rank, spans in of_rank.items():
+        for span in spans:
+            for link in span.links:
+                other_rank, other = by_id[link.context.span_id]
+                linked[rank, span.name] = (other_rank, other.name)
+                assert link.context.trace_id == context(other).trace_id
+                assert span.name.startswith("stall") or dict(link.attributes or {}) == {
+                    "commtrace.peer.rank": other_rank
+                }
+    assert linked == {
+        (0, "send pp"): (2, "recv pp"),
+        (1, "send pp"): (3, "recv pp"),
+        (2, "recv pp"): (0, "send pp"),
+        (3, "recv pp"): (1, "send pp"),
+        (0, "all_reduce dp"): (1, "all_reduce dp"),
+        (1, "all_reduce dp"): (0, "all_reduce dp"),
+        (2, "all_reduce dp"): (3, "all_reduce dp"),
+        (3, "all_reduce dp"): (2, "all_reduce dp"),
+        **{(rank, "stall all_reduce dp"): (rank, "all_reduce dp") for rank in range(4)},
+    }
+
+
+def test_attributes_of_a_communication() -> None:
+    spans = job_spans()[2]
+
+    assert told(named(spans, "recv pp")) == {
+        "commtrace.stream": "communication",
+        "commtrace.timing.source": "host",
+        "commtrace.step": 0,
+        "commtrace.microbatch": 0,
+        "dl.microbatch_id": 0,
+        "commtrace.pipeline.stage": 1,
+        "commtrace.pipeline.chunk": 0,
+        "commtrace.collective.operation": "recv",
+        "commtrace.collective.is_async": False,
+        "commtrace.collective.size": 4_096,
+        "commtrace.collective.dtype": "float32",
+        "commtrace.collective.sequence": 0,
+        "commtrace.process_group.role": "pp",
+        "commtrace.process_group.name": "",
+        "commtrace.process_group.size": 2,
+        "commtrace.peer.rank": 0,
+    }
+    assert named(spans, "recv pp").kind is SpanKind.CONSUMER
+    assert told(named(spans, "module layers.*.mlp backward"))["commtrace.module.name"] == "layers.3.mlp backward"
+    assert told(named(spans, "data"))["commtrace.name"] == "next batch"
+
+
+def test_attributes_of_a_step_add_up() -> None:
+    attributes = told(named(job_spans(step=3)[1], "step"))
+
+    assert attributes["dl.iteration"] == attributes["commtrace.step"] == 3
+    assert attributes["commtrace.run.id"] == RUN
+    assert attributes["commtrace.clock.error_ns"] == 20
+    parts = [value for name, value in attributes.items() if "compute_ns" in name or "exposed_ns" in name]
+    assert sum(parts) + attributes["commtrace.other_ns"] == 1_000
+
+
+def test_an_unfinished_communication_says_so() -> None:
+    rows = [row(kind=schema.COLLECTIVE, name="barrier", step=0, detail='{"unfinished":true}')]
+    (span,) = spans_of(live_rank(1), rows)
+
+    assert told(span)["commtrace.collective.unfinished"] is True
+    assert span.name == "barrier unknown"
+    assert span.links == ()
+
+
+def test_late_rows_go_to_the_trace_of_their_own_step_and_those_of_no_step_to_the_one_that_closed() -> None:
+    rows = [row(step=4, start=4_990), row(step=-1, start=10)]
+    spans = spans_of(live_rank(1), rows, step=5)
+
+    assert [context(span).trace_id for span in spans] == [trace_id(RUN, 4), trace_id(RUN, 5)]
+
+
+def test_a_step_that_is_repeated_is_another_span() -> None:
+    maker = SpanMaker(live_rank(0), Choice("steps", world_size=4), lambda: RESOURCE)
+    from commtrace.exporters.otlp.queue import Job
+
+    job = Job(summary(0, 1), step_rows(0, 1)[:1], True, (), 0, 0, 0)
+    first, second = [list(maker.spans(job)) for _ in range(2)]
+
+    assert len({span_id(span) for span in (*first, *second)}) == 4
+    assert [span.parent and span.parent.span_id for span in second] == [None, span_id(second[0])]
+
+
+def test_ranks_that_do_not_export_are_not_linked_and_the_lowest_that_does_sends_the_job_step() -> None:
+    choice = Choice("communication", ranges=(StepRange.parse("1"), StepRange.parse("3")), world_size=4)
+    of_rank = job_spans(choice=choice)
+
+    assert [span.name for span in of_rank[1]][:2] == ["job step", "step"]
+    assert of_rank[3][0].name == "step"
+    assert len(named(of_rank[1], "send pp").links) == 1
+    assert named(of_rank[1], "all_reduce dp").links == ()
+
+
+@pytest.mark.parametrize("size", [2, 9, 100])
+def test_members_of_a_large_group_link_to_the_lowest_and_this_one_to_some(size: int) -> None:
+    world = group("dp", *range(size), ordinal=1)
+    choice = Choice("communication", world_size=size)
+    one = row(kind=schema.COLLECTIVE, name="all_gather", step=0, group=world.id, seq=5, op_in_seq=0)
+    spans = {rank: spans_of(live_rank(rank, groups=[world]), [one], choice=choice)[-1] for rank in (0, 1, size - 1)}
+
+    assert [link.context.span_id for link in spans[0].links][:1] == [span_id(spans[1])]
+    assert len(spans[0].links) == min(size - 1, MOST_LINKS)
+    for rank in (1, size - 1):
+        assert [link.context.span_id for link in spans[rank].links] == [span_id(spans[0])]
+
+
+def test_a_finding_of_the_monitor_is_a_span_from_since_when_it_is() -> None:
+    straggler = {"cause": "data", "since": 1_700_000_010.5, "cost_ms_per_step": 3.5, "gpu_hours_per_day": 1.0}
+    finding = {
+        "kind": "straggler", "time": 1_700_000_020.0, "rank": 3, "host": "alpha", "sentence": "Rank 3 …",
+        "straggler": straggler,
+    }  # fmt: skip
+    *_, span = spans_of(live_rank(0), step_rows(0, 0), findings=(finding,))
+
+    assert (span.name, span.start_time, span.end_time) == (
+        "straggler",
+        EPOCH_NS + 10_500_000_000,
+        EPOCH_NS + 20_000_000_000,
+    )
+    assert told(span) == {
+        "commtrace.finding": "straggler",
+        "commtrace.finding.rank": 3,
+        "commtrace.finding.node": "alpha",
+        "commtrace.finding.sentence": "Rank 3 …",
+        "commtrace.finding.cause": "data",
+        "commtrace.finding.cost_ms_per_step": 3.5,
+        "commtrace.finding.gpu_hours_per_day": 1.0,
+    }

@@ -1,14 +1,82 @@
-"""What stands in for ``_call_impl`` of a recorded module: see :mod:`commtrace.capture.modules`.
+"""What stands in for functions that a compiled region may call: ``_call_impl`` of recorded modules
+(:mod:`commtrace.capture.modules`), and everything that is hooked with :meth:`commtrace.capture.hooks.Hooks.around`,
+such as ``clip_grad_norm_``.
 
 It is a file of its own outside of ``commtrace.capture`` because ``torch.compile`` must trace it: Dynamo is told to skip
-the files of capture, and where it traces a module that calls recorded ones, a skipped function would end the graph.
-There it reads the first line and goes on with the original; nothing of ours is in the graph.
+the files of capture, and where it traces what calls a recorded function, a skipped function would end the graph, or
+raise where the script asked for ``fullgraph=True``. Here it reads the first line and goes on with the original; nothing
+of ours is in the graph.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from types import CodeType
+from typing import Any, Protocol
+
+RAISED: Any = object()
+"""Stands for the result of a function that raised."""
+
+
+class Part(Protocol):
+    """Whose stand-in it is."""
+
+    active: bool
+
+    def failed(self, error: Exception) -> None:
+        """The part has failed: it is off from now on."""
+
+
+def surrounded(
+    original: Callable[..., Any],
+    is_compiling: Callable[[], bool],
+    part: Part,
+    begin: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+    end: Callable[[Any, Any], None],
+) -> Callable[..., Any]:
+    """``original``, with ``begin`` before it and ``end`` after it: see :meth:`commtrace.capture.hooks.Hooks.around`.
+
+    Args:
+        original: as it was.
+        is_compiling: ``torch.compiler.is_dynamo_compiling``.
+        part: is asked whether it is on, and told what failed.
+        begin, end: of the recorder's.
+    """
+    failed = part.failed
+
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # first of all: the compiler reads no further
+            return original(*args, **kwargs)
+        begun = None
+        try:
+            if part.active:
+                begun = begin(args, kwargs)
+        except Exception as error:
+            failed(error)
+        if begun is None:
+            return original(*args, **kwargs)
+        result = RAISED
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            try:
+                end(begun, result)
+            except Exception as error:
+                failed(error)
+        return result
+
+    return hooked
+
+
+def code_of_stand_ins() -> CodeType:
+    """The code that all functions that :func:`surrounded` makes have in common."""
+    return next(
+        constant
+        for constant in surrounded.__code__.co_consts
+        if isinstance(constant, CodeType) and constant.co_name == "hooked"
+    )
 
 
 def recorded(

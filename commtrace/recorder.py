@@ -310,10 +310,11 @@ class Recorder:
             )
 
     def _close_sinks(self) -> None:
-        for sink in self._sinks or ():
+        # The trace is the last sink and is closed first: the others may wait for somebody else when they close.
+        for sink in reversed(self._sinks or ()):
             try:
                 sink.close()
-            except OSError as error:
+            except Exception as error:
                 _logger.warning("commtrace: could not close its trace: %s", error)
 
 

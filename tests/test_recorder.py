@@ -365,3 +365,22 @@ def test_a_forked_child_is_silent(started: Recorder, disk: Disk) -> None:
     assert os.read(read, 10) == b"silent"
     started.stop()
     assert names(disk) == ["parent"]
+
+
+def test_the_trace_is_closed_before_those_who_may_wait_for_somebody() -> None:
+    closed: list[str] = []
+
+    class Closing(Disk):
+        def __init__(self, name: str, error: Exception | None = None) -> None:
+            super().__init__()
+            self.name, self.error_at_close = name, error
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.error_at_close is not None:
+                raise self.error_at_close
+
+    recorder = Recorder(lambda: [Closing("metrics"), Closing("trace", ValueError("not an OSError"))])
+    recorder.start()
+    assert recorder.stop(60.0)
+    assert closed == ["trace", "metrics"]

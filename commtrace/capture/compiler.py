@@ -3,6 +3,9 @@
 Dynamo compiles what Python code runs beneath a compiled region, and traces into what it calls: the methods that stand
 in for torch's own would become part of a graph, with the numbers and times of the moment of the trace. torch's own are
 written in C++ and end a graph; with these files on the list of what Dynamo skips, so do ours.
+
+What stands in for Python functions that compile (:mod:`commtrace.called`) is not on that list. Dynamo may look through
+it, but is not to compile its frame where the script calls it after the end of a graph.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
+from commtrace.called import code_of_stand_ins
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.tracer import Tracer
 
@@ -22,6 +26,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
     hooks = Hooks(PART, tracer)
     taken_off: list[Callable[[], None]] = []
     hooks.when_imported("torch._dynamo.trace_rules", lambda rules: taken_off.append(_skip_own_files(rules)))
+    hooks.when_imported("torch._dynamo.eval_frame", lambda frames: frames.skip_code(code_of_stand_ins()))
 
     def uninstall() -> None:
         hooks.restore()

@@ -157,7 +157,7 @@ class FunctionalCapture:
         operation, tensor, rank, tag = message
         peer = state.ranks_by_group_rank[rank]
         seq = state.next_p2p(operation.is_send, peer, tag)
-        if not self._tracer.recording or self._tracer.groups.skips(state):
+        if not self._tracer.recording or self._tracer.groups.skips(state, peer):
             return None
         return self._timed(operation, state, seq, (tensor.nbytes, NO_SELF_BYTES, tensor.dtype, None), peer, tensor)
 

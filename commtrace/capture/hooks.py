@@ -10,10 +10,12 @@ import functools
 import sys
 from collections.abc import Callable
 from types import CellType, ModuleType
-from typing import Any, Final
+from typing import Any
 
 import wrapt
 
+from commtrace.called import RAISED as RAISED
+from commtrace.called import surrounded as _surrounded
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -23,8 +25,6 @@ Wrap = Callable[[Any], Any]
 
 Begin = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 End = Callable[[Any, Any], None]
-RAISED: Final = object()
-"""Stands for the result of a function that raised."""
 
 
 class Hooks:
@@ -120,33 +120,11 @@ class Hooks:
                 nothing to end. It opens spans last, so that none stays open when it fails.
             end: gets that, and the function's result or ``RAISED``. It is called even when the part is off by now.
         """
-        failed = self.failed
+        import torch
 
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def hooked(*args: Any, **kwargs: Any) -> Any:
-                begun = None
-                try:
-                    if self.active:
-                        begun = begin(args, kwargs)
-                except Exception as error:
-                    failed(error)
-                if begun is None:
-                    return original(*args, **kwargs)
-                result = raised
-                try:
-                    result = original(*args, **kwargs)
-                finally:
-                    try:
-                        end(begun, result)
-                    except Exception as error:
-                        failed(error)
-                return result
-
-            return hooked
-
-        raised: Any = RAISED
-        return wrap
+        return functools.partial(
+            _surrounded, is_compiling=torch.compiler.is_dynamo_compiling, part=self, begin=begin, end=end
+        )
 
     def failed(self, error: Exception) -> None:
         """The part has failed: it is off from now on."""

@@ -183,6 +183,9 @@ class _Opened:
         self._hooks = hooks
         self._span: Span | None = span
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
     def __enter__(self) -> Any:
         entered = None
         try:

@@ -27,7 +27,12 @@ def training_device() -> Device | None:
     if torch is None or not torch.cuda.is_initialized():
         return None
     # The harvester's current device need not be the training thread's; a rank allocates on one device.
-    peaks = [int(torch.cuda.max_memory_allocated(number)) for number in range(torch.cuda.device_count())]
+    # Only of devices that are in use: with some allocators, asking would begin to use the others.
+    in_use = torch._C._cuda_hasPrimaryContext
+    peaks = [
+        int(torch.cuda.max_memory_allocated(number)) if in_use(number) else 0
+        for number in range(torch.cuda.device_count())
+    ]
     if not any(peaks):
         return None
     number = peaks.index(max(peaks))

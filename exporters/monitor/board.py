@@ -7,6 +7,7 @@ a slow answer to us would make training wait. Every request is bounded by a time
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -214,6 +215,8 @@ def address_of_job() -> tuple[str, int]:
 def _store(host: str, port: int, *, is_master: bool) -> Any:
     from torch._C._distributed_c10d import TCPStore
 
+    if not is_master:
+        _check_that_somebody_listens(host, port)
     try:
         return TCPStore(
             host, port, is_master=is_master, timeout=timedelta(seconds=TIMEOUT_SECONDS), wait_for_workers=False
@@ -221,3 +224,13 @@ def _store(host: str, port: int, *, is_master: bool) -> Any:
     except RuntimeError as error:
         does = "cannot be served at" if is_master else "does not answer at"
         raise BoardError(f"the store {does} {host}:{port}: {error}") from error
+
+
+def _check_that_somebody_listens(host: str, port: int) -> None:
+    """Where nobody does, a TCPStore tries again for longer than its timeout, in C++: a process that ends meanwhile, as
+    the last ranks of a job do when the first one is gone, would be aborted when that thread asks for the GIL.
+    """
+    try:
+        socket.create_connection((host, port), TIMEOUT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise BoardError(f"the store does not answer at {host}:{port}: {error}") from error

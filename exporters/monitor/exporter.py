@@ -77,7 +77,7 @@ class MonitorExporter:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(TIMEOUT_SECONDS)
+        self._thread.join(TIMEOUT_SECONDS + _TICK_SECONDS)
         if self._webhook is not None:
             self._webhook.close()
 
@@ -105,8 +105,8 @@ class MonitorExporter:
         return self._rank.rank == 0 and not self._config.monitor_store
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        if self._clock() < self._retry_at:
-            return
+        if self._stop.is_set() or self._clock() < self._retry_at:
+            return  # At the end no further request is begun: the process must not end in the middle of one.
         try:
             action()
             self._failures = 0

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import save as distributed_save_bound_early
 from torch.nn.utils import clip_grad_norm_ as clip_bound_early
 from torch.utils.data import DataLoader, Dataset
 
+from commtrace.capture import compiler
 from commtrace.capture.phases import PhaseCapture
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
@@ -197,3 +198,26 @@ def test_nothing_is_imported_for_it() -> None:
     completed = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
 
     assert completed.stdout == "set()\n", completed.stderr
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of dynamo's own
+def test_clipping_is_part_of_a_graph_that_may_not_break(phases: Recording) -> None:
+    uninstall = compiler.install(phases.tracer)
+    layer = torch.nn.Linear(4, 4)
+    layer(torch.ones(2, 4)).sum().backward()
+    try:
+        norm = torch.compile(lambda: clip_bound_early(layer.parameters(), 1.0), backend="eager", fullgraph=True)()
+        assert norm > 1.0
+        assert told(phases) == []
+        clip_bound_early(layer.parameters(), 1.0)
+        assert told(phases) == [("optimizer", "clip_grad_norm")]
+    finally:
+        torch._dynamo.reset()
+        uninstall()
+
+
+def test_what_torch_opens_keeps_what_it_has(phases: Recording, tmp_path: Path) -> None:
+    save_bound_early(1, tmp_path / "saved")
+    opened = torch.serialization._open_file_like(tmp_path / "saved", "rb")
+    with opened as file:
+        assert opened.file_like is file

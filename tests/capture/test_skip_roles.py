@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.tracer import Tracer
 from tests.capture.recording import Recording, fake_backend
@@ -45,5 +46,22 @@ def test_a_pipelines_messages_over_another_group_are_of_the_pipeline() -> None:
             dist.send(torch.ones(4), 1)
             dist.send(torch.ones(4), 2)
             dist.send(torch.ones(4), 1)
+
+        assert [(row.name, row.peer, row.seq) for row in recording.communications()] == [("send", 2, 0)]
+
+
+def test_so_are_those_that_a_compiled_graph_sends() -> None:
+    with fake_backend():
+        recording = skipping("pp")
+        recording.tracer.set_role(dist.new_group([0, 1]), "pp")
+        functional = FunctionalCapture(recording.tracer)
+        functional.install()
+        try:
+            world = dist.group.WORLD.group_name
+            for peer in (1, 2, 1):
+                sent = torch.ops._c10d_functional.isend(torch.ones(4), peer, 0, world)
+                torch.ops._c10d_functional.wait_tensor(sent)
+        finally:
+            functional.uninstall()
 
         assert [(row.name, row.peer, row.seq) for row in recording.communications()] == [("send", 2, 0)]

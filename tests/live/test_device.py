@@ -10,20 +10,29 @@ from commtrace.live.device import Device, training_device
 from commtrace.live.peak_flops import mfu
 
 
-def torch_with(peaks: list[int], *, in_use: bool = True) -> Any:
+def torch_with(peaks: list[int | None], *, in_use: bool = True) -> Any:
+    """None: this process has no context on the device, and asking what it holds would make one."""
+
+    def peak(number: int) -> int:
+        held = peaks[number]
+        assert held is not None
+        return held
+
     cuda = SimpleNamespace(
         is_initialized=lambda: in_use,
         device_count=lambda: len(peaks),
-        max_memory_allocated=peaks.__getitem__,
+        max_memory_allocated=peak,
         get_device_name=lambda number: f"GPU {number}",
     )
-    return SimpleNamespace(cuda=cuda)
+    return SimpleNamespace(
+        cuda=cuda, _C=SimpleNamespace(_cuda_hasPrimaryContext=lambda number: peaks[number] is not None)
+    )
 
 
 @pytest.mark.parametrize(
     ("torch", "expected"),
     [
-        (torch_with([0, 0, 700, 20]), Device("GPU 2", 700)),
+        (torch_with([0, None, 700, 20]), Device("GPU 2", 700)),
         (torch_with([0, 0]), None),
         (torch_with([700], in_use=False), None),
         (None, None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,16 @@ def test_a_store_that_is_not_there_is_an_error_with_its_address(address: str) ->
     pytest.importorskip("torch")
     with pytest.raises(BoardError, match=address):
         Board.connect(address, "run")
+
+
+def test_no_store_is_made_where_nobody_listens(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would try for seconds in C++, and a process that ends meanwhile is aborted."""
+    c10d = pytest.importorskip("torch._C._distributed_c10d")
+    made: list[Any] = []
+    monkeypatch.setattr(c10d, "TCPStore", lambda *arguments, **keywords: made.append(arguments))
+    with pytest.raises(BoardError, match=address):
+        Board.connect(address, "run")
+    assert made == []
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:port"])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from commtrace.errors import ConfigurationError
+
+
+_SHORTEST_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,41 @@ class Config:
                 f"unknown variables {', '.join(unknown)}; commtrace reads {', '.join(sorted(VARIABLES))}"
             )
         return cls(**{_field(name): VARIABLES[name](name, given[name]) for name in given if name in VARIABLES})
+
+    def check(self) -> None:
+        """What :meth:`from_env` cannot have let in, for configurations that a script made itself.
+
+        Shorter times are allowed here than in variables, for tests.
+
+        Raises:
+            ConfigurationError: an option has a value that cannot be used.
+        """
+        for one in fields(self):
+            _check_type(one.name, getattr(self, one.name), one.default)
+        for name in ("buffer_spans", "steps_per_segment"):
+            _positive(name, str(getattr(self, name)))
+        for name in ("sample", "keep_steps", "keep_bytes"):
+            _count(name, str(getattr(self, name)))
+        _port("prometheus_port", str(self.prometheus_port))
+        for name, least in (("hang_seconds", 0.0), ("monitor_seconds", _SHORTEST_SECONDS)):
+            seconds = getattr(self, name)
+            if not least <= seconds < math.inf:
+                raise ConfigurationError(f"{name}={seconds!r}: write a number of seconds of at least {least:g}")
+        _steps("steps", str(self.steps))
+        _modules("modules", str(self.modules))
+        _signal("trigger_signal", str(self.trigger_signal))
+
+
+def _check_type(name: str, value: Any, usual: Any) -> None:
+    """A number may be whole where it need not be, True is none; a text may be a path."""
+    kind = type(usual)
+    kinds = {float: (int, float), str: (str, os.PathLike)}.get(kind, (kind,))
+    fits = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
+    if kind is tuple:
+        fits = fits and all(isinstance(word, str) for word in value)
+    if not fits:
+        example = usual if usual or kind is not tuple else ("tp",)
+        raise ConfigurationError(f"{name}={value!r}: write something like {example!r}")
 
 
 def _field(variable: str) -> str:

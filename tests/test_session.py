@@ -42,8 +42,35 @@ def test_a_size_of_nothing_is_refused(option: str, tmp_path: Path, caplog: pytes
         commtrace.start(commtrace.Config(dir=str(tmp_path), **{option: 0}))
         commtrace.stop()
 
-    assert f"{option}=0: write a whole number of at least 1" in caplog.text
+    assert f"{option}='0': write a whole number of at least 1" in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("monitor_seconds", 0), ("monitor_seconds", float("nan")), ("hang_seconds", -1.0), ("sample", -1),
+        ("keep_bytes", -5), ("keep_steps", 1.5), ("prometheus_port", 70_000), ("skip_roles", "tp"), ("dir", 5),
+        ("steps", "5:1"), ("modules", "depth=-1"), ("trigger_signal", "SIGNOTHING"), ("buffer_spans", True),
+    ],
+)  # fmt: skip
+def test_what_a_script_configures_wrongly_is_named(
+    option: str, value: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"dir": str(tmp_path), "export": "monitor", option: value}
+    with caplog.at_level(logging.ERROR):
+        commtrace.start(commtrace.Config(**options))
+        commtrace.stop()
+
+    assert "commtrace is off in this process" in caplog.text
+    assert repr(value) in caplog.text or str(value) in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_script_is_expected_to_configure_is_taken(tmp_path: Path) -> None:
+    path: Any = tmp_path
+    config = commtrace.Config(dir=path, hang_seconds=0, monitor_seconds=5, skip_roles=("tp",), keep_bytes=10**7)
+    config.check()
 
 
 def test_what_the_script_counts_is_in_the_trace_with_its_step(tmp_path: Path) -> None:

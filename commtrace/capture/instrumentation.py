@@ -34,7 +34,6 @@ from commtrace.capture.reducer import ReducerCapture
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.config import Config
-from commtrace.errors import ConfigurationError
 from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.budget import Budget
@@ -89,9 +88,7 @@ class Instrumentation:
         integrations: Sequence[tuple[str, Install]] = (),
         open_observers: OpenObservers | None = None,
     ) -> None:
-        for name in ("buffer_spans", "steps_per_segment"):
-            if getattr(config, name) < 1:
-                raise ConfigurationError(f"{name}={getattr(config, name)}: write a whole number of at least 1")
+        config.check()
         self._config = config
         self._integrations = integrations
         self._open_observers = open_observers

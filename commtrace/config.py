@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from commtrace.errors import ConfigurationError
 
-
 _SHORTEST_SECONDS: Final = 0.01
 
 

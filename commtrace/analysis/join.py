@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import numbered, pack
 from commtrace.analysis.operations import communication_rows, named, unfinished_rows
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int32, Int64, Spans
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int32, Int64, Spans
 
 
 class Rows(NamedTuple):
@@ -65,14 +65,26 @@ class Buckets(NamedTuple):
         return buckets
 
 
-def gather(run: Run, chosen: Callable[[RankTrace], Bool] | None = None) -> Rows:
-    """The communication rows of a run that know their group; of those, what ``chosen`` selects."""
+IDENTITY: Final = frozenset({"kind", "group", "seq", "op_in_seq", "peer"})
+"""The columns by which rows are recognised as one communication."""
+
+_EMPTY: Final = Spans.empty()
+
+
+def gather(run: Run, chosen: Callable[[RankTrace], Bool] | None = None, columns: Collection[str] | None = None) -> Rows:
+    """The communication rows of a run that know their group; of those, what ``chosen`` selects.
+
+    Args:
+        run: with its ranks.
+        chosen: which rows of a rank.
+        columns: only these are copied, the others are −1 throughout; None for all. Copying is most of the work.
+    """
     number_of_clock = {key: number for number, key in enumerate(dict.fromkeys(t.clock_key for t in run.ranks.values()))}
     parts = []
     for rank, trace in run.ranks.items():
         selected = communication_rows(trace.spans) & (trace.spans.group >= 0)
         position = np.flatnonzero(selected & chosen(trace) if chosen else selected)
-        spans = trace.spans.take(position)
+        spans = trace.spans.take(position) if columns is None else _columns(trace.spans, position, columns)
         parts.append(
             Rows(
                 rank=np.full(len(position), rank, np.int32),
@@ -83,14 +95,42 @@ def gather(run: Run, chosen: Callable[[RankTrace], Bool] | None = None) -> Rows:
                 spans=spans,
             )
         )
+    return concatenate(parts, columns)
+
+
+def concatenate(parts: Sequence[Rows], columns: Collection[str] | None = None) -> Rows:
+    """Rows one behind the other; ``columns`` as of :func:`gather`."""
+    spans = [part.spans for part in parts]
     return Rows(
         np.concatenate([part.rank for part in parts]),
         np.concatenate([part.clock for part in parts]),
         np.concatenate([part.position for part in parts]),
         np.concatenate([part.is_send for part in parts]),
         np.concatenate([part.finished for part in parts]),
-        Spans.concatenate([part.spans for part in parts]),
+        Spans.concatenate(spans) if columns is None else _concatenated(spans, columns),
     )
+
+
+def _columns(spans: Spans, rows: Int64, columns: Collection[str]) -> Spans:
+    """Only some columns; the others are filled in when the ranks are put together, which is cheaper."""
+    return Spans(
+        *(getattr(spans, name)[rows] if name in columns else getattr(_EMPTY, name) for name in DTYPE_OF_COLUMN)
+    )
+
+
+def _concatenated(parts: Sequence[Spans], columns: Collection[str]) -> Spans:
+    count = sum(map(len, parts))
+    return Spans(
+        *(
+            np.concatenate([getattr(part, name) for part in parts]) if name in columns else _nothing(name, count)
+            for name in DTYPE_OF_COLUMN
+        )
+    )
+
+
+def _nothing(name: str, count: int) -> npt.NDArray[Any]:
+    """A column of "does not apply" that takes no memory."""
+    return np.broadcast_to(np.array(schema.NOT_APPLICABLE).astype(DTYPE_OF_COLUMN[name]), count)
 
 
 def bucket(rows: Rows) -> Buckets:
@@ -101,7 +141,7 @@ def bucket(rows: Rows) -> Buckets:
     receiver = np.where(p2p, np.where(rows.is_send, spans.peer, rows.rank), schema.NOT_APPLICABLE)
     # The seq of a P2P counts its pair alone; only collectives of one bracket need the index to tell them apart.
     op_in_seq = np.where(p2p, 0, spans.op_in_seq)
-    key = pack((spans.group, sender, receiver, spans.seq, op_in_seq))
+    key = pack((numbered(spans.group), sender, receiver, spans.seq, op_in_seq))
     order = np.argsort(key)
     ordered = key[order]
     is_first = np.ones(len(order), np.bool_)

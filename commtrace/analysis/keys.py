@@ -28,6 +28,20 @@ def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
     return key
 
 
+def numbered(column: Int64) -> Int64:
+    """Numbers from 0 that are equal exactly where the values are, of a column that has few different ones.
+
+    Process groups are 63-bit hashes, a few thousand of them in millions of rows.
+    """
+    if not len(column):
+        return column
+    # Runs of equal values are common (a rank talks to one group for a while), and what is left is soon sorted.
+    changes = np.ones(len(column), np.bool_)
+    changes[1:] = column[1:] != column[:-1]
+    _, positions = np.unique(column[changes], return_inverse=True)
+    return np.asarray(positions.reshape(-1)[np.cumsum(changes) - 1], np.int64)
+
+
 def sort_groups(key: Int64) -> tuple[Int64, Int64]:
     """An order that brings equal keys together, and where in that order each group begins. Keys are not negative."""
     # Small integers are sorted by radix, in linear time.

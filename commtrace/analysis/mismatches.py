@@ -9,11 +9,14 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.analysis.arrivals import InFlight, RankArrivals, describe_group, known_groups
-from commtrace.analysis.join import Rows, bucket, gather
+from commtrace.analysis.join import IDENTITY, Rows, bucket, concatenate, gather
 from commtrace.analysis.match import differences
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
+
+_COMPARED: Final = IDENTITY | {"name", "bytes", "self_bytes", "dtype"}
+"""The columns that are looked at."""
 
 MOST_MISMATCHES: Final = 20
 """So many are described; the others are counted."""
@@ -63,8 +66,11 @@ class Mismatch:
 
 def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[list[Mismatch], int]:
     """The first mismatches, those that never ended before the others, and how many there are in all."""
-    whole = _with_in_flight(run, arrivals)
-    rows = gather(whole)
+    in_flight = _in_flight(run, arrivals)
+    whole = replace(run, names=in_flight.names)
+    rows = gather(run, columns=_COMPARED)
+    if in_flight.ranks:
+        rows = concatenate([rows, gather(in_flight, columns=_COMPARED)], _COMPARED)
     if not len(rows.rank):
         return [], 0
     buckets = bucket(rows)
@@ -77,7 +83,7 @@ def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[lis
     groups = known_groups(run)
     described = []
     for number in chosen:
-        members = buckets.order[buckets.first[number] : buckets.first[number] + buckets.size[number]]
+        members = np.sort(buckets.order[buckets.first[number] : buckets.first[number] + buckets.size[number]])
         group = int(rows.spans.group[members[0]])
         described.append(
             Mismatch(
@@ -101,17 +107,18 @@ def _calls(run: Run, rows: Rows, members: Any) -> tuple[tuple[str, int, str | No
     return tuple((*call, tuple(sorted(ranks))) for call, ranks in ranks_of_call.items())
 
 
-def _with_in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:
-    """The run with a row for each communication in flight, whose end was not seen."""
+def _in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:
+    """The communications in flight, whose end was not seen, as rows of their own; names are added to the run's."""
     names = list(run.names)
-    ranks = {}
-    for rank, trace in run.ranks.items():
-        own = [one for one in arrivals[rank].in_flight if one.seq >= 0]
-        ranks[rank] = _extended(trace, own, names) if own else trace
+    ranks = {
+        rank: _unfinished(trace, own, names)
+        for rank, trace in run.ranks.items()
+        if (own := [one for one in arrivals[rank].in_flight if one.seq >= 0])
+    }
     return replace(run, ranks=ranks, names=names)
 
 
-def _extended(trace: RankTrace, in_flight: Sequence[InFlight], names: list[str]) -> RankTrace:
+def _unfinished(trace: RankTrace, in_flight: Sequence[InFlight], names: list[str]) -> RankTrace:
     rows: list[dict[str, Any]] = [
         {
             "kind": schema.P2P if one.is_p2p else schema.COLLECTIVE,
@@ -128,6 +135,6 @@ def _extended(trace: RankTrace, in_flight: Sequence[InFlight], names: list[str])
         }
         for position, one in enumerate(in_flight)
     ]
-    details = {row["id"]: '{"unfinished":true}' for row in rows}
-    spans = Spans.concatenate([trace.spans, Spans.from_rows(rows, names)])
-    return replace(trace, spans=spans, details={**trace.details, **details})
+    return replace(
+        trace, spans=Spans.from_rows(rows, names), details={row["id"]: '{"unfinished":true}' for row in rows}
+    )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from commtrace.exporters.otlp.span_ids import SpanIds
 from commtrace.live.trace_id import trace_id
@@ -98,8 +99,6 @@ def _rank_of(span: Any, world_size: int) -> int:
 
 
 def test_a_receiver_that_is_killed_changes_nothing_for_training(tmp_path: Path) -> None:
-    reference = launch(["tests/e2e/programs/pairs.py", "40", "0.05", "0"], 2)
-    assert reference.returncode == 0, reference.stdout
     port_file, first_file = tmp_path / "port", tmp_path / "run" / "rank-00000"
     receiver = subprocess.Popen([sys.executable, "-m", "tests.exporters.otlp.receiver", str(port_file)], cwd=REPOSITORY)
     try:
@@ -115,7 +114,7 @@ def test_a_receiver_that_is_killed_changes_nothing_for_training(tmp_path: Path) 
 
     assert receiver.returncode == -signal.SIGKILL
     assert completed.returncode == 0, completed.stdout
-    assert _losses(completed.stdout) == _losses(reference.stdout)
+    assert _losses(completed.stdout) == _expected_losses()
     assert "spans were not exported" in completed.stdout
     run = load_run(tmp_path / "run")
     for trace in run.ranks.values():
@@ -132,6 +131,16 @@ def _kill_when_steps_are_sent(receiver: subprocess.Popen[bytes], directory: Path
 
 def _losses(output: str) -> list[str]:
     return sorted(line for line in output.splitlines() if line.startswith("loss "))
+
+
+def _expected_losses() -> list[str]:
+    """Of two ranks without commtrace: the first has ones, the second what the first has sent to it."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(16, 1)
+    ones = torch.ones(16)
+    with torch.no_grad():
+        losses = [(model(ones) + model(ones * (number + 1))).item() for number in range(40)]
+    return [f"loss {number:03d} {loss:.9f}" for number, loss in enumerate(losses)]
 
 
 def _until(is_true: Any) -> None:

@@ -32,21 +32,21 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def collect(config: Config, run_id: str) -> RankMetadata:
     """Read the rank's identity from torch.distributed if it is initialised, else from the launcher's variables."""
     rank, world_size, backend = _position()
-    device, device_uuid = _device()
+    device_name, device_uuid = device()
     host = socket.gethostname()
     return RankMetadata(
         run_id=run_id,
         attempt=attempt(),
         session=time.time_ns(),
         rank=rank,
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_rank=int(os.environ.get("LOCAL_RANK") or 0),
         world_size=world_size,
         host=host,
         node=config.node_id or host,
         boot_id=_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "",
         pid=os.getpid(),
         backend=backend,
-        device=device,
+        device=device_name,
         device_uuid=device_uuid,
         versions=_versions(),
         environment={name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT_PREFIXES)},
@@ -133,13 +133,27 @@ def _position() -> tuple[int, int, str]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), ""
 
 
-def _device() -> tuple[str, str]:
-    """Name and UUID of the accelerator, without creating a context on it."""
+def device(number: int | None = None) -> tuple[str, str]:
+    """Name and UUID of the accelerator that this process uses, without creating a context on one.
+
+    Args:
+        number: which it is, if that is known. torch's current device does not tell: it is that of the calling thread,
+            and the thread that asks is not the one that trains.
+    """
     torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return platform.machine() + " cpu", ""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return str(properties.name), str(getattr(properties, "uuid", ""))
+    if torch is not None and torch.cuda.is_initialized():
+        used = _device_in_use(torch) if number is None else number
+        if used is not None:
+            properties = torch.cuda.get_device_properties(used)
+            return str(properties.name), str(getattr(properties, "uuid", ""))
+    return platform.machine() + " cpu", ""
+
+
+def _device_in_use(torch: Any) -> int | None:
+    """Of the devices on which this process has a context, the one that is its own by its local rank, else the first."""
+    in_use = [number for number in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
+    local_rank = int(os.environ.get("LOCAL_RANK") or 0)
+    return local_rank if local_rank in in_use else next(iter(in_use), None)
 
 
 def _versions() -> dict[str, str]:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from commtrace import identity
 from commtrace.config import Config
@@ -33,3 +38,32 @@ def test_the_ranks_of_several_nodes_have_to_agree() -> None:
 
 def test_a_process_of_its_own_is_named_after_itself() -> None:
     assert identity.run_id(Config(), {}).endswith(f"-{os.getpid()}")
+
+
+@pytest.mark.parametrize(
+    ("contexts", "local_rank", "expected"),
+    [([3], "3", "GPU 3"), ([0, 3], "3", "GPU 3"), ([0], "3", "GPU 0"), ([2, 5], "", "GPU 2")],
+)
+def test_the_device_is_not_that_of_the_thread_that_asks(
+    contexts: list[int], local_rank: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with(contexts))
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+
+    assert identity.device() == (expected, f"uuid of {expected}")
+    assert identity.device(7) == ("GPU 7", "uuid of GPU 7")
+
+
+def test_a_process_that_uses_no_device_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_with([]))
+    assert identity.device()[0].endswith(" cpu")
+
+
+def torch_with(contexts: list[int]) -> Any:
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 8,
+        current_device=lambda: 0,  # of a thread that never set one
+        get_device_properties=lambda number: SimpleNamespace(name=f"GPU {number}", uuid=f"uuid of GPU {number}"),
+    )
+    return SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_hasPrimaryContext=contexts.__contains__))

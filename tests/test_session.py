@@ -12,8 +12,12 @@ import pyarrow as pa
 import pytest
 
 import commtrace
+from commtrace import identity
+from commtrace.capture import instrumentation
+from commtrace.capture.cuda_clock import CudaClock
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
+from tests.capture.simulated_cuda import SimulatedCuda
 
 
 def test_step_numbers_of_numpy_are_in_the_window_and_other_things_cost_one_step(
@@ -95,6 +99,19 @@ def test_an_exporter_that_is_not_known_is_named(tmp_path: Path, caplog: pytest.L
     commtrace.stop()
 
     assert "export='carrier pigeon': write any of" in caplog.text
+
+
+def test_the_device_is_told_once_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instrumentation, "_device_clock", lambda: clock)
+    monkeypatch.setattr(identity, "device", lambda number=None: (f"GPU {number}", "u"))
+    cuda = SimulatedCuda(3)
+    clock = CudaClock(cuda, cuda, cuda.host_ns)
+    recorder = instrumentation.Instrumentation(commtrace.Config(dir=str(tmp_path)))
+    assert "topology" not in dict(recorder._marks())
+    with cuda.device(3):
+        clock.mark()
+    assert dict(recorder._marks())["topology"]["device"] == {"name": "GPU 3", "uuid": "u"}
+    assert "topology" not in dict(recorder._marks())
 
 
 def test_rank_0_says_where_it_records(

@@ -165,6 +165,11 @@ class CudaClock:
         """From now on marks are the host's time, and what has not been resolved cannot be."""
         self.is_off = True
 
+    @property
+    def used_device(self) -> int | None:
+        """The device that was marked first; None before one has been."""
+        return next(iter(self._pools), None)
+
     def anchor_error_ns(self, device: int) -> int | None:
         """Half the bracket of the newest anchor: the error of the device's axis against the host's."""
         anchor = self._anchors.get(device)

@@ -120,6 +120,7 @@ class Instrumentation:
         self._told_groups: dict[int, Any] = {}
         self._told_groups_version = -1
         self._told_topology_version = 0
+        self._told_device: int | None = None
         self._next_anchor_ns = 0
         self._told_in_flight: list[Any] = []
         self._activity: Activity | None = Activity(self.tracer)
@@ -281,6 +282,7 @@ class Instrumentation:
     def _marks(self) -> Iterator[tuple[str, Any]]:
         """What has changed since the last pass and is not a span. Runs on the harvester thread."""
         self._refresh_device_clock()
+        self._tell_device()
         yield from self._group_marks()
         self._look_for_invisible_paths()
         topology_version, topology = self.tracer.topology()
@@ -351,6 +353,18 @@ class Instrumentation:
         except Exception as error:
             clock.switch_off()
             self.tracer.failed("timing of the device", error)
+
+    def _tell_device(self) -> None:
+        """When the rank became known it may not have used its device yet."""
+        used = None if self._device_clock is None else self._device_clock.used_device
+        if used is None or used == self._told_device:
+            return
+        self._told_device = used
+        try:
+            name, uuid = identity.device(used)
+            self.tracer.set_topology({"device": {"name": name, "uuid": uuid}})
+        except Exception as error:
+            self.tracer.failed("the name of the device", error)
 
     def _group_marks(self) -> Iterator[tuple[str, Any]]:
         groups = self.tracer.groups

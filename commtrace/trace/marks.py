@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor
+from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.run import Drop
 
 
@@ -42,6 +43,13 @@ class Marks:
         """Size of each parallel dimension; empty if no integration told."""
         told: Mapping[str, int] = self.topology.get("parallel", {})
         return told
+
+    def completed(self, metadata: RankMetadata) -> RankMetadata:
+        """Metadata of the rank, with what was not known yet when the header of its files was written."""
+        device = self.topology.get("device")
+        if device is None:
+            return metadata
+        return replace(metadata, device=device["name"], device_uuid=device["uuid"])
 
     def read(self, name: str, detail: Any, at_ns: int | None = None) -> None:
         """Take one mark; those that tell something else are passed over.

@@ -215,7 +215,7 @@ def rank_trace(
     kept = spans.take(selected)
     kept = kept.take(np.lexsort((-kept.end, kept.start)))
     return RankTrace(
-        metadata=metadata,
+        metadata=told.completed(metadata),
         spans=kept,
         groups=told.groups,
         coordinates=told.coordinates,

@@ -348,3 +348,9 @@ def test_groups_told_in_a_segment_that_is_not_read_are_known(tmp_path: Path) -> 
     assert run.ranks[0].spans.step.tolist() == [6]
     assert run.ranks[0].groups[7].role == "dp"
     assert run.problems == ("rank 0: it broke",)
+
+
+def test_a_device_that_was_used_later_than_the_header_was_written_is_the_ranks(tmp_path: Path) -> None:
+    write_rank(tmp_path, [mark("topology", {"device": {"name": "GPU 3", "uuid": "u"}}), *steps(0, 1)])
+    metadata = load_run(tmp_path).ranks[0].metadata
+    assert (metadata.device, metadata.device_uuid) == ("GPU 3", "u")

@@ -67,7 +67,7 @@ def _metric(family: Family, start_ns: int, now_ns: int) -> Metric | None:
     if family.type == "histogram":
         data = Histogram([_histogram_point(family, start_ns, now_ns)], _CUMULATIVE)
     else:
-        points = [NumberDataPoint(dict(one.labels), start_ns, now_ns, one.value) for one in family.samples]
+        points = [NumberDataPoint(dict(one.labels), start_ns, now_ns, float(one.value)) for one in family.samples]
         data = Sum(points, _CUMULATIVE, True) if family.type == "counter" else Gauge(points)
     return Metric(name, family.documentation, unit, data)
 

@@ -20,7 +20,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=10_000)
     parser.add_argument("--windows", type=int, default=20)
     options = parser.parse_args()
-    watch, seconds, processor, sizes = Watch(options.ranks, 4.0), [], [], []
+    watch = Watch(options.ranks, 4.0)
+    seconds: list[float] = []
+    processor: list[float] = []
+    sizes: list[int] = []
     for window in range(options.windows):
         told = [report(rank, window).to_bytes() for rank in range(options.ranks)]
         sizes += map(len, told)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import commtrace
 
@@ -47,6 +47,16 @@ class Tiny(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.neg(x)
+
+
+class Numbers(Dataset[int]):
+    """What a loader costs nothing to read."""
+
+    def __len__(self) -> int:
+        return 10 * ROUNDS * CALLS
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 class Spaced(torch.nn.Module):
@@ -97,7 +107,7 @@ def main() -> None:
     }
     gradient, start = torch.ones(4, 4), torch.ones(4, 4, requires_grad=True)
     chain, spaced = torch.nn.Sequential(*(Tiny() for _ in range(MODULES))), Spaced()
-    batches = iter(DataLoader(range(10 * ROUNDS * CALLS), collate_fn=len))
+    batches = iter(DataLoader(Numbers(), collate_fn=len))
     operations |= {
         "DataLoader next": lambda: next(batches),
         "module, in a chain": lambda: chain(start).backward(gradient),

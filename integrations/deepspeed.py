@@ -60,8 +60,12 @@ def install(tracer: Tracer) -> Callable[[], None]:
         What puts every original back.
     """
     integration = DeepSpeedIntegration(tracer)
-    integration.install()
-    return integration.uninstall
+    try:
+        integration.install()
+        return integration.uninstall
+    except BaseException:
+        integration.uninstall()
+        raise
 
 
 class Accumulation:

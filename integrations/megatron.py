@@ -63,8 +63,12 @@ def install(tracer: Tracer) -> Callable[[], None]:
         What puts every original back.
     """
     integration = MegatronIntegration(tracer)
-    integration.install()
-    return integration.uninstall
+    try:
+        integration.install()
+        return integration.uninstall
+    except BaseException:
+        integration.uninstall()
+        raise
 
 
 class Place(NamedTuple):

@@ -25,15 +25,19 @@ def install(tracer: Tracer) -> Callable[[], None]:
     """Put capture's files on Dynamo's list, when Dynamo is imported; returns the function that takes them off."""
     hooks = Hooks(PART, tracer)
     taken_off: list[Callable[[], None]] = []
-    hooks.when_imported("torch._dynamo.trace_rules", lambda rules: taken_off.append(_skip_own_files(rules)))
-    hooks.when_imported("torch._dynamo.eval_frame", lambda frames: frames.skip_code(code_of_stand_ins()))
 
     def uninstall() -> None:
         hooks.restore()
         while taken_off:
             taken_off.pop()()
 
-    return uninstall
+    try:
+        hooks.when_imported("torch._dynamo.trace_rules", lambda rules: taken_off.append(_skip_own_files(rules)))
+        hooks.when_imported("torch._dynamo.eval_frame", lambda frames: frames.skip_code(code_of_stand_ins()))
+        return uninstall
+    except BaseException:
+        uninstall()
+        raise
 
 
 def _skip_own_files(rules: ModuleType) -> Callable[[], None]:

@@ -46,8 +46,8 @@ class Hooks:
     def when_imported(self, module: str, hook: Callable[[ModuleType], None]) -> None:
         """Call ``hook`` with the module as soon as it is imported, or now if it has been."""
         waiting = functools.partial(self._on_import, hook)
-        wrapt.register_post_import_hook(waiting, module)
         self._waiting.append((module, waiting))
+        wrapt.register_post_import_hook(waiting, module)
 
     def replace(self, owner: Any, name: str, wrap: Wrap) -> None:
         """Replace an attribute of a class or module; nothing happens where this version has none of that name."""
@@ -210,7 +210,9 @@ def _wait_no_more(module: str, hook: Callable[[ModuleType], None]) -> None:
         return
     with lock:
         waiting = table.get(module)
-        if isinstance(waiting, list) and hook in waiting:
+        if not isinstance(waiting, list):
+            return
+        if hook in waiting:
             waiting.remove(hook)
-            if not waiting:
-                del table[module]
+        if not waiting:
+            del table[module]

@@ -39,8 +39,9 @@ def install(tracer: Tracer) -> Callable[[], None]:
         for mesh in _existing_meshes(module.DeviceMesh):
             _name_dimensions(tracer, mesh)
 
+    restore = hooks.restore
     hooks.when_imported("torch.distributed.device_mesh", hook)
-    return hooks.restore
+    return restore
 
 
 def _existing_meshes(mesh_type: type) -> list[Any]:

@@ -16,7 +16,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+import wrapt.importer
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 import commtrace
 from commtrace import session
@@ -36,6 +40,8 @@ TRIES = 5
 MOST_UNREACHED = 0.02
 """A line that is passed only when the id of an object is used again is not passed every time."""
 UNREACHED = "never reached again"
+_WAITING = "waits to be imported"
+_WAITING_HOOKS: dict[str, list[Any]] = wrapt.importer._post_import_hooks
 
 
 class InjectedError(Exception):
@@ -139,23 +145,30 @@ def problems_of(place: Place, job: Callable[[], str], expected: str, record: Cal
             problems.append(f"told more than once: {recording.messages}")
     after = replaced_now()
     if after != before:
-        problems.append(f"not put back: {[name for name in before if before[name] is not after[name]]}")
+        names = sorted(str(name) for name in {*before, *after} if before.get(name) != after.get(name))
+        problems.append(f"not put back: {names}")
         put_back(before)
     return problems
 
 
-def replaced_now() -> dict[tuple[type, str], Any]:
-    owners = [dist.ProcessGroup, dist.Work, jobs.DistributedDataParallel]
-    return {(owner, name): value for owner in owners for name, value in vars(owner).items()} | {
-        (list, str(index)): value for index, value in enumerate(gc.callbacks)
-    }
+def replaced_now() -> dict[tuple[Any, str], Any]:
+    """What hooks stand in for, and what waits to be imported to be hooked."""
+    owners = [
+        dist.ProcessGroup, dist.Work, dist.distributed_c10d, DeviceMesh, DistributedDataParallel, torch.autograd,
+        torch.nn.Module, torch.optim.Optimizer,
+    ]  # fmt: skip
+    attributes = {(owner, name): value for owner in owners for name, value in vars(owner).items() if callable(value)}
+    callbacks = {(gc, str(index)): value for index, value in enumerate(gc.callbacks)}
+    return attributes | callbacks | {(_WAITING, module): tuple(hooks) for module, hooks in _WAITING_HOOKS.items()}
 
 
-def put_back(before: dict[tuple[type, str], Any]) -> None:
+def put_back(before: dict[tuple[Any, str], Any]) -> None:
     for (owner, name), value in before.items():
-        if owner is not list and vars(owner).get(name) is not value:
+        if owner not in (gc, _WAITING) and vars(owner).get(name) is not value:
             setattr(owner, name, value)
-    gc.callbacks[:] = [value for (owner, _), value in before.items() if owner is list]
+    gc.callbacks[:] = [value for (owner, _), value in before.items() if owner is gc]
+    _WAITING_HOOKS.clear()
+    _WAITING_HOOKS.update({module: list(hooks) for (owner, module), hooks in before.items() if owner is _WAITING})
 
 
 def break_every_line(

@@ -68,23 +68,24 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None, timeout: f
 
 def _abort(process: subprocess.Popen[bytes]) -> None:
     """SIGABRT makes faulthandler write every thread's stack; what is left after that is killed."""
-    descendants = _descendants(process.pid)
-    _signal(descendants, signal.SIGABRT)
+    there = descendants(process.pid)
+    _signal(there, signal.SIGABRT)
     deadline = time.monotonic() + _SECONDS_TO_DUMP_STACKS
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    _signal([*descendants, *_descendants(process.pid)], signal.SIGKILL)
+    _signal([*there, *descendants(process.pid)], signal.SIGKILL)
     process.kill()
     process.wait()
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Processes below this one."""
     try:
         listing = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:  # it has ended meanwhile
         return []
     children = [int(child) for child in listing.split()]
-    return children + [below for child in children for below in _descendants(child)]
+    return children + [below for child in children for below in descendants(child)]
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

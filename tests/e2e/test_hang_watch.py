@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.launch import REPOSITORY
+from tests.e2e.launch import REPOSITORY, descendants
 
 pytestmark = pytest.mark.e2e
 
@@ -44,7 +45,10 @@ def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int
             event = _wait_for_event(directory, directory.parent / "log")
             alive = job.poll() is None
         finally:
-            os.killpg(job.pid, signal.SIGKILL)
+            # torchrun's ranks have sessions of their own.
+            for pid in [*descendants(job.pid), job.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             job.wait()
     assert alive, "the watch must never end the job"
     dumps = {

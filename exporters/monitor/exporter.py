@@ -77,7 +77,7 @@ class MonitorExporter:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(TIMEOUT_SECONDS + _TICK_SECONDS)
+        self._thread.join(TIMEOUT_SECONDS)
         if self._webhook is not None:
             self._webhook.close()
 

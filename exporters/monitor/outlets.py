@@ -17,6 +17,7 @@ from commtrace.live.watch import CLEARED, LiveEvent
 _logger = logging.getLogger("commtrace")
 
 _WEBHOOK_SECONDS: Final = 5.0
+_LAST_SECONDS: Final = 1.0
 _WEBHOOK_QUEUE: Final = 100
 
 
@@ -86,12 +87,12 @@ class WebhookOutlet:
                 _logger.warning("commtrace: the webhook is too slow; an event is only in the log: %s", event.sentence)
 
     def close(self) -> None:
-        """Send what waits, for no longer than one request may take."""
+        """Send what waits, for a moment: the end of the job must not wait for a dead receiver."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
             return
-        self._thread.join(_WEBHOOK_SECONDS)
+        self._thread.join(_LAST_SECONDS)
 
     def _run(self) -> None:
         while (event := self._waiting.get()) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -53,7 +54,10 @@ TOKENS = torch.tensor([1, 2, 3])
 
 @pytest.fixture
 def spans(recording: Recording) -> Iterator[ModuleSpans]:
-    gc.collect()  # models of other tests
+    # Models of other tests, those that the compiler's cache holds among them.
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
     modules = ModuleSpans(recording.tracer)
     recording.tracer.begin_step(0)
     yield modules

@@ -128,7 +128,7 @@ class Recorder:
             self._thread.join(timeout_seconds)
             if self._thread.is_alive():
                 _logger.warning(
-                    "commtrace: the harvester did not end within %s s: the disk or an exporter does not let go; spans of "
+                    "commtrace: the harvester did not end within %s s: the disk or an exporter holds it up; spans of "
                     "the last second may be lost",
                     timeout_seconds,
                 )

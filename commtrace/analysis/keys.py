@@ -42,11 +42,27 @@ def numbered(column: Int64) -> Int64:
     return np.asarray(positions.reshape(-1)[np.cumsum(changes) - 1], np.int64)
 
 
+def stable_order(key: npt.NDArray[Any]) -> Int64:
+    """What sorts integers; equal ones keep their order. Ten times as fast as a stable ``argsort``, for most keys.
+
+    Each key takes its position along in its low bits: numbers are sorted far faster than positions are by numbers.
+    """
+    bits = max(len(key) - 1, 1).bit_length()
+    low, high = (int(key.min()), int(key.max())) if len(key) else (0, 0)
+    if high - low >= _LARGEST >> bits:
+        return np.argsort(key, kind="stable")
+    together = key.astype(np.int64)
+    together -= low
+    together <<= bits
+    together |= np.arange(len(key))
+    together.sort()
+    together &= (1 << bits) - 1
+    return together
+
+
 def sort_groups(key: Int64) -> tuple[Int64, Int64]:
     """An order that brings equal keys together, and where in that order each group begins. Keys are not negative."""
-    # Small integers are sorted by radix, in linear time.
-    small = key.astype(np.uint16) if len(key) and key.max() < 2**16 else key
-    order = np.argsort(small, kind="stable")
+    order = stable_order(key)
     changes = np.ones(len(key), np.bool_)
     changes[1:] = np.diff(key[order]) != 0
     return order, np.flatnonzero(changes)

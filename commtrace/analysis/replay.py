@@ -15,12 +15,15 @@ dimension: one column per scenario.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.keys import pack, stable_order
 from commtrace.errors import CommtraceError
 from commtrace.trace.spans import Int64
 
@@ -35,33 +38,39 @@ class ReplayGraph:
 
     Attributes:
         num_nodes: nodes are numbered from 0.
-        sources: node from which each edge starts.
-        targets: node to which it leads.
+        num_edges: how many edges there are.
     """
 
     num_nodes: int
-    sources: Int64
-    targets: Int64
-    _edge_order: Int64
-    _node_order: Int64
-    _position: Int64
+    num_edges: int
+    _order: _Order | None
     _levels: tuple[_Level, ...]
 
     @classmethod
-    def from_edges(cls, num_nodes: int, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> ReplayGraph:
-        """Order the graph.
+    def from_edges(cls, num_nodes: int, sources: Int64, targets: Int64) -> ReplayGraph:
+        """Order the graph that has an edge from each of ``sources`` to each of ``targets``.
 
         Raises:
             ReplayError: the edges form a circle.
         """
         level = _levels(num_nodes, sources, targets)
-        node_order = np.argsort(level, kind="stable")
-        position = np.empty(num_nodes, np.int64)
-        position[node_order] = np.arange(num_nodes)
-        place = position[targets]
-        edge_order = np.argsort(place, kind="stable")
-        levels = _level_slices(level[node_order], place[edge_order], position[sources[edge_order]])
-        return cls(num_nodes, sources, targets, edge_order, node_order, position, levels)
+        degree = np.bincount(targets, minlength=num_nodes)
+        # Nodes that as many edges lead to stand together within their level.
+        node_order = stable_order(pack((level, degree)))
+        position = inverse(node_order)
+        blocks = _Blocks.of(level[node_order], degree[node_order])
+        edge_order = _edge_order(position[targets], degree[node_order], blocks)
+        levels = tuple(blocks.levels(position[sources[edge_order]]))
+        return cls(num_nodes, len(sources), _Order(edge_order, node_order, position), levels)
+
+    def renumbered(self) -> tuple[ReplayGraph, _Order]:
+        """The same graph with nodes and edges numbered as they are replayed, which spares reordering in each replay.
+
+        Returns:
+            The graph; and of each of its edges and nodes the old number, of each old node the new one.
+        """
+        assert self._order is not None, "a graph is renumbered once"
+        return ReplayGraph(self.num_nodes, self.num_edges, None, self._levels), self._order
 
     def times(self, weights: npt.NDArray[np.int64], origins: Int64 | None = None) -> npt.NDArray[np.int64]:
         """The instant of every node.
@@ -73,17 +82,22 @@ class ReplayGraph:
         Returns:
             Instants of shape (nodes,) or (nodes, scenarios).
         """
-        ordered = weights[self._edge_order]
-        shape: tuple[int, ...] = (self.num_nodes, *weights.shape[1:])
-        times: npt.NDArray[np.int64] = np.zeros(shape, np.int64)
+        scenarios = weights.shape[1:]
+        times: npt.NDArray[np.int64] = np.zeros((self.num_nodes, *scenarios), np.int64)
         if origins is not None:
-            times += origins[self._node_order].reshape(-1, *([1] * (weights.ndim - 1)))
+            placed = origins if self._order is None else origins[self._order.nodes]
+            times += placed.reshape(-1, *(1 for _ in scenarios))
+        ordered = weights if self._order is None else weights[self._order.edges]
         for level in self._levels:
-            arrivals = times[level.sources] + ordered[level.edges]
-            if level.heads is not None:
-                arrivals = np.maximum.reduceat(arrivals, level.heads, axis=0)
-            times[level.nodes] = arrivals
-        return times[self._position]
+            arrivals = times.take(level.sources, axis=0)
+            arrivals += ordered[level.edges]
+            for degree, nodes, edges in level.blocks:
+                if degree == 1:
+                    times[nodes] = arrivals[edges]
+                else:
+                    several = arrivals[edges].reshape(degree, -1, *scenarios)
+                    several.max(axis=0, out=times[nodes])
+        return times if self._order is None else times[self._order.position]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +112,7 @@ class JoinedGraph:
 
     def times(self, weights: npt.NDArray[np.int64], origins: Int64 | None = None) -> npt.NDArray[np.int64]:
         """The instant of every node; see :meth:`ReplayGraph.times`."""
-        edges = np.cumsum([len(graph.sources) for graph in self.graphs])[:-1]
+        edges = np.cumsum([graph.num_edges for graph in self.graphs])[:-1]
         nodes = np.cumsum([graph.num_nodes for graph in self.graphs])[:-1]
         starts = [None] * len(self.graphs) if origins is None else np.split(origins, nodes)
         return np.concatenate(
@@ -109,30 +123,106 @@ class JoinedGraph:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """Nodes whose edges all come from earlier levels; ``heads`` is None where each has one edge."""
+class _Order(NamedTuple):
+    """In which order a graph is replayed.
 
-    nodes: slice
+    Attributes:
+        edges, nodes: the number of each edge and node in that order.
+        position: of each node, its place in that order.
+    """
+
+    edges: Int64
+    nodes: Int64
+    position: Int64
+
+
+class _Level(NamedTuple):
+    """Nodes whose edges all come from earlier levels.
+
+    Attributes:
+        edges: those that lead to them; ``sources`` is where each comes from.
+        blocks: of nodes with equally many edges: how many, which nodes, and their edges among those of the level:
+            first one of each node, then the second one of each, ….
+    """
+
     edges: slice
     sources: Int64
-    heads: Int64 | None
+    blocks: tuple[tuple[int, slice, slice], ...]
+
+
+class _Blocks(NamedTuple):
+    """Runs of ordered nodes that are of one level and have equally many edges.
+
+    Attributes:
+        node, edge: the first of each, and behind the last one how many there are.
+        level, degree: of each.
+    """
+
+    node: Int64
+    edge: Int64
+    level: Int64
+    degree: Int64
+
+    @classmethod
+    def of(cls, level: Int64, degree: Int64) -> _Blocks:
+        """From the ordered nodes."""
+        head = np.ones(len(level), np.bool_)
+        head[1:] = (level[1:] != level[:-1]) | (degree[1:] != degree[:-1])
+        first = np.flatnonzero(head)
+        node = np.append(first, len(level))
+        edge = np.concatenate([[0], np.cumsum(np.diff(node) * degree[first])])
+        return cls(node, edge, level[first], degree[first])
+
+    def levels(self, sources: Int64) -> Iterator[_Level]:
+        """All levels but the first, whose nodes no edge leads to."""
+        changes = np.flatnonzero(np.diff(self.level, prepend=-1, append=-1)).tolist()
+        node, edge, degrees = self.node.tolist(), self.edge.tolist(), self.degree.tolist()
+        for first, end in pairwise(changes[1:]):
+            begin = edge[first]
+            blocks = tuple(
+                (degrees[at], slice(node[at], node[at + 1]), slice(edge[at] - begin, edge[at + 1] - begin))
+                for at in range(first, end)
+            )
+            yield _Level(slice(begin, edge[end]), sources[begin : edge[end]], blocks)
+
+
+def _edge_order(places: Int64, degree: Int64, blocks: _Blocks) -> Int64:
+    """The order of edges that blocks need; ``places`` are where their targets stand, ``degree`` is of ordered nodes."""
+    by_place = stable_order(places)
+    sizes = np.diff(blocks.node)
+    block = np.repeat(np.arange(len(sizes)), sizes)
+    nth = np.arange(len(places)) - np.repeat(np.cumsum(degree) - degree, degree)
+    first, stride = blocks.edge[block] + np.arange(len(degree)) - blocks.node[block], sizes[block]
+    order = np.empty(len(places), np.int64)
+    order[np.repeat(first, degree) + nth * np.repeat(stride, degree)] = by_place
+    return order
+
+
+def inverse(order: Int64) -> Int64:
+    """Where each number stands in an order."""
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    return position
 
 
 def _levels(num_nodes: int, sources: Int64, targets: Int64) -> Int64:
     """The longest path, in edges, that leads to each node."""
-    by_source = np.argsort(sources, kind="stable")
+    by_source = stable_order(sources)
     successors = targets[by_source]
     first = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=num_nodes))])
     waiting = np.bincount(targets, minlength=num_nodes)
     level = np.zeros(num_nodes, np.int64)
+    listed = np.empty(num_nodes, np.int64)
     frontier = np.flatnonzero(waiting == 0)
     reached, depth = len(frontier), 0
     while len(frontier):
         depth += 1
         following = successors[_concatenated_ranges(first[frontier], first[frontier + 1])]
         np.subtract.at(waiting, following, 1)
-        frontier = np.unique(following[waiting[following] == 0])
+        # A node may follow several of these: it is listed once, where it was written last.
+        ready = following[waiting[following] == 0]
+        listed[ready] = number = np.arange(len(ready))
+        frontier = ready[listed[ready] == number]
         level[frontier] = depth
         reached += len(frontier)
     if reached < num_nodes:
@@ -148,19 +238,3 @@ def _concatenated_ranges(first: Int64, end: Int64) -> Int64:
     lengths = end - first
     offsets = np.cumsum(lengths) - lengths
     return np.asarray(np.arange(lengths.sum()) + np.repeat(first - offsets, lengths))
-
-
-def _level_slices(level_of_node: Int64, targets: Int64, sources: Int64) -> tuple[_Level, ...]:
-    """The slices of nodes and edges of each level but the first, whose nodes no edge leads to."""
-    node_bounds = np.searchsorted(level_of_node, np.arange(level_of_node[-1] + 2 if len(level_of_node) else 1))
-    edge_bounds = np.searchsorted(targets, node_bounds)
-    is_head = np.ones(len(targets), np.bool_)
-    is_head[1:] = targets[1:] != targets[:-1]
-    levels = []
-    for (node, node_end), (edge, edge_end) in zip(pairwise(node_bounds[1:]), pairwise(edge_bounds[1:]), strict=True):
-        heads = np.flatnonzero(is_head[edge:edge_end])
-        several = len(heads) < edge_end - edge
-        levels.append(
-            _Level(slice(node, node_end), slice(edge, edge_end), sources[edge:edge_end], heads if several else None)
-        )
-    return tuple(levels)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.match import Matches
-from commtrace.analysis.replay import JoinedGraph, ReplayError, ReplayGraph
+from commtrace.analysis.replay import JoinedGraph, ReplayError, ReplayGraph, inverse
 from commtrace.analysis.replay_joins import RankJoins, Transfers, join_launches, offsets
 from commtrace.analysis.replay_lane import Lane, Launches, Segments, read_lane
 from commtrace.analysis.step_parts import StepPart, StepWorkers, cut
@@ -188,10 +188,19 @@ def _build(run: Run, matches: Matches, steps: Int64) -> Program:
         _number_joins(nodes, lane_nodes)
     stalls = replace(stalls, lane_edge=stalls.lane_edge + edge_offset)
     first, last = _step_nodes(lanes, node_offset)
+    unordered = ReplayGraph.from_edges(lane_nodes + joins.count, edges.source, edges.target)
+    graph, order = unordered.renumbered()
+    place_of_edge = inverse(order.edges)
+    stalls = replace(
+        stalls,
+        node=order.position[stalls.node],
+        lane_edge=place_of_edge[stalls.lane_edge],
+        join_node=np.where(stalls.join_node >= 0, order.position[stalls.join_node], -1),
+    )
     segment_offset = offsets([len(lane.segments) for lane in lanes])
     return Program(
-        graph=ReplayGraph.from_edges(lane_nodes + joins.count, edges.source, edges.target),
-        edges=edges,
+        graph=graph,
+        edges=_reordered(edges, order.edges, order.position),
         segments=_concatenate([lane.segments for lane in lanes], Segments),
         transfers=joins.transfers,
         stalls=stalls,
@@ -201,8 +210,8 @@ def _build(run: Run, matches: Matches, steps: Int64) -> Program:
         ),
         steps=steps,
         ranks=ranks,
-        first_node=first,
-        last_node=last,
+        first_node=order.position[first],
+        last_node=order.position[last],
         start_ns=np.stack([lane.step_start for lane in lanes]),
         end_ns=np.stack([lane.step_end for lane in lanes]),
     )
@@ -431,6 +440,18 @@ def _shifted(edges: Edges, node_offset: int, piece_offset: int) -> Edges:
         edges.end_piece + piece_offset,
         edges.transfer,
         edges.fixed_ns,
+    )
+
+
+def _reordered(edges: Edges, order: Int64, position: Int64) -> Edges:
+    """The edges in another order, between nodes with other numbers."""
+    return Edges(
+        position[edges.source[order]],
+        position[edges.target[order]],
+        edges.first_piece[order],
+        edges.end_piece[order],
+        edges.transfer[order],
+        edges.fixed_ns[order],
     )
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.ideal import equal_stages, median_transfers, of_transfers
+from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay_lane import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.replay_program import Program, build_program
@@ -207,8 +208,10 @@ def _slowdowns(experiment: Experiment, slices: Int64, ideal_ns: float) -> dict[i
 
 def _places(experiment: Experiment) -> list[tuple[int, int, int]]:
     """Worker, stage and data-parallel rank of each worker."""
-    places = np.unique(np.stack([experiment.worker, experiment.stage, experiment.dp_rank]), axis=1)
-    return [(int(worker), int(stage), int(dp_rank)) for worker, stage, dp_rank in places.T]
+    columns = (experiment.worker, experiment.stage, experiment.dp_rank)
+    order, begins = sort_groups(pack(columns))
+    places = np.stack([column[order[begins]] for column in columns])
+    return [(worker, stage, dp_rank) for worker, stage, dp_rank in places.T.tolist()]
 
 
 def _with_text_keys(values: Mapping[int, float]) -> dict[str, float]:

@@ -84,7 +84,7 @@ def calls_of_rank(
     made = communication_rows(spans)
     if steps is not None:
         made &= np.isin(spans.step, steps)
-    stalls = np.flatnonzero(stalled_ns.any(axis=1) & ~made)
+    stalls = np.flatnonzero((stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_) & ~made)
     of_stalls = Calls.empty(
         len(stalls),
         step=spans.step[stalls],
@@ -93,7 +93,7 @@ def calls_of_rank(
         group_size=roles.group_size[stalls],
         nodes=roles.nodes[stalls],
         group=spans.group[stalls],
-        exposed=stalled_ns[stalls].sum(axis=1),
+        exposed=stalled_ns[stalls, 0] + stalled_ns[stalls, 1],
     )
     return _communications(trace, matches, stalled_ns, roles, np.flatnonzero(made)), of_stalls
 
@@ -114,7 +114,7 @@ def _communications(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, r
         duration=duration,
         transfer=matches.transfer_ns(spans)[rows],
         wait=matches.wait_ns(spans)[rows],
-        exposed=stalled_ns[rows].sum(axis=1),
+        exposed=stalled_ns[rows, 0] + stalled_ns[rows, 1],
         hidden=_hidden(spans, rows, duration),
         finished=~unfinished_rows(trace)[rows],
         complete=matches.complete[rows],

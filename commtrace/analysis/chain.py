@@ -12,12 +12,13 @@ from pathlib import Path
 from commtrace.analysis.align import Alignment, align, apply
 from commtrace.analysis.match import Matches, match
 from commtrace.analysis.partition import Partition, partition
-from commtrace.analysis.roles import Roles, find_roles
+from commtrace.analysis.roles import Roles, find_roles, select_roles
 from commtrace.analysis.step_choice import (
     WHOLE_RECORDING,
     StepChoice,
     choose_steps,
-    restrict,
+    rows_of_steps,
+    select,
     whole_recording_as_step,
 )
 from commtrace.analysis.window import load_window
@@ -91,6 +92,7 @@ def analyse(source: str | Path | Run, steps: str | None = None) -> Analysis:
     wanted = replace(choice, used=WHOLE_RECORDING) if whole else choice
     all_matches = match(aligned, clocks_agree=alignment.refused is None)
     context = Context.of(aligned, all_matches, wanted)
-    run, matches = restrict(aligned, all_matches, wanted)
+    rows = rows_of_steps(aligned, wanted)
+    run, matches = select(aligned, all_matches, rows)
     times = partition(context.run, context.matches, context.roles, wanted.used)
-    return Analysis(window.recorded, run, alignment, choice, matches, find_roles(run), times, context)
+    return Analysis(window.recorded, run, alignment, choice, matches, select_roles(context.roles, rows), times, context)

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
 from commtrace.analysis.calls import Calls, calls_of_rank
@@ -139,12 +140,12 @@ def communication_table(
     if not len(calls):
         return []
     reach = np.clip(calls.nodes, -1, 2)
-    finer = {
-        Detail.NONE: np.zeros(len(calls), np.int64),
-        Detail.SIZE: _power_of_two(calls.num_bytes),
-        Detail.GROUP: calls.group,
-    }
-    order, begins = sort_groups(pack((calls.role, calls.name, calls.group_size, reach, finer[detail])))
+    columns: list[npt.NDArray[Any]] = [calls.role, calls.name, calls.group_size, reach]
+    if detail is Detail.SIZE:
+        columns.append(_power_of_two(calls.num_bytes))
+    elif detail is Detail.GROUP:
+        columns.append(calls.group)
+    order, begins = sort_groups(pack(columns))
     compute_ns = int(partition.total(COMPUTE).sum())
     table = [_summarise(run, roles, calls.take(rows), compute_ns, detail) for rows in np.split(order, begins[1:])]
     return sorted(table, key=lambda row: (-row.exposed_ns, -row.duration_sum_ns, row.role, row.operation))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.peers import Float64, grouped_median, work_keys
 from commtrace.analysis.replay_lane import BACKWARD, FORWARD
 from commtrace.analysis.replay_program import Program, by_rank
@@ -18,8 +18,7 @@ from commtrace.trace.spans import Int64
 
 def mean_segments(program: Program) -> Int64:
     """Of each segment, the mean over all segments that are the same work, ns."""
-    _, work = np.unique(work_keys(program.segments), return_inverse=True)
-    work = work.reshape(-1)
+    _, work = grouped(work_keys(program.segments))
     total = np.bincount(work, program.segments.total_ns.astype(np.float64))
     return np.asarray(np.rint((total / np.bincount(work))[work]), np.int64)
 
@@ -40,8 +39,7 @@ def median_transfers(run: Run, program: Program) -> Int64:
     if not len(transfers):
         return np.zeros(0, np.int64)
     names, sizes = (of_transfers(run, program, column) for column in ("name", "bytes"))
-    _, group = np.unique(pack([names, sizes, transfers.participants]), return_inverse=True)
-    group = group.reshape(-1)
+    _, group = grouped(pack([names, sizes, transfers.participants]))
     medians = grouped_median(group, transfers.ns.astype(np.float64), int(group.max()) + 1)
     return np.asarray(np.rint(medians[group]), np.int64)
 
@@ -55,8 +53,7 @@ def of_transfers(run: Run, program: Program, column: str) -> Int64:
 def _mean_of_phase(program: Program, group: Int64) -> Float64:
     """Of each segment: what a whole phase of its group takes in the mean."""
     segments = program.segments
-    _, index = np.unique(group, return_inverse=True)
-    index = index.reshape(-1)
-    _, first_of_phase = np.unique(pack([index, segments.rank, segments.step, segments.instance]), return_index=True)
+    _, index = grouped(group)
+    first_of_phase, _ = grouped(pack([index, segments.rank, segments.step, segments.instance]))
     total = np.bincount(index, segments.total_ns.astype(np.float64))
     return np.asarray((total / np.bincount(index[first_of_phase], minlength=len(total)))[index])

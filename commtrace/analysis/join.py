@@ -11,6 +11,7 @@ import numpy.typing as npt
 from commtrace.analysis.keys import numbered, pack
 from commtrace.analysis.operations import communication_rows, named, unfinished_rows
 from commtrace.trace import schema
+from commtrace.trace.order import stable_order
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int32, Int64, Spans
 
@@ -142,7 +143,7 @@ def bucket(rows: Rows) -> Buckets:
     # The seq of a P2P counts its pair alone; only collectives of one bracket need the index to tell them apart.
     op_in_seq = np.where(p2p, 0, spans.op_in_seq)
     key = pack((numbered(spans.group), sender, receiver, spans.seq, op_in_seq))
-    order = np.argsort(key)
+    order = stable_order(key)
     ordered = key[order]
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]

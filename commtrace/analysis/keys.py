@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Int64
 
 _LARGEST = 2**62
@@ -28,44 +29,33 @@ def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
     return key
 
 
-def numbered(column: Int64) -> Int64:
+def numbered(column: npt.NDArray[Any]) -> Int64:
     """Numbers from 0 that are equal exactly where the values are, of a column that has few different ones.
 
     Process groups are 63-bit hashes, a few thousand of them in millions of rows.
     """
-    if not len(column):
-        return column
     # Runs of equal values are common (a rank talks to one group for a while), and what is left is soon sorted.
     changes = np.ones(len(column), np.bool_)
     changes[1:] = column[1:] != column[:-1]
-    _, positions = np.unique(column[changes], return_inverse=True)
-    return np.asarray(positions.reshape(-1)[np.cumsum(changes) - 1], np.int64)
+    _, number = grouped(column[changes])
+    return np.asarray(number[np.cumsum(changes) - 1])
 
 
-def stable_order(key: npt.NDArray[Any]) -> Int64:
-    """What sorts integers; equal ones keep their order. Ten times as fast as a stable ``argsort``, for most keys.
-
-    Each key takes its position along in its low bits: numbers are sorted far faster than positions are by numbers.
-    """
-    bits = max(len(key) - 1, 1).bit_length()
-    low, high = (int(key.min()), int(key.max())) if len(key) else (0, 0)
-    if high - low >= _LARGEST >> bits:
-        return np.argsort(key, kind="stable")
-    together = key.astype(np.int64)
-    together -= low
-    together <<= bits
-    together |= np.arange(len(key))
-    together.sort()
-    together &= (1 << bits) - 1
-    return together
-
-
-def sort_groups(key: Int64) -> tuple[Int64, Int64]:
-    """An order that brings equal keys together, and where in that order each group begins. Keys are not negative."""
+def sort_groups(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
+    """The order that sorts keys, and where in that order each group of equal ones begins."""
     order = stable_order(key)
     changes = np.ones(len(key), np.bool_)
-    changes[1:] = np.diff(key[order]) != 0
+    ordered = key[order]
+    changes[1:] = ordered[1:] != ordered[:-1]
     return order, np.flatnonzero(changes)
+
+
+def grouped(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
+    """Of each distinct key, ascending, where it is first; and of every key its number among them."""
+    order, begins = sort_groups(key)
+    number = np.empty(len(key), np.int64)
+    number[order] = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(key))))
+    return order[begins], number
 
 
 def _from_zero(column: npt.NDArray[Any]) -> tuple[Int64, int]:
@@ -78,5 +68,5 @@ def _from_zero(column: npt.NDArray[Any]) -> tuple[Int64, int]:
 
 
 def _dense(column: npt.NDArray[Any]) -> tuple[Int64, int]:
-    values, positions = np.unique(column, return_inverse=True)
-    return positions.reshape(-1).astype(np.int64), max(len(values), 1)
+    number = numbered(column)
+    return number, int(number.max(initial=0)) + 1

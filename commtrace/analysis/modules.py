@@ -86,9 +86,12 @@ def _add(table: dict[str, ModuleTime], full_name: str, calls: int, duration: int
 def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
     """For each of these rows, how long the lane stood still in stalls that began inside of it."""
     spans = trace.spans
-    stalls = np.flatnonzero(stalled_ns.sum(axis=1) > 0)
+    if not len(rows):
+        return np.zeros(0, np.int64)
+    stood_ns = stalled_ns[:, 0] + stalled_ns[:, 1]
+    stalls = np.flatnonzero(stood_ns)
     stalls = stalls[np.argsort(spans.start[stalls], kind="stable")]
-    total = np.concatenate([[0], np.cumsum(stalled_ns[stalls].sum(axis=1))])
+    total = np.concatenate([[0], np.cumsum(stood_ns[stalls])])
     edges = np.searchsorted(spans.start[stalls], np.stack([spans.start[rows], spans.end[rows]]))
     return np.asarray(total[edges[1]] - total[edges[0]])
 

@@ -41,4 +41,6 @@ def is_kernel_trace(spans: Spans) -> bool:
 def unfinished_rows(trace: RankTrace) -> Bool:
     """Which rows are communications whose end was never seen: their duration is unknown."""
     ids = [number for number, detail in trace.details.items() if '"unfinished"' in detail]
+    if not ids:
+        return np.zeros(len(trace.spans), np.bool_)
     return communication_rows(trace.spans) & np.isin(trace.spans.id, ids)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.replay_lane import Segments
 from commtrace.trace.spans import Bool, Int64
 
@@ -63,13 +63,11 @@ def compare_with_peers(segments: Segments, values_ns: Int64, counted: Bool) -> P
         counted: which segments make the statistic; those of a warm-up step are left out.
     """
     work = work_keys(segments)
-    _, entry = np.unique(pack([work, segments.rank]), return_inverse=True)
-    entry = entry.reshape(-1)
+    _, entry = grouped(pack([work, segments.rank]))
     entries = int(entry.max()) + 1
     first = np.zeros(entries, np.int64)
     first[entry] = np.arange(len(entry))
-    cells, cell = np.unique(pack([entry[counted], segments.step[counted]]), return_inverse=True)
-    cell = cell.reshape(-1)
+    cells, cell = grouped(pack([entry[counted], segments.step[counted]]))
     cell_entry = np.zeros(len(cells), np.int64)
     cell_entry[cell] = entry[counted]
     size = np.bincount(cell, minlength=len(cells))

@@ -23,8 +23,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import pack, stable_order
+from commtrace.analysis.keys import pack
 from commtrace.errors import CommtraceError
+from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Int64
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import named
 from commtrace.analysis.replay_lane import Lane, Launches
@@ -77,8 +77,7 @@ def join_launches(run: Run, matches: Matches, traces: Sequence[RankTrace], lanes
     spans = Spans.concatenate([trace.spans.take(part) for trace, part in zip(traces, rows, strict=True)])
     rank = np.repeat([trace.rank for trace in traces], np.diff(bounds)).astype(np.int64)
     step = np.concatenate([lane.launches.step for lane in lanes])
-    _, join = np.unique(_communication_keys(matches, traces, rows, step), return_inverse=True)
-    join = join.reshape(-1).astype(np.int64)
+    _, join = grouped(_communication_keys(matches, traces, rows, step))
     count = int(join.max()) + 1 if len(join) else 0
 
     needs_root = named(run, spans, _ROOT_FIRST) & (spans.kind == schema.COLLECTIVE)

@@ -130,8 +130,11 @@ class Program:
         before = self._worked_before(segment_ns)
         transfers = np.append(self.transfers.ns if transfer_ns is None else transfer_ns, 0)
         edges = self.edges
-        worked = before[edges.end_piece] - before[edges.first_piece]
-        return np.asarray(worked + transfers[edges.transfer] + edges.fixed_ns)
+        weights = before.take(edges.end_piece)
+        weights -= before.take(edges.first_piece)
+        weights += transfers[edges.transfer]
+        weights += edges.fixed_ns
+        return weights
 
     def _worked_before(self, segment_ns: Int64 | None) -> Int64:
         """Working time in all pieces before each piece."""

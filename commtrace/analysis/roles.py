@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import grouped, pack
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
@@ -39,6 +39,10 @@ class RankRoles:
     group_size: Int32
     nodes: Int32
 
+    def take(self, rows: Bool | slice) -> RankRoles:
+        """Only these rows."""
+        return RankRoles(self.role[rows], self.group_size[rows], self.nodes[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Roles:
@@ -50,6 +54,11 @@ class Roles:
     def code(self, word: str) -> int:
         """Position of a word, or −2 (which no row has) if the run does not hold it."""
         return self.words.index(word) if word in self.words else -2
+
+
+def select_roles(roles: Roles, rows: Mapping[int, Bool | slice]) -> Roles:
+    """Only these ranks and of each these rows."""
+    return Roles(roles.words, {rank: roles.ranks[rank].take(own) for rank, own in rows.items()})
 
 
 def find_roles(run: Run) -> Roles:
@@ -82,10 +91,9 @@ def _roles_of_rank(run: Run, trace: RankTrace, groups: Mapping[int, Group], word
         of_group = spans.group[rows]
         peer = np.where(is_p2p(run, spans)[rows], spans.peer[rows], schema.NOT_APPLICABLE)
         # A rank has few partners: decide once for each and hand the decision to the rows.
-        _, example, which = np.unique(pack((of_group, peer)), return_index=True, return_inverse=True)
+        example, which = grouped(pack((of_group, peer)))
         pipelines = [group for group in trace.groups.values() if group.role == PIPELINE]
         decided = [_role_and_size(trace.rank, int(of_group[at]), int(peer[at]), groups, pipelines) for at in example]
-        which = which.reshape(-1)
         role[rows] = np.array([words.index(word) for word, _ in decided], np.int32)[which]
         size[rows] = np.array([members for _, members in decided], np.int32)[which]
         ends = [_ends(trace.rank, groups.get(int(of_group[at])), int(peer[at])) for at in example]

@@ -86,14 +86,19 @@ def _recorded_steps(trace: RankTrace) -> list[int]:
     return [int(step) for step in np.unique(spans.step[spans.kind == schema.STEP])]
 
 
+def rows_of_steps(run: Run, choice: StepChoice) -> dict[int, Bool | slice]:
+    """By rank that counts, which of its rows belong to the chosen steps."""
+    return {rank: contiguous(np.isin(run.ranks[rank].spans.step, choice.used)) for rank in choice.ranks}
+
+
 def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Matches]:
     """Only the ranks and the rows of the chosen steps, matched as before."""
-    return select(run, matches, {rank: np.isin(run.ranks[rank].spans.step, choice.used) for rank in choice.ranks})
+    return select(run, matches, rows_of_steps(run, choice))
 
 
-def select(run: Run, matches: Matches, rows: Mapping[int, Bool]) -> tuple[Run, Matches]:
+def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:
     """Only these ranks and of each these rows, matched as before."""
-    taken = {rank: contiguous(chosen) for rank, chosen in rows.items()}
+    taken = {rank: chosen if isinstance(chosen, slice) else contiguous(chosen) for rank, chosen in rows.items()}
     ranks = {rank: replace(run.ranks[rank], spans=run.ranks[rank].spans.take(own)) for rank, own in taken.items()}
     matched = {rank: matches.ranks[rank].take(own) for rank, own in taken.items()}
     return replace(run, ranks=ranks), replace(matches, ranks=matched)

@@ -27,11 +27,12 @@ def unmatched_roles(context: Context, partition: Partition, recorded: Run) -> di
     """
     total, unmatched = np.zeros((2, len(context.roles.words)))
     for rank, trace in context.run.ranks.items():
-        stood = np.flatnonzero(partition.stalled_ns[rank].any(axis=1))
+        stood_ns = partition.stalled_ns[rank][:, 0] + partition.stalled_ns[rank][:, 1]
+        stood = np.flatnonzero(stood_ns)
         is_stall = trace.spans.kind[stood] == schema.STALL
         communication = np.where(is_stall, communication_of(trace.spans, stood), stood)
         complete = (communication >= 0) & context.matches.ranks[rank].complete[communication]
-        role, time = context.roles.ranks[rank].role[stood], partition.stalled_ns[rank][stood].sum(axis=1)
+        role, time = context.roles.ranks[rank].role[stood], stood_ns[stood]
         total += np.bincount(role, time, len(total))
         unmatched += np.bincount(role[~complete], time[~complete], len(total))
     sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."

@@ -27,8 +27,9 @@ from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.locate import find_run_directory, rank_directories
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.order import stable_order
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Spans
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, Spans
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import segment_paths, segment_step_ranges
 
@@ -212,8 +213,7 @@ def rank_trace(
     cut = int(told.discarded.get("last_step", schema.NOT_APPLICABLE))
     if cut >= 0:  # a part of this step may have been deleted with the segment that held it
         selected &= (spans.step < 0) | (spans.step > cut)
-    kept = spans.take(selected)
-    kept = kept.take(np.lexsort((-kept.end, kept.start)))
+    kept = spans.take(_in_order(spans, np.flatnonzero(selected)))
     return RankTrace(
         metadata=told.completed(metadata),
         spans=kept,
@@ -239,6 +239,12 @@ def rank_trace(
         triggers=tuple(told.triggers.values()),
         details=_details(table, spans, selected),
     )
+
+
+def _in_order(spans: Spans, rows: Int64) -> Int64:
+    """These rows by start, at equal starts the longer one first."""
+    rows = rows[stable_order(-spans.end[rows])]
+    return np.asarray(rows[stable_order(spans.start[rows])])
 
 
 def _column(table: pa.Table, name: str, names: list[str]) -> Any:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.analysis.keys import pack, sort_groups
+from commtrace.analysis.keys import grouped, pack, sort_groups
+from commtrace.trace.order import stable_order
 
 anything = st.integers(-(2**63), 2**63 - 1)
 small = st.integers(-3, 3)
@@ -23,3 +24,19 @@ def test_groups_are_brought_together_in_order(largest: int) -> None:
     order, begins = sort_groups(np.array([largest, 3, largest, 0, 3]))
     assert order.tolist() == [3, 1, 4, 0, 2]
     assert begins.tolist() == [0, 1, 3]
+
+
+@given(st.lists(st.integers(-(2**62), 2**62) | st.integers(-3, 3)))
+def test_the_order_of_packed_keys_is_that_of_a_stable_sort(keys: list[int]) -> None:
+    column = np.array(keys, np.int64)
+
+    np.testing.assert_array_equal(stable_order(column), np.argsort(column, kind="stable"))
+
+
+@given(st.lists(st.integers(0, 5)))
+def test_keys_are_numbered_in_their_order(keys: list[int]) -> None:
+    first, number = grouped(np.array(keys, np.int64))
+
+    assert [keys[at] for at in first] == sorted(set(keys))
+    assert [keys.index(keys[at]) for at in first] == first.tolist()
+    assert [keys[first[at]] for at in number] == keys

@@ -6,6 +6,7 @@ Its end comes from the completion callback; whether and how long somebody stood 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from commtrace.capture.clock import Mark, now_ns
@@ -92,7 +93,7 @@ class IssuedCalls:
         unfinished[call.id] = call
         coordinates = self._tracer.coordinates
 
-        def completed(_future: Any) -> None:
+        def completed(_alive: object, _future: Any) -> None:
             try:
                 call.end = end = now_ns()
                 unfinished.pop(call.id, None)
@@ -102,7 +103,8 @@ class IssuedCalls:
             except Exception as error:  # torch would only write it to the log
                 failed(PART, error)
 
-        self._tracer.completions.add(future, completed)
+        completions = self._tracer.completions
+        completions.add(future, partial(completed, completions.alive))
 
     def mark(self, issued: Issued) -> Mark:
         """A mark on the clock that times this communication."""

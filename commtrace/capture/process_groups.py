@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +27,9 @@ from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.groups import GroupState
 from commtrace.capture.operations import NOT_COMMUNICATION, OPERATIONS, Operation
 from commtrace.capture.records import (
+    ENDED,
+    NUMBER,
+    WAITED,
     DeviceCall,
     Launch,
     completed_rows,
@@ -77,7 +81,7 @@ class ProcessGroupCapture:
     def __init__(self, tracer: Tracer, device_clock: CudaClock | None = None) -> None:
         self._tracer = tracer
         self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
-        # By id of the Work: (launch, None) if the wait ends it, (launch, (id, waits)) if a callback does.
+        # By id of the Work: (launch, None) if the wait ends it, (launch, [id, end of the wait, end]) if a callback.
         self._pending: dict[int, tuple[Launch, Any]] = {}
         self._originals: list[tuple[type, str, Any, Any]] = []
         self._get_future: Callable[[Any], Any] = lambda work: work.get_future()
@@ -126,9 +130,9 @@ class ProcessGroupCapture:
         for launch, completion in self._pending.values():
             if completion is None:
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
-            elif not completion[2]:
-                completion[2].append(_TOLD)
-                self._tracer.append((forgotten_rows, kind_of(launch), launch, completion[0]))
+            elif not completion[ENDED]:
+                completion[ENDED] = _TOLD
+                self._tracer.append((forgotten_rows, kind_of(launch), launch, completion[NUMBER]))
         self._pending.clear()
         if self._devices is not None:
             self._devices.forget_all()
@@ -150,14 +154,13 @@ class ProcessGroupCapture:
         if completion is None:
             tracer.append((waited_rows, _waited_kinds(launch), launch, tracer.coordinates, start, end))
         else:
-            number, waits, _ = completion
-            waits.append(end)
-            tracer.append((stall_rows, schema.STALL, launch, number, tracer.coordinates, start, end))
+            completion[WAITED] = end
+            tracer.append((stall_rows, schema.STALL, launch, completion[NUMBER], tracer.coordinates, start, end))
 
     def unfinished(self) -> list[Launch]:
         """Communications that were launched and whose end has not been seen, oldest first."""
         waiting = [
-            launch for launch, completion in list(self._pending.values()) if completion is None or not completion[2]
+            launch for launch, completion in list(self._pending.values()) if completion is None or not completion[ENDED]
         ]
         return waiting + ([] if self._devices is None else self._devices.unfinished())
 
@@ -173,7 +176,7 @@ class ProcessGroupCapture:
         skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
         number = _p2p_number if operation.is_p2p else _collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
-        launched, forgotten, unrecorded = self._launched, self._forgotten, self._unrecorded
+        launched, forgotten, unrecorded = self._launching(), self._forgotten, self._unrecorded
         refused, blocked = self._refused, tracer.blocked
 
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
@@ -259,38 +262,55 @@ class ProcessGroupCapture:
         else:
             state.take_back(seq)
 
-    def _launched(self, launch: Launch, work: Any) -> None:
-        """An operation that is over already, or one whose completion will call back."""
-        tracer = self._tracer
-        if work is None:  # It was blocking.
-            tracer.last_mark = end = now_ns()
-            tracer.append((waited_rows, _waited_kinds(launch), launch, tracer.coordinates, launch[-1], end))
-            return
-        key = id(work)
-        if key in self._pending:
-            self._forgotten(self._pending[key])
-        try:
-            # Torch's own method: what stands in for it (capture.futures) is for those who wait for the future.
-            future = self._get_future(work)
-        except RuntimeError:  # This backend's work has none: the return of the wait is its end.
-            self._pending[key] = (launch, None)
-            return
-        number = next_id()
-        waits: list[int] = []
-        done: list[int] = []
-        append = tracer.append
+    def _launching(self) -> Callable[[Launch, Any], None]:
+        """What is done after the launch of an operation that is over already, or whose completion will call back."""
+        tracer, pending, completions, completed = (
+            self._tracer,
+            self._pending,
+            self._tracer.completions,
+            self._completing(),
+        )
+        # Torch's own method: what stands in for it (capture.futures) is for those who wait for the future.
+        get_future, forgotten = self._get_future, self._forgotten
 
-        def completed(_future: Any) -> None:
+        def launched(launch: Launch, work: Any) -> None:
+            if work is None:  # It was blocking.
+                tracer.last_mark = end = now_ns()
+                tracer.append((waited_rows, _waited_kinds(launch), launch, tracer.coordinates, launch[-1], end))
+                return
+            key = id(work)
+            if key in pending:
+                forgotten(pending[key])
+            try:
+                future = get_future(work)
+            except RuntimeError:  # This backend's work has none: the return of the wait is its end.
+                pending[key] = (launch, None)
+                return
+            pending[key] = entry = (launch, [next_id(), 0, 0])
+            completions.add(future, partial(completed, completions.alive, entry))
+
+        return launched
+
+    def _completing(self) -> Callable[[object, tuple[Launch, Any], Any], None]:
+        """What a completion calls back, on a thread of the backend."""
+        tracer = self._tracer
+        buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
+
+        def completed(_alive: object, pending: tuple[Launch, Any], _future: Any) -> None:
             try:
                 end = now_ns()
-                if not done:
-                    done.append(end)
-                    append((completed_rows, schema.COLLECTIVE, launch, number, end, waits))
+                launch, completion = pending
+                if not completion[ENDED]:
+                    completion[ENDED] = end
+                    entry = (completed_rows, schema.COLLECTIVE, launch, completion[NUMBER], end, completion)
+                    if len(buffer) < capacity:
+                        buffer.append(entry)
+                    else:
+                        drop(entry)
             except Exception as error:  # torch would only write it to the log
                 tracer.failed(PART, error)
 
-        self._pending[key] = (launch, (number, waits, done))
-        tracer.completions.add(future, completed)
+        return completed
 
     def _forgotten(self, pending: tuple[Launch, Any]) -> None:
         """The Work is gone, for its id is in use again, and nobody waited for it."""
@@ -343,8 +363,8 @@ class ProcessGroupCapture:
                     kinds = _P2P_AND_STALL if launch[0].is_p2p else _COLLECTIVE_AND_STALL
                     entry = (waited_rows, kinds, launch, tracer.coordinates, start, end)
                 else:
-                    completion[1].append(end)
-                    entry = (stall_rows, schema.STALL, launch, completion[0], tracer.coordinates, start, end)
+                    completion[WAITED] = end
+                    entry = (stall_rows, schema.STALL, launch, completion[NUMBER], tracer.coordinates, start, end)
                 if len(buffer) < capacity:
                     buffer.append(entry)
                 else:
@@ -394,8 +414,7 @@ class ProcessGroupCapture:
                     number = next_id()
                     tracer.append((completed_rows, kind_of(launch), launch, number, end, ()))
                 else:
-                    number, waits, _ = completion
-                    waits.append(end)
+                    number, completion[WAITED] = completion[NUMBER], end
                 devices.host_stalled(launch, number, stall_start, stall_end)
             except Exception as error:
                 tracer.failed(PART, error)

@@ -31,6 +31,10 @@ Entry: TypeAlias = tuple[Any, ...]
 
 Launch: TypeAlias = tuple[Any, ...]
 
+NUMBER, WAITED, ENDED = range(3)
+"""What there is of a communication whose completion calls back, in a list: its id, the end of the wait for it, and what
+the callback read; 0 before that."""
+
 next_id: Final[Callable[[], int]] = itertools.count().__next__
 """Numbers communications: unique in the process. Atomic under the GIL."""
 
@@ -63,11 +67,13 @@ def waited_rows(entry: Entry) -> list[Row]:
 def completed_rows(entry: Entry) -> list[Row]:
     """Host-timed communication whose completion called back.
 
-    Entry: ``(completed_rows, kind, launch, id, end, waits)``; ``waits`` holds the ends of the waits that have returned.
+    Entry: ``(completed_rows, kind, launch, id, end, completion)``. The last one is ``()``, or holds the end of
+    the wait for it at ``WAITED`` as soon as one has returned.
     """
-    _, _, launch, number, end, waits = entry
-    # The callback runs when it gets the GIL; a wait that returned earlier saw the end earlier.
-    end = min(end, *waits) if waits else end
+    _, _, launch, number, end, completion = entry
+    if completion and completion[WAITED]:
+        # The callback runs when it gets the GIL; a wait that returned earlier saw the end earlier.
+        end = min(end, completion[WAITED])
     return [_communication_row(launch, launch[-1], end, number, schema.HOST_TIMING, False)]
 
 

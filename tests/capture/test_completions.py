@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +12,14 @@ import torch
 from commtrace.capture.completions import CompletionCallbacks
 
 
-def listener(heard: list[Any]) -> Callable[[Any], None]:
-    return lambda future: heard.append(future.value())
+def listener(callbacks: CompletionCallbacks, heard: list[Any]) -> Callable[[Any], None]:
+    return partial(lambda _alive, future: heard.append(future.value()), callbacks.alive)
 
 
 def test_a_callback_that_has_run_is_not_waited_for() -> None:
     callbacks, heard, future = CompletionCallbacks(), [], torch.futures.Future[int]()
 
-    callbacks.add(future, listener(heard))
+    callbacks.add(future, listener(callbacks, heard))
     future.set_result(7)
 
     assert heard == [7]
@@ -27,7 +28,7 @@ def test_a_callback_that_has_run_is_not_waited_for() -> None:
 
 def test_a_callback_that_is_to_come_is_waited_for() -> None:
     callbacks, heard, future = CompletionCallbacks(), [], torch.futures.Future[int]()
-    callbacks.add(future, listener(heard))
+    callbacks.add(future, listener(callbacks, heard))
     assert not callbacks.wait(timeout_seconds=0)
 
     timer = threading.Timer(0.05, future.set_result, [7])

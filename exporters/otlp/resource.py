@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from opentelemetry import trace
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.util.types import AttributeValue
 
@@ -46,10 +46,18 @@ def resource_of(rank: LiveRank, provider: TracerProvider | None = None) -> Resou
     told = dict(provider.resource.attributes) if provider is not None else {}
     detected = {
         name: value
-        for name, value in Resource.create().attributes.items()
+        for name, value in _of_environment().attributes.items()
         if name != SERVICE_NAME or not str(value).startswith("unknown_service")
     }
     return RankResource({SERVICE_NAME: "commtrace", **told, **detected, **_identity(rank, {**told, **detected})})
+
+
+def _of_environment() -> Resource:
+    try:
+        return Resource.create()
+    except RuntimeError:
+        # Python is ending: no thread can be started any more, on which the SDK would run its detectors.
+        return OTELResourceDetector().detect()
 
 
 def _identity(rank: LiveRank, told: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:

@@ -44,6 +44,10 @@ STATUSES = {
     "sets_its_clock": 0,
     "fills_its_buffer": 0,
     "forks_all_the_time": 0,
+    "fills_a_small_disk": 0,
+    "has_a_read_only_disk": 0,
+    "lacks_permission": 0,
+    "aborts_its_group_and_goes_on_alone": 0,
 }
 """What a job would end with, too, if nothing were recorded."""
 
@@ -102,22 +106,30 @@ def test_a_job_that_is_killed_loses_at_most_its_last_second(folder: Path, name: 
     assert lost_ns <= SECOND_NS + lateness(folder, name)
 
 
-def test_a_full_disk_keeps_what_it_holds(folder: Path) -> None:
-    recorded = load_run(folder / "fills_its_disk")
+@pytest.mark.parametrize("name", ["fills_its_disk", "fills_a_small_disk"])
+def test_a_full_disk_keeps_what_it_holds(folder: Path, name: str) -> None:
+    skip_what_could_not_be_done(folder, name)
+    recorded = load_run(folder / name)
 
     written = steps(recorded)
     assert written == list(range(len(written)))
-    assert 0 < len(written) < len(progress(folder, "fills_its_disk"))
+    assert 0 < len(written) < len(progress(folder, name))
     assert_every_step_is_whole(recorded, but_after_the_last_step=None)
-    (warning,) = warnings_of(folder, "fills_its_disk")
+    (warning,) = warnings_of(folder, name)
     assert "cannot write its trace" in warning
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("may_not_write", "Not a directory"), ("loses_its_directory", "deleted while it was written")],
+    [
+        ("may_not_write", "Not a directory"),
+        ("loses_its_directory", "deleted while it was written"),
+        ("has_a_read_only_disk", "Read-only file system"),
+        ("lacks_permission", "Permission denied"),
+    ],
 )
 def test_a_directory_that_cannot_be_written_costs_one_line(folder: Path, name: str, reason: str) -> None:
+    skip_what_could_not_be_done(folder, name)
     (warning,) = warnings_of(folder, name)
 
     assert "commtrace: cannot write its trace" in warning
@@ -176,6 +188,20 @@ def test_groups_that_are_made_again_have_names_of_their_own(folder: Path) -> Non
     assert len(set(groups)) == 2
 
 
+def test_an_aborted_group_and_its_smaller_successor_are_both_recorded(folder: Path) -> None:
+    name = "aborts_its_group_and_goes_on_alone"
+    recorded = load_run(folder / name)
+
+    assert recorded.problems == ()
+    assert recorded.ranks[0].closed
+    assert recorded.ranks[0].dropped == {}
+    assert steps(recorded) == list(range(len(progress(folder, name))))
+    members = {group.id: tuple(group.ranks) for group in recorded.ranks[0].groups.values()}
+    spans = [(members[row["group"]], row["step"] >= 0) for row in rows(recorded, 0, schema.COLLECTIVE)]
+    assert spans.count(((0, 1), False)) == 6  # the aborted one as well
+    assert set(spans) == {((0, 1), False), ((0,), True)}
+
+
 def test_a_full_buffer_drops_spans_and_counts_every_one(folder: Path) -> None:
     recorded = load_run(folder / "fills_its_buffer")
 
@@ -183,6 +209,12 @@ def test_a_full_buffer_drops_spans_and_counts_every_one(folder: Path) -> None:
         dropped = recorded.ranks[0].dropped.get(schema.KINDS[kind], 0)
         assert dropped > 0
         assert len(list(rows(recorded, 0, kind))) + dropped == made
+
+
+def skip_what_could_not_be_done(folder: Path, name: str) -> None:
+    reason = folder / f"{name}.skipped"
+    if reason.exists():
+        pytest.skip(reason.read_text())
 
 
 def warnings_of(folder: Path, name: str) -> list[str]:

@@ -7,12 +7,14 @@ Argument: a folder. For each of ``JOBS`` it is left with ``NAME`` (the run direc
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -147,6 +149,80 @@ def loses_its_directory() -> None:
     train("loses_its_directory", seconds=4)
 
 
+def fills_a_small_disk() -> None:
+    """A file system of 64 KiB; what it holds in the end is copied to where it can be read."""
+    disk = FOLDER / "small_disk"
+    disk.mkdir()
+    if mounted("fills_a_small_disk", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)):
+        commtrace.start(commtrace.Config(dir=str(disk / "run"), run_id="fills_a_small_disk"))
+        (disk / "other").write_bytes(bytes(40_000))
+    train("fills_a_small_disk", seconds=4)
+    commtrace.stop()
+    shutil.copytree(disk, FOLDER / "fills_a_small_disk")
+
+
+def has_a_read_only_disk() -> None:
+    disk = FOLDER / "read_only_disk"
+    disk.mkdir()
+    if mounted("has_a_read_only_disk", "-t", "tmpfs", "-o", "ro", "tmpfs", str(disk)):
+        commtrace.start(commtrace.Config(dir=str(disk / "run"), run_id="has_a_read_only_disk"))
+    train("has_a_read_only_disk")
+
+
+def mounted(name: str, *arguments: str) -> bool:
+    """Mount something that only this process sees. Where that is not allowed, ``NAME.skipped`` says so."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_mounts, private_below = 0x20000, 0x44000
+    if libc.unshare(new_mounts) or libc.mount(None, b"/", None, private_below, None):
+        reason = f"no mounts of its own: {os.strerror(ctypes.get_errno())}"
+    else:
+        reason = subprocess.run(["mount", *arguments], stderr=subprocess.PIPE, text=True, check=False).stderr
+    if reason:
+        (FOLDER / f"{name}.skipped").write_text(reason)
+    return not reason
+
+
+def lacks_permission() -> None:
+    """Root gives up the privilege to write everywhere."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
+    libc = ctypes.CDLL(None)
+    libc.capget(header, sets)
+    sets[0] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    libc.capset(header, sets)
+    (FOLDER / "locked").mkdir(mode=0o500)
+    commtrace.start(commtrace.Config(dir=str(FOLDER / "locked" / "run"), run_id="lacks_permission"))
+    train("lacks_permission")
+
+
+def aborts_its_group_and_goes_on_alone() -> None:
+    """Its peer does not come to a collective, so it gives up the group, and is the only member of the next one."""
+    name = "aborts_its_group_and_goes_on_alone"
+    peer = os.fork()
+    rank = int(peer == 0)
+    if rank == 0:
+        record(name)
+    store = dist.FileStore(str(FOLDER / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    for _ in range(5):
+        dist.all_reduce(torch.ones(10))
+    if rank == 1:
+        time.sleep(60)
+        os._exit(1)
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    assert work is not None
+    assert dist.group.WORLD is not None
+    dist.group.WORLD.abort()
+    os.kill(peer, signal.SIGKILL)  # gloo does not stop what is under way, so that aborting a group would last as long
+    os.waitpid(peer, 0)
+    try:
+        work.wait()
+    except RuntimeError:
+        dist.distributed_c10d._abort_process_group()
+    train(name)
+    dist.destroy_process_group()
+
+
 def is_disabled() -> None:
     original = dist.ProcessGroup.__dict__["allreduce"]
     os.environ.update(COMMTRACE_ENABLED="0", COMMTRACE_DIR=str(FOLDER / "is_disabled"))
@@ -254,7 +330,8 @@ JOBS: dict[str, Callable[[], None]] = {
             returns, returns_at_once, never_destroys_its_groups, never_waits, calls_sys_exit, raises, calls_os_exit,
             is_terminated, fills_its_disk, may_not_write, loses_its_directory, is_disabled, has_a_wrong_value,
             has_an_unknown_variable, records_twice, handles_signals, makes_its_groups_again, sets_its_clock,
-            fills_its_buffer, forks_all_the_time,
+            fills_its_buffer, forks_all_the_time, fills_a_small_disk, has_a_read_only_disk, lacks_permission,
+            aborts_its_group_and_goes_on_alone,
         )
     },
     **{f"is_killed_after_{seconds}": is_killed(seconds) for seconds in (1.3, 1.7, 2.1)},

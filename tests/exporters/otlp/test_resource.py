@@ -65,3 +65,16 @@ def test_a_resource_is_hashed_as_any_other_but_once() -> None:
 
     assert ours == again
     assert hash(ours) == hash(again) == hash(Resource(ours.attributes))
+
+
+def test_while_python_ends_the_variables_are_read_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=red")
+
+    def no_more_threads(*_: object) -> Resource:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(Resource, "create", no_more_threads)
+
+    attributes = resource_of(live_rank(3)).attributes
+
+    assert (attributes["team"], attributes["service.name"], attributes["dl.rank"]) == ("red", "commtrace", 3)

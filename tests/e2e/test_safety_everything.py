@@ -1,0 +1,115 @@
+"""Training computes the same bits while everything is on that commtrace can do: not only spans, but also modules, live
+metrics, samples, requests by signal, the watch for hangs.
+
+Each framework is launched once without commtrace and once with all of it. The program's digests hold losses, gradients
+and their norms, weights, and the state of the random numbers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from commtrace.trace.run import Run
+from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.traces import rows
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "every_training.py"
+EXAMPLE = REPOSITORY / "examples" / "train_megatron_gpt.py"
+OF_TORCH = ("ddp_find_unused", "ddp_static_graph", "ddp_accumulates", "fsdp2", "fsdp1", "pipelining")
+OF_DEEPSPEED = ("zero_1", "zero_3")
+EVERYTHING = {
+    "COMMTRACE_MODULES": "depth=2",
+    "COMMTRACE_EXPORT": "monitor,prometheus,otlp",
+    "COMMTRACE_OTLP_LEVEL": "modules",
+    "COMMTRACE_OTLP_METRICS": "1",
+    "COMMTRACE_SAMPLE": "2",
+    "COMMTRACE_TRIGGER_SIGNAL": "SIGUSR2",
+    "COMMTRACE_HANG_SECONDS": "1",
+    "COMMTRACE_MONITOR_SECONDS": "0.5",
+}
+NOTHING = {"COMMTRACE_ENABLED": "0"}
+
+
+def needs(package: str, extra: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(
+        importlib.util.find_spec(package) is None,
+        reason=f"{package} is not installed: pip install 'commtrace[{extra}]'",
+    )
+
+
+@pytest.mark.parametrize(
+    "trainings", [OF_TORCH, pytest.param(OF_DEEPSPEED, marks=needs("deepspeed", "deepspeed"))], ids=["torch", "zero"]
+)
+def test_losses_gradients_and_weights_are_bitwise_equal(trainings: tuple[str, ...], tmp_path: Path) -> None:
+    plain = digests_of(trainings, tmp_path / "plain", NOTHING)
+    recorded = digests_of(trainings, tmp_path / "run", EVERYTHING)
+
+    assert sorted(plain) == sorted((rank, name) for rank in "01" for name in trainings)
+    assert recorded == plain
+    assert not (tmp_path / "plain").exists()
+    run = load_run(tmp_path / "run")
+    assert_everything_was_on(run, tmp_path / "run")
+    if trainings is OF_TORCH:
+        assert list((tmp_path / "run" / "triggers").glob("*-signal-to-rank-*.json"))
+        assert any(trace.triggers for trace in run.ranks.values())
+
+
+@needs("megatron", "megatron")
+def test_losses_and_gradient_norms_of_megatron_are_bitwise_equal(tmp_path: Path) -> None:
+    plain = losses_of_megatron(tmp_path, "plain", NOTHING)
+    recorded = losses_of_megatron(tmp_path, "run", EVERYTHING)
+
+    assert recorded == plain
+    assert len(set(plain.splitlines())) == 3
+    assert_everything_was_on(load_run(tmp_path / "run"), tmp_path / "run")
+
+
+def digests_of(trainings: tuple[str, ...], directory: Path, environment: dict[str, str]) -> dict[tuple[str, str], str]:
+    variables = {**environment, **places(directory), "PYTHONPATH": str(REPOSITORY)}
+    completed = launch([PROGRAM, *trainings], 2, variables, timeout=200)
+    assert completed.returncode == 0, completed.stdout
+    assert_nobody_complained(completed.stdout)
+    found = re.findall(r"rank (\d) (\w+) computed (\w{64})", completed.stdout)
+    return {(rank, name): digest for rank, name, digest in found}
+
+
+def places(directory: Path) -> dict[str, str]:
+    """Where files go: those of OpenTelemetry instead of to a collector."""
+    return {"COMMTRACE_DIR": str(directory), "COMMTRACE_OTLP_FILE": str(directory / "otlp")}
+
+
+def losses_of_megatron(directory: Path, name: str, environment: dict[str, str]) -> str:
+    losses = directory / f"{name}.txt"
+    sizes = ["--iterations", "3", "--microbatches", "4", "--hidden", "64", "--sequence", "32"]
+    options = ["--pipeline", "2", "--overlap", "--print-losses", str(losses)]
+    completed = launch([EXAMPLE, *sizes, *options], 4, {**environment, **places(directory / name)}, timeout=200)
+    assert completed.returncode == 0, completed.stdout
+    assert_nobody_complained(completed.stdout)
+    return losses.read_text()
+
+
+def assert_nobody_complained(output: str) -> None:
+    """No part of commtrace gave up: it would leave training alone all the more."""
+    for words in ("switched off", "no export to", "commtrace is off", "Traceback"):
+        assert words not in output, output
+
+
+def assert_everything_was_on(run: Run, directory: Path) -> None:
+    assert run.problems == ()
+    for rank, trace in run.ranks.items():
+        assert trace.closed
+        assert trace.topology["recording"]["sample"] == 2
+        assert {row["step"] for row in rows(run, rank, schema.STEP)} >= {0, 1, 2}
+        modules = list(rows(run, rank, schema.MODULE))
+        assert {row["name"].endswith(" backward") for row in modules} == {False, True}
+        assert trace.aggregates is not None
+    assert (directory / "monitor.json").exists()
+    assert len(list((directory / "otlp").iterdir())) >= len(run.ranks)

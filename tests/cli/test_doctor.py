@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from commtrace.cli.main import app
 from commtrace.cli.processes import process_lives
 from commtrace.trace import schema
+from commtrace.trace.writer import SegmentWriter
 from tests.importers.test_flight_recorder import entry, write_dump
 from tests.trace.rows import mark, metadata, row, steps, write_rank
 
@@ -50,8 +51,10 @@ def test_what_cannot_be_read_is_exit_2(tmp_path: Path) -> None:
 
 
 def test_a_torn_file_is_read_up_to_its_last_batch(tmp_path: Path) -> None:
-    folder = write_rank(tmp_path / "run", steps(0, 30))
-    (segment,) = folder.iterdir()
+    writer = SegmentWriter(tmp_path / "run", metadata())  # never closed, as of a rank that was killed
+    for step in steps(0, 30):
+        writer.write([step])
+    (segment,) = writer.directory.iterdir()
     os.truncate(segment, segment.stat().st_size - 700)
     result = runner.invoke(app, ["doctor", str(tmp_path / "run")])
 

@@ -39,6 +39,7 @@ pytestmark = [
 TRIES = 5
 MOST_UNREACHED = 0.02
 """A line that is passed only when the id of an object is used again is not passed every time."""
+EVERY_INTERRUPTED = 5
 UNREACHED = "never reached again"
 _WAITING = "waits to be imported"
 _WAITING_HOOKS: dict[str, list[Any]] = wrapt.importer._post_import_hooks
@@ -194,6 +195,28 @@ def break_every_line(
     assert breakable
 
 
+def interrupt_lines(job: Callable[[], str], record: Callable[[], Any]) -> None:
+    """Ctrl-C in one in so many lines of the hooks reaches the script as it is, and everything can be put back."""
+    with record() as recording:
+        recording.run(job)
+        found = [place for place in faults.places(lambda: recording.run(job)) if is_of_a_hook(place)]
+    interrupted = 0
+    for place in found[::EVERY_INTERRUPTED]:
+        error, before = KeyboardInterrupt(), replaced_now()
+        escaped: BaseException | None = None
+        with record() as recording, faults.broken(place, error) as fault:
+            try:
+                recording.run(job)
+            except BaseException as raised:
+                escaped = raised
+        interrupted += escaped is error
+        # torch and Python keep what is raised in the callbacks of futures, of weak references and of the collector.
+        is_kept = error in recording.unraisable or any(code.co_name == "completed" for code, _ in place.path)
+        assert escaped is error or not fault.raised or is_kept, place
+        assert replaced_now() == before, place
+    assert interrupted > 10
+
+
 def is_of_a_hook(place: Place) -> bool:
     return place.path[0][0] not in (commtrace.start.__code__, commtrace.stop.__code__)
 
@@ -206,6 +229,12 @@ def is_of_start_or_stop(place: Place) -> bool:
 def test_of_four_ranks(name: str, recorded: Any) -> None:
     with jobs.rank_1_of_4():
         break_every_line(jobs.OF_FOUR[name], recorded, is_of_a_hook)
+
+
+@pytest.mark.parametrize("name", ["collectives", "point_to_point", "functional_collectives"])
+def test_an_interrupt_passes_through_unchanged(name: str, recorded: Any) -> None:
+    with jobs.rank_1_of_4():
+        interrupt_lines(jobs.OF_FOUR[name], recorded)
 
 
 def test_start_and_stop(recorded: Any) -> None:

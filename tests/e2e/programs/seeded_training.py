@@ -1,4 +1,5 @@
-"""A seeded loop on two ranks that averages its gradients itself; its data come from forked, then from spawned workers.
+"""A seeded loop on two ranks that averages its gradients itself; its data come from workers that are forked,
+spawned, and forked by a server.
 
 Every rank prints a digest of its losses and its final weights. The first argument is the number of steps; a second one
 makes rank 1 of the first attempt kill itself in that step. Every rank says that it is a node of its own.
@@ -24,9 +25,15 @@ STEPS = int(sys.argv[1])
 FATAL_STEP = int(sys.argv[2]) if len(sys.argv) > 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else -1
 
 
+BATCHES = {"fork": STEPS // 2, "spawn": STEPS // 4, "forkserver": STEPS - STEPS // 2 - STEPS // 4}
+
+
 class Numbers(Dataset[torch.Tensor]):
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+
     def __len__(self) -> int:
-        return 4 * STEPS // 2
+        return 4 * self._batches
 
     def __getitem__(self, index: int) -> torch.Tensor:
         with commtrace.span("augment"):
@@ -43,8 +50,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     digest = hashlib.sha256()
     number = 0
-    for start in ("fork", "spawn"):
-        for batch in DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context=start):
+    for start, count in BATCHES.items():
+        for batch in DataLoader(Numbers(count), batch_size=4, num_workers=1, multiprocessing_context=start):
             if number == FATAL_STEP and dist.get_rank() == 1:
                 time.sleep(2.0)  # long enough for what came before to be written
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -43,7 +43,7 @@ def surrounded(
         part: is asked whether it is on, and told what failed.
         begin, end: of the recorder's.
     """
-    failed = part.failed
+    failed, raised = part.failed, RAISED
 
     @functools.wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def surrounded(
             failed(error)
         if begun is None:
             return original(*args, **kwargs)
-        result = RAISED
+        result = raised
         try:
             result = original(*args, **kwargs)
         finally:

@@ -15,7 +15,9 @@ What-if Analysis", OSDI 2025.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,6 +38,9 @@ SLOWEST_PERCENT: Final = 3
 _PHASE_NAMES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 _MOST_CELLS: Final = 4_000_000
 """Durations that are replayed at once: bounds the memory of a replay."""
+
+_MOST_THREADS: Final = 4
+"""That replay side by side; each needs the memory of a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +112,16 @@ class Experiment:
     def step_ns(self, ideal: Sequence[Bool]) -> npt.NDArray[np.float64]:
         """Mean replayed step of each scenario; a scenario tells which operations are ideal."""
         at_once = max(1, _MOST_CELLS // max(len(self.measured_ns), 1))
-        means: list[float] = []
-        for first in range(0, len(ideal), at_once):
-            chosen = np.stack(list(ideal[first : first + at_once]), axis=1)
-            durations = np.where(chosen, self.ideal_ns[:, None], self.measured_ns[:, None])
-            means += self.replay(durations).mean(axis=0).tolist()
-        return np.array(means)
+        parts = [ideal[first : first + at_once] for first in range(0, len(ideal), at_once)]
+        # Of a large run each replay is a fraction of a second of numpy on long columns, which lets other threads go on.
+        with ThreadPoolExecutor(max(1, min(len(parts), os.cpu_count() or 1, _MOST_THREADS))) as pool:
+            means = list(pool.map(self._mean_steps, parts))
+        return np.concatenate(means) if means else np.zeros(0)
+
+    def _mean_steps(self, ideal: Sequence[Bool]) -> npt.NDArray[np.float64]:
+        chosen = np.stack(list(ideal), axis=1)
+        durations = np.where(chosen, self.ideal_ns[:, None], self.measured_ns[:, None])
+        return np.asarray(self.replay(durations).mean(axis=0))
 
 
 def what_if(run: Run, matches: Matches, program: Program | None = None) -> WhatIf:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from commtrace.analysis import whatif
 from commtrace.analysis.match import match
 from commtrace.analysis.whatif import what_if
 from tests.pipeline_factory import PipelineJob
@@ -44,6 +45,16 @@ def test_the_slowdown_of_one_slow_rank_by_hand() -> None:
     assert result.by_worker[1] == pytest.approx(21 / 17.5)
     # The slowest worker fixed: F = 1.5 on rank 1, 1 on its next stage: 14 of work, and it waits 1.5 and 1.
     assert result.slowest_workers_share == pytest.approx((21 - 16.5) / (21 - 17.5))
+
+
+def test_replays_side_by_side_give_what_replays_at_once_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = PipelineJob(2, 4, data_parallel=2, extra_forward_ns={1: 2 * MS}).run()
+    matches = match(run)
+    at_once = what_if(run, matches)
+
+    monkeypatch.setattr(whatif, "_MOST_CELLS", 1)
+
+    assert what_if(run, matches) == at_once
 
 
 def test_the_last_stage_as_the_cause() -> None:

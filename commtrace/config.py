@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -13,6 +14,10 @@ from typing import Any, Final
 from commtrace.errors import ConfigurationError
 
 _SHORTEST_SECONDS: Final = 0.01
+
+
+EXPORTERS: Final = ("monitor", "otlp", "prometheus")
+"""What ``export`` may name; the table in exporters/live.py has what opens them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,10 @@ class Config:
         given = {name: value for name, value in source.items() if name.startswith("COMMTRACE_")}
         unknown = sorted(set(given) - set(VARIABLES) - _READ_ELSEWHERE)
         if unknown:
+            meant = [close for name in unknown for close in difflib.get_close_matches(name, VARIABLES, 1)]
+            hint = f"did you mean {', '.join(meant)}? " if meant else ""
             raise ConfigurationError(
-                f"unknown variables {', '.join(unknown)}; commtrace reads {', '.join(sorted(VARIABLES))}"
+                f"unknown variables {', '.join(unknown)}; {hint}commtrace reads {', '.join(sorted(VARIABLES))}"
             )
         return cls(**{_field(name): VARIABLES[name](name, given[name]) for name in given if name in VARIABLES})
 
@@ -229,6 +236,13 @@ def _seconds_or_never(name: str, value: str) -> float:
     return 0.0 if value.strip() in ("0", "0.0") else _seconds(name, value)
 
 
+def _export(name: str, value: str) -> str:
+    unknown = sorted({word.lower() for word in _words(name, value)} - set(EXPORTERS))
+    if unknown:
+        raise ConfigurationError(f"{name}={value!r}: write any of {', '.join(EXPORTERS)}, not {', '.join(unknown)}")
+    return value.strip()
+
+
 def _words(name: str, value: str) -> tuple[str, ...]:
     return tuple(filter(None, (word.strip() for word in value.split(","))))
 
@@ -277,7 +291,7 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_BUFFER_SPANS": _positive,
     "COMMTRACE_STEPS_PER_SEGMENT": _positive,
     "COMMTRACE_MODULES": _modules,
-    "COMMTRACE_EXPORT": _text,
+    "COMMTRACE_EXPORT": _export,
     "COMMTRACE_SAMPLE": _count,
     "COMMTRACE_KEEP_STEPS": _count,
     "COMMTRACE_KEEP_BYTES": _bytes,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.config import VARIABLES, Config
+from commtrace.config import EXPORTERS, VARIABLES, Config
 from commtrace.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +130,11 @@ def test_words_for_on_and_off(word: str, enabled: bool) -> None:
         ("COMMTRACE_MODULES", "depth=two", "modules 'depth=two': write depth=N"),
         ("COMMTRACE_MODULES", "layers.,x", "modules 'layers.': write depth=2, or names"),
         ("COMMTRACE_MODULES", "re:layers[", "modules 're:layers[' is no regular expression"),
-        ("COMMTRACE_STEP", "1:2", "unknown variables COMMTRACE_STEP; commtrace reads COMMTRACE_BUFFER_SPANS, "),
+        (
+            "COMMTRACE_STEP",
+            "1:2",
+            "unknown variables COMMTRACE_STEP; did you mean COMMTRACE_STEPS? commtrace reads COMMTRACE_BUFFER_SPANS, ",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named_with_what_to_write(name: str, value: str, said: str | None) -> None:
@@ -204,3 +208,22 @@ def test_sizes_have_units(text: str, num_bytes: int) -> None:
 def test_control_that_cannot_be_meant_is_refused(variable: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=variable):
         Config.from_env({variable: value})
+
+
+def test_an_exporter_that_is_not_known_is_refused_before_the_job_starts() -> None:
+    with pytest.raises(
+        ConfigurationError, match="COMMTRACE_EXPORT='promethues': write any of monitor, otlp, prometheus"
+    ):
+        Config.from_env({"COMMTRACE_EXPORT": "promethues"})
+    assert Config.from_env({"COMMTRACE_EXPORT": " Monitor, otlp "}).export == "Monitor, otlp"
+
+
+def test_exporters_that_can_be_named_are_those_that_can_be_opened() -> None:
+    from commtrace.exporters.live import LISTENERS
+
+    assert sorted(EXPORTERS) == sorted(LISTENERS)
+
+
+def test_a_variable_that_was_mistyped_is_found() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean COMMTRACE_SAMPLE"):
+        Config.from_env({"COMMTRACE_SAMPEL": "5"})

@@ -168,7 +168,8 @@ def test_every_reading_module_imports_where_torch_cannot_be_imported() -> None:
 
 def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     forward = [row(kind=schema.FORWARD, step=step, start=100 * step + 5, end=100 * step + 50) for step in range(8)]
-    write_rank(tmp_path / "run", [*steps(0, 8), *forward])
+    for name in ("run", "other"):
+        write_rank(tmp_path / name, [*steps(0, 8), *forward])
     write_rank(tmp_path / "ended", [*steps(0, 8), *forward, mark("end", {})])
     commands = [
         ["summary", str(tmp_path / "run")],
@@ -178,7 +179,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["bandwidth", str(tmp_path / "run"), "--by", "size"],
         ["top", str(tmp_path / "run"), "--once"],
         ["doctor", str(tmp_path / "ended"), "--json"],
-        ["compare", str(tmp_path / "run"), str(tmp_path / "run")],
+        ["compare", str(tmp_path / "run"), str(tmp_path / "other")],
         ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")],
         ["export", str(tmp_path / "run"), "-o", str(tmp_path / "trace")],
         ["trigger", str(tmp_path / "run"), "--wait", "0"],

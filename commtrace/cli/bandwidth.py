@@ -55,7 +55,9 @@ def bandwidth(
     if json_output:
         sys.stdout.write(json.dumps([row.to_json() for row in rows], allow_nan=False) + "\n")
     elif rows:
-        _print(wide_console(), rows, by)
+        console = wide_console()
+        console.print(f"Run {escape(analysis.recorded.any_metadata.run_id)}", style="dim")
+        _print(console, rows, by)
     else:
         typer.echo(f"{run}: no communication was recorded in these steps. That is not 0: it may be on a path that "
                    "commtrace does not see.")  # fmt: skip

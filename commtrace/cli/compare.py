@@ -22,6 +22,7 @@ from commtrace.analysis.step_series import Link
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import UNKNOWN, bandwidth, milliseconds
 from commtrace.errors import ConfigurationError
+from commtrace.trace.locate import find_run_directory
 
 _SLOWER, _CANNOT_TELL = 1, 2
 _SMALLEST_SHARE: Final = 0.001
@@ -43,7 +44,10 @@ def compare(
     The exit code is for use in CI: 0 where a step is not slower, 1 where its median is slower by more than the
     threshold and by more than the noise of the steps, 2 where that cannot be told.
     """
-    analyses = [analyse(run, steps or None) for run in (before, after)]
+    directories = [find_run_directory(run) for run in (before, after)]
+    if directories[0].resolve() == directories[1].resolve():
+        raise ConfigurationError(f"{before} and {after} are the same run ({directories[0]}): name another one.")
+    analyses = [analyse(run, steps or None) for run in directories]
     for run, analysis in zip((before, after), analyses, strict=True):
         if not analysis.steps.used:
             raise ConfigurationError(f"{run}: no step was recorded in full, so nothing can be compared.")
@@ -51,7 +55,11 @@ def compare(
     if json_output:
         sys.stdout.write(json.dumps({**comparison.to_json(), "verdict": _verdict(comparison, threshold)}) + "\n")
     else:
-        _print(wide_console(), comparison, threshold)
+        console = wide_console()
+        console.print(
+            f"[bold]{escape(directories[0].name)}[/] (before) and [bold]{escape(directories[1].name)}[/] (after)"
+        )
+        _print(console, comparison, threshold)
     if not comparison.can_be_judged:
         raise typer.Exit(_CANNOT_TELL)
     if comparison.is_slower(threshold / 100):

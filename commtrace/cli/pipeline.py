@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline import reconstruct_pipeline
@@ -44,4 +45,7 @@ def pipeline(
     elif told is None:
         typer.echo("This run has no pipeline: no step of it holds forwards and backwards on several stages.")
     else:
-        print_pipeline(wide_console(), told)
+        console = wide_console()
+        console.print(f"Run {escape(analysis.recorded.any_metadata.run_id)}", style="dim")
+        print_pipeline(console, told)
+        console.print(f"Whether one slow rank is behind it: commtrace straggler {escape(str(run))}", style="dim")

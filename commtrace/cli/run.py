@@ -44,7 +44,7 @@ def run(
     run_directory = Path(environment["COMMTRACE_DIR"])
     before = _trace_files(run_directory)
     exit_code = _execute(command, environment)
-    _tell_what_was_recorded(run_directory, _trace_files(run_directory) - before, environment)
+    _tell_what_was_recorded(run_directory, _trace_files(run_directory) - before, environment, exit_code)
     raise typer.Exit(exit_code)
 
 
@@ -110,20 +110,26 @@ def _trace_files(run_directory: Path) -> set[Path]:
     }
 
 
-def _tell_what_was_recorded(run_directory: Path, recorded: set[Path], environment: Mapping[str, str]) -> None:
+def _tell_what_was_recorded(
+    run_directory: Path, recorded: set[Path], environment: Mapping[str, str], exit_code: int
+) -> None:
     """Where the run is and what to do next, on stderr: stdout is the command's."""
     if recorded:
         ranks = len({file.parent for file in recorded})
         typer.echo(f"\ncommtrace: recorded {ranks} rank{'s' * (ranks > 1)} in {run_directory}", err=True)
         typer.echo(f"Next: commtrace summary {shlex.quote(str(run_directory))}", err=True)
         return
-    typer.echo(f"\ncommtrace: nothing was recorded in {run_directory}. {_likely_reason(environment)}", err=True)
+    typer.echo(
+        f"\ncommtrace: nothing was recorded in {run_directory}. {_likely_reason(environment, exit_code)}", err=True
+    )
 
 
-def _likely_reason(environment: Mapping[str, str]) -> str:
+def _likely_reason(environment: Mapping[str, str], exit_code: int) -> str:
     config = Config.from_env(environment)
     if not config.enabled:
         return "COMMTRACE_ENABLED turns it off."
+    if exit_code:
+        return f"The command ended with {exit_code} before there was anything to record; its own output says why."
     reached = f" and reach a step of {config.steps}" if config.steps else ""
     return (
         f"Did a process call torch.distributed.init_process_group{reached}? Is commtrace installed for the Python that "

@@ -27,6 +27,7 @@ from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_stragglers
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
+from commtrace.trace.locate import find_run_directory
 
 _SLICES: Final = {
     "operation": "S_by_operation",
@@ -63,7 +64,9 @@ def straggler(
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     else:
-        _print(wide_console(), told)
+        console = wide_console()
+        console.print(f"Run {escape(find_run_directory(run).name)}", style="dim")
+        _print(console, told)
 
 
 def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:

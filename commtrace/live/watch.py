@@ -319,7 +319,7 @@ def _cost(event: LiveEvent) -> float:
 def _found(straggler: LiveStraggler, now: float) -> LiveEvent:
     who = f"Host {straggler.host}" if straggler.cause == "host" else f"Rank {straggler.rank} on {straggler.host}"
     sentence = (
-        f"{who} holds up the others ({straggler.cause}) since {now - straggler.since:.0f} s: "
+        f"{who} holds up the others ({straggler.cause}) for {now - straggler.since:.0f} s: "
         f"{straggler.cost_ms_per_step:.1f} ms per step, {straggler.gpu_hours_per_day:.1f} GPU-hours per day. "
         f"{straggler.evidence} {straggler.next_step}"
     )

@@ -31,10 +31,19 @@ def test_a_threshold_lets_a_slower_run_pass(tmp_path: Path) -> None:
 
 
 def test_an_equal_run_passes(tmp_path: Path) -> None:
-    run = str(record(job(), tmp_path / "a"))
-    result = runner.invoke(app, ["compare", run, run])
+    before, after = record(job(), tmp_path / "a"), record(job(), tmp_path / "b")
+    result = runner.invoke(app, ["compare", str(before), str(after)])
     assert result.exit_code == 0, result.output
+    assert "a (before) and b (after)" in result.output
     assert "No change beyond chance" in result.output
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """``compare runs/fast runs/latest`` must not pass because fast is the latest."""
+    run = record(job(), tmp_path / "runs" / "fast")
+    result = runner.invoke(app, ["compare", str(run), str(tmp_path / "runs" / "latest")])
+    assert result.exit_code == 2
+    assert "are the same run" in result.output
 
 
 def test_json_holds_what_the_tables_show(tmp_path: Path) -> None:

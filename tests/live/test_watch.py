@@ -59,7 +59,7 @@ def test_a_slow_rank_is_named_in_the_second_window() -> None:
     assert (straggler.cause, straggler.since) == ("compute", 0.0)
     assert straggler.cost_ms_per_step == pytest.approx(12.0)
     assert straggler.gpu_hours_per_day == pytest.approx(0.12 * 24 * 8)
-    assert "Rank 5 on node1 holds up the others (compute) since 8 s: 12.0 ms per step, 23.0 GPU-hours" in event.sentence
+    assert "Rank 5 on node1 holds up the others (compute) for 8 s: 12.0 ms per step, 23.0 GPU-hours" in event.sentence
     assert [one.rank for one in watch.stragglers] == [5]
 
 

@@ -181,7 +181,7 @@ def _print_bubble_causes(console: Console, stages: Sequence[Mapping[str, Any]]) 
     for stage in stages:
         table.add_row(str(stage["stage"]), *(milliseconds(stage[name]) for name in (*_CAUSES, "bubble_ns")))
     note = (
-        "schedule: what equal stages would wait. imbalance: stages differ in the mean, also where a rank of one is slow "
+        "schedule: what equal stages would wait. imbalance: stages differ in the mean, also where one rank is slow "
         "(commtrace straggler tells). variation: microbatches and ranks differ. P2P: transfer."
     )
     _print_table(console, "What the bubble is due to, ms per step", table, note)

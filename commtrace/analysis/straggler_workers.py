@@ -166,7 +166,8 @@ def _slow_hosts(run: Run, suspects: Sequence[_Suspect]) -> dict[str, list[_Suspe
     node = {rank: trace.metadata.node for rank, trace in run.ranks.items()}
     hosts: dict[str, list[_Suspect]] = {}
     for suspect in suspects:
-        hosts.setdefault(node[suspect.rank], []).append(suspect)
+        if suspect.cause not in _RARE:  # input and garbage are a process's own
+            hosts.setdefault(node[suspect.rank], []).append(suspect)
     size = {host: sum(other == host for other in node.values()) for host in set(node.values())}
     slow = {
         host: members

@@ -123,7 +123,15 @@ def test_on_a_terminal_it_waits_for_the_run_draws_it_and_ends_quietly(tmp_path: 
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "commtrace", "top", str(run), "--refresh", "0.2"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=environment,
+        # What was started in the background of a script ignores it, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         os.close(theirs)
         assert "waiting for" in _read_until(ours, "waiting for")
@@ -135,7 +143,7 @@ def test_on_a_terminal_it_waits_for_the_run_draws_it_and_ends_quietly(tmp_path: 
         assert (process.returncode, errors) == (0, b"")
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
         os.close(ours)
 
 

@@ -6,6 +6,7 @@ The argument is the folder of the checkpoint.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 
 import torch
@@ -64,6 +65,11 @@ def main() -> None:
         digest.update(parameter.detach().numpy().tobytes())
     print(f"rank {dist.get_rank()} computed {digest.hexdigest()}")
     dist.destroy_process_group()
+    commtrace.stop()
+    sys.stdout.flush()
+    # torch alone, without commtrace, now and then hangs for ever when the model goes: a destructor waits, with the GIL,
+    # for a thread of gloo's that wants it.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import Communication, Detail, communication_table
+from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import UNKNOWN, duration, num_bytes, share
 from commtrace.cli.units import bandwidth as gigabytes_per_second
@@ -37,7 +37,7 @@ _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Det
 
 
 def bandwidth(
-    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    run: RunArgument = NEWEST_RUN,
     by: Annotated[By, typer.Option(help="Divide further by the bytes of a call, or by process group.")] = By.OPERATION,
     steps: Annotated[
         str,

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from commtrace.analysis.doctor import examine, is_healthy
+from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.console import wide_console
 from commtrace.cli.doctor_view import print_doctor
 from commtrace.cli.flight_records import read_flight_calls
@@ -20,7 +21,7 @@ _FINDINGS = 1
 
 
 def doctor(
-    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    run: RunArgument = NEWEST_RUN,
     flight_recorder: Annotated[
         list[Path] | None,
         typer.Option(

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.window import load_window
+from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.exporters import chrome_trace, perfetto
 
 _MANY_SLICES = 2_000_000
@@ -24,7 +25,7 @@ class Format(str, Enum):
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    run: RunArgument = NEWEST_RUN,
     format: Annotated[Format, typer.Option(help="perfetto (for ui.perfetto.dev) or chrome (JSON).")] = Format.PERFETTO,
     output: Annotated[
         Path | None,

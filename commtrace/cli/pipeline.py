@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,13 +11,14 @@ from rich.markup import escape
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline import reconstruct_pipeline
+from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_pipeline
 from commtrace.cli.workers import ExecutorOption, step_workers
 
 
 def pipeline(
-    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    run: RunArgument = NEWEST_RUN,
     steps: Annotated[
         str,
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),

@@ -14,12 +14,13 @@ from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_program import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
+from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.viewer.report import MOST_STEPS, render
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    run: RunArgument = NEWEST_RUN,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
     steps: Annotated[
         str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)

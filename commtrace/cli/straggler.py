@@ -23,6 +23,7 @@ from commtrace.analysis.summary import ONLY_KERNELS
 from commtrace.analysis.whatif import WhatIf, what_if
 from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
 from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
+from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_stragglers
 from commtrace.cli.workers import ExecutorOption, step_workers
@@ -44,7 +45,7 @@ _LEGEND: Final = (
 
 
 def straggler(
-    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    run: RunArgument = NEWEST_RUN,
     steps: Annotated[
         str,
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from commtrace.analysis.summary import summarise
+from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_summary
 from commtrace.cli.workers import ExecutorOption, step_workers
 
 
 def summary(
-    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    run: RunArgument = NEWEST_RUN,
     steps: Annotated[
         str,
         typer.Option(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from commtrace.analysis.progress import Progress, find_progress
+from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.units import duration
 from commtrace.errors import ConfigurationError
 from commtrace.trace.module_choice import ModuleChoice
@@ -23,7 +24,7 @@ _LONG_SILENCE_NS: Final = 60_000_000_000
 
 
 def trigger(
-    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False)],
+    run: RunArgument = NEWEST_RUN,
     steps: Annotated[int, typer.Option(min=1, help="How many steps.")] = 10,
     modules: Annotated[
         str, typer.Option(help="Record modules as well in these steps, e.g. depth=2.", show_default=False)

@@ -13,6 +13,9 @@ from commtrace.trace.writer import RANK_DIRECTORY_PATTERN
 LATEST: Final = "latest"
 """As the last part of a path: the run below the rest of it that was written last."""
 
+RUNS: Final = Path("commtrace-runs")
+"""Where runs are recorded unless somebody says otherwise."""
+
 _MOST_RUNS: Final = 12
 
 
@@ -60,8 +63,19 @@ def rank_directories(directory: Path) -> list[Path]:
 def _latest(path: Path) -> Path:
     below = runs_below(path.parent) if path.name == LATEST and path.parent.is_dir() else []
     if not below:
-        raise RunNotFoundError(f"{path}: no such directory. Pass the directory given to COMMTRACE_DIR.")
+        raise RunNotFoundError(f"{path}: no such directory. {_instead()}")
     return below[-1]
+
+
+def _instead() -> str:
+    """What to pass for a path that does not exist."""
+    here = runs_below(RUNS) if RUNS.is_dir() else []
+    if not here:
+        return (
+            f"There is no run below ./{RUNS} either. Pass the directory that COMMTRACE_DIR gave, or that "
+            "`commtrace run` named at its end."
+        )
+    return f"Runs below ./{RUNS}, the one that was written last at the end:\n{_listing(here)}"
 
 
 def _around(path: Path) -> str:

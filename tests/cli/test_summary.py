@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,19 @@ def test_the_command_prints_what_the_analysis_says(tmp_path: Path) -> None:
 
     result = runner.invoke(app, ["summary", str(directory), "--json", "--steps", "0:2"])
     assert json.loads(result.output) == summarise(directory, "0:2")
+
+
+def test_without_a_run_the_newest_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert runner.invoke(app, ["summary"]).exit_code == 2
+    for name, steps, written_at in (("old", 4, 100_000), ("new", 6, 200_000)):
+        directory = write_run(tmp_path / "commtrace-runs" / name, PipelineJob(2, 3, steps=steps).run())
+        for path in (directory, *directory.glob("rank-00000/*")):
+            os.utime(path, (written_at, written_at))
+
+    result = runner.invoke(app, ["summary"])
+    assert result.exit_code == 0, result.output
+    assert "Steps 1–5: 5 used" in result.output
 
 
 @pytest.mark.parametrize(

@@ -51,3 +51,18 @@ def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
     assert refusal(tmp_path / "notes.txt") == f"{tmp_path / 'notes.txt'} is a file; pass the run directory."
     assert "no such directory" in refusal(tmp_path / "latest")
     assert "no such directory" in refusal(tmp_path / "nowhere")
+
+
+def test_for_a_path_that_does_not_exist_the_runs_there_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal(Path("nowhere")).startswith(
+        "nowhere: no such directory. There is no run below ./commtrace-runs either."
+    )
+
+    recorded(tmp_path / "commtrace-runs" / "old", 100_000)
+    recorded(tmp_path / "commtrace-runs" / "new", 200_000)
+    head, *lines = refusal(Path("nowhere")).splitlines()
+    assert head.endswith("Runs below ./commtrace-runs, the one that was written last at the end:")
+    assert [line.split()[0] for line in lines] == ["commtrace-runs/old", "commtrace-runs/new"]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ from commtrace.trace.aggregates import read_aggregates
 from commtrace.trace.reader import load_newest, load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, Completed, launch
+from tests.e2e.traces import rows
 
 pytestmark = pytest.mark.e2e
 
@@ -32,12 +34,20 @@ SECONDS = 90.0
 class Job:
     """A job in the background that steps until it is told to end."""
 
-    def __init__(self, directory: Path, pool: ThreadPoolExecutor, **environment: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        pool: ThreadPoolExecutor,
+        program: str = "steps_until_told",
+        ranks: int = RANKS,
+        **environment: str,
+    ) -> None:
         self.directory = directory / "run"
+        self._ranks = ranks
         self._stop = directory / "stop"
-        program = REPOSITORY / "tests" / "e2e" / "programs" / "steps_until_told.py"
+        script = REPOSITORY / "tests" / "e2e" / "programs" / f"{program}.py"
         variables = {"COMMTRACE_DIR": str(self.directory), **environment}
-        self._future: Future[Completed] = pool.submit(launch, [program, self._stop], RANKS, variables, SECONDS)
+        self._future: Future[Completed] = pool.submit(launch, [script, self._stop], ranks, variables, SECONDS)
 
     def until(self, reached: Callable[[Run], bool]) -> Run:
         """Wait for something to be in the newest files of the job."""
@@ -45,7 +55,7 @@ class Job:
         while time.monotonic() < deadline and not self._future.done():
             try:
                 run = load_newest(self.directory)
-                if len(run.ranks) == RANKS and reached(run):
+                if len(run.ranks) == self._ranks and reached(run):
                     return run
             except RunNotFoundError:
                 pass
@@ -118,6 +128,31 @@ def test_all_ranks_record_the_same_steps_in_detail_and_go_back(tmp_path: Path, p
     assert detail["steps_in_detail"] - len(asked) in (0, 1, 2)
     assert [one["late"] for one in detail["triggers"][:2]] == [{}, {}]
     assert late["late"] or detail["steps_in_detail"] == len(asked) + 2
+
+
+def test_modules_are_recorded_in_the_steps_that_were_asked_for_and_in_no_other(
+    tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    job = Job(tmp_path, pool, "trains_until_told", ranks=2)
+    job.until(lambda run: latest(run) > 20)
+    first = trigger(job, "--steps", "4", "--modules", "depth=2")
+    job.until(lambda run: latest(run) >= first["end"] + 5)
+    second = trigger(job, "--steps", "3", "--modules", "*.inner")
+    run = job.until(lambda run: latest(run) >= second["end"] + 5)
+    job.end()
+
+    run = load_run(job.directory)
+    blocks = {f"{block}{part}" for block in "01" for part in ("", ".inner")}
+    in_depth = {"Sequential", *blocks}
+    expected = {step: in_depth for step in range(first["first"], first["end"])}
+    expected |= {step: {"0.inner", "1.inner"} for step in range(second["first"], second["end"])}
+    assert first["seen_by"] == second["seen_by"] == [0, 1]
+    for rank in run.ranks:
+        calls = Counter((row["step"], row["name"]) for row in rows(run, rank, schema.MODULE))
+        assert calls == {
+            (step, f"{name}{way}"): 1 for step, names in expected.items() for name in names for way in ("", " backward")
+        }
+        assert {row["step"] for row in rows(run, rank, schema.STEP)} >= set(range(second["end"] + 5))
 
 
 def test_a_run_that_has_ended_cannot_be_triggered(tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ def _pipelining(tracer: Tracer) -> Callable[[], None]:
     return pipelining.install(tracer)
 
 
+def _recompute(tracer: Tracer) -> Callable[[], None]:
+    from commtrace.integrations import recompute
+
+    return recompute.install(tracer)
+
+
 def _loop(tracer: Tracer) -> Callable[[], None]:
     from commtrace.integrations import loop
 
@@ -36,6 +42,7 @@ INTEGRATIONS: Final = (
     ("megatron", _megatron),
     ("deepspeed", _deepspeed),
     ("pipelining", _pipelining),
+    ("recompute", _recompute),
     ("training loops", _loop),
 )
 """Name and installer of every integration; an installer returns what takes it out again."""

@@ -10,7 +10,8 @@
 * of a ``PipelineModule``, a ``train_batch`` begins a step, and the instructions of its schedule are the spans, with
   microbatch and stage; ``eval_batch`` is an ``evaluation`` span;
 * the gathering of parameters and the reduction of gradients are ``phase`` spans inside of these, the repeated forward
-  of activation checkpointing is a ``recompute`` span, saving and loading a ``checkpoint`` span.
+  of activation checkpointing (:mod:`commtrace.integrations.recompute`) is a ``recompute`` span, saving and loading a
+  ``checkpoint`` span.
 
 Of several engines in one process, the one that trains first begins the steps. Where another framework has opened a
 microbatch already, as Megatron-DeepSpeed does around the engine's forward, its span stands and there is none of ours.
@@ -105,29 +106,24 @@ class DeepSpeedIntegration:
         when_imported = self._hooks.when_imported
         when_imported("deepspeed.runtime.engine", self._hook_engine)
         when_imported("deepspeed.runtime.pipe.engine", self._hook_pipeline)
-        when_imported("deepspeed.runtime.activation_checkpointing.checkpointing", self._hook_recompute)
         for module, owner, method, name in _ZERO_PHASES:
             wrap = self._hooks.timed(schema.PHASE, name)
-            when_imported(
-                f"deepspeed.runtime.zero.{module}", functools.partial(self._hook_phase, owner, {method: wrap})
-            )
+            self._hooks.replace_method_when_imported(f"deepspeed.runtime.zero.{module}", owner, method, wrap)
 
     def uninstall(self) -> None:
         """Put every original back; import hooks that are still waiting do nothing from now on."""
         self._hooks.restore()
         self._engines.clear()
 
-    def _hook_phase(self, owner: str, methods: Mapping[str, Wrap], module: ModuleType) -> None:
-        found = getattr(module, owner, None)
-        if found is not None:
-            for name, wrap in methods.items():
-                self._hooks.replace(found, name, wrap)
+    def _hook_methods(self, owner: str, methods: Mapping[str, Wrap], module: ModuleType) -> None:
+        for name, wrap in methods.items():
+            self._hooks.replace_method(module, owner, name, wrap)
 
     # The engine
 
     def _hook_engine(self, module: ModuleType) -> None:
         timed = self._hooks.timed
-        self._hook_phase(
+        self._hook_methods(
             "DeepSpeedEngine",
             {
                 "__init__": self._then_read_groups,
@@ -302,7 +298,7 @@ class DeepSpeedIntegration:
     # The pipeline
 
     def _hook_pipeline(self, module: ModuleType) -> None:
-        self._hook_phase(
+        self._hook_methods(
             "PipelineEngine",
             {
                 "__init__": self._then_read_groups,
@@ -357,11 +353,6 @@ class DeepSpeedIntegration:
             return self._tracer.enter(schema.OPTIMIZER, _name_of_optimizer(args[0]))
 
         return self._hooks.around(begin, self._hooks.end)(original)
-
-    # Activation recomputation
-
-    def _hook_recompute(self, module: ModuleType) -> None:
-        self._hook_phase("CheckpointFunction", {"backward": self._hooks.recomputing}, module)
 
 
 def _name_of_optimizer(engine: Any) -> str:

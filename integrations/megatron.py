@@ -6,8 +6,8 @@
   ``evaluation`` span, before which the step that trained ends;
 * ``forward_step`` and ``backward_step``, which all schedules look up late, are spans with microbatch, chunk and stage;
 * the step of the outermost Megatron optimizer is an ``optimizer`` span;
-* the repeated forward of activation checkpointing, Megatron's or Transformer Engine's, is a ``recompute`` span inside
-  its backward;
+* the repeated forward of activation checkpointing is a ``recompute`` span inside its backward
+  (:mod:`commtrace.integrations.recompute`);
 * parts of these are ``phase`` spans: ``dispatch`` and ``combine`` of tokens in mixtures of experts, ``gather`` of
   parameters and ``reduce`` of gradients by the distributed optimizer and Megatron's DDP, ``finalize gradients`` after
   the last backward;
@@ -20,7 +20,6 @@ which has its own microbatch and chunk, and the time of both counts as forward.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,19 +101,13 @@ class MegatronIntegration:
             "megatron.core.pipeline_parallel.schedules": self._hook_schedules,
             "megatron.core.pipeline_parallel.combined_1f1b": self._hook_combined,
             "megatron.core.distributed.finalize_model_grads": self._hook_finalization,
-            "megatron.core.tensor_parallel.random": self._hook_recompute,
-            "transformer_engine.pytorch.distributed": self._hook_recompute,
             **{f"megatron.core.optimizer.{name}": self._hook_optimizers for name in _OPTIMIZER_MODULES},
         }
         for name, hook in hooks.items():
             self._hooks.when_imported(name, hook)
         for module, owner, method, phase in _PHASES:
-            self._hooks.when_imported(module, functools.partial(self._hook_phase, owner, method, phase))
-
-    def _hook_phase(self, owner: str, method: str, phase: str, module: ModuleType) -> None:
-        found = getattr(module, owner, None)
-        if found is not None:
-            self._hooks.replace(found, method, self._hooks.timed(schema.PHASE, phase))
+            wrap = self._hooks.timed(schema.PHASE, phase)
+            self._hooks.replace_method_when_imported(module, owner, method, wrap)
 
     def _hook_finalization(self, module: ModuleType) -> None:
         wrap = self._hooks.timed(schema.PHASE, "finalize gradients")
@@ -323,17 +316,6 @@ class MegatronIntegration:
     def _enter(self, kind: int, name: str, place: Place | None) -> Span:
         microbatch, chunk = place or (schema.NOT_APPLICABLE, schema.NOT_APPLICABLE)
         return self._tracer.enter(kind, name, microbatch, chunk, self._stage)
-
-    # Activation recomputation
-
-    def _hook_recompute(self, module: ModuleType) -> None:
-        for name in ("CheckpointFunction", "_CheckpointFunction"):  # Megatron's, and that of Transformer Engine
-            checkpoint = getattr(module, name, None)
-            if checkpoint is not None:
-                self._hooks.replace(checkpoint, "backward", self._hooks.recomputing)
-        without_output = getattr(module, "CheckpointWithoutOutput", None)
-        if without_output is not None:
-            self._hooks.replace(without_output, "_recompute", self._hooks.recomputing)
 
     # Optimizers
 

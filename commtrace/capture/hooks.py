@@ -18,7 +18,6 @@ from commtrace.called import RAISED as RAISED
 from commtrace.called import surrounded as _surrounded
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
-from commtrace.trace import schema
 
 Wrap = Callable[[Any], Any]
 """Turns an original into what stands in for it."""
@@ -59,6 +58,16 @@ class Hooks:
         replacement = staticmethod(wrapper) if static else wrapper
         self._attributes.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
+
+    def replace_method(self, module: ModuleType, owner: str, name: str, wrap: Wrap) -> None:
+        """Replace a method of a class of a module; nothing happens where this version has no such class or method."""
+        found = getattr(module, owner, None)
+        if found is not None:
+            self.replace(found, name, wrap)
+
+    def replace_method_when_imported(self, module: str, owner: str, name: str, wrap: Wrap) -> None:
+        """The same as soon as the module is imported, or now if it has been."""
+        self.when_imported(module, lambda imported: self.replace_method(imported, owner, name, wrap))
 
     def replace_function(self, module: ModuleType, name: str, wrap: Wrap, *also_in: str) -> None:
         """Replace a function of a module, for callers too that bound its name before, if a decorator made it.
@@ -153,26 +162,6 @@ class Hooks:
         """Makes a function a phase."""
 
         return self.around(lambda args, kwargs: self._tracer.enter(kind, name), self.end)
-
-    def recomputing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A checkpoint's backward, which calls ``run_function``, its forward, again: that call is the recompute."""
-        timed = self.timed(schema.RECOMPUTE, "recompute")
-
-        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
-            checkpoint = args[0]
-            run_function = getattr(checkpoint, "run_function", None)
-            if run_function is None:
-                return None
-            recompute = timed(run_function)
-            checkpoint.run_function = recompute
-            return checkpoint, run_function, recompute
-
-        def end(begun: tuple[Any, Any, Any], _result: Any) -> None:
-            checkpoint, run_function, recompute = begun
-            if checkpoint.run_function is recompute:
-                checkpoint.run_function = run_function
-
-        return self.around(begin, end)(original)
 
     def end(self, span: Any, _result: Any) -> None:
         """Ends the span that a ``begin`` has returned."""

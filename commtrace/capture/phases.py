@@ -91,7 +91,7 @@ class PhaseCapture:
         for module, function, name in _CLIPPING_FUNCTIONS:
             when_imported(module, functools.partial(self._hook_function, function, self._clipping(name)))
         for module, owner, method in _CLIPPING_METHODS:
-            when_imported(module, functools.partial(self._hook_method, owner, method, self._clipping("clip_grad_norm")))
+            self._hooks.replace_method_when_imported(module, owner, method, self._clipping("clip_grad_norm"))
 
     def uninstall(self) -> None:
         """Put every original back; import hooks that are still waiting do nothing from now on."""
@@ -99,11 +99,6 @@ class PhaseCapture:
 
     def _hook_function(self, function: str, wrap: Wrap, module: ModuleType) -> None:
         self._hooks.replace_function(module, function, wrap, *_HOLDERS)
-
-    def _hook_method(self, owner: str, method: str, wrap: Wrap, module: ModuleType) -> None:
-        found = getattr(module, owner, None)
-        if found is not None:
-            self._hooks.replace(found, method, wrap)
 
     def _hook_loader(self, module: ModuleType) -> None:
         """Every class of the module that has a ``__next__`` or makes such an iterator; nested ones count once."""

@@ -42,6 +42,7 @@ def test_modules_and_phases_of_a_job_that_computes_the_same_bits(tmp_path: Path)
         # The first forward of the last operation is not repeated: nothing of it is needed.
         expected = {f"{part}{way}" for part in ("Model", *parts) for way in ("", " backward")}
         assert {name: names[name] for name in expected} == dict.fromkeys(expected, STEPS)
+        assert [row["name"] for row in rows(run, rank, schema.RECOMPUTE)] == ["recompute"] * 2 * STEPS
         assert names["layers.0 recompute"] == names["layers.1 recompute"] == STEPS
         phases = [(row["kind"], row["name"], row["step"]) for row in rows(run, rank, schema.DATA, schema.CHECKPOINT)]
         assert [phase for phase in phases if phase[2] >= 0] == [

@@ -46,6 +46,10 @@ def test_actions_are_spans_in_the_order_of_the_plan(
         assert [row["step"] for row in rows(run, rank, schema.STEP)] == list(range(ITERATIONS))
         for step in range(ITERATIONS):
             assert actions(run, rank, step) == plan(schedule, rank, ranks, tmp_path)
+        repeated = [
+            (row["microbatch"], row["chunk"], row["stage"]) for row in rows(run, rank, schema.RECOMPUTE, step=1)
+        ]
+        assert repeated == [(microbatch, 0, rank) for microbatch in range(MICROBATCHES if chunks == 1 else 0)]
         messages = list(rows(run, rank, schema.P2P, step=1))
         assert messages
         assert {role_of(trace, row["group"], row["peer"]) for row in messages} == {"pp"}

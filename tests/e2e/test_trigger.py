@@ -144,7 +144,7 @@ def test_modules_are_recorded_in_the_steps_that_were_asked_for_and_in_no_other(
     run = load_run(job.directory)
     blocks = {f"{block}{part}" for block in "01" for part in ("", ".inner")}
     in_depth = {"Sequential", *blocks}
-    expected = {step: in_depth for step in range(first["first"], first["end"])}
+    expected = dict.fromkeys(range(first["first"], first["end"]), in_depth)
     expected |= {step: {"0.inner", "1.inner"} for step in range(second["first"], second["end"])}
     assert first["seen_by"] == second["seen_by"] == [0, 1]
     for rank in run.ranks:

@@ -27,7 +27,6 @@ pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from deepspeed.runtime.activation_checkpointing.checkpointing import CheckpointFunction
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.pipe import schedule
     from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -135,10 +134,6 @@ class Originals:
     def backward_pass(engine: Any) -> None:
         DeepSpeedEngine.backward(engine, torch.ones(1))
 
-    @staticmethod
-    def backward_of_checkpoint(checkpoint: Any) -> None:
-        checkpoint.run_function()
-
 
 @pytest.fixture
 def originals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +156,6 @@ def originals(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(DeepSpeedEngine, name, method)
     for owner, name in ZERO_METHODS:
         monkeypatch.setattr(owner, name, Originals.nothing)
-    monkeypatch.setattr(CheckpointFunction, "backward", staticmethod(Originals.backward_of_checkpoint))
     for name, method in {"train_batch": Originals.train_batch, "eval_batch": Originals.eval_batch}.items():
         monkeypatch.setattr(PipelineEngine, name, method)
     for instruction, function in {
@@ -324,15 +318,10 @@ def test_zero_gathers_and_reduces_in_phases(tracer: NotingTracer) -> None:
     assert tracer.notes == ["+phase gather", "-phase", "+phase reduce", "-phase", "+phase reduce", "-phase"]
 
 
-def test_checkpoints_are_spans_and_so_is_the_forward_that_is_repeated(tracer: NotingTracer) -> None:
+def test_saving_is_a_checkpoint(tracer: NotingTracer) -> None:
     engine_of().save_checkpoint("folder")
-    checkpoint = SimpleNamespace(run_function=lambda: tracer.notes.append("forward again"))
-    run_function = checkpoint.run_function
 
-    CheckpointFunction.backward(checkpoint)
-
-    assert tracer.notes == ["+checkpoint save", "-checkpoint", "+recompute", "forward again", "-recompute"]
-    assert checkpoint.run_function is run_function
+    assert tracer.notes == ["+checkpoint save", "-checkpoint"]
 
 
 def test_an_error_of_training_passes_through_and_closes_the_span(tracer: NotingTracer) -> None:
@@ -365,7 +354,7 @@ def test_a_failure_of_the_tracer_switches_the_integration_off_and_not_training(
 
 def test_uninstalling_puts_every_original_back(originals: None) -> None:
     owners = [
-        DeepSpeedEngine, PipelineEngine, CheckpointFunction, PartitionedParameterCoordinator,
+        DeepSpeedEngine, PipelineEngine, PartitionedParameterCoordinator,
         DeepSpeedZeroOptimizer_Stage3, DeepSpeedZeroOptimizer,
     ]  # fmt: skip
     before = [dict(vars(owner)) for owner in owners]

@@ -27,7 +27,6 @@ with warnings.catch_warnings():
     from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
     from megatron.core.pipeline_parallel import combined_1f1b, schedules
     from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.tensor_parallel import random as checkpointing
     from megatron.core.transformer.moe import token_dispatcher
 
 
@@ -370,26 +369,10 @@ def test_parts_of_the_work_are_phases(tracer: NotingTracer, monkeypatch: pytest.
     assert tracer.notes == ["+phase", "-phase"]
 
 
-def test_a_repeated_forward_is_a_recompute(tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointing, "_get_all_rng_states", lambda: ())
-    monkeypatch.setattr(checkpointing, "_set_all_rng_states", lambda: None)
-    layer = torch.nn.Linear(2, 2)
-    value = torch.ones(1, 2, requires_grad=True)
-
-    output = checkpointing.checkpoint(layer, False, value)
-    assert tracer.notes == []
-    output.sum().backward()
-
-    assert tracer.notes == ["+recompute", "-recompute"]
-    assert layer.weight.grad is not None
-    assert value.grad is not None
-
-
 def test_uninstall_puts_every_original_back() -> None:
     owners: list[Any] = [
-        schedules, parallel_state, checkpointing.CheckpointFunction, checkpointing.CheckpointWithoutOutput,
-        optimizers.MixedPrecisionOptimizer, optimizers.FP32Optimizer, optimizers.ChainedOptimizer,
-        LayerWiseDistributedOptimizer,
+        schedules, parallel_state, optimizers.MixedPrecisionOptimizer, optimizers.FP32Optimizer,
+        optimizers.ChainedOptimizer, LayerWiseDistributedOptimizer,
     ]  # fmt: skip
     before = [dict(vars(owner)) for owner in owners]
 
@@ -397,7 +380,7 @@ def test_uninstall_puts_every_original_back() -> None:
     now = [dict(vars(owner)) for owner in owners]
     uninstall()
 
-    assert sum(then[name] is not held[name] for then, held in zip(before, now, strict=True) for name in then) == 13
+    assert sum(then[name] is not held[name] for then, held in zip(before, now, strict=True) for name in then) == 11
     for owner, then in zip(owners, before, strict=True):
         assert {name for name, value in then.items() if vars(owner).get(name) is not value} == set()
 

@@ -1,5 +1,7 @@
 """Trains a small model with a schedule of torch.distributed.pipelining, and writes down the schedule's own plan.
 
+Schedules of one stage per rank checkpoint their activations.
+
 Arguments: name of the schedule's class, folder for the plans, "sgd" or "none" (no optimizer).
 """
 
@@ -13,11 +15,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.utils.checkpoint import checkpoint
 
 import commtrace.auto  # noqa: F401
 
 WIDTH, MICROBATCHES, ITERATIONS = 8, 8, 3
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+
+
+class Recomputed(torch.nn.Sequential):
+    """Keeps no activations: its backward runs its forward again."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        recomputed: torch.Tensor = checkpoint(super().forward, values, use_reentrant=False)
+        return recomputed
 
 
 def main(name: str, folder: Path, optimizer_name: str) -> None:
@@ -32,8 +43,8 @@ def main(name: str, folder: Path, optimizer_name: str) -> None:
     count = size * len(indices)
     stages = [
         PipelineStage(
-            torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()), index, count, torch.device("cpu"),
-            group=group,
+            (Recomputed if is_single else torch.nn.Sequential)(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()), index,
+            count, torch.device("cpu"), group=group,
         )
         for index in indices
     ]  # fmt: skip

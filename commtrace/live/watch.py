@@ -52,7 +52,7 @@ class LiveStraggler:
         cause: ``compute``, ``data``, ``gc``, ``host`` or ``unknown``.
         since: epoch seconds: begin of the first window in which it stood out.
         cost_ms_per_step: the excess over its peers, but no more than the other ranks stood still.
-        gpu_hours_per_day: the same over all devices of the job.
+        gpu_hours_per_day: the same over all devices of the job, a rank without a GPU counted as one.
         evidence: a sentence with the numbers.
         next_step: a sentence: what to do.
     """
@@ -175,7 +175,7 @@ class Watch:
                 straggler = self._straggler(reports, table, index, record, slow_host)
                 if record.named is None and record.suspected >= WINDOWS_TO_NAME:
                     record.named = straggler
-                    events.append(_found(straggler, now))
+                    events.append(_found(straggler, now, "GPU" if report.on_gpu else "rank"))
                 elif record.named is not None:
                     record.named = straggler
             elif table.is_clear[index] or record.named is None:
@@ -316,11 +316,11 @@ def _cost(event: LiveEvent) -> float:
     return event.straggler.cost_ms_per_step if event.straggler else 0.0
 
 
-def _found(straggler: LiveStraggler, now: float) -> LiveEvent:
+def _found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
     who = f"Host {straggler.host}" if straggler.cause == "host" else f"Rank {straggler.rank} on {straggler.host}"
     sentence = (
         f"{who} holds up the others ({straggler.cause}) for {now - straggler.since:.0f} s: "
-        f"{straggler.cost_ms_per_step:.1f} ms per step, {straggler.gpu_hours_per_day:.1f} GPU-hours per day. "
+        f"{straggler.cost_ms_per_step:.1f} ms per step, {straggler.gpu_hours_per_day:.1f} {device}-hours per day. "
         f"{straggler.evidence} {straggler.next_step}"
     )
     return LiveEvent(FOUND, now, straggler.rank, straggler.host, sentence, straggler)

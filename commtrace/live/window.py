@@ -41,6 +41,7 @@ class WindowReport:
         error_ns: standard error of the sum of the work, from its scatter between the steps.
         exposed_ns: waiting and transfer by role, bubble as ``pp``; the largest few.
         checkpoint_ns: saving.
+        on_gpu: whether it trains on one.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class WindowReport:
     error_ns: int = 0
     exposed_ns: Mapping[str, int] = field(default_factory=dict)
     checkpoint_ns: int = 0
+    on_gpu: bool = False
 
     @property
     def waiting_ns(self) -> int:
@@ -115,6 +117,7 @@ class Window:
             error_ns=_standard_error(work.sum(axis=1)),
             exposed_ns=_exposed(steps),
             checkpoint_ns=_mean([step.checkpoint_ns for step in steps]),
+            on_gpu=any(step.device is not None for step in steps),
         )
 
 

@@ -1,21 +1,25 @@
 """Where ranks leave their reports and one reads them: a TCPStore, over a connection of our own.
 
 The job's own connection is shared with the training thread, and a store serves one request of a connection at a time:
-a slow answer to us would make training wait. Every request is bounded by a timeout.
+a slow answer to us would make training wait. Every request is bounded by a timeout, also where the store is frozen.
 """
 
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from commtrace.errors import CommtraceError
+from commtrace.exporters.monitor.connection import (
+    TIMEOUT_SECONDS,
+    Connection,
+    check_that_it_answers,
+    check_that_somebody_listens,
+)
 
-TIMEOUT_SECONDS: Final = 3.0
 _ANNOUNCEMENT: Final = "commtrace/monitor"
 
 
@@ -43,22 +47,39 @@ class Board:
     Args:
         store: a TCPStore that nobody else uses.
         run: names the run among those that share the store.
+        connection: what bounds the requests of the store; it lives as long as the board.
     """
 
-    def __init__(self, store: Any, run: str) -> None:
+    def __init__(self, store: Any, run: str, connection: Connection | None = None) -> None:
         self._store = store
+        self._connection = connection
         self._prefix = f"commtrace/monitor/{run}/"
         self._present: set[int] = set()
 
     @classmethod
-    def connect(cls, address: str, run: str) -> Board:
+    def connect(
+        cls, address: str, run: str, opening: Callable[[Connection], None] | None = None, *, suspect: bool = False
+    ) -> Board:
         """A board in the store at ``HOST:PORT``.
+
+        Args:
+            address: of the store.
+            run: names the run.
+            opening: is given the connection before it is opened, so that another thread can cut it.
+            suspect: the store did not answer the last time.
 
         Raises:
             BoardError: nothing answers there.
         """
         host, port = split_address(address)
-        return cls(_store(host, port, is_master=False), run)
+        connection = Connection(host, port)
+        if opening is not None:
+            opening(connection)
+        try:
+            (check_that_it_answers if suspect else check_that_somebody_listens)(host, port)
+            return cls(connection.open(), run, connection)
+        except (OSError, OverflowError, RuntimeError) as error:
+            raise BoardError(f"the store does not answer at {host}:{port}: {error or type(error).__name__}") from error
 
     @classmethod
     def serve(cls, address: str, run: str) -> Board:
@@ -67,18 +88,14 @@ class Board:
         Raises:
             BoardError: the address cannot be listened on.
         """
+        from torch._C._distributed_c10d import TCPStore
+
         host, port = split_address(address)
-        return cls(_store(host, port, is_master=True), run)
-
-    @classmethod
-    def of_job(cls, run: str) -> Board:
-        """A board in the store of this process's job.
-
-        Raises:
-            BoardError: the job has no TCPStore, or it does not answer.
-        """
-        host, port = address_of_job()
-        return cls(_store(host, port, is_master=False), run)
+        timeout = timedelta(seconds=TIMEOUT_SECONDS)
+        try:
+            return cls(TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False), run)
+        except RuntimeError as error:
+            raise BoardError(f"the store cannot be served at {host}:{port}: {error}") from error
 
     def announce(self, announcement: Announcement) -> None:
         """Say which run reports here.
@@ -102,7 +119,7 @@ class Board:
 
     def of_run(self, run: str) -> Board:
         """The board of a run in the same store."""
-        return Board(self._store, run)
+        return Board(self._store, run, self._connection)
 
     def put(self, rank: int, report: bytes) -> None:
         """Replace the report of a rank.
@@ -142,8 +159,8 @@ class Board:
         with _told():
             return bool(self._store.check([self._prefix + "hangs"]))
 
-    def hangs(self, ranks: Iterable[int]) -> list[bytes]:
-        """What those of these ranks say for which training stands still.
+    def hangs(self, ranks: Iterable[int]) -> dict[int, bytes]:
+        """What those of these ranks say for which training stands still, by rank.
 
         Raises:
             BoardError: the store does not answer.
@@ -151,7 +168,7 @@ class Board:
         with _told():
             there = [rank for rank in ranks if self._store.check([self._hang_key(rank)])]
             told = self._store.multi_get([self._hang_key(rank) for rank in there]) if there else []
-            return [report for report in told if report]
+            return {rank: report for rank, report in zip(there, told, strict=True) if report}
 
     def _hang_key(self, rank: int) -> str:
         return f"{self._prefix}hang/{rank}"
@@ -190,8 +207,8 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def address_of_job() -> tuple[str, int]:
-    """Where the job's own store listens.
+def address_of_job() -> str:
+    """Where the job's own store listens: ``HOST:PORT``.
 
     Raises:
         BoardError: the job has none, or none that others can connect to.
@@ -209,28 +226,4 @@ def address_of_job() -> tuple[str, int]:
             f"the job's store is a {type(store).__name__}, which takes no further connections; start "
             "`commtrace monitor --serve HOST:PORT` and set COMMTRACE_MONITOR_STORE=HOST:PORT"
         )
-    return store.host, store.port
-
-
-def _store(host: str, port: int, *, is_master: bool) -> Any:
-    from torch._C._distributed_c10d import TCPStore
-
-    if not is_master:
-        _check_that_somebody_listens(host, port)
-    try:
-        return TCPStore(
-            host, port, is_master=is_master, timeout=timedelta(seconds=TIMEOUT_SECONDS), wait_for_workers=False
-        )
-    except RuntimeError as error:
-        does = "cannot be served at" if is_master else "does not answer at"
-        raise BoardError(f"the store {does} {host}:{port}: {error}") from error
-
-
-def _check_that_somebody_listens(host: str, port: int) -> None:
-    """Where nobody does, a TCPStore tries again for longer than its timeout, in C++: a process that ends meanwhile, as
-    the last ranks of a job do when the first one is gone, would be aborted when that thread asks for the GIL.
-    """
-    try:
-        socket.create_connection((host, port), TIMEOUT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise BoardError(f"the store does not answer at {host}:{port}: {error}") from error
+    return f"{store.host}:{store.port}"

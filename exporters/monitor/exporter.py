@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from commtrace.config import Config
-from commtrace.exporters.monitor.board import TIMEOUT_SECONDS, Announcement, Board, BoardError
+from commtrace.exporters.monitor.board import Announcement, Board, BoardError, address_of_job
+from commtrace.exporters.monitor.connection import Connection
 from commtrace.exporters.monitor.hangs import packed
 from commtrace.exporters.monitor.joiner import Joiner, Outlet
 from commtrace.exporters.monitor.outlets import FileOutlet, LiveOutlet, LogOutlet, WebhookOutlet
@@ -29,6 +30,9 @@ _JOIN_DELAY: Final = 0.25
 
 _TICK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 10.0
+_SECONDS_TO_END: Final = 0.5
+"""How long the end of the job waits for a request that is under way; then it is cut."""
+
 _FAILURES_TOLD: Final = 3
 """The end of a job takes the store away before the last rank is gone: single failures are nothing to tell."""
 
@@ -63,6 +67,8 @@ class MonitorExporter:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._board: Board | None = None
+        self._connection: Connection | None = None
+        self._suspect = False
         self._joiner: Joiner | None = None
         self._told_hang: Mapping[str, Any] | None = None
         self._webhook: WebhookOutlet | None = None
@@ -77,7 +83,10 @@ class MonitorExporter:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(TIMEOUT_SECONDS)
+        self._thread.join(_SECONDS_TO_END)
+        if self._thread.is_alive() and self._connection is not None:
+            self._connection.cut()
+            self._thread.join(_SECONDS_TO_END)
         if self._webhook is not None:
             self._webhook.close()
 
@@ -118,7 +127,10 @@ class MonitorExporter:
 
     def _failed(self, error: BoardError) -> None:
         """Connect anew, later; say so when it lasts."""
+        self._suspect = self._suspect or self._board is not None
         self._board = None
+        if self._connection is not None:
+            self._connection.cut()
         self._failures += 1
         self._retry_at = self._clock() + (_RETRY_SECONDS if self._failures >= _FAILURES_TOLD else 0.0)
         if self._failures == _FAILURES_TOLD:
@@ -156,10 +168,15 @@ class MonitorExporter:
         if self._board is None:
             run = f"{self._rank.run_id}/{self._rank.metadata.attempt}"
             store = self._config.monitor_store
-            self._board = Board.connect(store, run) if store else Board.of_job(run)
+            address = store or address_of_job()
+            self._board = Board.connect(address, run, self._opening, suspect=self._suspect)
+            self._suspect = False
             if store and self._rank.rank == 0:
                 self._board.announce(Announcement(run, self._rank.metadata.world_size, self._config.monitor_seconds))
         return self._board
+
+    def _opening(self, connection: Connection) -> None:
+        self._connection = connection
 
     def _outlets(self) -> list[Outlet]:
         outlets: list[Outlet] = [LogOutlet(), FileOutlet(self._rank.directory), LiveOutlet(self._rank)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
+
+_logger = logging.getLogger("commtrace")
 
 HUNG = "hang"
 _GATHER_SECONDS = 4.0
@@ -43,12 +46,21 @@ def unpacked(told: bytes) -> dict[str, Any]:
     return report
 
 
-def hang_event(reports: Sequence[Mapping[str, Any]], world_size: int, now: float) -> LiveEvent:
-    """What the reports of the ranks, put together, say: the same analysis that reads the files of a hung job."""
+def hang_event(
+    reports: Sequence[Mapping[str, Any]], world_size: int, now: float, unreadable: Sequence[int] = ()
+) -> LiveEvent:
+    """What the reports of the ranks, put together, say: the same analysis that reads the files of a hung job.
+
+    Args:
+        reports: at least one.
+        world_size: ranks of the job.
+        now: epoch seconds.
+        unreadable: ranks that have said something that is not understood; they are not silent.
+    """
     run = run_of(reports)
     # Every rank that speaks has stood still for longer than is usual: judged like a job that will not go on.
     told = examine(run, now_ns=time.time_ns(), alive=lambda metadata: False)
-    silent = sorted(set(range(world_size)) - set(run.ranks))
+    silent = sorted(set(range(world_size)) - set(run.ranks) - set(unreadable))
     roots = [root["rank"] for root in told["hang"]["chains"]["roots"]]
     sentences = [
         f"Training has stopped: {len(run.ranks)} of {world_size} ranks say so.",
@@ -57,8 +69,10 @@ def hang_event(reports: Sequence[Mapping[str, Any]], world_size: int, now: float
             if silent
             else []
         ),
+        *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
         *told["hang"]["sentences"],
     ]
+    roots = [rank for rank in roots if rank not in unreadable] or roots
     rank = roots[0] if roots else silent[0] if silent else -1
     host = run.ranks[rank].metadata.node if rank in run.ranks else ""
     return LiveEvent(HUNG, now, rank, host, " ".join(sentence.strip() for sentence in sentences))
@@ -66,23 +80,30 @@ def hang_event(reports: Sequence[Mapping[str, Any]], world_size: int, now: float
 
 def run_of(reports: Sequence[Mapping[str, Any]]) -> Run:
     """A run without rows, of what each rank was doing."""
-    ranks = {}
-    for report in reports:
-        metadata = RankMetadata(**{**report["metadata"], "anchor": ClockAnchor(**report["metadata"]["anchor"])})
-        ranks[metadata.rank] = RankTrace(
-            metadata=metadata,
-            spans=Spans.empty(),
-            groups={one["id"]: Group(**{**one, "ranks": tuple(one["ranks"])}) for one in report["groups"]},
-            coordinates=report["topology"].get("coordinates", {}),
-            parallel=report["topology"].get("parallel", {}),
-            anchors=(ClockAnchor(report["monotonic_ns"], round(report["time"] * 1e9)),),
-            in_flight=tuple(report["in_flight"]),
-            activity={**report["activity"], "quiet_ns": report["quiet_ns"]},
-            activity_ns=report["monotonic_ns"],
-            last_written_ns=report["monotonic_ns"],
-            closed=False,
-        )
+    ranks = {trace.rank: trace for trace in map(trace_of, reports)}
     return Run(Path("running job"), dict(sorted(ranks.items())), [])
+
+
+def trace_of(report: Mapping[str, Any]) -> RankTrace:
+    """One rank without rows, with what it was doing.
+
+    Raises:
+        KeyError, TypeError, ValueError: the report lacks something, or is of another version.
+    """
+    metadata = RankMetadata(**{**report["metadata"], "anchor": ClockAnchor(**report["metadata"]["anchor"])})
+    return RankTrace(
+        metadata=metadata,
+        spans=Spans.empty(),
+        groups={one["id"]: Group(**{**one, "ranks": tuple(one["ranks"])}) for one in report["groups"]},
+        coordinates=report["topology"].get("coordinates", {}),
+        parallel=report["topology"].get("parallel", {}),
+        anchors=(ClockAnchor(report["monotonic_ns"], round(report["time"] * 1e9)),),
+        in_flight=tuple(report["in_flight"]),
+        activity={**report["activity"], "quiet_ns": report["quiet_ns"]},
+        activity_ns=report["monotonic_ns"],
+        last_written_ns=report["monotonic_ns"],
+        closed=False,
+    )
 
 
 class HangJoiner:
@@ -93,13 +114,18 @@ class HangJoiner:
 
     Args:
         world_size: ranks of the job.
+
+    Attributes:
+        sentence: what was last told of the hang that the job is in; empty while it goes on.
     """
 
     def __init__(self, world_size: int) -> None:
+        self.sentence = ""
         self._world_size = world_size
         self._first_heard = 0.0
         self._told_at = 0.0
         self._told_count = 0
+        self._unreadable_told = False
 
     def look(self, board: Board, now: float) -> list[LiveEvent]:
         """Who is in a hang, if that is news.
@@ -113,14 +139,32 @@ class HangJoiner:
         """
         if not board.hangs_told():
             return []
-        reports = [unpacked(one) for one in board.hangs(range(self._world_size))]
+        told = board.hangs(range(self._world_size))
+        reports = self._readable(told)
         if not reports:
-            self._first_heard, self._told_count = 0.0, 0
+            self._first_heard, self._told_count, self.sentence = 0.0, 0, ""
             return []
         self._first_heard = self._first_heard or now
-        news = len(reports) > self._told_count
+        news = len(told) > self._told_count
         waited = now - (self._told_at if self._told_count else self._first_heard) >= _GATHER_SECONDS
-        if not (news and (waited or len(reports) == self._world_size)):
+        if not (news and (waited or len(told) == self._world_size)):
             return []
-        self._told_at, self._told_count = now, len(reports)
-        return [hang_event(reports, self._world_size, now)]
+        self._told_at, self._told_count = now, len(told)
+        unreadable = sorted(set(told) - set(reports))
+        event = hang_event(list(reports.values()), self._world_size, now, unreadable)
+        self.sentence = event.sentence
+        return [event]
+
+    def _readable(self, told: Mapping[int, bytes]) -> dict[int, dict[str, Any]]:
+        """What can be understood, by rank: one bad report must not hide the others."""
+        found = {}
+        for rank, one in told.items():
+            try:
+                report = unpacked(one)
+                trace_of(report)
+                found[rank] = report
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                if not self._unreadable_told:
+                    self._unreadable_told = True
+                    _logger.warning("commtrace: what rank %d says of a hang cannot be read: %r", rank, error)
+        return found

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from commtrace.exporters.monitor.board import Board
+from commtrace.exporters.monitor.board import Board, BoardError
 from commtrace.exporters.monitor.hangs import HangJoiner
 from commtrace.live.watch import LiveEvent, Watch
 from commtrace.live.window import WindowReport
@@ -37,6 +37,7 @@ class Joiner:
         self._hangs = HangJoiner(world_size)
         self._newest: list[WindowReport] = []
         self._unreadable_told = False
+        self._hangs_failed = False
 
     def join(self, board: Board, now: float) -> list[LiveEvent]:
         """Read the reports on the board, judge, tell.
@@ -53,7 +54,17 @@ class Joiner:
         Raises:
             BoardError: the store does not answer.
         """
-        events = self._hangs.look(board, now)
+        if self._hangs_failed:
+            return []
+        try:
+            events = self._hangs.look(board, now)
+        except BoardError:
+            raise
+        except Exception:
+            # Who is slow can still be told.
+            self._hangs_failed = True
+            _logger.warning("commtrace: the monitor tells of no hang any more; each rank's file does", exc_info=True)
+            return []
         return self._tell(events, now) if events else []
 
     def _tell(self, events: list[LiveEvent], now: float) -> list[LiveEvent]:
@@ -83,5 +94,6 @@ class Joiner:
             "step_ms": watch.step_ns / 1e6,
             "last_step": max((report.last_step for report in reports), default=-1),
             "peers_missing": watch.peers_missing,
+            "hang": self._hangs.sentence or None,
             "stragglers": [straggler.to_json() for straggler in watch.stragglers],
         }

@@ -10,8 +10,12 @@ from typing import Final
 from commtrace.live.summary import OperationSummary, StepSummary
 from commtrace.live.trace_id import trace_id
 
-BUCKETS_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
-"""Upper bounds of the step duration's buckets; with +Inf they are ten."""
+BUCKETS_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 120.0)
+"""Upper bounds of the step duration's buckets; with +Inf they are ten.
+
+Half decades, from the steps of a toy model to the longest ones that the rules can rate. They are equal on all ranks,
+whatever these train, so that they can be added up; what needs more than half a decade divides the sum by the count.
+"""
 
 MOST_OPERATIONS: Final = 36
 """So many pairs of operation and role get series of their own; what comes later is added up as ``other``."""

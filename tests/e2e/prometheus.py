@@ -36,8 +36,14 @@ class Sample(NamedTuple):
 class Prometheus:
     """A server that runs."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self.url = f"http://127.0.0.1:{port}"
+        self._process = process
+
+    def kill(self) -> None:
+        """End it in the middle of what it does."""
+        self._process.kill()
+        self._process.wait()
 
     def query(self, expr: str) -> list[Sample]:
         """What an expression gives now."""
@@ -87,7 +93,7 @@ def running(directory: Path, targets: Path, rules: Path) -> Iterator[Prometheus]
     with (directory / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([PROGRAM, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
-        server = Prometheus(port)
+        server = Prometheus(port, process)
         until(server.is_ready, 60, lambda: (directory / "prometheus.log").read_text())
         yield server
     finally:

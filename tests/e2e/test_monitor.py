@@ -24,7 +24,8 @@ from tests.e2e.launch import REPOSITORY, Completed, launch
 pytestmark = pytest.mark.e2e
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "monitored.py"
-WINDOW_SECONDS = 2.0
+WINDOW_SECONDS = 4.0  # the default
+MOST_SECONDS_TO_NAME = 15.0
 
 
 class Job(threading.Thread):
@@ -39,7 +40,6 @@ class Job(threading.Thread):
         self._environment = {
             "COMMTRACE_DIR": str(directory),
             "COMMTRACE_EXPORT": "monitor",
-            "COMMTRACE_MONITOR_SECONDS": str(WINDOW_SECONDS),
             "PYTHONPATH": str(REPOSITORY),
             **environment,
         }
@@ -98,55 +98,73 @@ def hook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     server.server_close()
 
 
-def test_a_rank_that_becomes_slow_is_named_and_cleared(tmp_path: Path, hook: tuple[str, list[dict[str, Any]]]) -> None:
+def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
+    tmp_path: Path, hook: tuple[str, list[dict[str, Any]]]
+) -> None:
     url, received = hook
-    job = Job(tmp_path / "run", 35, COMMTRACE_MONITOR_WEBHOOK=url)
-    job.wait_until_it_trains()
-    assert job.events() == []
-    job.slow.write_text("2 0.5")
-    slowed_at = time.time()
-    found = job.wait_for("straggler", 30)
+    job = Job(tmp_path / "run", 120, COMMTRACE_MONITOR_WEBHOOK=url)
+    try:
+        job.wait_until_it_trains()
+        assert job.events() == []
+        job.slow.write_text("2 0.2")
+        slowed_at = time.time()
+        found = job.wait_for("straggler", 40)
+        named = [one["rank"] for one in job.status()["stragglers"]]
+        job.slow.unlink()
+        recovered = job.wait_for("recovered", 40)
+    finally:
+        job.slow.with_name("stop").touch()
+        job.join()
     assert (found["rank"], found["straggler"]["cause"]) == (2, "unknown")  # this program names no forward
-    # The window in which it became slow may count or not; then one more, and the join.
-    assert found["time"] - slowed_at < 5 * WINDOW_SECONDS
-    assert 0.2 * 80 < found["straggler"]["cost_ms_per_step"] < 0.8 * 80
-    assert [one["rank"] for one in job.status()["stragglers"]] == [2]
-    job.slow.unlink()
-    assert job.wait_for("recovered", 30)["rank"] == 2
-    job.join()
+    assert named == [2]
+    # Told at the third end of a window after the fault, at the latest.
+    assert found["time"] - slowed_at < MOST_SECONDS_TO_NAME
+    assert found["time"] // WINDOW_SECONDS - slowed_at // WINDOW_SECONDS <= 3
+    assert 0.5 * 16 < found["straggler"]["cost_ms_per_step"] < 1.5 * 16
+    assert recovered["rank"] == 2
     assert job.completed is not None
     assert job.completed.returncode == 0, job.completed.stdout
     assert "commtrace: Rank 2 on" in job.completed.stdout
+    assert "rank-hours per day" in job.completed.stdout
     assert [event["kind"] for event in job.events()] == ["straggler", "recovered"], job.events()
     assert [event["kind"] for event in received] == ["straggler", "recovered"]
 
 
-def test_killing_a_monitor_outside_of_the_job_leaves_training_and_recording_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_monitor_outside_of_the_job_may_die_or_freeze_while_ranks_train(tmp_path: Path, fate: signal.Signals) -> None:
     port = _free_port()
     command = [sys.executable, "-m", "commtrace", "monitor", "--serve", f"127.0.0.1:{port}", "-o", str(tmp_path)]
     log = (tmp_path / "log").open("w")
     monitor = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": "."})
-    job = Job(tmp_path / "run", 18, COMMTRACE_MONITOR_STORE=f"127.0.0.1:{port}")
+    store = {"COMMTRACE_MONITOR_STORE": f"127.0.0.1:{port}", "COMMTRACE_MONITOR_SECONDS": "1"}
+    job = Job(tmp_path / "run", 120, **store)
     try:
         deadline = time.monotonic() + 60
         status = tmp_path / "monitor.json"
         while not (status.exists() and json.loads(status.read_text())["last_step"] > 20):
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.1)
+        monitor.send_signal(fate)
+        time.sleep(6)  # ranks go on reporting to nobody: requests fail, or end by their timeout
     finally:
-        monitor.send_signal(signal.SIGKILL)
+        job.slow.with_name("stop").touch()
+        job.join()
+        monitor.kill()
         monitor.wait()
         log.close()
-    job.join()
     assert job.completed is not None
     assert job.completed.returncode == 0, job.completed.stdout
     assert job.completed.stdout.count("trained") == 4
+    # torch writes its own stack where a request fails, but not again at every try.
+    assert job.completed.stdout.count("Exception raised from") <= 4, job.completed.stdout
     run = load_run(tmp_path / "run")
     assert run.problems == ()
     for trace in run.ranks.values():
         steps = sorted(trace.spans.step[trace.spans.kind == schema.STEP].tolist())
         assert steps == list(range(len(steps)))
-        assert len(steps) > 20
+        assert len(steps) > 60
+        durations = (trace.spans.end - trace.spans.start)[trace.spans.kind == schema.STEP]
+        assert durations.max() < 5_000_000_000, "no step has waited for the monitor"
         assert trace.dropped == {}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,8 @@ from commtrace.exporters.grafana.dashboards import dashboards
 from commtrace.exporters.prometheus import generate
 from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules
 from commtrace.live.trace_id import trace_id
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
 from tests.e2e import prometheus
 from tests.e2e.launch import Completed, launch
 
@@ -80,11 +84,15 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
             _the_parts_are_the_step(job)
             _exemplars_lead_to_traces(job)
             _the_slow_rank_is_named(job)
+            _training_goes_on_without_prometheus(job)
         finally:
             job.stop_file.touch()
             completed: Completed = training.result()
     assert completed.returncode == 0, completed.stdout
     assert list(targets.iterdir()) == []
+    for trace in load_run(tmp_path / "run").ranks.values():
+        steps = trace.spans.step[trace.spans.kind == schema.STEP].tolist()
+        assert (trace.closed, trace.dropped, steps) == (True, {}, list(range(len(steps))))
 
 
 def _nobody_is_slow(job: Job) -> None:
@@ -133,3 +141,20 @@ def _the_slow_rank_is_named(job: Job) -> None:
     job.slow_file.touch()
     prometheus.until(job.stragglers, 60, lambda: job.server.query("commtrace:straggler_score:ratio"))
     assert job.stragglers() == [SLOW_RANK]
+
+
+def _training_goes_on_without_prometheus(job: Job) -> None:
+    """It is killed while it scrapes once a second; ranks answer the next one that asks as before."""
+    before = [last_step(job, rank) for rank in range(4)]
+    job.server.kill()
+    prometheus.until(lambda: all(last_step(job, rank) > before[rank] + 20 for rank in range(4)), 60)
+
+
+def last_step(job: Job, rank: int) -> int:
+    """As the rank's own endpoint says."""
+    (target,) = job.targets.glob(f"*rank-{rank:05d}.json")
+    with urllib.request.urlopen(
+        f"http://{json.loads(target.read_text())[0]['targets'][0]}/metrics", timeout=20
+    ) as told:
+        (line,) = [one for one in told.read().decode().splitlines() if one.startswith("commtrace_last_step ")]
+    return int(float(line.split()[1]))

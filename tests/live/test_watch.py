@@ -25,6 +25,7 @@ def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **colu
         "last_step": 40 * window,
         "duration_ns": 100 * MS,
         "error_ns": MS // 10,
+        "on_gpu": True,
         "exposed_ns": {"dp": round(waiting * MS)},
         **columns,
     }
@@ -71,6 +72,16 @@ def test_the_cause_is_the_work_that_is_too_much(work: Sequence[float], cause: st
     _, (event,) = watched(2, {2: work})
     assert event.straggler is not None
     assert event.straggler.cause == cause
+
+
+def test_what_ranks_without_a_gpu_lose_is_not_called_gpu_hours() -> None:
+    watch = Watch(4, SECONDS)
+    events = []
+    for window in (0, 1):
+        work = {rank: (72 if rank == 2 else 60, 5, 0, 5) for rank in range(4)}
+        reports = [report(rank, window, work[rank], on_gpu=False) for rank in range(4)]
+        events += watch.join(reports, now=(window + 1) * SECONDS)
+    assert "12.0 ms per step, 11.5 rank-hours per day" in events[0].sentence
 
 
 def test_it_is_told_once_and_cleared_when_it_is_over() -> None:

@@ -1,6 +1,7 @@
 """Steps of sleeping and reducing. While the file SLOW exists, the rank that it names sleeps longer, by a share.
 
-Arguments: the file, seconds to run. Sleeping stands for work: it does not compete for the cores of a small machine.
+Arguments: the file; most seconds to run. A file ``stop`` beside the first one ends the job earlier. Sleeping stands for
+work: it does not compete for the cores of a small machine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main(slow: Path, seconds: float) -> None:
         with commtrace.step(number):
             time.sleep(WORK_SECONDS * (1 + _extra(slow)))
             # The ranks end together: the smallest wish counts.
-            going.fill_(float(time.monotonic() < end))
+            going.fill_(float(time.monotonic() < end and not slow.with_name("stop").exists()))
             dist.all_reduce(going, op=dist.ReduceOp.MIN)
         number += 1
     print(f"rank {dist.get_rank()} trained {number} steps", flush=True)

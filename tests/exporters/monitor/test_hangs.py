@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from commtrace.exporters.monitor import hangs
 from commtrace.exporters.monitor.hangs import HangJoiner, hang_event, packed, unpacked
+from commtrace.exporters.monitor.joiner import Joiner
 from tests.factory import group, metadata
 
 SECOND = 1_000_000_000
@@ -76,8 +79,8 @@ class FakeBoard:
     def hangs_told(self) -> bool:
         return bool(self.reports)
 
-    def hangs(self, ranks: Any) -> list[bytes]:
-        return [self.reports[rank] for rank in ranks if self.reports.get(rank)]
+    def hangs(self, ranks: Any) -> dict[int, bytes]:
+        return {rank: self.reports[rank] for rank in ranks if self.reports.get(rank)}
 
 
 def test_it_is_told_when_all_have_spoken_or_after_four_seconds() -> None:
@@ -98,7 +101,37 @@ def test_the_next_hang_is_told_as_well() -> None:
     board, joiner = FakeBoard(), HangJoiner(4)
     board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
     assert len(joiner.look(board, 0.0)) == 1  # type: ignore[arg-type]
+    assert "Hung at seq 5" in joiner.sentence
     board.reports = dict.fromkeys(board.reports, b"")
     assert joiner.look(board, 10.0) == []  # type: ignore[arg-type]
+    assert joiner.sentence == ""
     board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
     assert len(joiner.look(board, 20.0)) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"nonsense", zlib.compress(b"[1, 2]"), zlib.compress(b'{"metadata": {}}'), zlib.compress(b"\xff")]
+)
+def test_a_report_that_cannot_be_read_hides_no_other_and_accuses_nobody(
+    nonsense: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    board, joiner = FakeBoard(), HangJoiner(4)
+    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()} | {1: nonsense}
+    (event,) = joiner.look(board, 1.0)  # type: ignore[arg-type]
+    assert (event.rank, event.host) == (2, "node2")
+    assert "3 of 4 ranks say so" in event.sentence
+    assert "What rank 1 says cannot be read, and is left out" in event.sentence
+    assert "No word from" not in event.sentence
+    joiner.look(board, 8.0)  # type: ignore[arg-type]
+    assert caplog.text.count("what rank 1 says of a hang cannot be read") == 1
+
+
+def test_an_analysis_that_fails_does_not_switch_the_monitor_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board, joiner = FakeBoard(), Joiner(4, 4.0, [])
+    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
+    monkeypatch.setattr(hangs, "hang_event", lambda *_: 1 / 0)
+    assert joiner.look_for_hangs(board, 1.0) == []  # type: ignore[arg-type]
+    assert joiner.look_for_hangs(board, 2.0) == []  # type: ignore[arg-type]
+    assert caplog.text.count("the monitor tells of no hang any more") == 1

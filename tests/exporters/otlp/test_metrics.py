@@ -64,7 +64,7 @@ def test_the_duration_of_steps_is_a_histogram() -> None:
     assert isinstance(duration, Histogram)
     (point,) = duration.data_points
     assert (point.count, point.sum) == (3, 6.0)
-    assert dict(zip(point.explicit_bounds, point.bucket_counts, strict=False))[2.5] == 3
+    assert dict(zip(point.explicit_bounds, point.bucket_counts, strict=False))[3.0] == 3
     assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
 
 

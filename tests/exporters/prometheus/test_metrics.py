@@ -58,8 +58,8 @@ def test_two_steps_are_added_up() -> None:
 
     told = values(RankCollector(live, totals))
 
-    bounds = ("0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "15.0", "60.0", "+Inf")
-    below = (0, 0, 1, 1, 1, 2, 2, 2, 2, 2)
+    bounds = ("0.01", "0.03", "0.1", "0.3", "1.0", "3.0", "10.0", "30.0", "120.0", "+Inf")
+    below = (0, 0, 0, 1, 1, 2, 2, 2, 2, 2)
     assert told == {
         **{
             f"commtrace_step_duration_seconds_bucket{{le={bound}}}": count
@@ -101,7 +101,7 @@ def test_two_steps_are_added_up() -> None:
 
 def test_an_example_of_every_duration_leads_to_the_trace_of_its_step() -> None:
     totals = StepTotals()
-    for step, seconds in ((1, 0.2), (2, 0.21), (3, 2.0), (4, 100.0)):
+    for step, seconds in ((1, 0.2), (2, 0.21), (3, 2.0), (4, 200.0)):
         totals.add(summary(step, duration_ns=int(seconds * SECOND)))
 
     examples = {
@@ -109,10 +109,17 @@ def test_an_example_of_every_duration_leads_to_the_trace_of_its_step() -> None:
     }
 
     assert {bound: (example.labels, example.value) for bound, example in examples.items()} == {
-        "0.25": ({"trace_id": f"{trace_id('r1', 2):032x}"}, 0.21),
-        "2.5": ({"trace_id": f"{trace_id('r1', 3):032x}"}, 2.0),
-        "+Inf": ({"trace_id": f"{trace_id('r1', 4):032x}"}, 100.0),
+        "0.3": ({"trace_id": f"{trace_id('r1', 2):032x}"}, 0.21),
+        "3.0": ({"trace_id": f"{trace_id('r1', 3):032x}"}, 2.0),
+        "+Inf": ({"trace_id": f"{trace_id('r1', 4):032x}"}, 200.0),
     }
+
+
+def test_buckets_tell_short_steps_apart_and_are_at_most_ten() -> None:
+    totals = StepTotals()
+    for number, milliseconds in enumerate((5, 20, 80, 250)):
+        totals.add(summary(number, duration_ns=milliseconds * SECOND // 1_000))
+    assert [bucket.count for bucket in totals.buckets] == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
 
 
 def test_mfu_and_memory_are_there_where_they_are_known_and_absent_where_not() -> None:

@@ -1,0 +1,103 @@
+"""A store that is frozen, not dead: requests end, and so does the process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commtrace.config import Config
+from commtrace.exporters.monitor.board import Board, BoardError
+from commtrace.exporters.monitor.connection import Connection
+from commtrace.exporters.monitor.exporter import MonitorExporter
+from commtrace.live.rank import LiveRank
+from tests.factory import metadata
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="sockets are found in Linux' /proc")
+
+LIMIT_SECONDS = 30.0
+"""A request that nothing bounds never ends; one that is bounded takes 3 s, on a busy machine somewhat more."""
+
+SERVES = """
+import sys, time
+from commtrace.exporters.monitor.board import Board
+board = Board.serve(sys.argv[1], "run/0")
+print("serves", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def server(address: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", SERVES, address], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serves\n"
+        yield process
+        process.kill()
+
+
+def test_no_request_waits_for_a_frozen_store(address: str, server: subprocess.Popen[str]) -> None:
+    board = Board.connect(address, "run/0")
+    board.put(0, b"report")
+    server.send_signal(signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(BoardError, match="does not answer"):
+        board.get([0, 1])
+    for suspect in (True, False):
+        with pytest.raises(BoardError, match=address):
+            Board.connect(address, "run/0", suspect=suspect)
+    assert time.monotonic() - begin < LIMIT_SECONDS
+    server.send_signal(signal.SIGCONT)
+    assert Board.connect(address, "run/0", suspect=True).get([0, 1]) == [b"report"]
+
+
+def test_the_end_of_the_job_does_not_wait_for_a_frozen_store(
+    address: str, server: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    config = Config(dir=str(tmp_path), monitor_store=address, monitor_seconds=0.5)
+    exporter = MonitorExporter(config, LiveRank(metadata(1, world_size=2), tmp_path))
+    board = Board.connect(address, f"{metadata(1, world_size=2).run_id}/0")
+    _until(lambda: bool(board.get([1])))
+    server.send_signal(signal.SIGSTOP)
+    time.sleep(1.0)  # by now it has something to tell, and nobody listens
+    begin = time.monotonic()
+    exporter.close()
+    assert time.monotonic() - begin < 3.0  # waits half a second, cuts, waits half a second
+    _until(lambda: all(thread.name != "commtrace-monitor" for thread in threading.enumerate()))
+
+
+def test_a_socket_of_the_script_is_never_taken_for_ours(address: str, server: subprocess.Popen[str]) -> None:
+    """Neither before ours is open nor after it was cut, and where two are opened at a time, none is touched."""
+    host, port = address.split(":")
+    connection = Connection(host, int(port))
+    with socket.create_connection((host, int(port))) as earlier:
+        connection.cut()
+        connection.open()
+        with socket.create_connection((host, int(port))) as later:
+            connection.cut()
+            connection.cut()
+            for own in (earlier, later):
+                own.sendall(b"\0")
+    assert connection._found(set()) is None
+
+
+def _until(is_so: object) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not is_so():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.straggler import find_stragglers
-from commtrace.analysis.straggler_verdict import Verdict
+from commtrace.analysis.straggler import Findings, find_stragglers
 from tests.e2e.launch import REPOSITORY, launch
 
 pytestmark = [
@@ -28,7 +27,7 @@ OPTIONS = ["--pipeline", "2", "--microbatches", "8", "--hidden", "64", "--sequen
 TWO_HOSTS = 'export COMMTRACE_NODE_ID=$([ $((LOCAL_RANK % 2)) = 0 ] && echo a || echo b); exec "$@"'
 
 
-def verdicts(directory: Path, cause: str) -> tuple[Verdict, ...]:
+def findings(directory: Path, cause: str) -> Findings:
     command = ["--no-python", "bash", "-c", TWO_HOSTS, "bash", "python", PROGRAM, cause, *OPTIONS]
     environment = {
         "COMMTRACE_DIR": str(directory),
@@ -38,7 +37,7 @@ def verdicts(directory: Path, cause: str) -> tuple[Verdict, ...]:
     completed = launch(command, 4, environment, timeout=120)
     assert completed.returncode == 0, completed.stdout
     analysis = analyse(directory)
-    return find_stragglers(analysis.run, analysis.matches).verdicts
+    return find_stragglers(analysis.run, analysis.matches)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +52,6 @@ def verdicts(directory: Path, cause: str) -> tuple[Verdict, ...]:
     ],
 )
 def test_the_injected_cause_is_the_dearest_verdict(injected: str, cause: str, ranks: set[int], tmp_path: Path) -> None:
-    found = verdicts(tmp_path / "run", injected)
-    assert found, f"nothing was found; {injected} was injected"
-    assert (found[0].cause, found[0].rank in ranks) == (cause, True), found
+    found = findings(tmp_path / "run", injected)
+    assert found.verdicts, f"nothing was found; {injected} was injected; {found.abstentions}"
+    assert (found.verdicts[0].cause, found.verdicts[0].rank in ranks) == (cause, True), found.verdicts

@@ -36,7 +36,7 @@ def delay_waits() -> None:
 
     def slow_wait(work: Any, *arguments: Any, **keywords: Any) -> Any:
         finished = wait(work, *arguments, **keywords)
-        time.sleep(12 * MILLISECONDS)
+        time.sleep(25 * MILLISECONDS)
         return finished
 
     Work.wait = slow_wait  # type: ignore[method-assign]

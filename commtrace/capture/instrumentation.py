@@ -131,6 +131,7 @@ class Instrumentation:
         from commtrace.capture import (
             compiler,
             creation,
+            destruction,
             device_calls,
             functional,
             futures,
@@ -163,7 +164,7 @@ class Instrumentation:
         self._install(module_selection.PART, self._modules.install, self._modules.uninstall)
         for name, install in (
             (compiler.PART, compiler.install), (creation.PART, creation.install), (meshes.PART, meshes.install),
-            (futures.PART, self._install_futures), *self._integrations,
+            (destruction.PART, destruction.install), (futures.PART, self._install_futures), *self._integrations,
         ):  # fmt: skip
             try:
                 self._uninstallers.append((name, install(self.tracer)))

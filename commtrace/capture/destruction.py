@@ -37,12 +37,13 @@ def install(tracer: Tracer) -> Callable[[], None]:
         has_waited = completions.pending
 
     watched = hooks.around(wait_for_callbacks, lambda begun, result: None)
+    restore = hooks.restore
     try:
         # The method is what destroy_process_group calls since torch 2.5, however a script has bound that.
         hooks.replace(ProcessGroup, "shutdown", watched)
         for owner in (distributed_c10d, torch.distributed):
             hooks.replace(owner, "destroy_process_group", watched)
+        return restore
     except BaseException:
-        hooks.restore()
+        restore()
         raise
-    return hooks.restore

@@ -1,4 +1,4 @@
-"""Callbacks that are about to run are let run before a process group goes; one that never comes costs a second, once."""
+"""Callbacks that are about to run are let run before a process group goes; one that never comes costs a second once."""
 
 from __future__ import annotations
 

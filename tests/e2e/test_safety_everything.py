@@ -8,6 +8,7 @@ and their norms, weights, and the state of the random numbers.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def test_losses_gradients_and_weights_are_bitwise_equal(trainings: tuple[str, ..
     assert not (tmp_path / "plain").exists()
     run = load_run(tmp_path / "run")
     assert_everything_was_on(run, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "monitor.json").read_text())["ranks_heard"] == len(run.ranks)
     if trainings is OF_TORCH:
         assert list((tmp_path / "run" / "triggers").glob("*-signal-to-rank-*.json"))
         assert any(trace.triggers for trace in run.ranks.values())

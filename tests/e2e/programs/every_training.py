@@ -8,10 +8,13 @@ another order, changes the digest. Every training asks for detail by a signal, w
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -193,7 +196,20 @@ def main() -> None:
     for name in sys.argv[1:] or OF_TORCH:
         torch.manual_seed(5 + dist.get_rank())
         print(f"rank {dist.get_rank()} {name} computed {TRAININGS[name]()}", flush=True)
+    live_until_the_monitor_has_spoken()
     dist.destroy_process_group()
+
+
+def live_until_the_monitor_has_spoken() -> None:
+    """It joins a window of all ranks after its end; these trainings may be over sooner than that."""
+    if "monitor" not in os.environ.get("COMMTRACE_EXPORT", ""):
+        return
+    status = Path(os.environ["COMMTRACE_DIR"], "monitor.json")
+    deadline = time.monotonic() + 60
+    while not status.exists() or json.loads(status.read_text())["ranks_heard"] < dist.get_world_size():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{status} has not told of all ranks for a minute")
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

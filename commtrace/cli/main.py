@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
+from commtrace.cli.memory import keep_freed_memory
 from commtrace.errors import CommtraceError
 
 _USER_ERROR = 2
@@ -22,10 +23,12 @@ class _Command(NamedTuple):
     Attributes:
         summary: its line in ``commtrace --help``, kept here so that listing the commands imports none of them.
         settings: of the command's context; see typer's ``context_settings``.
+        analyses: it works through a whole run, and starts no program of the user's.
     """
 
     summary: str
     settings: Mapping[str, Any] = {}
+    analyses: bool = False
 
 
 COMMANDS: Final[Mapping[str, _Command]] = {
@@ -33,20 +36,20 @@ COMMANDS: Final[Mapping[str, _Command]] = {
         "Run a training command and record it; its script needs no change.",
         {"allow_interspersed_args": False},  # what follows the command's first word is the command's
     ),
-    "summary": _Command("Print where the time of a run went, and what to look at."),
-    "report": _Command("Write the timeline and the breakdown of a run as one HTML file."),
+    "summary": _Command("Print where the time of a run went, and what to look at.", analyses=True),
+    "report": _Command("Write the timeline and the breakdown of a run as one HTML file.", analyses=True),
     "top": _Command("Show a running job in the terminal: where its time goes now."),
-    "doctor": _Command("Print what a recording misses, and where a hung job stopped."),
-    "straggler": _Command("Print who slows the job, why, and what it costs."),
-    "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits."),
-    "bandwidth": _Command("Print how fast each kind of communication was."),
-    "compare": _Command("Print what changed between two runs; fail if slower."),
+    "doctor": _Command("Print what a recording misses, and where a hung job stopped.", analyses=True),
+    "straggler": _Command("Print who slows the job, why, and what it costs.", analyses=True),
+    "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits.", analyses=True),
+    "bandwidth": _Command("Print how fast each kind of communication was.", analyses=True),
+    "compare": _Command("Print what changed between two runs; fail if slower.", analyses=True),
     "bench": _Command("Measure what recording costs a training command."),
     "trigger": _Command("Have a running job record the next steps in detail, on all ranks."),
     "monitor": _Command("Watch a running job: who is slow, why, what it costs."),
-    "export": _Command("Write a run for the Perfetto UI or another viewer."),
-    "import": _Command("Make a run from what another program recorded."),
-    "synth": _Command("Make a run of a simulated job, and the truth about it."),
+    "export": _Command("Write a run for the Perfetto UI or another viewer.", analyses=True),
+    "import": _Command("Make a run from what another program recorded.", analyses=True),
+    "synth": _Command("Make a run of a simulated job, and the truth about it.", analyses=True),
 }
 
 
@@ -59,6 +62,8 @@ class _LazyGroup(TyperGroup):
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         name, command, rest = super().resolve_command(context, arguments)
+        if name in COMMANDS and COMMANDS[name].analyses:
+            keep_freed_memory()
         return name, command and load_command(str(name)), rest
 
     def invoke(self, context: Any) -> Any:

@@ -62,7 +62,7 @@ class _LazyGroup(TyperGroup):
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         name, command, rest = super().resolve_command(context, arguments)
-        if name in COMMANDS and COMMANDS[name].analyses:
+        if name is not None and name in COMMANDS and COMMANDS[name].analyses:
             keep_freed_memory()
         return name, command and load_command(str(name)), rest
 

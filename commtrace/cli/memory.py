@@ -37,5 +37,5 @@ def keep_freed_memory() -> None:
     except (OSError, TypeError):  # statically linked; Windows
         return
     if hasattr(libc, "gnu_get_libc_version"):
-        for parameter, value in _SETTINGS:
-            libc.mallopt(parameter, value)
+        for parameter, setting in _SETTINGS:
+            libc.mallopt(parameter, setting)

@@ -1,4 +1,4 @@
-"""Trains on 4 ranks for half an hour with everything recorded, and watches for what grows, drifts or hangs.
+"""Trains on 4 ranks for half an hour with everything on at once, and watches for what grows, drifts or hangs.
 
     python bench/soak.py                 # 30 minutes
     SOAK_MINUTES=5 python bench/soak.py
@@ -11,6 +11,7 @@ of a fifth of the run:
 * threads and open files: as many at the end as at the beginning;
 * no span dropped;
 * step time: the median of the last quarter against that of the first one, beside the scatter of the medians between;
+* the OpenTelemetry collector was sent something;
 * no step takes longer than ``HANG_SECONDS``: a rank that does prints the stacks of its threads and ends.
 """
 
@@ -29,10 +30,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from collector import collecting
+
 RANKS: Final = 4
 WARM_UP: Final = 0.2
 SLEEP_SECONDS: Final = 0.05
 HANG_SECONDS: Final = 120
+REQUEST_SECONDS: Final = 60
 MOST_GROWTH_MIB: Final = 8.0
 MOST_DRIFT: Final = 1.05
 SCATTERS: Final = 3.0
@@ -172,28 +176,65 @@ def sample(seconds: float, step_ns: float) -> Sample:
 def main() -> int:
     """Run the job, print the table; 1 if something grew, drifted, hung or was dropped."""
     minutes = float(os.environ.get("SOAK_MINUTES", "30"))
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, collecting() as collector:
         folder = Path(name)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "COMMTRACE_DIR": str(folder / "run"),
-            "COMMTRACE_MODULES": "depth=2",
-            "COMMTRACE_EXPORT": "monitor,prometheus",
-            "COMMTRACE_PROMETHEUS_PORT": "0",
-            "COMMTRACE_TRIGGER_SIGNAL": "SIGUSR2",
-        }
-        completed = subprocess.run(
-            [*command, __file__, str(folder), str(60 * minutes)],
-            env=environment,
-            timeout=60 * minutes + 3 * HANG_SECONDS,
-            check=False,
+        job = subprocess.Popen(
+            [*command, __file__, str(folder), str(60 * minutes)], env=everything_on(folder, collector.url)
         )
-        if completed.returncode:
-            print(f"the job ended with status {completed.returncode}; stacks of a rank that hung are above")
+        try:
+            requests = ask_for_detail(job, folder / "run", time.monotonic() + 60 * minutes + 3 * HANG_SECONDS)
+        finally:
+            job.kill()
+            job.wait()
+        if job.returncode:
+            print(f"the job ended with status {job.returncode}; stacks of a rank that hung are above")
             return 1
-        return report(folder, minutes)
+        failed = report(folder, minutes)
+        sent = f"{collector.requests} posts of spans and metrics, {collector.bytes} bytes"
+        print(f"\n{requests} requests for detail; {sent}")
+        print("The monitor said:", *(findings(folder / "run") or ["nothing"]), sep="\n  ")
+        return 1 if failed or not collector.requests else 0
+
+
+def everything_on(folder: Path, collector: str) -> dict[str, str]:
+    """The environment of a job that uses all of commtrace at once."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "COMMTRACE_DIR": str(folder / "run"),
+        "COMMTRACE_MODULES": "depth=2",
+        "COMMTRACE_SAMPLE": "2",
+        "COMMTRACE_KEEP_BYTES": "2M",
+        "COMMTRACE_EXPORT": "monitor,prometheus,otlp",
+        "COMMTRACE_PROMETHEUS_PORT": "0",
+        "COMMTRACE_OTLP_LEVEL": "modules",
+        "COMMTRACE_OTLP_SAMPLE": "10",
+        "COMMTRACE_OTLP_METRICS": "1",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector,
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+        "COMMTRACE_TRIGGER_SIGNAL": "SIGUSR2",
+    }
+
+
+def ask_for_detail(job: subprocess.Popen[bytes], run: Path, deadline: float) -> int:
+    """Until the job ends, ask it every ``REQUEST_SECONDS`` to record some steps in detail. How often that was."""
+    requests = 0
+    while True:
+        try:
+            job.wait(min(REQUEST_SECONDS, deadline - time.monotonic()))
+            return requests
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= deadline:
+                raise
+        command = [sys.executable, "-m", "commtrace", "trigger", str(run), "--steps", "5"]
+        requests += not subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+
+
+def findings(run: Path) -> list[str]:
+    """What the monitor put down, one line each."""
+    events = run / "monitor.jsonl"
+    return events.read_text().splitlines() if events.exists() else []
 
 
 def report(folder: Path, minutes: float) -> int:

@@ -20,7 +20,9 @@ def soak() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["soak"] = module
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(REPOSITORY / "bench")
+        spec.loader.exec_module(module)
     return module
 
 

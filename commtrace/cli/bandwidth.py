@@ -80,7 +80,8 @@ def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
     if len(rows) > _MOST_ROWS:
         console.print(f"({len(rows) - _MOST_ROWS} more that are less exposed: --json)", style="dim")
     console.print(
-        "Bandwidths in GB/s of transfer. needed: the busbw below which the bytes take longer than the ranks compute.",
+        "Bandwidths of transfer, in GB/s where no unit stands. "
+        "needed: the busbw below which the bytes take longer than the ranks compute.",
         style="dim",
     )
     if any(row.bandwidth_time == "duration" for row in rows):

@@ -99,19 +99,29 @@ def _print_exposed(console: Console, summary: Summary) -> None:
     for heading in ("mean wait", "mean transfer", "mean share", "most", "on rank"):
         table.add_column(heading, justify="right", no_wrap=True)
     wall = sum(rank["wall_ns"] for rank in ranks)
+    alone = _roles_of_one_rank(summary["communication"])
     for role in roles:
         parts = [rank["exposed_ns"].get(role, {"wait": 0, "transfer": 0}) for rank in ranks]
         wait, transfer = (sum(part[name] for part in parts) for name in ("wait", "transfer"))
         most, on_rank = max((sum(part.values()), -rank["rank"]) for part, rank in zip(parts, ranks, strict=True))
         table.add_row(
-            role,
+            role + "*" * (role in alone),
             milliseconds(wait / len(ranks)),
             milliseconds(transfer / len(ranks)),
             share(wait + transfer, wall),
             milliseconds(most),
             str(-on_rank),
         )
-    _print_table(console, "Standing still for communication, ms per step", table)
+    note = "* calls on groups of one rank, which send nothing." if alone.intersection(roles) else ""
+    _print_table(console, "Standing still for communication, ms per step", table, note)
+
+
+def _roles_of_one_rank(communication: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Roles that no group of several ranks has."""
+    sizes: dict[str, set[int]] = {}
+    for row in communication:
+        sizes.setdefault(row["role"], set()).add(row["group_size"])
+    return {role for role, found in sizes.items() if found == {1}}
 
 
 def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -139,7 +149,7 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
             share(row["exposed_ratio"]),
             share(row["wait_ns"], total),
         )
-    note = "Bandwidth in GB/s of transfer. exposed: the lane stood still. wait: before the last rank arrived."
+    note = "Bandwidth of transfer, GB/s if no unit stands. exposed: the lane stood still. wait: for the last rank."
     if any(row["bandwidth_time"] == "duration" for row in rows):
         note += "\n* not matched on all members: bytes per duration, waiting included."
     if alone:

@@ -31,17 +31,24 @@ def share(part: float | None, whole: float = 1.0) -> str:
     return "<1%" if 0 < percent < 0.5 else f"{percent:.0f}%"
 
 
-def num_bytes(count: int) -> str:
+_LEAST_WITHOUT_UNIT: Final = 0.01
+
+
+def num_bytes(count: float) -> str:
     """``24.3 MB``: powers of ten."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
             return f"{_three_digits(count / size)} {unit}"
-    return f"{count} B"
+    return f"{count:.0f} B"
 
 
 def bandwidth(gigabytes_per_second: float | None) -> str:
-    """GB/s, 10⁹ bytes per second."""
-    return UNKNOWN if gigabytes_per_second is None else _three_digits(gigabytes_per_second)
+    """GB/s, 10⁹ bytes per second; what is far below has its unit: ``4.00 MB/s``."""
+    if gigabytes_per_second is None:
+        return UNKNOWN
+    if gigabytes_per_second == 0 or gigabytes_per_second >= _LEAST_WITHOUT_UNIT:
+        return _three_digits(gigabytes_per_second)
+    return f"{num_bytes(gigabytes_per_second * 1e9)}/s"
 
 
 def _three_digits(number: float) -> str:

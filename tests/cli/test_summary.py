@@ -17,7 +17,7 @@ from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.cli.summary_view import print_summary
 from commtrace.trace.run import Run
-from tests.factory import collective, group, make_run, span
+from tests.factory import collective, group, make_run, span, stall
 from tests.pipeline_factory import Clock, PipelineJob
 
 runner = CliRunner()
@@ -83,7 +83,7 @@ def test_parts_too_small_for_a_column_are_told_below_the_table() -> None:
 def test_communication_is_shown_by_role_and_operation() -> None:
     text = printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
     assert " ".join(row(text, "dp", "all_reduce")) == (
-        "dp all_reduce 2 4 4.10 kB 1.00 ms 1.00 ms 0.0010 0.0010 100% 0%"
+        "dp all_reduce 2 4 4.10 kB 1.00 ms 1.00 ms 1.02 MB/s 1.02 MB/s 100% 0%"
     )
 
 
@@ -93,6 +93,14 @@ def test_calls_on_groups_of_one_rank_are_counted_and_not_listed() -> None:
     text = printed(run)
     assert "Left out: 1 calls on groups of one rank, which send nothing." in text
     assert not any(line.startswith("tp  ") for line in text.splitlines())
+
+
+def test_waiting_in_calls_on_groups_of_one_rank_is_told_as_such() -> None:
+    alone = group("tp", 0)
+    call = collective("all_reduce", alone, 0, 1, 2 * MS, step=0, id=7)
+    text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), call, stall(call, 1, 2 * MS)]}, [alone]))
+    assert row(text, "tp*")[0] == "tp*"
+    assert "* calls on groups of one rank, which send nothing." in text
 
 
 def test_the_clock_line_tells_the_residual() -> None:

@@ -1,15 +1,21 @@
-"""Completion callbacks that are still to come, and the wait for them before Python ends.
+"""What the threads of a backend still need the GIL for because of us, and the wait for it before Python ends.
 
-A backend runs a completion callback on a thread of its own, which needs the GIL for it. If Python is being finalised by
-then, CPython ends that thread with ``pthread_exit``, which unwinds through C++ and aborts the process: a program that
-exits while a communication is under way would die of SIGABRT because somebody listens, where it used to end well.
+* A completion callback, which a backend runs on a thread of its own.
+* A tensor that C++ made, as the reducer's broadcasts do, and that passed one of our kernels in the dispatcher: it has
+  become a Python object, and the thread that drops the last reference to it, which may be the backend's, needs the GIL.
+
+If Python is being finalised by then, CPython ends that thread with ``pthread_exit``, which unwinds through C++ and
+aborts the process ("terminate called without an active exception"): a program that exits while a communication is under
+way would die of SIGABRT because somebody listens, where it used to end well. A process group that is destroyed too soon
+hangs: :mod:`commtrace.capture.destruction`.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -22,9 +28,10 @@ class CompletionCallbacks:
         alive: every callback holds a reference to it, so how many there are is known without keeping a list of them.
     """
 
-    __slots__ = ("_references", "alive")
+    __slots__ = ("_references", "_tensors", "alive")
 
     def __init__(self) -> None:
+        self._tensors: set[weakref.ref[Any]] = set()
         self.alive = object()
         self._references = sys.getrefcount(self.alive)
 
@@ -43,9 +50,27 @@ class CompletionCallbacks:
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until all of them have run. False if that takes longer than the timeout."""
-        deadline = time.monotonic() + timeout_seconds
-        while self.pending:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.001)
-        return True
+        return _wait_while(lambda: self.pending, timeout_seconds)
+
+    def add_temporaries(self, tensors: Iterable[Any]) -> None:
+        """These are C++'s own and live as long as their communication; Python objects only because of us."""
+        gone = self._tensors.discard
+        self._tensors.update(weakref.ref(tensor, gone) for tensor in tensors)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether threads of a backend will still want the GIL because of us."""
+        return self.pending or bool(self._tensors)
+
+    def settle(self, timeout_seconds: float) -> bool:
+        """Wait until they will not. False if that takes longer than the timeout."""
+        return _wait_while(lambda: self.unsettled, timeout_seconds)
+
+
+def _wait_while(condition: Callable[[], bool], timeout_seconds: float) -> bool:
+    deadline = time.monotonic() + timeout_seconds
+    while condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True

@@ -1,14 +1,15 @@
-"""Before a process group is destroyed, completion callbacks that are about to run are let run.
+"""Before a process group is destroyed, the threads of its backend are let do what they need the GIL for.
 
-A backend calls back on a thread of its own, which needs the GIL for it, and a little later than the wait for the
-operation returns. The destructor of ``ProcessGroupGloo`` joins that thread. Who holds the last reference to a group
-runs its destructor: where that is the reducer of a ``DistributedDataParallel`` that outlives
-``destroy_process_group``, torch does it with the GIL held, and a callback that has not run by then hangs the process
-for ever. (torch alone can hang there in the same way, with a thread that drops the last reference to a tensor.)
+They call back, and drop their references to tensors, a little later than the wait for the operation returns. The
+destructor of ``ProcessGroupGloo`` joins them. Who holds the last reference to a group runs its destructor: where that
+is the reducer of a ``DistributedDataParallel`` that outlives ``destroy_process_group``, torch does it with the GIL
+held, and a thread that wants the GIL then hangs the process for ever. torch alone hangs there as well, with a thread
+that drops the last reference to a tensor of the script's: the pause is for such threads, of which nobody can know.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ PART: Final = "waiting for callbacks before process groups are destroyed"
 LONGEST_SECONDS: Final = 1.0
 """A callback is late by as long as a thread of the backend has to wait for a core. One of a communication that never
 ends does not come: that is waited for once."""
+PAUSE_SECONDS: Final = 0.01
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
@@ -28,15 +30,24 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
     hooks = Hooks(PART, tracer)
     completions = tracer.completions
-    has_waited = False
+    has_waited = is_inside = False
 
-    def wait_for_callbacks(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        nonlocal has_waited
-        if completions.pending and not has_waited:
-            completions.wait(LONGEST_SECONDS)
-        has_waited = completions.pending
+    def settle(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
+        nonlocal has_waited, is_inside
+        if is_inside:
+            return None
+        if completions.unsettled and not has_waited:
+            completions.settle(LONGEST_SECONDS)
+        has_waited = completions.unsettled
+        time.sleep(PAUSE_SECONDS)
+        is_inside = True
+        return True
 
-    watched = hooks.around(wait_for_callbacks, lambda begun, result: None)
+    def leave(_begun: bool, _result: Any) -> None:
+        nonlocal is_inside
+        is_inside = False
+
+    watched = hooks.around(settle, leave)
     restore = hooks.restore
     try:
         # The method is what destroy_process_group calls since torch 2.5, however a script has bound that.

@@ -50,6 +50,8 @@ ANCHOR_SECONDS: Final = 10.0
 MOST_IN_FLIGHT: Final = 32
 """The oldest so many unfinished communications are told: the first one is what a hung rank hangs in."""
 
+SETTLE_SECONDS: Final = 1.0
+"""A thread of the backend drops its references as soon as it gets a core."""
 QUIET_SECONDS: Final = 5.0
 EXIT_SECONDS: Final = 1800.0
 """At exit torch waits for unfinished communications until its own timeout, by default 30 minutes. So do we, unless the
@@ -202,13 +204,14 @@ class Instrumentation:
     @property
     def awaits_callbacks(self) -> bool:
         """Whether communications under way will still call back."""
-        return self.tracer.completions.pending
+        return self.tracer.completions.unsettled
 
     def await_callbacks(self) -> None:
         """Before Python ends: wait for communications that nobody waited for, as torch will do in any case."""
         if not self.tracer.completions.wait(QUIET_SECONDS) and _is_initialized():
             _logger.warning("commtrace: waiting, as torch does, for communications that nobody has waited for")
             self.tracer.completions.wait(EXIT_SECONDS)
+        self.tracer.completions.settle(SETTLE_SECONDS)
 
     def abandon_after_fork(self) -> None:
         """In a forked child: stay silent. The patches stay and pass everything through."""

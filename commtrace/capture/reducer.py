@@ -126,7 +126,7 @@ class ReducerCapture:
         backends = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
         operation = OPERATIONS[method]
         group_argument = 2 if method == "allgather" else 1
-        failed = self._tracer.failed
+        failed, completions = self._tracer.failed, self._tracer.completions
 
         def kernel(*arguments: Any, **keywords: Any) -> Any:
             key: Any = None
@@ -142,6 +142,8 @@ class ReducerCapture:
                     payload = operation.measure(arguments, None)
                     root = int(arguments[2]) if operation.has_root else None
                     issued = self._issued.launch(operation, arguments[group_argument], payload, root)
+                    if _graph_task() == -1:  # In a backward they are the reducer's buckets, which live as long as it.
+                        completions.add_temporaries(_flat(arguments[:group_argument]))
             except Exception as error:
                 failed(PART, error)
             if key is None:  # The failure has taken this kernel out, so that this call passes by it.

@@ -37,3 +37,17 @@ def test_a_callback_that_is_to_come_is_waited_for() -> None:
     assert callbacks.wait(timeout_seconds=30)
     assert heard == [7]
     timer.join()
+
+
+def test_a_tensor_of_cpp_is_waited_for_until_it_is_gone() -> None:
+    callbacks = CompletionCallbacks()
+    tensors = [torch.ones(4), torch.ones(2)]
+    callbacks.add_temporaries(tensors)
+
+    assert callbacks.unsettled
+    assert not callbacks.pending
+    assert not callbacks.settle(timeout_seconds=0)
+    tensors.clear()
+
+    assert callbacks.settle(timeout_seconds=0)
+    assert not callbacks.unsettled

@@ -29,7 +29,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         told.append(timeout_seconds)
         return False
 
-    monkeypatch.setattr(completions.CompletionCallbacks, "wait", wait)
+    monkeypatch.setattr(completions.CompletionCallbacks, "settle", wait)
     return told
 
 

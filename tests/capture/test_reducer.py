@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from commtrace.capture.completions import CompletionCallbacks
 from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.reducer import ReducerCapture
 from tests.capture.recording import Recording
@@ -57,4 +58,25 @@ def test_a_thread_of_cpp_has_no_python_below_the_kernel(alone: Recording) -> Non
         time.sleep(0.01)
     (row,) = alone.communications()[before:]
     assert (row.name, row.bytes) == ("all_reduce", 20)
+    assert alone.warnings() == []
+
+
+def test_tensors_of_cpp_that_became_python_objects_are_known(alone: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the buckets, which live as long as the reducer."""
+    known: list[int] = []
+    add = CompletionCallbacks.add_temporaries
+
+    def add_temporaries(callbacks: CompletionCallbacks, tensors: list[torch.Tensor]) -> None:
+        known.append(len(tensors))
+        add(callbacks, tensors)
+
+    monkeypatch.setattr(CompletionCallbacks, "add_temporaries", add_temporaries)
+
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    before = len(known)
+    model(torch.ones(2, 2)).sum().backward()
+
+    assert before > 0
+    assert len(known) == before
+    assert alone.tracer.completions.settle(5)
     assert alone.warnings() == []

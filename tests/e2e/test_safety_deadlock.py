@@ -5,6 +5,7 @@ A hang that is rare needs more repetitions: ``pytest tests/e2e/test_safety_deadl
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,15 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
 from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.launch import run as run_command
 from tests.e2e.traces import rows
 
 pytestmark = pytest.mark.e2e
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "mixed_communication.py"
+DESTROYING = PROGRAM.with_name("destroys_groups.py")
+LIVES = 100
+"""Without :mod:`commtrace.capture.destruction` one of about 340 hung, on a busy machine with two cores."""
 SIZE, LIFE_CYCLES, ROUNDS = 4, 3, 20
 COLLECTIVES = LIFE_CYCLES * (ROUNDS * (4 + 1 + 1 + 1 + 1) + len(range(0, ROUNDS, 3)))
 POINT_TO_POINT = LIFE_CYCLES * ROUNDS * 4
@@ -38,3 +43,12 @@ def test_a_job_that_mixes_all_kinds_of_communication_ends(repetition: int, tmp_p
         assert len(list(rows(run, rank, schema.COLLECTIVE))) == COLLECTIVES
         assert len(list(rows(run, rank, schema.P2P))) == POINT_TO_POINT
         assert len(run.ranks[rank].groups) == 2 * LIFE_CYCLES
+
+
+def test_groups_are_destroyed_while_threads_of_the_backend_let_go(repetition: int, tmp_path: Path) -> None:
+    command = [sys.executable, str(DESTROYING), str(LIVES)]
+    completed = run_command(command, {"COMMTRACE_DIR": str(tmp_path)}, timeout=120)
+
+    assert completed.returncode == 0, completed.stdout
+    assert f"lived {LIVES} times" in completed.stdout
+    assert "switched off" not in completed.stdout, completed.stdout

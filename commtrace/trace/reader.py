@@ -10,26 +10,22 @@ not be read is said in ``Run.problems``.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
-from commtrace.trace.aggregates import AGGREGATE
+from commtrace.trace.blocks import Block
+from commtrace.trace.decoding import DecodedBlock, RankTable, decode
 from commtrace.trace.locate import find_run_directory, rank_directories
-from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.order import stable_order
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, Spans
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import segment_paths, segment_step_ranges
 
@@ -39,12 +35,16 @@ _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A file of a rank, and what its header says."""
+    """A file of a rank, how many bytes it has, and what its header says."""
 
     path: Path
     metadata: RankMetadata
     first_step: int
+    size: int
 
+
+_BYTES_OF_BLOCK: Final = 2_000_000
+"""Compressed, of ranks that are read together: a row takes 7 to 20 of them."""
 
 NEWEST_SEGMENTS: Final = 2
 """How many segments of each rank :func:`load_newest` reads."""
@@ -83,17 +83,44 @@ def newest_segments(directory: Path, problems: list[str], newest: int) -> dict[i
 
 def _loaded(directory: Path, segments: dict[int, list[Segment]], wanted: StepRange | None, problems: list[str]) -> Run:
     names: list[str] = []
+    blocks: list[Block] = []
+    ranks: dict[int, RankTrace] = {}
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
-        tables = pool.map(lambda rank: _read_rank(segments[rank], wanted), sorted(segments))
-        ranks = {}
-        for rank, (table, notes) in zip(sorted(segments), tables, strict=True):
-            problems += notes
-            if table is not None:
-                ranks[rank] = rank_trace(segments[rank][0].metadata, table, wanted, names, problems)
+        for read in pool.map(lambda own: _read_block(own, wanted), _of_block_size(segments)):
+            read.rename(names)
+            problems += read.problems
+            blocks.append(read.block)
+            ranks.update(read.ranks)
     if not ranks:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     problems += missing_ranks(ranks)
-    return Run(path=directory, ranks=ranks, names=names, problems=tuple(problems))
+    run = Run(path=directory, ranks=ranks, names=names, problems=tuple(problems))
+    return run.with_blocks(blocks)
+
+
+def _of_block_size(segments: Mapping[int, list[Segment]]) -> Iterator[dict[int, list[Segment]]]:
+    """The segments of so many ranks at a time as make up a block."""
+    held: dict[int, list[Segment]] = {}
+    size = 0
+    for rank in sorted(segments):
+        held[rank] = segments[rank]
+        size += sum(segment.size for segment in segments[rank])
+        if size >= _BYTES_OF_BLOCK:
+            yield held
+            held, size = {}, 0
+    if held:
+        yield held
+
+
+def _read_block(segments: Mapping[int, list[Segment]], steps: StepRange | None) -> DecodedBlock:
+    tables, problems = [], []
+    for own in segments.values():
+        table, notes = _read_rank(own, steps)
+        problems += notes
+        if table is not None:
+            tables.append(RankTable(own[0].metadata, table))
+    decoded = decode(tables, steps)
+    return decoded._replace(problems=[*problems, *decoded.problems])
 
 
 def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment]:
@@ -112,7 +139,7 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
 
 def _read_header(path: Path) -> Segment:
     with pa.OSFile(str(path), "rb") as file:
-        metadata = pa.ipc.open_stream(file).schema.metadata or {}
+        metadata, size = pa.ipc.open_stream(file).schema.metadata or {}, file.size()
     if schema.METADATA_KEY not in metadata:
         raise TraceFormatError(f"{path} is an Arrow stream but not a commtrace segment.")
     version = int(metadata[b"commtrace.format"])
@@ -122,7 +149,7 @@ def _read_header(path: Path) -> Segment:
             "Update it: pip install --upgrade commtrace"
         )
     rank_metadata = RankMetadata.from_json(metadata[schema.METADATA_KEY])
-    return Segment(path, rank_metadata, int(metadata[b"commtrace.first_step"]))
+    return Segment(path, rank_metadata, int(metadata[b"commtrace.first_step"]), size)
 
 
 def _newest_session(segments: list[Segment], problems: list[str]) -> dict[int, list[Segment]]:
@@ -182,124 +209,6 @@ def _read_batches(path: Path) -> tuple[list[pa.RecordBatch], str | None]:
         except (pa.ArrowException, OSError) as error:
             return batches, f"{path}: torn after {len(batches)} batches, read up to there ({_first_line(error)})."
     return batches, None
-
-
-def rank_trace(
-    metadata: RankMetadata, table: pa.Table, steps: StepRange | None, names: list[str], problems: list[str]
-) -> RankTrace:
-    """What a rank recorded, from the rows of its files.
-
-    Args:
-        metadata: of the rank.
-        table: its rows in the order in which they were written.
-        steps: only these; None for all.
-        names: of the run; words that are new are added.
-        problems: of the run; what the rank told is added.
-    """
-    table = table.unify_dictionaries().combine_chunks()
-    columns = {name: _column(table, name, names) for name in DTYPE_OF_COLUMN}
-    spans = Spans(**columns)
-    marks = spans.kind == schema.MARK
-    told = Marks()
-    aggregates: dict[int, list[str]] = {}
-    mark_rows = np.flatnonzero(marks)
-    for row, detail in zip(mark_rows, _texts(table, mark_rows), strict=True):
-        if names[spans.name[row]] == AGGREGATE:
-            aggregates.setdefault(int(spans.step[row]), []).append(detail)
-        else:
-            told.read(names[spans.name[row]], json.loads(detail) if detail else {}, int(spans.start[row]))
-    problems += dict.fromkeys(f"rank {metadata.rank}: {message}" for message in told.problems)
-    selected = ~marks if steps is None else ~marks & steps.mask(spans.step)
-    cut = int(told.discarded.get("last_step", schema.NOT_APPLICABLE))
-    if cut >= 0:  # a part of this step may have been deleted with the segment that held it
-        selected &= (spans.step < 0) | (spans.step > cut)
-    kept = spans.take(_in_order(spans, np.flatnonzero(selected)))
-    return RankTrace(
-        metadata=told.completed(metadata),
-        spans=kept,
-        groups=told.groups,
-        coordinates=told.coordinates,
-        parallel=told.parallel,
-        topology={key: value for key, value in told.topology.items() if key not in ("coordinates", "parallel")},
-        dropped=told.dropped,
-        anchors=(metadata.anchor, *told.anchors),
-        in_flight=told.in_flight,
-        activity=told.activity,
-        activity_ns=told.activity_ns,
-        drops=tuple(told.drops),
-        last_written_ns=int(spans.end.max()) if len(spans) else None,
-        closed=told.closed,
-        aggregates={
-            step: tuple(texts)
-            for step, texts in aggregates.items()
-            if (steps is None or step in steps) and not 0 <= step <= cut
-        },
-        discarded=told.discarded,
-        progress=tuple(told.progress),
-        triggers=tuple(told.triggers.values()),
-        details=_details(table, spans, selected),
-    )
-
-
-def _in_order(spans: Spans, rows: Int64) -> Int64:
-    """These rows by start, at equal starts the longer one first."""
-    rows = rows[stable_order(-spans.end[rows])]
-    return np.asarray(rows[stable_order(spans.start[rows])])
-
-
-def _column(table: pa.Table, name: str, names: list[str]) -> Any:
-    dtype = DTYPE_OF_COLUMN[name]
-    if name not in table.column_names:
-        raise TraceFormatError(f"the trace has no column {name!r}; it was written by an incompatible commtrace")
-    column = table[name]
-    array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
-    if not pa.types.is_dictionary(array.type):
-        return array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-    code_of_word = np.array(_codes(name, array.dictionary.to_pylist(), names) or [schema.NOT_APPLICABLE], dtype)
-    indices = array.indices
-    if not indices.null_count:
-        return code_of_word[indices.to_numpy(zero_copy_only=False)]
-    present = _present(indices)
-    coded = np.full(len(array), schema.NOT_APPLICABLE, dtype)
-    # With nothing in some rows, numpy gets the indices as floating-point numbers, which hold them exactly.
-    coded[present] = code_of_word[indices.to_numpy(zero_copy_only=False)[present].astype(np.int64)]
-    return coded
-
-
-def _codes(column: str, words: Sequence[str], names: list[str]) -> list[int]:
-    vocabulary = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}.get(column)
-    if vocabulary is not None:
-        return [vocabulary.index(word) for word in words]
-    position = {name: code for code, name in enumerate(names)}
-    for word in words:
-        if word not in position:
-            position[word] = len(names)
-            names.append(word)
-    return [position[word] for word in words]
-
-
-def _details(table: pa.Table, spans: Spans, selected: Any) -> dict[int, str]:
-    detail = table["detail"]
-    if detail.null_count == len(detail):
-        return {}
-    rows = np.flatnonzero(selected & np.concatenate([_present(chunk) for chunk in detail.chunks]))
-    texts = _texts(table, rows)
-    return {int(spans.id[row]): text for row, text in zip(rows, texts, strict=True)}
-
-
-def _texts(table: pa.Table, rows: Any) -> list[Any]:
-    """Details of these rows. They are few, and ``take`` would import all of pyarrow.compute."""
-    detail = table["detail"]
-    return [detail[int(row)].as_py() for row in rows]
-
-
-def _present(array: pa.Array) -> Any:
-    """Which entries hold something: the array's own bits, as its ``is_valid`` would import all of pyarrow.compute."""
-    bits = array.buffers()[0]
-    if bits is None:
-        return np.ones(len(array), np.bool_)
-    every = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-    return every[array.offset : array.offset + len(array)].astype(np.bool_)
 
 
 def missing_ranks(ranks: dict[int, RankTrace]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from commtrace.trace.blocks import Block, blocks_of
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.spans import Spans
@@ -104,6 +105,25 @@ class Run:
     names: list[str]
     problems: tuple[str, ...] = ()
     steps_inferred: bool = False
+    _blocks: list[Block] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The rows of all ranks, many ranks in one table: as they were loaded, else a copy that is made once."""
+        if not self._blocks:
+            self._blocks.extend(blocks_of({rank: trace.spans for rank, trace in self.ranks.items()}))
+        return tuple(self._blocks)
+
+    def with_blocks(self, blocks: Sequence[Block]) -> Run:
+        """This run with other rows: the ranks of these blocks, which it has, and what is in them."""
+        ranks = {
+            rank: replace(self.ranks[rank], spans=block.spans.take(rows))
+            for block in blocks
+            for rank, rows in block.slices().items()
+        }
+        made = replace(self, ranks=ranks)
+        made._blocks.extend(blocks)
+        return made
 
     @property
     def any_metadata(self) -> RankMetadata:

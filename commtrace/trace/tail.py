@@ -23,11 +23,12 @@ import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
+from commtrace.trace.decoding import RankTable, decode
 from commtrace.trace.locate import find_run_directory
 from commtrace.trace.messages import MessageIndex, SegmentReplacedError
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.reader import missing_ranks, newest_segments, rank_trace
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.reader import missing_ranks, newest_segments
+from commtrace.trace.run import Run
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import rank_directory, segment_paths
 
@@ -110,17 +111,19 @@ class RunTail:
             list(pool.map(lambda tail: tail.reach(first - 1), tails.values()))
             tables = list(pool.map(lambda tail: tail.table(), tails.values()))
         wanted = StepRange(first - 1, end + 1) if end else None
-        names: list[str] = []
-        ranks: dict[int, RankTrace] = {}
-        for (rank, tail), table in zip(tails.items(), tables, strict=True):
-            problems += tail.problems
-            if table is not None:
-                ranks[rank] = rank_trace(tail.metadata, table, wanted, names, problems)
-        if not ranks:
+        problems += [problem for tail in tails.values() for problem in tail.problems]
+        found = [
+            RankTable(tail.metadata, table)
+            for tail, table in zip(tails.values(), tables, strict=True)
+            if table is not None
+        ]
+        if not found:
             raise RunNotFoundError(f"{directory}: nothing has been written to its files yet. " + " ".join(problems))
-        problems += missing_ranks(ranks)
+        read = decode(found, wanted)
+        problems += [*read.problems, *missing_ranks(read.ranks)]
         first = _without_the_very_first(tails.values(), first, end)
-        return Newest(Run(directory, ranks, names, tuple(problems)), first, end, last_steps)
+        run = Run(directory, read.ranks, read.names, tuple(problems)).with_blocks([read.block])
+        return Newest(run, first, end, last_steps)
 
     def sample_durations(self, rank: int) -> list[int]:
         """How long steps of a rank took, ns: of some, spread evenly over the whole run."""

@@ -54,6 +54,7 @@ def assert_agrees(run: Run, folder: Path, group_size: Callable[[int], int] | int
             ),
         ),
         ("origins_sharded.py", ()),
+        ("origins_applied.py", ()),
     ],
 )  # fmt: skip
 def test_every_communication_of_every_origin_is_recorded_once(
@@ -63,6 +64,14 @@ def test_every_communication_of_every_origin_is_recorded_once(
 
     assert_agrees(run, tmp_path, 2)
     assert json.loads((tmp_path / "cannot-run-0.json").read_text()) == {}
+
+
+def test_every_communication_is_recorded_once_where_torch_checks_the_calls_of_all_ranks(tmp_path: Path) -> None:
+    """Under this variable torch wraps every process group in another one."""
+    sections = ("vocabulary_and_loss_parallel", "state_dicts", "backward_in_other_threads", "nobody_waits")
+    run = run_program("origins_applied.py", 2, tmp_path, *sections, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+    assert_agrees(run, tmp_path, 2)
 
 
 def test_every_communication_of_a_graph_compiled_by_inductor_is_recorded_once(tmp_path: Path) -> None:

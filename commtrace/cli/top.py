@@ -16,7 +16,10 @@ from rich.text import Text
 from commtrace.cli.processes import process_lives
 from commtrace.cli.top_view import NARROWEST, WIDEST, draw
 from commtrace.errors import CommtraceError, RunNotFoundError
-from commtrace.top.frame import Frame
+from commtrace.top.frame import MOST_STEPS, Frame
+
+_BUSY_SHARE: Final = 0.2
+"""Most of its time that top spends looking: a login node has others to serve."""
 
 _WAITING: Final = 3
 """Exit code of ``--once`` where there is nothing to show yet."""
@@ -42,8 +45,13 @@ def top(
             show_default=False,
         ),
     ],
-    last: Annotated[int, typer.Option(min=1, help="Show the newest so many steps.")] = 20,
-    refresh: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    last: Annotated[
+        int,
+        typer.Option(min=0, help="Show the newest so many steps; 0: 20, of a job of more than 256 ranks down to 8."),
+    ] = 0,
+    refresh: Annotated[
+        float, typer.Option(min=0.2, help="Seconds between two looks; more where looking takes long.")
+    ] = 2.0,
     ranks: Annotated[
         int, typer.Option(min=0, help="So many ranks at most, the extremes; 0: as the terminal has lines.")
     ] = 0,
@@ -55,9 +63,9 @@ def top(
 ) -> None:
     """Show where the time of a running job goes: its ranks, what they wait for, who is slow.
 
-    Reads only the newest steps, so it works on a login node, over ssh, while the job runs. Waits for a run that is not
-    there yet. Ctrl-C ends it. Without a terminal, and with --once, one frame is printed; --once and --json end with 3
-    if there is nothing to show yet.
+    Reads only the newest steps, so it works on a login node, over ssh, while the job runs, and rests four times as long
+    as a look takes, at least. Waits for a run that is not there yet. Ctrl-C ends it. Without a terminal, and with
+    --once, one frame is printed; --once and --json end with 3 if there is nothing to show yet.
     """
     source = _source(run, last, run_id)
     console = Console(highlight=False)
@@ -72,7 +80,7 @@ def _source(run: str, last: int, run_id: str) -> Source:
     if run.startswith(("http://", "https://")):
         from commtrace.top.from_metrics import metrics_source
 
-        return metrics_source(run, last, run_id)
+        return metrics_source(run, last or MOST_STEPS, run_id)
     from commtrace.top.from_files import FileSource
 
     return FileSource(run, last, process_lives)
@@ -101,15 +109,24 @@ def _watch(source: Source, run: str, console: Console, refresh: float, ranks: in
     with Live(Text(f"Reading {run} …"), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         while True:
-            live.update(_drawn(source, run, console, ranks, refresh), refresh=True)
-            time.sleep(refresh)
+            began = time.monotonic()
+            drawn = _drawn(source, run, console, ranks, refresh)
+            pause = pause_seconds(time.monotonic() - began, refresh)
+            live.update(drawn, refresh=True)
+            time.sleep(pause)
+
+
+def pause_seconds(took: float, refresh: float) -> float:
+    """How long to rest after a look that took so long: as is wished, but never so little that a core is kept busy."""
+    return max(refresh, took * (1 - _BUSY_SHARE) / _BUSY_SHARE)
 
 
 def _drawn(source: Source, run: str, console: Console, ranks: int, refresh: float) -> Text:
     try:
         frame = source.look()
         width, height = max(console.width, NARROWEST), console.height
-        lines = draw(frame, width, height=height, most_ranks=ranks or None, refresh=refresh)
+        pause = pause_seconds(frame.took_ns / 1e9, refresh)
+        lines = draw(frame, width, height=height, most_ranks=ranks or None, refresh=pause)
     except (CommtraceError, OSError) as error:
         lines = [
             Text(f"{time.strftime('%H:%M:%S')}  waiting for {run}", style="bold"),

@@ -9,6 +9,9 @@ from typing import Any, Final
 PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "other")
 """What a step divides into; they add up to it. ``memory`` and ``idle`` are known of imported kernels only."""
 
+MOST_STEPS: Final = 20
+"""So many of the newest steps are shown where nothing else is wished."""
+
 URGENT: Final = ("SILENT", "NO STEP")
 """How notes begin that cannot wait until the morning."""
 

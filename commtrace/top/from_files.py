@@ -19,9 +19,11 @@ from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.analysis.step_inference import infer_steps
 from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.analysis.straggler_costs import Thresholds
 from commtrace.errors import ConfigurationError
-from commtrace.top.frame import PARTS, Exposed, Frame, RankRow, Slow
+from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
+from commtrace.trace.locate import find_run_directory
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.tail import Newest, RunTail
@@ -35,6 +37,8 @@ _LEAST_BEFORE_STALLED_NS: Final = 5_000_000_000
 """A job whose steps take this many times as long as ever, and this long, stands still."""
 
 _OLD_MONITOR_SECONDS: Final = 60.0
+_RANKS_WITH_ALL_STEPS: Final = 256
+_FEWEST_STEPS: Final = Thresholds().fewest_steps
 
 
 class FileSource:
@@ -42,7 +46,7 @@ class FileSource:
 
     Args:
         path: as for :func:`commtrace.trace.reader.load_run`.
-        last: so many newest steps are shown.
+        last: so many newest steps are shown; 0: as many as a job of this size affords, see :func:`steps_of`.
         alive: whether the process of a rank lives, if that can be told.
     """
 
@@ -50,6 +54,7 @@ class FileSource:
         self._path = path
         self._last = last
         self._alive = alive
+        self._ranks = 0
         self._tail = RunTail(path)
 
     def look(self) -> Frame:
@@ -60,12 +65,24 @@ class FileSource:
             TraceFormatError: the files were written by a newer, incompatible commtrace.
         """
         began = time.monotonic_ns()
-        newest = self._tail.read(self._last)
+        last = self._last or steps_of(self._ranks or _count_ranks(self._path))
+        newest = self._tail.read(last)
+        self._ranks = len(newest.run.ranks)
         lowest = min(newest.run.ranks)
         before = self._tail.sample_durations(lowest)
         monitor = read_monitor(newest.run.path)
-        frame = make_frame(newest, self._last, time.time_ns(), before, monitor, self._alive)
+        frame = make_frame(newest, last, time.time_ns(), before, monitor, self._alive)
         return replace(frame, source=str(newest.run.path), took_ns=time.monotonic_ns() - began)
+
+
+def steps_of(ranks: int) -> int:
+    """How many steps of a job of so many ranks are shown: a look costs in proportion to both. 8 judge stragglers."""
+    return min(MOST_STEPS, max(_FEWEST_STEPS, MOST_STEPS * _RANKS_WITH_ALL_STEPS // max(ranks, 1)))
+
+
+def _count_ranks(path: str | Path) -> int:
+    """By the directories that are there, without reading anything."""
+    return sum(1 for _ in find_run_directory(Path(path)).glob("rank-*"))
 
 
 def read_monitor(directory: Path) -> Mapping[str, Any] | None:

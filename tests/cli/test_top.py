@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
+from commtrace.cli.top import pause_seconds
 from commtrace.cli.top_view import draw
 from commtrace.top.choice import choose_ranks
 from commtrace.top.frame import Frame, RankRow, Slow
@@ -154,3 +155,8 @@ def _read_until(terminal: int, awaited: str, seconds: float = 60.0) -> str:
             seen += os.read(terminal, 65536).decode(errors="replace")
     assert awaited in seen, seen[-3000:]
     return seen
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.1, 2.0), (0.5, 2.0), (1.0, 4.0), (8.0, 32.0)])
+def test_looking_takes_a_fifth_of_the_time_at_most(took: float, pause: float) -> None:
+    assert pause_seconds(took, refresh=2.0) == pytest.approx(pause)

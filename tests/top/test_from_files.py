@@ -12,7 +12,7 @@ import pytest
 
 from commtrace.errors import RunNotFoundError
 from commtrace.top.frame import PARTS, Exposed, Frame
-from commtrace.top.from_files import FileSource, make_frame, read_monitor
+from commtrace.top.from_files import FileSource, make_frame, read_monitor, steps_of
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
 from commtrace.trace.run import Run
@@ -180,3 +180,8 @@ def test_json_holds_no_number_that_is_none_in_json(tmp_path: Path) -> None:
 def test_a_run_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(RunNotFoundError):
         FileSource(tmp_path / "none", last=5).look()
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(0, 20), (4, 20), (256, 20), (512, 10), (1_024, 8), (10_000, 8)])
+def test_of_a_large_job_fewer_steps_are_read_but_enough_to_judge(ranks: int, steps: int) -> None:
+    assert steps_of(ranks) == steps

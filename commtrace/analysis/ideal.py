@@ -10,8 +10,8 @@ import numpy as np
 
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.peers import Float64, grouped_median, work_keys
-from commtrace.analysis.replay_lane import BACKWARD, FORWARD
 from commtrace.analysis.replay_program import Program, by_rank
+from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 

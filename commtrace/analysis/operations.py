@@ -9,7 +9,7 @@ import numpy as np
 
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Spans
+from commtrace.trace.spans import Bool, Int32, Spans
 
 ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
 """Collectives with a root: a member may leave before the last one has arrived."""
@@ -28,9 +28,14 @@ def communication_rows(spans: Spans) -> Bool:
 
 def named(run: Run, spans: Spans, operations: Iterable[str]) -> Bool:
     """Which rows carry one of these names."""
+    return codes_named(run, spans.name, operations)
+
+
+def codes_named(run: Run, codes: Int32, operations: Iterable[str]) -> Bool:
+    """Which of these codes of names stand for one of these names."""
     chosen = np.zeros(max(len(run.names), 1) + 1, np.bool_)
     chosen[[code for operation in operations if (code := run.name_code(operation)) >= 0]] = True
-    return chosen[spans.name]  # name −1 reads the last entry, which is never chosen
+    return chosen[codes]  # name −1 reads the last entry, which is never chosen
 
 
 def is_kernel_trace(spans: Spans) -> bool:
@@ -40,7 +45,12 @@ def is_kernel_trace(spans: Spans) -> bool:
 
 def unfinished_rows(trace: RankTrace) -> Bool:
     """Which rows are communications whose end was never seen: their duration is unknown."""
-    ids = [number for number, detail in trace.details.items() if '"unfinished"' in detail]
+    ids = unfinished_ids(trace)
     if not ids:
         return np.zeros(len(trace.spans), np.bool_)
     return communication_rows(trace.spans) & np.isin(trace.spans.id, ids)
+
+
+def unfinished_ids(trace: RankTrace) -> list[int]:
+    """The ids of these."""
+    return [number for number, detail in trace.details.items() if '"unfinished"' in detail]

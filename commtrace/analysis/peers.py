@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.replay_lane import Segments
+from commtrace.analysis.replay_segments import Segments
 from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]

@@ -17,7 +17,8 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.pipeline_bubble import StageBubble, measure_bubbles
 from commtrace.analysis.pipeline_schedule import ideal_fraction_of_total, ideal_ratio_to_work, recognise
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import Program, build_program, common_steps, stage_of
+from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import Program, common_steps, stage_of
 from commtrace.analysis.roles import Roles
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.trace import schema

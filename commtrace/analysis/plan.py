@@ -18,8 +18,9 @@ import numpy as np
 
 from commtrace.analysis.ideal import mean_segments
 from commtrace.analysis.keys import pack
-from commtrace.analysis.replay_lane import BACKWARD, FORWARD
+from commtrace.analysis.replay_edges import worked_before
 from commtrace.analysis.replay_program import Program, stage_of
+from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.timeline import BUBBLE, rank_label
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
@@ -94,15 +95,15 @@ def _phase_times(program: Program, step: int) -> _PhaseTimes:
     times = program.times(segment_ns, np.zeros_like(program.transfers.ns))
     edges = program.edges
     # Along the lanes: into the end of a stall and into the end of a step.
-    into_ends = np.flatnonzero(np.isin(edges.target, program.last_node) & (edges.end_piece > edges.first_piece))
+    along = np.isin(edges.target[: len(edges.first_piece)], program.last_node)
+    into_ends = np.flatnonzero(along & (edges.end_piece > edges.first_piece))
     lane = np.unique(np.concatenate([program.stalls.lane_edge, into_ends]))
     count = (edges.end_piece - edges.first_piece)[lane]
     edge = np.repeat(lane, count)
     offset = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count)
     piece = edges.first_piece[edge] + offset
-    measured = np.maximum(program.segments.total_ns, 1)
-    scaled = np.rint(program.piece_ns * (segment_ns / measured)[program.piece_segment]).astype(np.int64)
-    before = np.concatenate([[0], np.cumsum(scaled)])
+    scaled = program.scaled_pieces(segment_ns)
+    before = worked_before(scaled)
     start = times[edges.source[edge]] + before[piece] - before[edges.first_piece[edge]]
     segment = program.piece_segment[piece]
     chosen = program.segments.step[segment] == step

@@ -44,7 +44,7 @@ class ReplayGraph:
 
     num_nodes: int
     num_edges: int
-    _order: _Order | None
+    _order: _Order
     _levels: tuple[_Level, ...]
 
     @classmethod
@@ -54,31 +54,25 @@ class ReplayGraph:
         Raises:
             ReplayError: the edges form a circle.
         """
-        level = _levels(num_nodes, sources, targets)
         degree = np.bincount(targets, minlength=num_nodes)
+        level = _levels(num_nodes, sources, targets, degree)
         # Nodes that as many edges lead to stand together within their level.
         node_order = stable_order(pack((level, degree)))
         position = inverse(node_order)
         blocks = _Blocks.of(level[node_order], degree[node_order])
-        edge_order = _edge_order(position[targets], degree[node_order], blocks)
+        edge_order = blocks.edges(stable_order(targets), (np.cumsum(degree) - degree)[node_order])
         levels = tuple(blocks.levels(position[sources[edge_order]]))
         return cls(num_nodes, len(sources), _Order(edge_order, node_order, position), levels)
 
-    def renumbered(self) -> tuple[ReplayGraph, _Order]:
-        """The same graph with nodes and edges numbered as they are replayed, which spares reordering in each replay.
-
-        Returns:
-            The graph; and of each of its edges and nodes the old number, of each old node the new one.
-        """
-        assert self._order is not None, "a graph is renumbered once"
-        return ReplayGraph(self.num_nodes, self.num_edges, None, self._levels), self._order
-
-    def times(self, weights: npt.NDArray[np.int64], origins: Int64 | None = None) -> npt.NDArray[np.int64]:
+    def times(
+        self, weights: npt.NDArray[np.int64], origins: Int64 | None = None, nodes: Int64 | None = None
+    ) -> npt.NDArray[np.int64]:
         """The instant of every node.
 
         Args:
             weights: per edge; of shape (edges,) or (edges, scenarios).
             origins: per node, the instant of those without an edge into them; 0 by default.
+            nodes: only the instants of these are wanted.
 
         Returns:
             Instants of shape (nodes,) or (nodes, scenarios).
@@ -86,42 +80,48 @@ class ReplayGraph:
         scenarios = weights.shape[1:]
         times: npt.NDArray[np.int64] = np.zeros((self.num_nodes, *scenarios), np.int64)
         if origins is not None:
-            placed = origins if self._order is None else origins[self._order.nodes]
-            times += placed.reshape(-1, *(1 for _ in scenarios))
-        ordered = weights if self._order is None else weights[self._order.edges]
+            times += origins[self._order.nodes].reshape(-1, *(1 for _ in scenarios))
+        ordered = weights.take(self._order.edges, axis=0)
         for level in self._levels:
             arrivals = times.take(level.sources, axis=0)
             arrivals += ordered[level.edges]
-            for degree, nodes, edges in level.blocks:
+            for degree, nodes_of_block, edges in level.blocks:
                 if degree == 1:
-                    times[nodes] = arrivals[edges]
+                    times[nodes_of_block] = arrivals[edges]
                 else:
                     several = arrivals[edges].reshape(degree, -1, *scenarios)
-                    several.max(axis=0, out=times[nodes])
-        return times if self._order is None else times[self._order.position]
+                    several.max(axis=0, out=times[nodes_of_block])
+        return times.take(self._order.position if nodes is None else self._order.position[nodes], axis=0)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedGraph:
-    """Graphs without an edge between them, numbered one behind the other."""
+    """Graphs without an edge between them, numbered one behind the other.
+
+    Attributes:
+        edges: of each graph, the numbers that its edges have in the whole.
+    """
 
     graphs: tuple[ReplayGraph, ...]
+    edges: tuple[Int64, ...]
 
     @property
     def num_nodes(self) -> int:
         return sum(graph.num_nodes for graph in self.graphs)
 
-    def times(self, weights: npt.NDArray[np.int64], origins: Int64 | None = None) -> npt.NDArray[np.int64]:
+    def times(
+        self, weights: npt.NDArray[np.int64], origins: Int64 | None = None, nodes: Int64 | None = None
+    ) -> npt.NDArray[np.int64]:
         """The instant of every node; see :meth:`ReplayGraph.times`."""
-        edges = np.cumsum([graph.num_edges for graph in self.graphs])[:-1]
-        nodes = np.cumsum([graph.num_nodes for graph in self.graphs])[:-1]
-        starts = [None] * len(self.graphs) if origins is None else np.split(origins, nodes)
-        return np.concatenate(
+        bounds = np.cumsum([graph.num_nodes for graph in self.graphs])[:-1]
+        starts = [None] * len(self.graphs) if origins is None else np.split(origins, bounds)
+        times = np.concatenate(
             [
-                graph.times(own, start)
-                for graph, own, start in zip(self.graphs, np.split(weights, edges), starts, strict=True)
+                graph.times(weights[own], start)
+                for graph, own, start in zip(self.graphs, self.edges, starts, strict=True)
             ]
         )
+        return times if nodes is None else times[nodes]
 
 
 class _Order(NamedTuple):
@@ -174,6 +174,24 @@ class _Blocks(NamedTuple):
         edge = np.concatenate([[0], np.cumsum(np.diff(node) * degree[first])])
         return cls(node, edge, level[first], degree[first])
 
+    def edges(self, by_target: Int64, first: Int64) -> Int64:
+        """The order of edges that blocks need: the first one into each of their nodes, then the second of each, ….
+
+        Args:
+            by_target: edges by the node that they lead to.
+            first: of each ordered node, its first one among these.
+        """
+        order = np.empty(len(by_target), np.int64)
+        for begin, end, edge, degree in zip(
+            self.node[:-1].tolist(), self.node[1:].tolist(), self.edge[:-1].tolist(), self.degree.tolist(), strict=True
+        ):
+            if not degree:
+                continue
+            own = first[begin:end]
+            nth = own if degree == 1 else (own + np.arange(degree)[:, None]).reshape(-1)
+            order[edge : edge + len(nth)] = by_target[nth]
+        return order
+
     def levels(self, sources: Int64) -> Iterator[_Level]:
         """All levels but the first, whose nodes no edge leads to."""
         changes = np.flatnonzero(np.diff(self.level, prepend=-1, append=-1)).tolist()
@@ -187,18 +205,6 @@ class _Blocks(NamedTuple):
             yield _Level(slice(begin, edge[end]), sources[begin : edge[end]], blocks)
 
 
-def _edge_order(places: Int64, degree: Int64, blocks: _Blocks) -> Int64:
-    """The order of edges that blocks need; ``places`` are where their targets stand, ``degree`` is of ordered nodes."""
-    by_place = stable_order(places)
-    sizes = np.diff(blocks.node)
-    block = np.repeat(np.arange(len(sizes)), sizes)
-    nth = np.arange(len(places)) - np.repeat(np.cumsum(degree) - degree, degree)
-    first, stride = blocks.edge[block] + np.arange(len(degree)) - blocks.node[block], sizes[block]
-    order = np.empty(len(places), np.int64)
-    order[np.repeat(first, degree) + nth * np.repeat(stride, degree)] = by_place
-    return order
-
-
 def inverse(order: Int64) -> Int64:
     """Where each number stands in an order."""
     position = np.empty(len(order), np.int64)
@@ -206,23 +212,23 @@ def inverse(order: Int64) -> Int64:
     return position
 
 
-def _levels(num_nodes: int, sources: Int64, targets: Int64) -> Int64:
-    """The longest path, in edges, that leads to each node."""
+def _levels(num_nodes: int, sources: Int64, targets: Int64, degree: Int64) -> Int64:
+    """The longest path, in edges, that leads to each node; ``degree`` counts the edges into each."""
     by_source = stable_order(sources)
     successors = targets[by_source]
     first = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=num_nodes))])
-    waiting = np.bincount(targets, minlength=num_nodes)
+    waiting = degree.astype(np.int32)
     level = np.zeros(num_nodes, np.int64)
-    listed = np.empty(num_nodes, np.int64)
+    listed = np.empty(num_nodes, np.int32)
     frontier = np.flatnonzero(waiting == 0)
     reached, depth = len(frontier), 0
     while len(frontier):
         depth += 1
         following = successors[_concatenated_ranges(first[frontier], first[frontier + 1])]
-        np.subtract.at(waiting, following, 1)
+        np.subtract.at(waiting, following, np.int32(1))
         # A node may follow several of these: it is listed once, where it was written last.
         ready = following[waiting[following] == 0]
-        listed[ready] = number = np.arange(len(ready))
+        listed[ready] = number = np.arange(len(ready), dtype=np.int32)
         frontier = ready[listed[ready] == number]
         level[frontier] = depth
         reached += len(frontier)

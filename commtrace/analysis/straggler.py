@@ -17,7 +17,8 @@ import numpy as np
 
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import Program, build_program
+from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import Program
 from commtrace.analysis.straggler_costs import Bench, Thresholds
 from commtrace.analysis.straggler_job import job_wide_causes
 from commtrace.analysis.straggler_verdict import Verdict

@@ -13,7 +13,7 @@ import numpy as np
 from commtrace.analysis.ideal import mean_segments, of_transfers
 from commtrace.analysis.keys import pack
 from commtrace.analysis.peers import Float64, grouped_median, leave_one_out_median
-from commtrace.analysis.replay_lane import BACKWARD, FORWARD
+from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench, Cost
 from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
 from commtrace.trace.spans import Bool, Int64

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from commtrace.analysis.peers import Float64
-from commtrace.analysis.replay_lane import BACKWARD, BETWEEN, FORWARD
+from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD
 from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, Bench, Cost, robust_sigma
 from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
 from commtrace.trace.run import Run

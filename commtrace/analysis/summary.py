@@ -21,7 +21,8 @@ from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import Program, build_program
+from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import Program
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.unmatched import unmatched_roles

@@ -11,7 +11,7 @@ from rich.console import Console
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.plan import plan_of, plan_timeline
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import build_program
+from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument

@@ -16,7 +16,8 @@ from rich.table import Table
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import Program, build_program
+from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import Program
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.summary import ONLY_KERNELS

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtrace.analysis.peers import compare_with_peers, grouped_median, leave_one_out_median
-from commtrace.analysis.replay_lane import Segments
+from commtrace.analysis.replay_segments import Segments
 
 GROUPS_AND_VALUES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=30)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.replay_program import build_program
+from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.step_parts import StepWorkers, cut
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Fault, Job, random_clocks, synthesize

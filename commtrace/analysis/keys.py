@@ -58,6 +58,13 @@ def grouped(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
     return order[begins], number
 
 
+def concatenated_ranges(first: Int64, end: Int64) -> Int64:
+    """``arange(first[0], end[0])``, ``arange(first[1], end[1])``, … in one array."""
+    lengths = end - first
+    offsets = np.cumsum(lengths) - lengths
+    return np.asarray(np.arange(lengths.sum()) + np.repeat(first - offsets, lengths))
+
+
 def _from_zero(column: npt.NDArray[Any]) -> tuple[Int64, int]:
     if not len(column):
         return column.astype(np.int64), 1

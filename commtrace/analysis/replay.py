@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import concatenated_ranges, pack
 from commtrace.errors import CommtraceError
 from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Int64
@@ -224,7 +224,7 @@ def _levels(num_nodes: int, sources: Int64, targets: Int64, degree: Int64) -> In
     reached, depth = len(frontier), 0
     while len(frontier):
         depth += 1
-        following = successors[_concatenated_ranges(first[frontier], first[frontier + 1])]
+        following = successors[concatenated_ranges(first[frontier], first[frontier + 1])]
         np.subtract.at(waiting, following, np.int32(1))
         # A node may follow several of these: it is listed once, where it was written last.
         ready = following[waiting[following] == 0]
@@ -238,10 +238,3 @@ def _levels(num_nodes: int, sources: Int64, targets: Int64, degree: Int64) -> In
             "of different ranks were matched wrongly, or spans are missing."
         )
     return level
-
-
-def _concatenated_ranges(first: Int64, end: Int64) -> Int64:
-    """``arange(first[0], end[0])``, ``arange(first[1], end[1])``, … in one array."""
-    lengths = end - first
-    offsets = np.cumsum(lengths) - lengths
-    return np.asarray(np.arange(lengths.sum()) + np.repeat(first - offsets, lengths))

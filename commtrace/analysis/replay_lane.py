@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -117,9 +117,9 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) ->
     intervals = Disjoint((step_start + along).reshape(-1), (step_end + along).reshape(-1))
     stall_rows, stalls = _stalls(rows, intervals)
     phases = Phases.of(rows, intervals)
-    launch_rows, launch_interval, launch = _launch_times(rows, steps, intervals)
+    begins = _begins(rows, steps, intervals)
 
-    cuts = distinct(np.concatenate([*intervals.bounds, *stalls.bounds, *phases.intervals.bounds, launch]))
+    cuts = distinct(np.concatenate([*intervals.bounds, *stalls.bounds, *phases.intervals.bounds, begins.time]))
     recorded = stalls.start[rows.spans.kind[stall_rows] == schema.STALL]
     pieces = Pieces.cut(cuts, intervals, stalls, recorded, phases.intervals)
     segments, piece_segment = find_segments(rows, stages, len(steps), pieces, intervals, recorded, phases)
@@ -134,7 +134,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) ->
     node_time[first_node], node_time[stall_node], node_time[last_node] = intervals.start, stalls.start, intervals.end
 
     shape = (len(rows.ranks), len(steps))
-    places = _Places(rows, launch_rows, launch, launch_interval, stalls, stall_rows, stalls_before, first_node)
+    places = _Places(rows, begins, stalls, stall_rows, stalls_before, first_node)
     return Lanes(
         node_piece=np.searchsorted(pieces.start, node_time, side="left"),
         first_node=first_node.reshape(shape),
@@ -144,7 +144,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) ->
         piece_ns=pieces.end - pieces.start,
         piece_segment=piece_segment,
         segments=segments,
-        launches=places.launches(matches, pieces.start, len(steps)),
+        launches=places.launches(matches, pieces.start),
         waits=_waits(rows, stall_rows, interval_of_stall % len(steps), stall_node),
     )
 
@@ -201,8 +201,24 @@ def _instants(rows: LaneRows, steps: Disjoint, stalls: Int64) -> Int64:
     return np.asarray(found[~stalled & ~np.isin(found, rows.unfinished())])
 
 
-def _launch_times(rows: LaneRows, numbers: Int64, intervals: Disjoint) -> tuple[Int64, Int64, Int64]:
-    """Row, interval and instant of each communication that starts in one of the steps with these numbers.
+class _Begins(NamedTuple):
+    """Communications that start in the steps.
+
+    Attributes:
+        row: which row each one is.
+        step: index of the step.
+        interval: which step of which rank it is.
+        time: when it starts.
+    """
+
+    row: Int64
+    step: Int64
+    interval: Int64
+    time: Int64
+
+
+def _begins(rows: LaneRows, numbers: Int64, intervals: Disjoint) -> _Begins:
+    """The communications of the steps with these numbers.
 
     The step is the recorded one: an operation may start at the very instant at which its step ends.
     """
@@ -210,9 +226,13 @@ def _launch_times(rows: LaneRows, numbers: Int64, intervals: Disjoint) -> tuple[
     number = rows.spans.step[found]
     step = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
     wanted = numbers[step] == number
-    found = found[wanted]
-    interval = rows.of_row[found] * len(numbers) + step[wanted]
-    return found, interval, np.clip(rows.start(found), intervals.start[interval], intervals.end[interval])
+    if not wanted.all():
+        found, step = found[wanted], step[wanted]
+    rank = rows.of_row[found]
+    interval = rank * len(numbers) + step
+    time = rows.spans.start[found] + rows.shift[rank]
+    np.clip(time, intervals.start[interval], intervals.end[interval], out=time)
+    return _Begins(found, step, interval, time)
 
 
 def _waits(rows: LaneRows, own: Int64, step: Int64, node: Int64) -> Waits:
@@ -234,53 +254,51 @@ class _Places:
     """What tells where on their lanes communications start.
 
     Attributes:
-        row, time, interval: of each communication.
+        begins: the communications.
         stalls, stall_row: of the lanes; ``stalls_before`` is of each interval.
         first_node: of each interval.
     """
 
     rows: LaneRows
-    row: Int64
-    time: Int64
-    interval: Int64
+    begins: _Begins
     stalls: Disjoint
     stall_row: Int64
     stalls_before: Int64
     first_node: Int64
 
-    def launches(self, matches: Matches, piece_start: Int64, num_steps: int) -> Launches:
+    def launches(self, matches: Matches, piece_start: Int64) -> Launches:
         """Where they start.
 
         One that starts while the lane stands still starts a fixed time after that stall began: a stall begins a little
         before the device starts the operation that it waits for.
         """
-        begun = np.searchsorted(self.stalls.start, self.time, side="left") + self._instants_before()
-        in_step = np.maximum(begun - self.stalls_before[self.interval], 0)
-        stalled = np.zeros(len(self.time), np.bool_)
-        anchor = self.time
+        begun = np.searchsorted(self.stalls.start, self.begins.time, side="left") + self._instants_before()
+        in_step = np.maximum(begun - self.stalls_before[self.begins.interval], 0)
+        stalled = np.zeros(len(self.begins.time), np.bool_)
+        anchor = self.begins.time
         if len(self.stalls):
             newest = np.maximum(begun - 1, 0)
-            stalled = (in_step > 0) & (self.time < self.stalls.end[newest])
-            anchor = np.where(stalled, self.stalls.start[newest], self.time)
-        spans, index = self.rows.spans, self.rows.of_row[self.row]
-        bucket, complete, last_start = self._matched(matches)
+            stalled = (in_step > 0) & (self.begins.time < self.stalls.end[newest])
+            anchor = np.where(stalled, self.stalls.start[newest], self.begins.time)
+        rows, spans = self.rows, self.rows.spans
+        bounds = np.searchsorted(self.begins.row, rows.first)
+        bucket, complete, last_start = self._matched(matches, bounds)
         return Launches(
-            rank=self.rows.ranks[index],
-            row=self.row - self.rows.first[index],
-            step=self.interval % num_steps,
-            node=self.first_node[self.interval] + in_step - stalled,
+            rank=np.repeat(rows.ranks, np.diff(bounds)),
+            row=self.begins.row - np.repeat(rows.first[:-1], np.diff(bounds)),
+            step=self.begins.step,
+            node=self.first_node[self.begins.interval] + in_step - stalled,
             piece=np.searchsorted(piece_start, anchor, side="left"),
-            extra_ns=self.time - anchor,
+            extra_ns=self.begins.time - anchor,
             bucket=bucket,
             complete=complete,
             last_start=last_start,
-            **{name: getattr(spans, name)[self.row] for name in _OF_ROW},
+            **{name: getattr(spans, name)[self.begins.row] for name in _OF_ROW},
         )
 
-    def _matched(self, matches: Matches) -> tuple[Int64, Bool, Int64]:
-        bounds = np.searchsorted(self.row, self.rows.first)
+    def _matched(self, matches: Matches, bounds: Int64) -> tuple[Int64, Bool, Int64]:
         own = [
-            (matches.ranks[rank], self.row[begin:end] - first)
+            (matches.ranks[rank], self.begins.row[begin:end] - first)
             for rank, first, begin, end in zip(
                 self.rows.ranks.tolist(), self.rows.first[:-1], bounds[:-1], bounds[1:], strict=True
             )
@@ -297,11 +315,11 @@ class _Places:
         moments = np.unique(self.stalls.start[instant])
         if not len(moments):
             return 0
-        stride = int(max(self.row.max(initial=0), self.stall_row.max(initial=0))) + 1
+        stride = int(max(self.begins.row.max(initial=0), self.stall_row.max(initial=0))) + 1
         waits = np.sort(np.searchsorted(moments, self.stalls.start[instant]) * stride + self.stall_row[instant])
-        moment = np.minimum(np.searchsorted(moments, self.time), len(moments) - 1)
-        count = np.searchsorted(waits, moment * stride + self.row) - np.searchsorted(waits, moment * stride)
-        return np.where(moments[moment] == self.time, count, 0)
+        moment = np.minimum(np.searchsorted(moments, self.begins.time), len(moments) - 1)
+        count = np.searchsorted(waits, moment * stride + self.begins.row) - np.searchsorted(waits, moment * stride)
+        return np.where(moments[moment] == self.begins.time, count, 0)
 
 
 _OF_ROW = ("kind", "name", "peer", "op_in_seq", "id", "start", "end")

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.disjoint import Disjoint, begun_at
+from commtrace.analysis.keys import concatenated_ranges
 from commtrace.analysis.lane_rows import LaneRows
 from commtrace.trace import schema
 from commtrace.trace.spans import Bool, Int64
@@ -133,26 +134,25 @@ def find_segments(
     inside = phases.intervals.of_begun(pieces.phase + 1, pieces.start) >= 0
     number = (pieces.phase + 1) * 2 + inside
     opens = _changes(number) | _changes(pieces.interval)
+    first = np.flatnonzero(opens)
+    instances = _Instances.of(first, inside[first], pieces, intervals, stalls, phases)
     instance = np.cumsum(opens) - 1
-    stalls_before, stalls_within = _stalls_of_instances(
-        np.flatnonzero(opens), inside, pieces, intervals, stalls, phases
-    )
-    ordinal = pieces.stalls - stalls_before[instance]
+    ordinal = pieces.stalls - instances.stalls_before[instance]
 
     heads = opens | _changes(ordinal)
     head = np.flatnonzero(heads)
-    phase, in_phase, step = pieces.phase[head], inside[head], pieces.interval[head]
-    row = phases.row[np.maximum(phase, 0)] if len(phases.row) else np.zeros(len(head), np.int64)
-    rank = step // num_steps
+    instance = instance[head]
+    row = phases.row[np.maximum(instances.phase, 0)] if len(phases.row) else np.zeros(len(first), np.int64)
+    rank = instances.interval // num_steps
     segments = Segments(
-        rank=rows.ranks[rank],
-        step=step - rank * num_steps,
-        stage=stages[rank],
-        chunk=np.where(in_phase, rows.spans.chunk[row], -1).astype(np.int64),
-        microbatch=np.where(in_phase, rows.spans.microbatch[row], -1).astype(np.int64),
-        kind=_kinds(phase, in_phase, step, intervals, phases),
-        instance=number[head],
-        stalls=stalls_within[instance[head]],
+        rank=rows.ranks[rank][instance],
+        step=(instances.interval - rank * num_steps)[instance],
+        stage=stages[rank][instance],
+        chunk=np.where(instances.in_phase, rows.spans.chunk[row], -1).astype(np.int64)[instance],
+        microbatch=np.where(instances.in_phase, rows.spans.microbatch[row], -1).astype(np.int64)[instance],
+        kind=instances.kinds(intervals, phases)[instance],
+        instance=number[first][instance],
+        stalls=instances.stalls[instance],
         ordinal=ordinal[head],
         **_shares(rows, pieces, head),
     )
@@ -165,38 +165,55 @@ def _changes(values: Int64) -> Bool:
     return changes
 
 
-def _stalls_of_instances(
-    first: Int64, inside: Bool, pieces: Pieces, intervals: Disjoint, stalls: Int64, phases: Phases
-) -> tuple[Int64, Int64]:
-    """Of each phase, or stretch between phases: how many stalls began before it and in it; ``first`` is its piece."""
-    start, end = _bounds_of_instances(
-        pieces.phase[first], inside[first], pieces.interval[first], intervals, phases.intervals
-    )
-    before = np.searchsorted(stalls, start, side="left")
-    return before, np.searchsorted(stalls, end, side="left") - before
+class _Instances(NamedTuple):
+    """Phases and stretches between phases, in order.
+
+    Attributes:
+        phase: the last phase that had begun; −1 where there was none.
+        in_phase: the instance is that phase.
+        interval: the step of a rank that it lies in.
+        stalls_before: how many recorded stalls had begun.
+        stalls: how many began in it.
+    """
+
+    phase: Int64
+    in_phase: Bool
+    interval: Int64
+    stalls_before: Int64
+    stalls: Int64
+
+    @classmethod
+    def of(
+        cls, first: Int64, in_phase: Bool, pieces: Pieces, intervals: Disjoint, stalls: Int64, phases: Phases
+    ) -> _Instances:
+        """``first`` is the first piece of each."""
+        phase, interval = pieces.phase[first], pieces.interval[first]
+        start, end = _bounds(phase, in_phase, interval, intervals, phases.intervals)
+        before = np.searchsorted(stalls, start, side="left")
+        return cls(phase, in_phase, interval, before, np.searchsorted(stalls, end, side="left") - before)
+
+    def kinds(self, intervals: Disjoint, phases: Phases) -> Int64:
+        """What each one is; a phase of another step counts as the step's edge."""
+        kind = np.concatenate([[0], phases.kind, [0]])
+        step = np.concatenate([[-1], intervals.holding(phases.intervals.start), [-1]])
+        own = self.phase + 1
+        behind = np.where(step[own] == self.interval, kind[own], 0)
+        ahead = np.where(step[own + 1] == self.interval, kind[own + 1], 0)
+        return np.where(self.in_phase, kind[own], BETWEEN + 4 * behind + ahead)
 
 
-def _bounds_of_instances(
-    before: Int64, inside: Bool, interval: Int64, intervals: Disjoint, phases: Disjoint
+def _bounds(
+    before: Int64, in_phase: Bool, interval: Int64, intervals: Disjoint, phases: Disjoint
 ) -> tuple[Int64, Int64]:
+    """Start and end of each instance."""
     step_start, step_end = intervals.start[interval], intervals.end[interval]
     if not len(phases):
         return step_start, step_end
     last = np.maximum(before, 0)
-    behind = np.where(before >= 0, np.where(inside, phases.start[last], phases.end[last]), step_start)
+    behind = np.where(before >= 0, np.where(in_phase, phases.start[last], phases.end[last]), step_start)
     following = np.append(phases.start, np.iinfo(np.int64).max)[before + 1]
-    ahead = np.where(inside, phases.end[last], following)
+    ahead = np.where(in_phase, phases.end[last], following)
     return np.maximum(behind, step_start), np.minimum(ahead, step_end)
-
-
-def _kinds(before: Int64, in_phase: Bool, interval: Int64, intervals: Disjoint, phases: Phases) -> Int64:
-    """What each segment is; a phase of another step counts as the step's edge."""
-    kind = np.concatenate([[0], phases.kind, [0]])
-    step = np.concatenate([[-1], intervals.holding(phases.intervals.start), [-1]])
-    own = before + 1
-    behind = np.where(step[own] == interval, kind[own], 0)
-    ahead = np.where(step[own + 1] == interval, kind[own + 1], 0)
-    return np.where(in_phase, kind[own], BETWEEN + 4 * behind + ahead)
 
 
 def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
@@ -211,11 +228,19 @@ def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
         own = np.flatnonzero(share == number)
         shares[name] = np.zeros(len(heads), np.int64)
         if len(own):
-            union = Disjoint.union(rows.start(own), rows.end(own))
-            covered = _sum(union.covered_before(pieces.end) - union.covered_before(pieces.start), heads)
-            shares[name] = np.minimum(covered, left)
+            shares[name] = np.minimum(_sum(_covered(pieces, rows.start(own), rows.end(own)), heads), left)
             left = left - shares[name]
     return {**shares, "work_ns": left}
+
+
+def _covered(pieces: Pieces, start: Int64, end: Int64) -> Int64:
+    """How much of each piece lies in any of these intervals, which are few."""
+    union = Disjoint.union(start, end)
+    first, behind = np.searchsorted(pieces.end, union.start, "right"), np.searchsorted(pieces.start, union.end, "left")
+    touched = np.unique(concatenated_ranges(first, np.maximum(behind, first)))
+    covered = np.zeros(len(pieces.start), np.int64)
+    covered[touched] = union.covered_before(pieces.end[touched]) - union.covered_before(pieces.start[touched])
+    return covered
 
 
 def _sum(values: Int64, heads: Int64) -> Int64:

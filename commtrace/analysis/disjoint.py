@@ -56,5 +56,6 @@ class Disjoint:
 
 
 def begun_at(cuts: Int64, begins: Int64) -> Int64:
-    """Of each of the ascending instants, how many of ``begins``, all of them among the cuts, are not behind it."""
-    return np.cumsum(np.bincount(np.searchsorted(cuts, begins), minlength=len(cuts)))
+    """Of each of the ascending instants, how many of ``begins``, ascending and all among these, are not behind it."""
+    at = np.searchsorted(cuts, begins)
+    return np.repeat(np.arange(len(begins) + 1), np.diff(at, prepend=0, append=len(cuts)))

@@ -16,7 +16,8 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, Spans
 
 _COLUMNS: Final = frozenset(
-    {"kind", "name", "lane", "start", "end", "step", "microbatch", "chunk", "peer", "op_in_seq", "id", "stalled_on"}
+    {"kind", "name", "lane", "start", "end", "step", "microbatch", "chunk"}
+    | {"bytes", "peer", "op_in_seq", "id", "stalled_on"}
 )
 _MOST_ROWS: Final = 8_000_000
 """That are read at once: bounds the memory."""

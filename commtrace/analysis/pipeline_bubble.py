@@ -14,6 +14,7 @@ They add up to the measured bubble.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from commtrace.analysis.replay_program import Program, by_rank, stage_of
 from commtrace.analysis.roles import PIPELINE, Roles, find_roles, is_p2p
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Bool, Int64, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,9 @@ def measure_bubbles(
     """The stages of a pipeline, ascending; without a program only what was measured."""
     roles = roles or find_roles(run)
     ends = _pipeline_ends(run)
-    measured = {rank: _measure(run, trace, matches, roles, ends) for rank, trace in run.ranks.items()}
-    causes = _causes(run, program, roles) if program else {}
+    between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
+    measured = {rank: _measure(run, trace, matches, between[rank], ends) for rank, trace in run.ranks.items()}
+    causes = _causes(program, between) if program else {}
     steps = {rank: max(int((trace.spans.kind == schema.STEP).sum()), 1) for rank, trace in run.ranks.items()}
     stages: dict[int, list[int]] = {}
     for rank, trace in run.ranks.items():
@@ -112,36 +114,30 @@ class _Cause(NamedTuple):
     as_replayed: float
 
 
-def _causes(run: Run, program: Program, roles: Roles) -> dict[int, _Cause]:
-    """Replayed bubbles by rank."""
-    between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
+def _causes(program: Program, between: Mapping[int, Bool]) -> dict[int, _Cause]:
+    """Replayed bubbles by rank; ``between`` tells the rows of each rank that wait for other stages."""
     stalls, transfers = program.stalls, program.transfers
-    between_stages = by_rank(program, stalls.rank, stalls.row, lambda rank: between[rank]) > 0
-    pipeline_transfers = by_rank(program, transfers.rank, transfers.row, lambda rank: between[rank]) > 0
+    between_stages = np.flatnonzero(by_rank(program, stalls.rank, stalls.row, between.__getitem__))
+    pipeline_transfers = by_rank(program, transfers.rank, transfers.row, between.__getitem__) > 0
     no_p2p = np.where(pipeline_transfers, 0, transfers.ns)
-    typical = np.where(pipeline_transfers, 0, median_transfers(run, program))
+    typical = np.where(pipeline_transfers, 0, median_transfers(program))
+    means = mean_segments(program)
+    rank = np.searchsorted(program.ranks, stalls.rank[between_stages])
+
+    def bubbles(segment_ns: Int64 | None, transfer_ns: Int64 | None) -> npt.NDArray[np.float64]:
+        waits = program.stall_waits(between_stages, segment_ns, transfer_ns)
+        return np.asarray(np.bincount(rank, waits, minlength=len(program.ranks)), np.float64)
+
     replays = [
-        _bubble_by_rank(program, between_stages, segment_ns, transfer_ns)
-        for segment_ns, transfer_ns in (
-            (None, no_p2p),
-            (mean_segments(program), typical),
-            (equal_stages(program), typical),
-            (None, None),
-        )
+        bubbles(None, no_p2p),
+        bubbles(means, typical),
+        bubbles(equal_stages(program, means), typical),
+        bubbles(None, None),
     ]
     return {
         rank: _Cause(len(program.steps), *(float(replay[index]) for replay in replays))
         for index, rank in enumerate(program.ranks.tolist())
     }
-
-
-def _bubble_by_rank(
-    program: Program, stalls: Bool, segment_ns: Int64 | None, transfer_ns: Int64 | None
-) -> npt.NDArray[np.float64]:
-    times = program.times(segment_ns, transfer_ns, origins=program.start_ns)
-    waits = program.stall_waits(times, segment_ns)
-    index = np.searchsorted(program.ranks, program.stalls.rank[stalls])
-    return np.asarray(np.bincount(index, waits[stalls], minlength=len(program.ranks)), np.float64)
 
 
 def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:
@@ -150,14 +146,14 @@ def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:
 
 
 def _measure(
-    run: Run, trace: RankTrace, matches: Matches, roles: Roles, pipeline_ends: dict[tuple[int, int], int]
+    run: Run, trace: RankTrace, matches: Matches, between_stages: Bool, pipeline_ends: dict[tuple[int, int], int]
 ) -> _Measured:
     spans = trace.spans
     step_start, step_end = (values[spans.kind == schema.STEP] for values in (spans.start, spans.end))
-    stall = (spans.kind == schema.STALL) & np.isin(spans.step, spans.step[spans.kind == schema.STEP])
+    stall = (spans.kind == schema.STALL) & _in_recorded_step(spans)
     ready = matches.ranks[trace.rank].stall_ready
     wait = np.clip(ready, spans.start, spans.end) - spans.start
-    between = stall & _between_stages(run, trace, roles)
+    between = stall & between_stages
     first_backward, last_forward, last_backward = _turning_points(trace)
     step = spans.step
     warm_up = between & (spans.start < first_backward[step])
@@ -165,7 +161,9 @@ def _measure(
     steady = between & ~warm_up & ~cool_down
 
     draining = stall & ~between & (spans.start >= last_backward[step])
-    ends = np.array([pipeline_ends.get((_replica(trace), int(number)), 0) for number in step[draining]], np.int64)
+    replica = _replica(trace)
+    numbers, number = np.unique(step[draining], return_inverse=True)
+    ends = np.array([pipeline_ends.get((replica, one), 0) for one in numbers.tolist()], np.int64)[number.reshape(-1)]
     drain = np.minimum(ready[draining], ends) - spans.start[draining]
     forward, backward = (_phase_ns(trace, kind, between) for kind in (schema.FORWARD, schema.BACKWARD))
     return _Measured(
@@ -179,6 +177,14 @@ def _measure(
         transfer=float((spans.end - spans.start - wait)[between].sum()),
         drain=float(np.maximum(drain, 0).sum()),
     )
+
+
+def _in_recorded_step(spans: Spans) -> Bool:
+    """Rows of steps that are there themselves."""
+    numbers = spans.step[spans.kind == schema.STEP]
+    recorded = np.zeros(max(int(spans.step.max(initial=-1)), -1) + 2, np.bool_)  # the last entry: outside of any step
+    recorded[numbers] = True
+    return recorded[spans.step]
 
 
 def _whole_backwards(run: Run, trace: RankTrace) -> int:

@@ -12,7 +12,7 @@ from commtrace.analysis.operations import codes_named
 from commtrace.analysis.replay_lane import Launches
 from commtrace.trace import schema
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Bool, Int32, Int64
 
 _ROOT_FIRST: Final = ("broadcast", "scatter")
 """Collectives whose members need the root only, not one another."""
@@ -30,6 +30,7 @@ class Transfers:
         step: index into the steps of the program.
         join: number shared by the participants of one communication.
         participants: how many of them were found.
+        name, bytes: of its row.
         ns: measured end minus latest start; its own duration where ``eager``.
     """
 
@@ -38,6 +39,8 @@ class Transfers:
     step: Int64
     join: Int64
     participants: Int64
+    name: Int32
+    bytes: Int64
     eager: Bool
     ns: Int64
 
@@ -85,6 +88,8 @@ def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
         step=launches.step,
         join=join,
         participants=np.bincount(join, minlength=count)[join],
+        name=launches.name,
+        bytes=launches.bytes,
         eager=eager,
         ns=launches.end - np.where(eager, launches.start, latest),
     )

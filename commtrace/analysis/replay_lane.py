@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from commtrace.trace import schema
 from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Bool, Int8, Int32, Int64
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 @dataclass(frozen=True, slots=True)
 class Launches:
@@ -35,7 +38,7 @@ class Launches:
         bucket: number of the communication in the run; −1 where it is not known.
         complete: what others did can be compared with it.
         last_start: when the last participant had arrived, as matched.
-        kind, name, peer, op_in_seq, id, start, end: of the row.
+        kind, name, peer, op_in_seq, bytes, id, start, end: of the row.
     """
 
     rank: Int64
@@ -51,6 +54,7 @@ class Launches:
     name: Int32
     peer: Int32
     op_in_seq: Int32
+    bytes: Int64
     id: Int64
     start: Int64
     end: Int64
@@ -322,9 +326,9 @@ class _Places:
         return np.where(moments[moment] == self.begins.time, count, 0)
 
 
-_OF_ROW = ("kind", "name", "peer", "op_in_seq", "id", "start", "end")
+_OF_ROW = ("kind", "name", "peer", "op_in_seq", "bytes", "id", "start", "end")
 
-_Columns = TypeVar("_Columns", bound="Any")
+_Columns = TypeVar("_Columns", bound="DataclassInstance")
 
 
 def concatenated(parts: Sequence[_Columns], **offsets: Sequence[int]) -> _Columns:

@@ -71,20 +71,26 @@ class Program:
             transfer_ns: per transfer.
             origins: instants of ``first_node``, shape (ranks, steps); all 0 by default.
         """
-        return self.graph.times(self._weights(segment_ns, transfer_ns), self._origins(origins))
+        return self.graph.times(self._weights(self._work_ns(segment_ns), transfer_ns), self._origins(origins))
 
-    def stall_waits(self, times: Int64, segment_ns: Int64 | None = None) -> Int64:
-        """Of each stall, how long the lane stood before the last participant had started; ``times`` as replayed."""
-        stalls = self.stalls
-        begin = times[self.edges.source[stalls.lane_edge]] + self._work_ns(segment_ns)[stalls.lane_edge]
-        ready = np.where(stalls.join_node >= 0, times[stalls.join_node], begin)
-        return np.asarray(np.maximum(np.minimum(ready, times[stalls.node]) - begin, 0))
+    def stall_waits(self, chosen: Int64, segment_ns: Int64 | None = None, transfer_ns: Int64 | None = None) -> Int64:
+        """Of each of these stalls, how long the lane stood before the last participant had started.
+
+        Every step of every rank starts when it was measured to start.
+        """
+        work_ns = self._work_ns(segment_ns)
+        times = self.graph.times(self._weights(work_ns, transfer_ns), self._origins(self.start_ns))
+        stalls, lane_edge = self.stalls, self.stalls.lane_edge[chosen]
+        begin = times[self.edges.source[lane_edge]] + work_ns[lane_edge]
+        join = stalls.join_node[chosen]
+        ready = np.where(join >= 0, times[join], begin)
+        return np.asarray(np.maximum(np.minimum(ready, times[stalls.node[chosen]]) - begin, 0))
 
     def step_times(
         self, segment_ns: npt.NDArray[np.int64] | None = None, transfer_ns: npt.NDArray[np.int64] | None = None
     ) -> Int64:
         """Replayed duration of every step, ns: the latest end of all ranks after a common start."""
-        weights = self._weights(segment_ns, transfer_ns)
+        weights = self._weights(self._work_ns(segment_ns), transfer_ns)
         return np.asarray(
             self.graph.times(weights, nodes=self.last_node.reshape(-1)).reshape(self.last_node.shape).max(axis=0)
         )
@@ -109,8 +115,8 @@ class Program:
         at[self.first_node] = origins
         return at
 
-    def _weights(self, segment_ns: Int64 | None, transfer_ns: Int64 | None) -> Int64:
-        return self.edges.weights(self._work_ns(segment_ns), self.transfers.ns if transfer_ns is None else transfer_ns)
+    def _weights(self, work_ns: Int64, transfer_ns: Int64 | None) -> Int64:
+        return self.edges.weights(work_ns, self.transfers.ns if transfer_ns is None else transfer_ns)
 
     def _work_ns(self, segment_ns: Int64 | None) -> Int64:
         """Of each edge with pieces: how long these last."""

@@ -84,9 +84,10 @@ class Pieces(NamedTuple):
         """The pieces between these instants, at which all of the bounds are; ``recorded`` are starts of stalls."""
         start = cuts[:-1]
         step = intervals.of_begun(begun_at(cuts, intervals.start)[:-1], start)
-        works = np.flatnonzero((step >= 0) & (stalls.of_begun(begun_at(cuts, stalls.start)[:-1], start) < 0))
-        phase, begun = (begun_at(cuts, begins)[works] for begins in (phases.start, recorded))
-        return cls(cuts[works], cuts[works + 1], step[works], phase - 1, begun)
+        stalled = begun_at(cuts, stalls.start)
+        works = np.flatnonzero((step >= 0) & (stalls.of_begun(stalled[:-1], start) < 0))
+        begun = stalled if len(recorded) == len(stalls) else begun_at(cuts, recorded)
+        return cls(cuts[works], cuts[works + 1], step[works], begun_at(cuts, phases.start)[works] - 1, begun[works])
 
 
 class Phases(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.ideal import mean_segments, of_transfers
+from commtrace.analysis.ideal import mean_segments, transfer_keys
 from commtrace.analysis.keys import pack
 from commtrace.analysis.peers import Float64, grouped_median, leave_one_out_median
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
@@ -184,8 +184,7 @@ def _typical_scatter(key: Int64, entry: Int64, values: Float64, median: Float64)
 
 
 def _transfer_keys(bench: Bench) -> Int64:
-    names, sizes = (of_transfers(bench.run, bench.program, column) for column in ("name", "bytes"))
-    return pack([names, sizes, bench.program.transfers.participants])
+    return transfer_keys(bench.program.transfers)
 
 
 def _at_speed_of_others(bench: Bench, rank: int) -> Int64:

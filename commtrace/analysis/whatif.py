@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.ideal import equal_stages, median_transfers, of_transfers
+from commtrace.analysis.ideal import equal_stages, mean_segments, median_transfers
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay_parts import build_program
@@ -183,7 +183,7 @@ def experiment_of(run: Run, program: Program) -> Experiment:
         dp_rank[number] = coordinate
     phases = [*_PHASE_NAMES.values(), "other"]
     phase = np.where(segments.kind < BETWEEN, segments.kind - FORWARD, len(phases) - 1)
-    names, name = np.unique(of_transfers(run, program, "name"), return_inverse=True)
+    names, name = np.unique(transfers.name, return_inverse=True)
 
     def replay(durations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.stack(
@@ -193,7 +193,7 @@ def experiment_of(run: Run, program: Program) -> Experiment:
     return Experiment(
         replay=replay,
         measured_ns=np.concatenate([segments.total_ns, transfers.ns]),
-        ideal_ns=np.concatenate([equal_stages(program), median_transfers(run, program)]),
+        ideal_ns=np.concatenate([equal_stages(program, mean_segments(program)), median_transfers(program)]),
         operations=[*phases, *(run.names[code] for code in names)],
         operation=np.concatenate([phase, name.reshape(-1) + len(phases)]),
         stage=stage[rank],

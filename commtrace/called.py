@@ -84,9 +84,9 @@ def recorded(
     label_of: Callable[[int], Any],
     tracer: Any,
     backward: Any,
-    make_rows: Callable[..., Any],
     kind: int,
     part: str,
+    may_capture: bool,
 ) -> Callable[..., Any]:
     """``original``, with a span around it when the module is one of those that were chosen.
 
@@ -94,9 +94,10 @@ def recorded(
         original: ``_call_impl`` as it was.
         label_of: the label of the module with an id, or None.
         tracer: where spans go.
-        backward: is shown inputs and outputs when gradients are recorded.
-        make_rows, kind: of the recorder's entries.
+        backward: the backwards of modules; is shown inputs and outputs when gradients are recorded.
+        kind: of the recorder's entries.
         part: what is switched off if this fails.
+        may_capture: the clock's device has graphs.
     """
     import torch
 
@@ -105,6 +106,10 @@ def recorded(
     next_node: Any = torch._C._autograd._get_sequence_nr
     clock, recorder = tracer.clock, tracer.recorder
     mark, buffer, capacity, drop = clock.mark, recorder.buffer, recorder.capacity, recorder.drop
+    make_rows = backward.make_rows
+    tensor_type, hook_type, watched = torch.Tensor, backward.hook_type, backward.key
+    begins, completes, attach = backward.begins, backward.completes, backward.attach
+    watch_inputs, watch_outputs = backward.watch_inputs, backward.watch_outputs
 
     def _call_impl(module: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # first of all: the compiler reads no further
@@ -112,15 +117,24 @@ def recorded(
         label = label_of(id(module))
         if label is None or label.open_calls or not tracer.recording:
             return original(module, *args, **kwargs)
-        if label.is_wrapped:
-            label.open_calls = 1
         first = -1
         try:
             if is_grad_enabled():
                 first = next_node()
-                backward.watch_inputs(args, kwargs)
+                # One tensor in, one tensor out: without the calls that everything else takes.
+                if len(args) == 1 and not kwargs and type(args[0]) is tensor_type:
+                    tensor = args[0]
+                    hooks = tensor._backward_hooks
+                    if hooks is None or watched not in hooks:
+                        node = tensor.grad_fn
+                        if node is not None:
+                            attach(tensor, node, hook_type(completes, node._sequence_nr()))
+                else:
+                    watch_inputs(args, kwargs)
             name = label.forward if graph_task() == -1 else label.recompute
-            coordinates = tracer.coordinates
+            place = tracer.place
+            if label.is_wrapped:
+                label.open_calls = 1
             start = mark()
         except Exception as error:
             label.open_calls = 0
@@ -133,8 +147,8 @@ def recorded(
             try:
                 end = mark()
                 # While a graph is captured nothing runs, and marks are of the host's clock.
-                if not (type(end) is int and clock.is_capturing()):
-                    entry = (make_rows, kind, name, coordinates, clock, start, end)
+                if not (may_capture and type(end) is int and clock.is_capturing()):
+                    entry = (make_rows, kind, name, place, start, end)
                     if len(buffer) < capacity:
                         buffer.append(entry)
                     else:
@@ -144,8 +158,14 @@ def recorded(
         if first >= 0:
             try:
                 last = next_node()
-                if last != first:
-                    backward.watch_outputs(result, label, first, last)
+                if last == first:
+                    return result
+                if type(result) is tensor_type:
+                    node = result.grad_fn
+                    if node is not None and node._sequence_nr() >= first:
+                        attach(result, node, hook_type(begins, label.backward, first, last))
+                else:
+                    watch_outputs(result, label.backward, first, last)
             except Exception as error:
                 tracer.failed(part, error)
         return result

@@ -241,21 +241,26 @@ def count_rows(entry: Entry) -> list[Row]:
     return [mark_row("count", counts, step, at_ns)]
 
 
-def module_rows(entry: Entry) -> list[Row] | None:
-    """Forward, backward or recompute of a module.
+def module_rows(clock: DeviceClock) -> Callable[[Entry], list[Row] | None]:
+    """Makes the rows of modules: their forwards, backwards and recomputes.
 
-    Entry: ``(module_rows, kind, name, coordinates, clock, start mark, end mark)``.
+    Entry: ``(number of this function, kind, name, coordinates as a plain tuple, start mark, end mark)``.
     """
-    _, _, name, coordinates, clock, start_mark, end_mark = entry
-    start, end = clock.resolve(start_mark), clock.resolve(end_mark)
-    if start is None or end is None:
-        return None
-    return [
-        (
-            schema.MODULE, name, schema.COMPUTE, start, max(start, end), *coordinates, _NO, _NO, 0, _NO, _NO, None,
-            _NO, False, _NO, _NO, _timing(clock, start_mark, end_mark), None,
-        )
-    ]  # fmt: skip
+    resolve = clock.resolve
+
+    def rows(entry: Entry) -> list[Row] | None:
+        _, kind, name, coordinates, start_mark, end_mark = entry
+        start, end = resolve(start_mark), resolve(end_mark)
+        if start is None or end is None:
+            return None
+        return [
+            (
+                kind, name, schema.COMPUTE, start, max(start, end), *coordinates, _NO, _NO, 0, _NO, _NO, None,
+                _NO, False, _NO, _NO, _timing(clock, start_mark, end_mark), None,
+            )
+        ]  # fmt: skip
+
+    return rows
 
 
 def _communication_row(

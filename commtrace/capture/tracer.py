@@ -33,6 +33,7 @@ class Tracer:
 
     Attributes:
         coordinates: step, microbatch, chunk and stage that training is in now.
+        place: the same as a plain tuple, which the garbage collector stops to look at.
         recording: False outside the window of steps that the user asked for; sequence numbers are counted
             nevertheless, so that ranks stay joined.
         clock: times the compute lane.
@@ -68,7 +69,7 @@ class Tracer:
         self.groups = groups or GroupRegistry()
         self.completions = CompletionCallbacks()
         self._host_clock = HostClock()
-        self.coordinates = Coordinates()
+        self._go_to(Coordinates())
         self.recording = window is None
         self.last_mark: Mark | None = None
         self.saw_graph_capture = False
@@ -124,7 +125,7 @@ class Tracer:
         self.open_optimizers = 0  # an optimizer that raised never left its phase
         self._latest_step = step
         self._work_end = self.last_mark = None
-        self.coordinates = Coordinates(step)
+        self._go_to(Coordinates(step))
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
         for listener in tuple(self.step_listeners):
@@ -146,7 +147,7 @@ class Tracer:
         """Close the current step here; what follows belongs to no step until the next one begins."""
         self._step_is_users = False
         self._close_step(self.clock.mark() if self.recording else None)
-        self.coordinates = Coordinates()
+        self._go_to(Coordinates())
         self.recording = self.window is None
 
     def end_iteration(self) -> None:
@@ -176,6 +177,10 @@ class Tracer:
             self.discard_step()
         self._close_step(self.last_mark if self._work_end is None else self._work_end)
 
+    def _go_to(self, coordinates: Coordinates) -> None:
+        self.coordinates = coordinates
+        self.place: tuple[int, ...] = tuple(coordinates)
+
     def _close_step(self, end: Mark | None) -> None:
         step, self._step = self._step, None
         if step is not None and end is not None and self.recording:
@@ -190,11 +195,13 @@ class Tracer:
         outer = self.coordinates
         lane = schema.HOST if kind in _HOST_LANE_KINDS else schema.COMPUTE
         span = Span(kind, name, lane, outer, self.clock, None)
-        self.coordinates = Coordinates(
-            outer.step,
-            microbatch if microbatch >= 0 else outer.microbatch,
-            chunk if chunk >= 0 else outer.chunk,
-            stage if stage >= 0 else outer.stage,
+        self._go_to(
+            Coordinates(
+                outer.step,
+                microbatch if microbatch >= 0 else outer.microbatch,
+                chunk if chunk >= 0 else outer.chunk,
+                stage if stage >= 0 else outer.stage,
+            )
         )
         self.open_optimizers += kind == schema.OPTIMIZER
         span.outer, self.innermost = self.innermost, span
@@ -214,7 +221,7 @@ class Tracer:
         self.open_waits -= span.kind in _WAITING_KINDS and self.open_waits > 0
         inner, outer = self.coordinates, span.coordinates
         # A step that began inside the phase (an iteration called from a phase of the user's) stays.
-        self.coordinates = outer if outer.step == inner.step else outer._replace(step=inner.step)
+        self._go_to(outer if outer.step == inner.step else outer._replace(step=inner.step))
         span.coordinates = Coordinates(outer.step, *inner[1:])
         if span.start is not None:
             self.append((span_rows, span.kind, span))

@@ -24,7 +24,7 @@ SLOW: Final = ((1.05, "yellow"), (1.1, "red"))
 """Of the straggler score, as the alert has it."""
 
 _STEPS: Final = "rate(commtrace_step_duration_seconds_count{{{where}}}[$__rate_interval]) > 0"
-_BY_OPERATION: Final = ("operation, role", "{{operation}} {{role}}")
+_OPERATION: Final = "operation, role"
 _BUCKETS: Final = f"sum by (le) (rate(commtrace_step_duration_seconds_bucket{{{RUN}}}[$__rate_interval]))"
 
 
@@ -40,20 +40,20 @@ def dashboards() -> dict[str, Dashboard]:
 
 
 def _overview() -> list[list[Panel]]:
+    score = f"topk(10, commtrace:straggler_score:ratio{{{RUN}}})"
+    mean_step = f"avg(commtrace:step_seconds:mean{{{RUN}}})"
     return [
         [
-            number("Step", "s", Query(f"avg(commtrace:step_seconds:mean{{{RUN}}})", ""), "Mean over ranks."),
-            number(
-                "MFU", "percentunit", Query(f"avg(commtrace_mfu_ratio{{{RUN}}})", ""),
-                "Needs commtrace.count(model_flops=…) and a GPU whose peak is known.",
+            number("Step", "s", Query(mean_step, ""), "Mean over ranks."),
+            _average(
+                "MFU", "commtrace_mfu_ratio", "Needs commtrace.count(model_flops=…) and a GPU whose peak is known.",
             ),
             number(
-                "Tokens per second", "short",
-                Query(f"sum(rate(commtrace_tokens_total{{{RUN}}}[$__rate_interval]))", ""),
+                "Tokens per second", "short", Query(f"sum({_rate('commtrace_tokens_total', RUN)})", ""),
                 "Sum over the ranks that call commtrace.count(tokens=…).",
             ),
-            number("Exposed", "percentunit", Query(f"avg(commtrace:exposed:ratio{{{RUN}}})", ""), "Of the step."),
-            number("Bubble", "percentunit", Query(f"avg(commtrace:bubble:ratio{{{RUN}}})", ""), "Of the step."),
+            _average("Exposed", "commtrace:exposed:ratio", "Of the step."),
+            _average("Bubble", "commtrace:bubble:ratio", "Of the step."),
             number(
                 "Slowest rank", "none", Query(f"max(commtrace:straggler_score:ratio{{{RUN}}})", ""),
                 "Its own work, as a multiple of what its peers need.", SLOW,
@@ -64,13 +64,10 @@ def _overview() -> list[list[Panel]]:
                 "Step time", "s",
                 Query(f"histogram_quantile(0.5, {_BUCKETS})", "p50", exemplars=True),
                 Query(f"histogram_quantile(0.99, {_BUCKETS})", "p99"),
-                Query(f"avg(commtrace:step_seconds:mean{{{RUN}}})", "mean"),
+                Query(mean_step, "mean"),
                 told="Quantiles are as fine as the buckets. A point is a step; it leads to its trace.",
             ),
-            lines(
-                "Where the step goes", "s", *_parts(RUN, "avg"), stacked=True,
-                told="Mean over ranks, per step. The parts add up to the step.",
-            ),
+            _step(RUN, "Mean over ranks, per step. The parts add up to the step."),
         ],
         [
             lines(
@@ -86,12 +83,11 @@ def _overview() -> list[list[Panel]]:
         ],
         [
             lines(
-                "Straggler score", "none",
-                Query(f"topk(10, commtrace:straggler_score:ratio{{{RUN}}})", "rank {{rank}} on {{node}}"),
+                "Straggler score", "none", Query(score, "rank {{rank}} on {{node}}"),
                 told="Own work of a rank, as a multiple of what the ranks of its stage need. 1 is like the others.",
             ),
             table(
-                "Slowest ranks", "none", Query(f"topk(10, commtrace:straggler_score:ratio{{{RUN}}})", ""),
+                "Slowest ranks", "none", Query(score, ""),
                 {"rank": "Rank", "node": "Node", "pp": "Stage", "dp": "Replica", "tp": "Tensor", "Value": "Value"},
                 limits=SLOW,
             ),
@@ -100,23 +96,18 @@ def _overview() -> list[list[Panel]]:
 
 
 def _one_rank() -> list[list[Panel]]:
-    by, legend = _BY_OPERATION
+    phases = _per_step("commtrace_compute_seconds_total", RANK, "phase")
     return [
         [
-            lines("Step time", "s", Query(f"commtrace:step_seconds:mean{{{RANK}}}", "rank {{rank}}")),
-            lines("Where the step goes", "s", *_parts(RANK, "avg"), stacked=True, told="Mean over the chosen ranks."),
+            _each_rank("Step time", "s", "commtrace:step_seconds:mean"),
+            _step(RANK, "Mean over the chosen ranks."),
         ],
         [
             lines(
-                "Compute by phase", "s",
-                Query(f"avg by (phase) ({_per_step('commtrace_compute_seconds_total', RANK, 'phase')})", "{{phase}}"),
-                stacked=True, told="Per step.",
+                "Compute by phase", "s", Query(f"avg by (phase) ({phases})", "{{phase}}"), stacked=True,
+                told="Per step.",
             ),
-            lines(
-                "Exposed by operation", "s",
-                Query(f"avg by ({by}) ({_per_step('commtrace_exposed_seconds_total', RANK, by)})", legend),
-                stacked=True, told="Per step; pipeline transfers are in the bubble.",
-            ),
+            _exposed("Exposed by operation"),
         ],
         [
             lines(
@@ -125,65 +116,60 @@ def _one_rank() -> list[list[Panel]]:
                 Query(f"commtrace:work_seconds:typical{{{RUN}}}", "typical of stage {{pp}}"),
                 told="Per step, without waiting for others: against what is typical of the stage.",
             ),
-            lines(
-                "Peak device memory", "bytes", Query(f"commtrace_device_memory_peak_bytes{{{RANK}}}", "rank {{rank}}"),
-                told="Most that torch's allocator has held.",
+            _each_rank(
+                "Peak device memory", "bytes", "commtrace_device_memory_peak_bytes",
+                "Most that torch's allocator has held.",
             ),
         ],
     ]  # fmt: skip
 
 
 def _grid() -> list[list[Panel]]:
-    def cell(series: str) -> Query:
-        return Query(f"max by (dp, pp) ({series}{{{RUN}}})", "")
-
     told = "One cell per data-parallel replica (down) and pipeline stage (across); of its ranks the highest."
+
+    def cells(title: str, unit: str, series: str, limits: Sequence[tuple[float, str]] = ()) -> Panel:
+        return matrix(title, unit, Query(f"max by (dp, pp) ({series}{{{RUN}}})", ""), "dp", "pp", told, limits)
+
     return [
         [
-            matrix("Straggler score", "none", cell("commtrace:straggler_score:ratio"), "dp", "pp", told, SLOW),
-            matrix("Own work per step", "s", cell("commtrace:work_seconds:per_step"), "dp", "pp", told),
+            cells("Straggler score", "none", "commtrace:straggler_score:ratio", SLOW),
+            cells("Own work per step", "s", "commtrace:work_seconds:per_step"),
         ],
         [
-            matrix("Bubble", "percentunit", cell("commtrace:bubble:ratio"), "dp", "pp", told),
-            matrix("Exposed communication", "percentunit", cell("commtrace:exposed:ratio"), "dp", "pp", told),
+            cells("Bubble", "percentunit", "commtrace:bubble:ratio"),
+            cells("Exposed communication", "percentunit", "commtrace:exposed:ratio"),
         ],
     ]
 
 
 def _communication() -> list[list[Panel]]:
-    by, legend = _BY_OPERATION
-
-    def rate(series: str) -> str:
-        return f"sum by ({by}) (rate({series}{{{RANK}}}[$__rate_interval]))"
-
     return [
         [
-            lines(
-                "Bus bandwidth", "Bps",
-                Query(f"avg by ({by}) (commtrace_communication_busbw_bytes_per_second{{{RANK}}})", legend),
-                told="Effective, as nccl-tests defines it, mean over ranks; waiting for others lowers it.",
+            _by_operation(
+                "Bus bandwidth", "Bps", f"avg by ({{by}}) (commtrace_communication_busbw_bytes_per_second{{{RANK}}})",
+                "Effective, as nccl-tests defines it, mean over ranks; waiting for others lowers it.",
             ),
-            lines("Bytes", "Bps", Query(rate("commtrace_communication_bytes_total"), legend), told="Full tensors."),
+            _by_operation(
+                "Bytes", "Bps", f"sum by ({{by}}) ({_rate('commtrace_communication_bytes_total', RANK)})",
+                "Full tensors.",
+            ),
         ],
         [
-            lines(
+            _by_operation(
                 "Time in flight", "s",
-                Query(f"avg by ({by}) ({_per_step('commtrace_communication_seconds_total', RANK, by)})", legend),
-                told="Per step, summed over calls.",
+                f"avg by ({{by}}) ({_per_step('commtrace_communication_seconds_total', RANK, _OPERATION)})",
+                "Per step, summed over calls.",
             ),
-            lines(
-                "Exposed", "s",
-                Query(f"avg by ({by}) ({_per_step('commtrace_exposed_seconds_total', RANK, by)})", legend),
-                stacked=True, told="Per step; pipeline transfers are in the bubble.",
-            ),
+            _exposed("Exposed"),
         ],
         [
-            lines(
-                "Overlap", "percentunit",
-                Query(f"avg by ({by}) (commtrace_communication_overlap_ratio{{{RANK}}})", legend),
-                told="Share of the time in flight during which the rank did not stand still.",
+            _by_operation(
+                "Overlap", "percentunit", f"avg by ({{by}}) (commtrace_communication_overlap_ratio{{{RANK}}})",
+                "Share of the time in flight during which the rank did not stand still.",
             ),
-            lines("Calls", "ops", Query(rate("commtrace_communication_operations_total"), legend)),
+            _by_operation(
+                "Calls", "ops", f"sum by ({{by}}) ({_rate('commtrace_communication_operations_total', RANK)})"
+            ),
         ],
     ]  # fmt: skip
 
@@ -191,36 +177,31 @@ def _communication() -> list[list[Panel]]:
 def _health() -> list[list[Panel]]:
     return [
         [
-            lines(
-                "Since the last step", "s",
-                Query(f"time() - commtrace_last_step_timestamp_seconds{{{RANK}}}", "rank {{rank}}"),
-                told="Grows where a run stands still.",
+            _each_rank(
+                "Since the last step", "s", "time() - commtrace_last_step_timestamp_seconds",
+                "Grows where a run stands still.",
             ),
-            lines(
-                "Communications in flight", "none",
-                Query(f"commtrace_communications_in_flight{{{RANK}}}", "rank {{rank}}"),
-                told="Under way since before the last look at them: what a hung rank hangs in.",
+            _each_rank(
+                "Communications in flight", "none", "commtrace_communications_in_flight",
+                "Under way since before the last look at them: what a hung rank hangs in.",
             ),
         ],
         [
-            lines(
-                "Spans", "ops", Query(f"rate(commtrace_spans_total{{{RANK}}}[$__rate_interval])", "rank {{rank}}"),
-            ),
+            lines("Spans", "ops", Query(_rate("commtrace_spans_total", RANK), "rank {{rank}}")),
             lines(
                 "Dropped spans", "ops",
-                Query(f"sum by (kind) (rate(commtrace_spans_dropped_total{{{RANK}}}[$__rate_interval]))", "{{kind}}"),
+                Query(f"sum by (kind) ({_rate('commtrace_spans_dropped_total', RANK)})", "{{kind}}"),
                 told="Anything but 0 makes the other numbers too small.",
             ),
         ],
         [
             lines(
-                "Overhead", "percentunit",
-                Query(f"rate(commtrace_overhead_seconds_total{{{RANK}}}[$__rate_interval])", "rank {{rank}}"),
+                "Overhead", "percentunit", Query(_rate("commtrace_overhead_seconds_total", RANK), "rank {{rank}}"),
                 told="Share of one CPU core that commtrace's own thread takes.",
             ),
-            lines(
-                "Clock residual", "s", Query(f"commtrace_clock_residual_seconds{{{RANK}}}", "rank {{rank}}"),
-                told="Error with which the monotonic clock is tied to the wall clock.",
+            _each_rank(
+                "Clock residual", "s", "commtrace_clock_residual_seconds",
+                "Error with which the monotonic clock is tied to the wall clock.",
             ),
             lines(
                 "Clock offset", "s", Query(f"abs(commtrace_clock_offset_seconds{{{RANK}}})", "rank {{rank}}"),
@@ -228,6 +209,38 @@ def _health() -> list[list[Panel]]:
             ),
         ],
     ]  # fmt: skip
+
+
+def _average(title: str, series: str, told: str) -> Panel:
+    """A share, as the mean over ranks, large."""
+    return number(title, "percentunit", Query(f"avg({series}{{{RUN}}})", ""), told)
+
+
+def _each_rank(title: str, unit: str, series: str, told: str = "") -> Panel:
+    """A line for each of the chosen ranks."""
+    return lines(title, unit, Query(f"{series}{{{RANK}}}", "rank {{rank}}"), told=told)
+
+
+def _by_operation(title: str, unit: str, expr: str, told: str = "", *, stacked: bool = False) -> Panel:
+    """A line for each operation and role; ``{by}`` in the expression stands for these two labels."""
+    named = Query(expr.replace("{by}", _OPERATION), "{{operation}} {{role}}")
+    return lines(title, unit, named, told=told, stacked=stacked)
+
+
+def _exposed(title: str) -> Panel:
+    return _by_operation(
+        title, "s", f"avg by ({{by}}) ({_per_step('commtrace_exposed_seconds_total', RANK, _OPERATION)})",
+        "Per step; pipeline transfers are in the bubble.", stacked=True,
+    )  # fmt: skip
+
+
+def _step(where: str, told: str) -> Panel:
+    """The parts of a step, on top of each other."""
+    return lines("Where the step goes", "s", *_parts(where, "avg"), stacked=True, told=told)
+
+
+def _rate(series: str, where: str) -> str:
+    return f"rate({series}{{{where}}}[$__rate_interval])"
 
 
 def _parts(where: str, aggregate: str) -> tuple[Query, ...]:
@@ -238,7 +251,7 @@ def _parts(where: str, aggregate: str) -> tuple[Query, ...]:
 
     return (
         part("commtrace_compute_seconds_total", "compute", "phase"),
-        part("commtrace_exposed_seconds_total", "exposed", "operation, role"),
+        part("commtrace_exposed_seconds_total", "exposed", _OPERATION),
         part("commtrace_bubble_seconds_total", "bubble"),
         part("commtrace_data_seconds_total", "data"),
         part("commtrace_checkpoint_seconds_total", "checkpoint"),
@@ -249,7 +262,7 @@ def _parts(where: str, aggregate: str) -> tuple[Query, ...]:
 
 def _per_step(series: str, where: str, by: str = "", *, summed: bool = False) -> str:
     """Seconds per step of each rank; ``by`` names the labels that the series has beside the rank's own."""
-    rate = f"rate({series}{{{where}}}[$__rate_interval])"
+    rate = _rate(series, where)
     steps = f"({_STEPS.format(where=where)})"
     if not by:
         return f"{rate} / {steps}"

@@ -21,14 +21,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.lane_rows import LaneRows, bunches
+from commtrace.analysis.lane_rows import LaneRows
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import JoinedGraph, ReplayGraph
 from commtrace.analysis.replay_edges import Edges, StallNodes, connect, work_between, worked_before
 from commtrace.analysis.replay_joins import Transfers, join_launches
-from commtrace.analysis.replay_lane import joined_lanes, read_lanes
+from commtrace.analysis.replay_lane import Lanes, joined_lanes, read_lanes
 from commtrace.analysis.replay_segments import Segments
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
 
@@ -133,11 +134,7 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
         ReplayError: what was recorded contradicts itself.
     """
     ranks = np.array(sorted(run.ranks), np.int64)
-    parts = []
-    for members in bunches(run):
-        stages = np.array([stage_of(run.ranks[rank]) for rank in members], np.int64)
-        parts.append(read_lanes(LaneRows.of(run, members), matches, stages, steps))
-    lanes = joined_lanes(parts)
+    lanes = joined_lanes([_lanes_of(run, block, matches, steps) for block in run.blocks])
     joins = join_launches(run, lanes.launches, clocks_agree=matches.clocks_agree)
     edges, stalls = connect(lanes, joins)
     return Program(
@@ -155,6 +152,11 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
         start_ns=lanes.step_start,
         end_ns=lanes.step_end,
     )
+
+
+def _lanes_of(run: Run, block: Block, matches: Matches, steps: Int64) -> Lanes:
+    stages = np.array([stage_of(run.ranks[rank]) for rank in block.ranks], np.int64)
+    return read_lanes(LaneRows.of(run, block), matches, stages, steps)
 
 
 def common_steps(run: Run) -> Int64:

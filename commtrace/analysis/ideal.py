@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.peers import Float64, grouped_median, work_keys
+from commtrace.analysis.peers import Float64, grouped_median
 from commtrace.analysis.replay_joins import Transfers
 from commtrace.analysis.replay_program import Program
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
@@ -18,7 +18,7 @@ from commtrace.trace.spans import Int64
 
 def mean_segments(program: Program) -> Int64:
     """Of each segment, the mean over all segments that are the same work, ns."""
-    _, work = grouped(work_keys(program.segments))
+    work = program.work
     total = np.bincount(work, program.segments.total_ns.astype(np.float64))
     return np.asarray(np.rint((total / np.bincount(work))[work]), np.int64)
 

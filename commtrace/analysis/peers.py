@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.replay_segments import Segments
+from commtrace.analysis.replay_segments import Segments, same_work
 from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
@@ -57,15 +57,19 @@ class PeerComparison:
         return np.asarray(np.nan_to_num(self.own_ns - self.peer_ns) * self.per_step)
 
 
-def compare_with_peers(segments: Segments, values_ns: Int64, counted: Bool) -> PeerComparison:
+def compare_with_peers(
+    segments: Segments, values_ns: Int64, counted: Bool, work: Int64 | None = None
+) -> PeerComparison:
     """Compare a duration of every segment with the same duration on the other ranks.
 
     Args:
         segments: of a program.
         values_ns: of each segment, what is compared: its work, for example.
         counted: which segments make the statistic; those of a warm-up step are left out.
+        work: of these segments, where the caller has it (:func:`same_work`).
     """
-    work = work_keys(segments)
+    if work is None:
+        work = same_work(segments)
     _, entry = grouped(pack([work, segments.rank]))
     entries = int(entry.max()) + 1
     first = np.zeros(entries, np.int64)
@@ -76,19 +80,15 @@ def compare_with_peers(segments: Segments, values_ns: Int64, counted: Bool) -> P
     size = np.bincount(cell, minlength=len(cells))
     mean = np.bincount(cell, values_ns[counted], minlength=len(cells)) / np.maximum(size, 1)
     own = grouped_median(cell_entry, mean, entries)
+    steps = int(np.count_nonzero(np.bincount(segments.step[counted])))
     return PeerComparison(
         entry=entry,
         rank=segments.rank[first],
         kind=segments.kind[first],
         own_ns=own,
         peer_ns=leave_one_out_median(work[first], own),
-        per_step=np.bincount(cell_entry, size, minlength=entries) / max(len(np.unique(segments.step[counted])), 1),
+        per_step=np.bincount(cell_entry, size, minlength=entries) / max(steps, 1),
     )
-
-
-def work_keys(segments: Segments) -> Int64:
-    """Numbers that are equal for segments that are the same work."""
-    return pack([segments.stage, segments.chunk, segments.kind, segments.stalls, segments.ordinal])
 
 
 def grouped_median(group: Int64, values: Float64 | Int64, groups: int) -> Float64:

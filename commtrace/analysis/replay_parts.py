@@ -12,6 +12,7 @@ from commtrace.analysis.replay import JoinedGraph, ReplayError, ReplayGraph
 from commtrace.analysis.replay_edges import Edges
 from commtrace.analysis.replay_lane import concatenated
 from commtrace.analysis.replay_program import Program, by_rank, common_steps, program_of_steps
+from commtrace.analysis.replay_segments import same_work
 from commtrace.analysis.step_parts import StepPart, StepWorkers, cut
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -40,7 +41,7 @@ def build_program(run: Run, matches: Matches, workers: StepWorkers | None = None
 
 def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
     """The programs of ascending ranges of steps as one."""
-    nodes, segments, transfers, joins, steps, instances = (
+    nodes, pieces, transfers, joins, steps, instances = (
         _before(sizes)
         for sizes in (
             [program.graph.num_nodes for program in programs],
@@ -68,10 +69,11 @@ def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
         )
         for program, (_, row), place, node in zip(programs, rows, places, nodes, strict=True)
     ]
+    segments = concatenated([program.segments for program in programs], step=steps, instance=instances)
     return Program(
         graph=JoinedGraph(tuple(_graphs(programs)), tuple(places)),
         edges=_joined_edges(programs, nodes, transfers),
-        segments=concatenated([program.segments for program in programs], step=steps, instance=instances),
+        segments=segments,
         transfers=concatenated(
             [replace(program.transfers, row=row) for program, (row, _) in zip(programs, rows, strict=True)],
             step=steps,
@@ -80,7 +82,7 @@ def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
         stalls=concatenated(stalls, step=steps, node=nodes),
         piece_ns=np.concatenate([program.piece_ns for program in programs]),
         piece_segment=np.concatenate(
-            [program.piece_segment + offset for program, offset in zip(programs, segments, strict=True)]
+            [program.piece_segment + offset for program, offset in zip(programs, pieces, strict=True)]
         ),
         steps=np.concatenate([program.steps for program in programs]),
         ranks=programs[0].ranks,
@@ -88,6 +90,7 @@ def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
         last_node=np.hstack([program.last_node + node for program, node in zip(programs, nodes, strict=True)]),
         start_ns=np.hstack([program.start_ns for program in programs]),
         end_ns=np.hstack([program.end_ns for program in programs]),
+        work=same_work(segments),
     )
 
 

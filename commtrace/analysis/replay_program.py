@@ -27,7 +27,8 @@ from commtrace.analysis.replay import JoinedGraph, ReplayGraph
 from commtrace.analysis.replay_edges import Edges, StallNodes, connect, work_between, worked_before
 from commtrace.analysis.replay_joins import Transfers, join_launches
 from commtrace.analysis.replay_lane import Lanes, joined_lanes, read_lanes
-from commtrace.analysis.replay_segments import Segments
+from commtrace.analysis.replay_segments import Segments, same_work
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
@@ -43,6 +44,7 @@ class Program:
         ranks: the ranks, ascending.
         first_node, last_node: start and end of each step on each rank, shape (ranks, steps).
         start_ns, end_ns: the same instants as measured, shape (ranks, steps).
+        work: of each segment, a number from 0 that those share which are the same work (:func:`same_work`).
     """
 
     graph: ReplayGraph | JoinedGraph
@@ -58,6 +60,7 @@ class Program:
     last_node: Int64
     start_ns: Int64
     end_ns: Int64
+    work: Int64
 
     def times(
         self,
@@ -134,7 +137,7 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
         ReplayError: what was recorded contradicts itself.
     """
     ranks = np.array(sorted(run.ranks), np.int64)
-    lanes = joined_lanes([_lanes_of(run, block, matches, steps) for block in run.blocks])
+    lanes = joined_lanes(side_by_side(_lanes_of, [(run, block, matches, steps) for block in run.blocks]))
     joins = join_launches(run, lanes.launches, clocks_agree=matches.clocks_agree)
     edges, stalls = connect(lanes, joins)
     return Program(
@@ -151,6 +154,7 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
         last_node=lanes.last_node,
         start_ns=lanes.step_start,
         end_ns=lanes.step_end,
+        work=same_work(lanes.segments),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.disjoint import Disjoint, begun_at
-from commtrace.analysis.keys import concatenated_ranges
+from commtrace.analysis.keys import concatenated_ranges, grouped, pack
 from commtrace.analysis.lane_rows import LaneRows
 from commtrace.trace import schema
 from commtrace.trace.spans import Bool, Int64
@@ -61,6 +61,12 @@ class Segments:
     @property
     def total_ns(self) -> Int64:
         return self.work_ns + self.data_ns + self.gc_ns + self.pause_ns
+
+
+def same_work(segments: Segments) -> Int64:
+    """Numbers from 0 that are equal for segments that are the same work."""
+    _, number = grouped(pack([segments.stage, segments.chunk, segments.kind, segments.stalls, segments.ordinal]))
+    return number
 
 
 class Pieces(NamedTuple):

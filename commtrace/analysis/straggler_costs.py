@@ -13,7 +13,7 @@ from commtrace.analysis.replay_program import Program, stage_of
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
-_QUARTILES_APART = 1.349
+QUARTILES_APART = 1.349
 """Distance of the quartiles in standard deviations, for normal noise."""
 
 ERROR_OF_MEDIAN = 1.2533
@@ -106,7 +106,7 @@ class Bench:
             stage_of_rank={rank: stage_of(trace) for rank, trace in run.ranks.items()},
             step_ns=float(np.median(measured[steady])),
             replay_error=float(np.median((np.abs(actual - measured) / np.maximum(measured, 1))[steady])),
-            work=compare_with_peers(program.segments, program.segments.work_ns, counted),
+            work=compare_with_peers(program.segments, program.segments.work_ns, counted, program.work),
         )
 
     @property
@@ -147,4 +147,4 @@ class Bench:
 def robust_sigma(values: Float64) -> float:
     """Standard deviation estimated from the quartiles: single outliers do not count, two equal camps do."""
     low, high = np.quantile(values, [0.25, 0.75])
-    return float(high - low) / _QUARTILES_APART
+    return float(high - low) / QUARTILES_APART

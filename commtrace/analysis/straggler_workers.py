@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.peers import Float64
+from commtrace.analysis.peers import Float64, leave_one_out_median
 from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD
-from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, Bench, Cost, robust_sigma
+from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, QUARTILES_APART, Bench, Cost
 from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -78,7 +78,7 @@ def _suspects(bench: Bench) -> list[_Suspect]:
     segments, thresholds = bench.program.segments, bench.thresholds
     excess, peers = bench.work.excess_ns(), np.nan_to_num(bench.work.peer_ns * bench.work.per_step)
     work = _work_of_steps(bench)
-    noise = noise_between_steps(bench)
+    noise = _noise(work)
     data, gc = (_rare_excess(bench, values) for values in (segments.data_ns, segments.gc_ns))
     suspects = []
     for index, rank in enumerate(bench.program.ranks.tolist()):
@@ -103,7 +103,12 @@ def _suspects(bench: Bench) -> list[_Suspect]:
 
 def noise_between_steps(bench: Bench) -> float:
     """How much the work of a rank scatters from step to step, as a share of it: the typical rank."""
-    return float(np.median([robust_sigma(row) / max(float(np.median(row)), 1.0) for row in _work_of_steps(bench)]))
+    return _noise(_work_of_steps(bench))
+
+
+def _noise(work_of_steps: Float64) -> float:
+    low, high = np.quantile(work_of_steps, [0.25, 0.75], axis=1)
+    return float(np.median((high - low) / QUARTILES_APART / np.maximum(np.median(work_of_steps, axis=1), 1.0)))
 
 
 def _work_of_steps(bench: Bench) -> Float64:
@@ -121,17 +126,24 @@ def _error_of_difference(noise: float, steps: int) -> float:
 
 def _rare_excess(bench: Bench, values_ns: Int64) -> dict[int, float]:
     """Of each rank: mean time per step of something rare, beyond the median of the others at its stage that do it."""
-    own, stage = _per_step(bench, values_ns), bench.stage_of_rank
-    excess = {}
-    for rank, value in own.items():
-        others = [v for other, v in own.items() if other != rank and stage[other] == stage[rank] and v > 0]
-        excess[rank] = value - (float(np.median(others)) if others else 0.0)
-    return excess
+    own = _per_step(bench, values_ns)
+    ranks = np.array(list(own))
+    values, stage = np.array(list(own.values())), np.array([bench.stage_of_rank[rank] for rank in own])
+    usual = np.zeros(len(ranks))
+    some = values > 0
+    usual[some] = np.nan_to_num(leave_one_out_median(stage[some], values[some]))
+    for one in np.unique(stage[~some]).tolist():
+        others = values[some & (stage == one)]
+        usual[~some & (stage == one)] = np.median(others) if len(others) else 0.0
+    return dict(zip(ranks.tolist(), (values - usual).tolist(), strict=True))
 
 
 def _per_step(bench: Bench, values_ns: Int64) -> dict[int, float]:
     counted, segments = bench.counted, bench.program.segments
-    totals = np.bincount(segments.rank[counted], values_ns[counted], minlength=int(bench.program.ranks.max()) + 1)
+    totals = np.zeros(int(bench.program.ranks.max()) + 1)
+    rows = np.flatnonzero(values_ns)
+    rows = rows[counted[rows]]
+    np.add.at(totals, segments.rank[rows], values_ns[rows])
     return {int(rank): float(totals[rank]) / bench.num_steps for rank in bench.program.ranks}
 
 

@@ -15,9 +15,7 @@ What-if Analysis", OSDI 2025.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +28,7 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
 from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -39,9 +38,6 @@ SLOWEST_PERCENT: Final = 3
 _PHASE_NAMES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 _MOST_CELLS: Final = 4_000_000
 """Durations that are replayed at once: bounds the memory of a replay."""
-
-_MOST_THREADS: Final = 4
-"""That replay side by side; each needs the memory of a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ class WhatIf:
 
 
 Replay = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
-"""Step durations, of shape (steps, scenarios), from durations of operations, of shape (operations, scenarios); ns."""
+"""Step durations, of shape (scenarios, steps), from durations of operations, of shape (scenarios, operations); ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +111,12 @@ class Experiment:
         at_once = max(1, _MOST_CELLS // max(len(self.measured_ns), 1))
         parts = [ideal[first : first + at_once] for first in range(0, len(ideal), at_once)]
         # Of a large run each replay is a fraction of a second of numpy on long columns, which lets other threads go on.
-        with ThreadPoolExecutor(max(1, min(len(parts), os.cpu_count() or 1, _MOST_THREADS))) as pool:
-            means = list(pool.map(self._mean_steps, parts))
+        means = side_by_side(self._mean_steps, [(part,) for part in parts])
         return np.concatenate(means) if means else np.zeros(0)
 
     def _mean_steps(self, ideal: Sequence[Bool]) -> npt.NDArray[np.float64]:
-        chosen = np.stack(list(ideal), axis=1)
-        durations = np.where(chosen, self.ideal_ns[:, None], self.measured_ns[:, None])
-        return np.asarray(self.replay(durations).mean(axis=0))
+        durations = np.where(np.stack(list(ideal)), self.ideal_ns, self.measured_ns)
+        return np.asarray(self.replay(durations).mean(axis=1))
 
 
 def what_if(run: Run, matches: Matches, program: Program | None = None) -> WhatIf:
@@ -141,8 +135,8 @@ def what_if(run: Run, matches: Matches, program: Program | None = None) -> WhatI
 
 def analyse_experiment(experiment: Experiment) -> WhatIf:
     """Replay the experiment once per slice."""
-    actual_steps = experiment.replay(experiment.measured_ns[:, None])[:, 0]
-    ideal_steps = experiment.replay(experiment.ideal_ns[:, None])[:, 0]
+    actual_steps = experiment.replay(experiment.measured_ns[None])[0]
+    ideal_steps = experiment.replay(experiment.ideal_ns[None])[0]
     actual, ideal = float(actual_steps.mean()), float(ideal_steps.mean())
 
     by_operation = _slowdowns(experiment, experiment.operation, ideal)
@@ -186,9 +180,7 @@ def experiment_of(run: Run, program: Program) -> Experiment:
     names, name = np.unique(transfers.name, return_inverse=True)
 
     def replay(durations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.stack(
-            [program.step_times(column[: len(segments)], column[len(segments) :]) for column in durations.T], axis=1
-        )
+        return np.stack([program.step_times(own[: len(segments)], own[len(segments) :]) for own in durations])
 
     return Experiment(
         replay=replay,

@@ -38,7 +38,7 @@ def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
     operations, operation = np.unique(names, return_inverse=True)
 
     def replay(durations_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return graph.step_times(durations_ns)
+        return np.ascontiguousarray(graph.step_times(np.ascontiguousarray(durations_ns.T)).T)
 
     return analyse_experiment(
         Experiment(

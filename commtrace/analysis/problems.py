@@ -8,6 +8,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication import Communication
 from commtrace.analysis.states import COMPUTE
 from commtrace.analysis.step_choice import DURATION_ONLY, WARM_UP
+from commtrace.analysis.unreached import unreached_steps
 from commtrace.trace.run import RankTrace
 
 NO_COMMUNICATION = "No communication was recorded in these steps."
@@ -35,7 +36,10 @@ def find_problems(analysis: Analysis, communication: Sequence[Communication]) ->
 
 def _steps(analysis: Analysis) -> Iterable[str]:
     recorded, choice = analysis.recorded, analysis.steps
-    if not choice.used and not choice.left_out:
+    unreached = unreached_steps(recorded)
+    if unreached is not None:
+        yield unreached
+    elif not choice.used and not choice.left_out:
         yield (
             "No step was recorded; all of the recording is shown as one. Mark steps with `with commtrace.step(i):` "
             "or train with a framework that commtrace knows."

@@ -124,6 +124,7 @@ class Instrumentation:
         self._told_topology_version = 0
         self._told_device: int | None = None
         self._next_anchor_ns = 0
+        self._ended = False
         self._told_in_flight: list[Any] = []
         self._activity: Activity | None = Activity(self.tracer)
         self._told_invisible: dict[str, str] | None = {}
@@ -199,6 +200,7 @@ class Instrumentation:
                 uninstall()  # They begin where they were interrupted.
             self._uninstallers.pop()
         self._hang_watch.stop()
+        self._ended = True
         self.recorder.stop()
 
     @property
@@ -299,10 +301,17 @@ class Instrumentation:
         if anchor.monotonic_ns >= self._next_anchor_ns:
             self._next_anchor_ns = anchor.monotonic_ns + int(ANCHOR_SECONDS * 1e9)
             yield "clock_anchor", asdict(anchor)
-            if not self.tracer.recording and self.tracer.has_begun_a_step:
-                yield "progress", {"step": self.tracer.latest_step}
+            if not self.tracer.recording:
+                yield from self._progress()
+        elif self._ended and self._config.steps:
+            yield from self._progress()
         yield from self._requests()
         yield from self._what_is_going_on()
+
+    def _progress(self) -> Iterator[tuple[str, Any]]:
+        """Where a rank is that records nothing now."""
+        if self.tracer.latest_step >= 0:
+            yield "progress", {"step": self.tracer.latest_step}
 
     def _requests(self) -> list[tuple[str, Any]]:
         if self._triggers is None:

@@ -16,6 +16,7 @@ import typer
 
 import commtrace._inject
 from commtrace.config import Config
+from commtrace.errors import CommtraceError
 
 _FORWARDED: Final = (
     signal.SIGINT,
@@ -115,6 +116,10 @@ def _tell_what_was_recorded(
 ) -> None:
     """Where the run is and what to do next, on stderr: stdout is the command's."""
     if recorded:
+        unreached = _unreached(run_directory, environment)
+        if unreached is not None:
+            typer.echo(f"\ncommtrace: {unreached}", err=True)
+            return
         ranks = len({file.parent for file in recorded})
         typer.echo(f"\ncommtrace: recorded {ranks} rank{'s' * (ranks > 1)} in {run_directory}", err=True)
         typer.echo(f"Next: commtrace summary {shlex.quote(str(run_directory))}", err=True)
@@ -124,15 +129,28 @@ def _tell_what_was_recorded(
     )
 
 
+def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | None:
+    """What there is to say if only steps were asked for that the job did not get to."""
+    if not Config.from_env(environment).steps:
+        return None
+    from commtrace.analysis.unreached import unreached_steps
+    from commtrace.trace.reader import load_newest
+
+    try:
+        return unreached_steps(load_newest(run_directory))
+    except CommtraceError:
+        return None  # Whoever reads the run is told what is wrong with it.
+
+
 def _likely_reason(environment: Mapping[str, str], exit_code: int) -> str:
     config = Config.from_env(environment)
     if not config.enabled:
         return "COMMTRACE_ENABLED turns it off."
     if exit_code:
         return f"The command ended with {exit_code} before there was anything to record; its own output says why."
-    reached = f" and reach a step of {config.steps}" if config.steps else ""
+    window = f"Only steps {config.steps} were to be recorded: did the job get there? " if config.steps else ""
     return (
-        f"Did a process call torch.distributed.init_process_group{reached}? Is commtrace installed for the Python that "
+        f"{window}Did a process call torch.distributed.init_process_group? Is commtrace installed for the Python that "
         "the command starts, and is that Python started without -I, -E and -S, which ignore PYTHONPATH? "
         "If that cannot be changed, put `import commtrace.auto` into the script."
     )

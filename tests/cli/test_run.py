@@ -320,6 +320,25 @@ def test_two_ranks_of_a_script_that_knows_nothing_of_commtrace_are_recorded(tmp_
 
 
 @pytest.mark.e2e
+def test_steps_that_the_job_does_not_get_to_are_spoken_of(tmp_path: Path) -> None:
+    source = """
+        import torch, torch.distributed as dist, commtrace
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for number in range(3):
+            with commtrace.step(number):
+                dist.all_reduce(torch.ones(1))
+        """
+    completed = _run("--steps", "100:110", *_python(source), cwd=tmp_path)
+
+    assert completed.returncode == 0, completed.stderr
+    told = completed.stderr.splitlines()[-1]
+    assert told == (
+        "commtrace: Only steps 100:110 were to be recorded (COMMTRACE_STEPS, --steps), and the job got as far as step 2: "
+        "no step was recorded."
+    )
+
+
+@pytest.mark.e2e
 def test_turned_off_the_same_job_writes_nothing(tmp_path: Path) -> None:
     completed = _torchrun(tmp_path, {"COMMTRACE_ENABLED": "0"})
 

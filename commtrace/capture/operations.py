@@ -102,7 +102,8 @@ def _split_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
     """all_to_all_single: the input tensor; with splits, also the part that stays on this rank."""
     tensor, splits = arguments[1], arguments[3] if len(arguments) > 3 else None
     self_bytes = NO_SELF_BYTES
-    if splits:
+    # Megatron passes an array of numpy, which is neither true nor false.
+    if splits is not None and len(splits):
         rows = tensor.size(0)
         self_bytes = tensor.nbytes // rows * int(splits[process_group.rank()]) if rows else 0
     return tensor.nbytes, self_bytes, tensor.dtype, tensor, None

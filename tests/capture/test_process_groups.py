@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -113,6 +114,15 @@ def test_an_uneven_all_to_all_says_what_the_rank_sends_to_itself(captured: Recor
 
     rows = captured.communications()
     assert [(row.bytes, row.self_bytes) for row in rows] == [(80, 3 * 8), (40, 20), (32, 8)]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, numpy.array])
+def test_sizes_of_an_uneven_all_to_all_in_whatever_holds_them(captured: Recording, kind: Callable[..., Any]) -> None:
+    dist.all_to_all_single(ones(4), ones(10), kind([1, 1, 1, 1]), kind([1, 5, 2, 2]))  # Megatron has arrays of numpy
+    dist.all_to_all_single(ones(4), ones(4), kind([]), kind([]))
+
+    assert [(row.bytes, row.self_bytes) for row in captured.communications()] == [(40, 20), (16, -1)]
+    assert captured.warnings() == []
 
 
 def test_an_all_to_all_of_nothing_has_no_bytes(captured: Recording) -> None:

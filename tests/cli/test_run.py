@@ -331,11 +331,11 @@ def test_steps_that_the_job_does_not_get_to_are_spoken_of(tmp_path: Path) -> Non
     completed = _run("--steps", "100:110", *_python(source), cwd=tmp_path)
 
     assert completed.returncode == 0, completed.stderr
-    told = completed.stderr.splitlines()[-1]
-    assert told == (
-        "commtrace: Only steps 100:110 were to be recorded (COMMTRACE_STEPS, --steps), and the job got as far as step 2: "
-        "no step was recorded."
+    told = (
+        "commtrace: Only steps 100:110 were to be recorded (COMMTRACE_STEPS, --steps), and the job got as far as step 2"
     )
+    assert told in completed.stderr
+    assert "Next:" not in completed.stderr
 
 
 @pytest.mark.e2e

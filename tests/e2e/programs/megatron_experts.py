@@ -1,0 +1,165 @@
+"""A small mixture of experts on two ranks, trained by Megatron: one microbatch after the other, or two at a time.
+
+With ``--combined``, Megatron's overlap of expert-parallel communication (combined 1F1B). It is written for CUDA's
+streams; streams and events that do nothing stand in for them, so that everything runs in the order of its launches.
+
+torchrun --nproc-per-node 2 tests/e2e/programs/megatron_experts.py --combined
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import commtrace.auto  # noqa: F401
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
+
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe import moe_utils, token_dispatcher
+from megatron_cpu import use_cpu_for_cuda
+from train_megatron_gpt import LayerNorm
+
+LAYERS, HIDDEN, SEQUENCE, VOCABULARY, MICROBATCHES, ITERATIONS = 2, 16, 8, 64, 4, 2
+
+
+class Stream:
+    """Of CUDA, in name only."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None:
+        self.cuda_stream = 0
+
+    def wait_event(self, _event: Any) -> None:
+        return None
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def wait_stream(self, _stream: Any) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+
+class Event:
+    """Of CUDA, in name only."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None:
+        return None
+
+    def record(self, _stream: Any = None) -> None:
+        return None
+
+    def wait(self, _stream: Any = None) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+
+def without_streams() -> None:
+    """Stand-ins for what Megatron asks ``torch.cuda`` for."""
+    cuda: Any = torch.cuda
+    cuda.Stream, cuda.Event = Stream, Event
+    current = Stream()
+    cuda.current_stream = lambda device=None: current
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.nvtx.range_push = lambda message: None
+    cuda.nvtx.range_pop = lambda: None
+    cuda.nvtx.range = lambda *arguments, **options: contextlib.nullcontext()
+    torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign]
+    token_dispatcher.maybe_move_tensor_to_cpu = _moved
+    moe_utils.te_general_gemm = None  # which 0.16.1 forgets to define where there is no Transformer Engine
+
+
+def _moved(tensor: torch.Tensor, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Megatron's takes what is not on a GPU for moved already, numpy or not."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--combined", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    use_cpu_for_cuda()
+    without_streams()
+    parallel_state.initialize_model_parallel(expert_model_parallel_size=2)
+    torch.manual_seed(1)
+    config = TransformerConfig(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=2,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        num_moe_experts=4,
+        moe_router_topk=2,
+        moe_token_dispatcher_type="alltoall",
+        moe_router_load_balancing_type="none",
+        expert_model_parallel_size=2,
+        overlap_moe_expert_parallel_comm=options.combined,
+        add_bias_linear=False,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.bfloat16,
+        bf16=True,
+        use_cpu_initialization=True,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        deallocate_pipeline_outputs=False,
+    )
+    model = DistributedDataParallel(
+        config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), gpt(config).bfloat16()
+    )
+    config.no_sync_func = model.no_sync
+    config.finalize_model_grads_func = finalize_model_grads
+    for _ in range(ITERATIONS):
+        model.zero_grad_buffer()
+        losses = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter([]),
+            model=model,
+            num_microbatches=MICROBATCHES,
+            seq_length=SEQUENCE,
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        print("loss", [float(loss).hex() for loss in losses], flush=True)
+    dist.destroy_process_group()
+
+
+def gpt(config: TransformerConfig) -> GPTModel:
+    layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+    layers.layer_norm = LayerNorm
+    for layer in layers.layer_specs:
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = LayerNorm
+    return GPTModel(config, layers, VOCABULARY, SEQUENCE)
+
+
+def forward_step(_data: Any, model: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:
+    tokens = torch.arange(SEQUENCE)[None] % VOCABULARY
+    future = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
+    forward = model.build_schedule_plan if return_schedule_plan else model
+    return forward(tokens, torch.arange(SEQUENCE)[None], future, labels=tokens), mean_loss
+
+
+def mean_loss(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    loss = output.float().mean()
+    return loss, loss.detach()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Mixtures of experts in Megatron, one microbatch after the other and two at a time: the same work, all of it seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from commtrace.trace import schema
+from commtrace.trace.reader import load_run
+from commtrace.trace.run import Run
+from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.traces import role_of, rows
+
+pytestmark = pytest.mark.e2e
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
+
+PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "megatron_experts.py"
+LAYERS, MICROBATCHES, ITERATIONS = 2, 4, 2
+
+
+def train(directory: Path, *options: str) -> tuple[Run, list[str]]:
+    completed = launch([PROGRAM, *options], 2, {"COMMTRACE_DIR": str(directory)})
+    assert completed.returncode == 0, completed.stdout
+    run = load_run(directory)
+    assert run.problems == ()
+    return run, sorted(line for line in completed.stdout.splitlines() if "loss [" in line)
+
+
+def test_dispatch_and_combine_in_both_schedules(tmp_path: Path) -> None:
+    plain, losses = train(tmp_path / "plain")
+    combined, losses_of_combined = train(tmp_path / "combined", "--combined")
+
+    assert losses_of_combined == losses
+    for run in (plain, combined):
+        assert sorted(run.ranks) == [0, 1]
+        for rank, trace in run.ranks.items():
+            for step in range(ITERATIONS):
+                work = rows(run, rank, schema.FORWARD, schema.BACKWARD, step=step)
+                assert sorted((row["name"], row["microbatch"], row["chunk"], row["stage"]) for row in work) == sorted(
+                    (name, microbatch, 0, 0) for name in ("forward", "backward") for microbatch in range(MICROBATCHES)
+                )
+                phases = Counter((row["name"], row["microbatch"]) for row in rows(run, rank, schema.PHASE, step=step))
+                assert {phase: count for phase, count in phases.items() if phase[0] in ("dispatch", "combine")} == {
+                    (name, microbatch): LAYERS for name in ("dispatch", "combine") for microbatch in range(MICROBATCHES)
+                }
+                sent = Counter(
+                    (row["name"], role_of(trace, row["group"])) for row in rows(run, rank, schema.COLLECTIVE, step=step)
+                )
+                # Tokens and their probabilities to the experts, tokens back; all of it again in the backward.
+                assert sent["all_to_all", "ep"] == 2 * 3 * LAYERS * MICROBATCHES
+    for rank in combined.ranks:
+        spans = {
+            (row["name"], row["microbatch"]): row
+            for row in rows(combined, rank, schema.FORWARD, schema.BACKWARD, step=1)
+        }
+        for microbatch in range(MICROBATCHES - 1):
+            forward, backward = spans["forward", microbatch + 1], spans["backward", microbatch]
+            assert backward["start"] <= forward["start"] < forward["end"] <= backward["end"]

@@ -19,6 +19,7 @@ from commtrace.analysis.clock_fit import LinearClock, Residual, fit_clocks, unco
 from commtrace.analysis.clock_observations import Observations, observe
 from commtrace.analysis.clock_steps import find_steps, split_at
 from commtrace.analysis.piecewise_clock import NEVER_STEPPED, PiecewiseClock
+from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
 
@@ -147,14 +148,17 @@ def apply(run: Run, alignment: Alignment) -> Run:
     moving = {clock.key: clock for clock in alignment.hosts if not clock.is_reference}
     if not moving:
         return run
-    return replace(run, ranks={rank: _moved(trace, moving.get(trace.clock_key)) for rank, trace in run.ranks.items()})
+    clocks = {rank: moving.get(trace.clock_key) for rank, trace in run.ranks.items()}
+    return run.with_blocks([_moved(block, clocks) for block in run.blocks])
 
 
-def _moved(trace: RankTrace, clock: HostClock | None) -> RankTrace:
-    if clock is None:
-        return trace
-    spans = trace.spans
-    return replace(trace, spans=spans.replace(start=clock.to_reference(spans.start), end=clock.to_reference(spans.end)))
+def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:
+    start, end = block.spans.start.copy(), block.spans.end.copy()
+    for rank, rows in block.slices().items():
+        clock = clocks[rank]
+        if clock is not None:
+            start[rows], end[rows] = clock.to_reference(start[rows]), clock.to_reference(end[rows])
+    return replace(block, spans=block.spans.replace(start=start, end=end))
 
 
 def _clocks_earliest_first(run: Run) -> list[ClockKey]:

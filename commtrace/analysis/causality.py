@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.join import bucket, gather
+from commtrace.analysis.join import IDENTITY, bucket, gather
 from commtrace.analysis.piecewise_clock import PiecewiseClock
 from commtrace.trace import schema
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.blocks import Block
+from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
 _OUTLIERS = 0.01
@@ -45,7 +46,7 @@ def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[P
 
 def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[PiecewiseClock]) -> _Messages:
     clock_of_rank = _clock_of_rank(run, keys)
-    rows = gather(run, _between_hosts(run, clock_of_rank))
+    rows = gather(run, _between_hosts(run, clock_of_rank), IDENTITY | {"name", "start", "end"})
     if not len(rows.rank):
         return _Messages(*(np.empty(0, np.int64) for _ in _Messages._fields))
     buckets = bucket(rows)
@@ -74,16 +75,18 @@ def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
     return clock_of_rank
 
 
-def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[RankTrace], Bool]:
+def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
     """Chooses the rows whose other side is on another host; of very many, the same ones on both sides."""
     one_in = max(1, sum(len(trace.spans) for trace in run.ranks.values()) // _ENOUGH_ROWS)
 
-    def chosen(trace: RankTrace) -> Bool:
-        spans = trace.spans
-        p2p = (spans.kind == schema.P2P) & (spans.peer >= 0) & (spans.peer < len(clock_of_rank))
-        peer_clock = clock_of_rank[np.where(p2p, spans.peer, trace.rank)]
-        other_host = (peer_clock >= 0) & (peer_clock != clock_of_rank[trace.rank])
-        return np.asarray(p2p & other_host & (spans.seq % one_in == 0))
+    def chosen(block: Block) -> Bool:
+        spans = block.spans
+        p2p = np.flatnonzero((spans.kind == schema.P2P) & (spans.peer >= 0) & (spans.peer < len(clock_of_rank)))
+        peer_clock = clock_of_rank[spans.peer[p2p]]
+        own_clock = block.per_row(clock_of_rank[[*block.ranks]])[p2p]
+        between = np.zeros(len(spans), np.bool_)
+        between[p2p] = (peer_clock >= 0) & (peer_clock != own_clock) & (spans.seq[p2p] % one_in == 0)
+        return between
 
     return chosen
 

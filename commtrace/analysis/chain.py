@@ -42,10 +42,10 @@ class Context:
 
     @classmethod
     def of(cls, run: Run, matches: Matches, choice: StepChoice) -> Context:
-        own = replace(run, ranks={rank: run.ranks[rank] for rank in choice.ranks})
-        return cls(
-            own, replace(matches, ranks={rank: matches.ranks[rank] for rank in own.ranks}), find_roles(own), choice.used
-        )
+        if set(choice.ranks) != set(run.ranks):
+            run = replace(run, ranks={rank: run.ranks[rank] for rank in choice.ranks})
+            matches = replace(matches, ranks={rank: matches.ranks[rank] for rank in choice.ranks})
+        return cls(run, matches, find_roles(run), choice.used)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a rank's spans say about its lane: intervals, each with the state that it claims."""
+"""What spans say about the lane of their rank: intervals, each with the state that it claims."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.match import RankMatches
 from commtrace.analysis.operations import communication_rows, is_kernel_trace
-from commtrace.analysis.roles import PIPELINE, RankRoles, Roles, is_p2p
+from commtrace.analysis.roles import PIPELINE, Roles, is_p2p
 from commtrace.analysis.states import (
     BUBBLE,
     CLAIM_OF_KIND,
@@ -23,15 +22,17 @@ from commtrace.analysis.states import (
     states_of,
 )
 from commtrace.trace import schema
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.blocks import Block
+from commtrace.trace.order import stable_order
+from commtrace.trace.run import Run
 from commtrace.trace.spans import Int32, Int64, Spans
 
 
 class Claims(NamedTuple):
-    """Intervals of one rank; all arrays have the same length.
+    """Intervals on one axis; all arrays have the same length.
 
     Attributes:
-        start, end: ns.
+        start, end: ns; never empty.
         state: position in the run's states.
         priority: where intervals overlap, the highest is believed.
         row: the span that claims.
@@ -49,34 +50,77 @@ class Claims(NamedTuple):
         By priority, then the innermost (the later start, then the earlier end). The state decides what is left, so
         that the order of the input never does.
         """
-        order = np.lexsort((self.state, -self.end, self.start, self.priority))
+        # Rows are sorted by start, the longer one first, so their order mostly is the wanted one.
+        order = stable_order(self.row + self.priority * (int(self.row.max(initial=0)) + 1))
+        if not self._is_ascending(order):
+            order = np.lexsort((self.state, -self.end, self.start, self.priority))
         precedence = np.empty(len(order), np.int64)
         precedence[order] = np.arange(len(order))
         return precedence
 
+    def _is_ascending(self, order: Int64) -> bool:
+        """Whether claims of one priority are in the wanted order; by priority they are sorted already."""
+        start, end, state = self.start[order], self.end[order], self.state[order]
+        falls = state[1:] < state[:-1]
+        for rising in (-end, start):
+            falls = (rising[1:] < rising[:-1]) | ((rising[1:] == rising[:-1]) & falls)
+        same = np.diff(self.priority[order]) == 0
+        return not (falls & same).any()
 
-def claims_of_rank(run: Run, trace: RankTrace, matches: RankMatches, roles: Roles) -> Claims:
-    """Everything that the rank's spans claim, stalls cut into their wait and their transfer.
+    def filled(self) -> Claims:
+        """Without those that claim nothing."""
+        rows = np.flatnonzero(self.end > self.start)
+        return Claims(self.start[rows], self.end[rows], self.state[rows], self.priority[rows], self.row[rows])
+
+
+class Standing(NamedTuple):
+    """What a block's rows stand for while the lane stands still; aligned with its rows.
+
+    Attributes:
+        ready: when a communication waited for nobody any more.
+        stall_ready: of a stall: when the communication that it stalled on did.
+        role: what it was for.
+    """
+
+    ready: Int64
+    stall_ready: Int64
+    role: Int32
+
+
+def claims_of_block(run: Run, block: Block, standing: Standing, roles: Roles) -> Claims:
+    """Everything that the spans claim, stalls cut into their wait and their transfer; the ranks end to end.
 
     A trace of kernels holds no stalls: in it, communication itself claims the time at which no kernel computes.
+
+    Args:
+        run: with the names.
+        block: ranks whose kernels were all traced, or none's.
+        standing: of its rows.
+        roles: of the run.
     """
-    spans = trace.spans
+    spans = block.spans
     states = states_of(roles.words)
     if is_kernel_trace(spans):
         work = _work_claims(spans, states, CLAIM_OF_TRACED_KIND)
-        rows, ready, priority = communication_rows(spans), matches.ready, TRACED_COMMUNICATION_PRIORITY
+        rows, ready, priority = communication_rows(spans), standing.ready, TRACED_COMMUNICATION_PRIORITY
     else:
         work = _work_claims(spans, states, CLAIM_OF_KIND)
-        rows, ready, priority = spans.kind == schema.STALL, matches.stall_ready, STALL_PRIORITY
-    of_rank = roles.ranks[trace.rank]
-    parts = (work, *_standing_claims(run, spans, np.flatnonzero(rows), ready, priority, roles, of_rank, states))
-    return Claims(
-        np.concatenate([part.start for part in parts]),
-        np.concatenate([part.end for part in parts]),
-        np.concatenate([part.state for part in parts]),
-        np.concatenate([part.priority for part in parts]),
-        np.concatenate([part.row for part in parts]),
+        rows, ready, priority = spans.kind == schema.STALL, standing.stall_ready, STALL_PRIORITY
+    chosen = np.flatnonzero(rows)
+    parts = (
+        work,
+        *_standing_claims(run, spans, chosen, ready[chosen], priority, roles, standing.role[chosen], states),
     )
+    filled = [part.filled() for part in parts]
+    claims = Claims(
+        np.concatenate([part.start for part in filled]),
+        np.concatenate([part.end for part in filled]),
+        np.concatenate([part.state for part in filled]),
+        np.concatenate([part.priority for part in filled]),
+        np.concatenate([part.row for part in filled]),
+    )
+    axis = block.per_row(block.end_to_end())[claims.row]
+    return claims._replace(start=claims.start + axis, end=claims.end + axis)
 
 
 def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping[int, Claim]) -> Claims:
@@ -85,10 +129,11 @@ def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping
     for kind, claim in claim_of_kind.items():
         state_of_kind[kind] = states.index(claim.state)
         priority_of_kind[kind] = claim.priority
-    # Modules and users' spans on the host lane run beside the lane and say nothing about it.
-    beside = (spans.lane != schema.COMPUTE) & np.isin(spans.kind, (schema.MODULE, schema.USER, schema.PHASE))
-    rows = np.flatnonzero((state_of_kind[spans.kind] >= 0) & ~beside)
+    rows = np.flatnonzero((state_of_kind >= 0)[spans.kind])
     kinds = spans.kind[rows]
+    # Modules and users' spans on the host lane run beside the lane and say nothing about it.
+    beside = (spans.lane[rows] != schema.COMPUTE) & np.isin(kinds, (schema.MODULE, schema.USER, schema.PHASE))
+    rows, kinds = rows[~beside], kinds[~beside]
     return Claims(spans.start[rows], spans.end[rows], state_of_kind[kinds], priority_of_kind[kinds], rows)
 
 
@@ -99,19 +144,16 @@ def _standing_claims(
     ready: Int64,
     priority: int,
     roles: Roles,
-    of_rank: RankRoles,
+    role: Int32,
     states: tuple[State, ...],
 ) -> tuple[Claims, Claims]:
     """What rows during which the lane stands still say: wait until they are ready, transfer from then on."""
-    role = of_rank.role[rows]
     wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
     # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.
     bubble = is_p2p(run, spans)[rows] & (role == roles.code(PIPELINE))
     wait = np.where(bubble, states.index(State(BUBBLE)), wait_of_role[role]).astype(np.int32)
-    cut = np.clip(ready[rows], spans.start[rows], np.maximum(spans.start[rows], spans.end[rows]))
+    start, end = spans.start[rows], spans.end[rows]
+    cut = np.clip(ready, start, np.maximum(start, end))
     priorities = np.full(len(rows), priority, np.int32)
-    return (
-        Claims(spans.start[rows], cut, wait, priorities, rows),
-        Claims(cut, spans.end[rows], transfer_of_role[role], priorities, rows),
-    )
+    return Claims(start, cut, wait, priorities, rows), Claims(cut, end, transfer_of_role[role], priorities, rows)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import pack
-from commtrace.analysis.operations import SYNCHRONISING, named, unfinished_rows
+from commtrace.analysis.block_map import map_blocks
+from commtrace.analysis.keys import numbered, pack
+from commtrace.analysis.operations import SYNCHRONISING, named, unfinished_rows_of
 from commtrace.trace import schema
-from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Int64, Spans
+from commtrace.trace.blocks import Block
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int64
 
 _ENOUGH_ROWS = 300_000
 
@@ -41,7 +43,7 @@ def observe(run: Run, keys: Sequence[tuple[str, str]]) -> Observations:
     A host's reading is the median of its ranks' ends. Of k hosts that took part, neighbours are compared: k − 1 pairs.
     """
     group, seq, clock, end = _ends(run, keys)
-    bucket = pack((group, seq))
+    bucket = pack((numbered(group), seq))
     order = np.lexsort((end, clock, bucket))
     bucket, clock, end = bucket[order], clock[order], end[order]
     begins = np.flatnonzero(_changes(bucket) | _changes(clock))
@@ -60,17 +62,23 @@ def _changes(values: Int64) -> npt.NDArray[np.bool_]:
 def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Int64, Int64, Int64, Int64]:
     """Group, seq, clock and end of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
-    parts = [(number[trace.clock_key], _synchronising(run, trace)) for trace in run.ranks.values()]
-    group, seq, end = (np.concatenate([getattr(part, name) for _, part in parts]) for name in ("group", "seq", "end"))
-    clock = np.concatenate([np.full(len(part), at, np.int64) for at, part in parts])
+    rows = map_blocks(lambda block: np.flatnonzero(_synchronising(run, block)), run.blocks)
     # Which collectives are left out must not depend on the rank: every member keeps the same ones.
-    one_in = max(1, len(seq) // _ENOUGH_ROWS)
-    kept = seq % one_in == 0
-    return group[kept], seq[kept], clock[kept], end[kept]
+    one_in = max(1, sum(map(len, rows)) // _ENOUGH_ROWS)
+    parts = []
+    for block, own in zip(run.blocks, rows, strict=True):
+        seq = block.spans.seq[own]
+        kept = own[seq % one_in == 0] if one_in > 1 else own
+        clock = np.array([number[run.ranks[rank].clock_key] for rank in block.ranks])
+        parts.append(
+            (block.spans.group[kept], block.spans.seq[kept], block.per_row(clock)[kept], block.spans.end[kept])
+        )
+    group, seq, clock, end = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return group, seq, clock, end
 
 
-def _synchronising(run: Run, trace: RankTrace) -> Spans:
-    spans = trace.spans
-    rows = (spans.kind == schema.COLLECTIVE) & named(run, spans, SYNCHRONISING) & ~unfinished_rows(trace)
+def _synchronising(run: Run, block: Block) -> Bool:
+    spans = block.spans
+    rows = (spans.kind == schema.COLLECTIVE) & named(run, spans, SYNCHRONISING) & ~unfinished_rows_of(run, block)
     # An uneven all_to_all does not end together; nor is an operation without group or number an observation.
-    return spans.take(rows & (spans.self_bytes < 0) & (spans.group >= 0) & (spans.seq >= 0))
+    return np.asarray(rows & (spans.self_bytes < 0) & (spans.group >= 0) & (spans.seq >= 0))

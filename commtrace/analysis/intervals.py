@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Int64
 
 _NOBODY = -1
@@ -38,8 +39,10 @@ def union(start: Int64, end: Int64) -> Union:
     start, end = start[filled], end[filled]
     if not len(start):
         return Union(start, end)
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
+    if not (start[1:] >= start[:-1]).all():  # rows come in the order of their starts
+        order = stable_order(start)
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
     begins = np.concatenate([[True], start[1:] > reach[:-1]])
     ends = np.append(np.flatnonzero(begins)[1:] - 1, len(start) - 1)
     return Union(start[begins], reach[ends])
@@ -65,8 +68,8 @@ def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
         rank: distinct numbers from 0 to n − 1.
         cuts: further instants at which segments must end.
     """
-    edges = distinct(np.concatenate([start, end, cuts]))
-    best = _highest(np.searchsorted(edges, start), np.searchsorted(edges, end), rank, max(len(edges) - 1, 0))
+    edges, (left, right) = _numbered(np.concatenate([start, end, cuts]), len(start))
+    best = _highest(left, right, rank, max(len(edges) - 1, 0))
     interval_of_rank = np.empty(len(rank) + 1, np.int64)
     interval_of_rank[rank] = np.arange(len(rank))
     interval_of_rank[_NOBODY] = _NOBODY
@@ -79,6 +82,16 @@ def distinct(times: Int64) -> Int64:
     is_first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     return ordered[is_first]
+
+
+def _numbered(times: Int64, count: int) -> tuple[Int64, tuple[Int64, Int64]]:
+    """Distinct times, ascending; and the numbers among them of the first ``count`` times and of the next."""
+    order = stable_order(times)
+    ordered = times[order]
+    is_new = np.diff(ordered, prepend=ordered[:1] - 1) > 0
+    number = np.empty(len(times), np.int64)
+    number[order] = np.cumsum(is_new) - 1
+    return ordered[is_new], (number[:count], number[count : 2 * count])
 
 
 def _highest(left: Int64, right: Int64, rank: Int64, count: int) -> Int64:

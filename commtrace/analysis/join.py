@@ -8,11 +8,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.block_map import map_blocks
 from commtrace.analysis.keys import numbered, pack
-from commtrace.analysis.operations import communication_rows, named, unfinished_rows
+from commtrace.analysis.operations import communication_rows, named, unfinished_rows_of
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.order import stable_order
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.run import Run
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int32, Int64, Spans
 
 
@@ -22,7 +24,7 @@ class Rows(NamedTuple):
     Attributes:
         rank: which rank the row is of.
         clock: number of the clock that its times were read on.
-        position: of the row among the rank's spans.
+        position: of the row in its block.
         is_send: it is the sending side of a point-to-point operation.
         finished: its end was seen.
         spans: the rows themselves.
@@ -59,6 +61,15 @@ class Buckets(NamedTuple):
         """Smallest value in each bucket."""
         return np.asarray(np.minimum.reduceat(values[self.order], self.first))
 
+    def differ(self, values: npt.NDArray[Any]) -> Bool:
+        """Buckets whose rows do not all have the same value."""
+        ordered = values[self.order]
+        changes = ordered[1:] != ordered[:-1]
+        changes &= self.of_sorted_row[1:] == self.of_sorted_row[:-1]
+        found = np.zeros(len(self.first), np.bool_)
+        found[self.of_sorted_row[1:][changes]] = True
+        return found
+
     def of_row(self) -> Int64:
         """The bucket of each unsorted row."""
         buckets = np.empty(len(self.order), np.int64)
@@ -72,31 +83,38 @@ IDENTITY: Final = frozenset({"kind", "group", "seq", "op_in_seq", "peer"})
 _EMPTY: Final = Spans.empty()
 
 
-def gather(run: Run, chosen: Callable[[RankTrace], Bool] | None = None, columns: Collection[str] | None = None) -> Rows:
+def gather(run: Run, chosen: Callable[[Block], Bool] | None = None, columns: Collection[str] | None = None) -> Rows:
     """The communication rows of a run that know their group; of those, what ``chosen`` selects.
 
     Args:
         run: with its ranks.
-        chosen: which rows of a rank.
+        chosen: which rows of a block.
         columns: only these are copied, the others are −1 throughout; None for all. Copying is most of the work.
     """
+    return concatenate(gather_blocks(run, chosen, columns), columns)
+
+
+def gather_blocks(
+    run: Run, chosen: Callable[[Block], Bool] | None = None, columns: Collection[str] | None = None
+) -> list[Rows]:
+    """The same, block by block."""
     number_of_clock = {key: number for number, key in enumerate(dict.fromkeys(t.clock_key for t in run.ranks.values()))}
-    parts = []
-    for rank, trace in run.ranks.items():
-        selected = communication_rows(trace.spans) & (trace.spans.group >= 0)
-        position = np.flatnonzero(selected & chosen(trace) if chosen else selected)
-        spans = trace.spans.take(position) if columns is None else _columns(trace.spans, position, columns)
-        parts.append(
-            Rows(
-                rank=np.full(len(position), rank, np.int32),
-                clock=np.full(len(position), number_of_clock[trace.clock_key], np.int32),
-                position=position,
-                is_send=(spans.kind == schema.P2P) & named(run, spans, ("send",)),
-                finished=~unfinished_rows(trace)[position],
-                spans=spans,
-            )
+
+    def of_block(block: Block) -> Rows:
+        selected = communication_rows(block.spans) & (block.spans.group >= 0)
+        position = np.flatnonzero(selected & chosen(block) if chosen else selected)
+        spans = block.spans.take(position) if columns is None else _columns(block.spans, position, columns)
+        clock = np.array([number_of_clock[run.ranks[rank].clock_key] for rank in block.ranks], np.int32)
+        return Rows(
+            rank=block.rank()[position],
+            clock=block.per_row(clock)[position],
+            position=position,
+            is_send=(spans.kind == schema.P2P) & named(run, spans, ("send",)),
+            finished=~unfinished_rows_of(run, block)[position],
+            spans=spans,
         )
-    return concatenate(parts, columns)
+
+    return map_blocks(of_block, run.blocks)
 
 
 def concatenate(parts: Sequence[Rows], columns: Collection[str] | None = None) -> Rows:

@@ -77,6 +77,20 @@ def concatenated_ranges(first: Int64, end: Int64) -> Int64:
     return np.asarray(np.arange(lengths.sum()) + np.repeat(first - offsets, lengths))
 
 
+def grouped_rows(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, Int64]:
+    """Of each distinct row of these columns, ascending, where it is first; and of every row its number among them.
+
+    Meant for rows that are often equal to the one before.
+    """
+    changes = np.zeros(len(columns[0]), np.bool_)
+    changes[:1] = True
+    for column in columns:
+        changes[1:] |= column[1:] != column[:-1]
+    begins = np.flatnonzero(changes)
+    example, number = grouped(pack([column[begins] for column in columns]))
+    return begins[example], number[np.cumsum(changes) - 1]
+
+
 def _from_zero(column: npt.NDArray[Any]) -> tuple[Int64, int]:
     if not len(column):
         return column.astype(np.int64), 1

@@ -15,12 +15,19 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.join import Buckets, Rows, bucket, gather
-from commtrace.analysis.operations import BYTES_DIFFER, ROOTED, SYNCHRONISING, named
+from commtrace.analysis.block_map import map_blocks
+from commtrace.analysis.join import IDENTITY, Buckets, Rows, bucket, concatenate, gather_blocks
+from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.operations import BYTES_DIFFER, ROOTED, SYNCHRONISING, communication_rows, named
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
+_JOINED = IDENTITY | {"name", "start", "end", "bytes", "self_bytes", "dtype", "id"}
+"""The columns that are looked at here."""
+
+_MOST_IDS_PER_ROW = 4
 _UNKNOWN_SIZE = -1
 _LARGEST = np.iinfo(np.int64).max
 
@@ -90,36 +97,69 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
         run: with all ranks on one clock (see :mod:`commtrace.analysis.align`).
         clocks_agree: False if that could not be had; times of different hosts are then never compared.
     """
-    rows = gather(run)
-    ranks = {rank: unmatched(trace.spans) for rank, trace in run.ranks.items()}
-    if not len(rows.rank):
-        return Matches(ranks, clocks_agree)
-    joined = _join(run, rows, clocks_agree)
-    bounds = np.searchsorted(rows.rank, np.array([*ranks, run.world_size], np.int32))
-    for (rank, own), begin, end in zip(ranks.items(), bounds[:-1], bounds[1:], strict=True):
-        for column in fields(own):
-            getattr(own, column.name)[rows.position[begin:end]] = getattr(joined, column.name)[begin:end]
-        _look_up_stalls(run.ranks[rank].spans, own)
+    parts = gather_blocks(run, columns=_JOINED)
+    rows = concatenate(parts, _JOINED)
+    joined = _join(run, rows, clocks_agree) if len(rows.rank) else None
+    bounds = bounds_of([len(part.rank) for part in parts])
+    of_blocks = map_blocks(
+        lambda own: _matches_of_block(run.blocks[own], parts[own], joined, slice(bounds[own], bounds[own + 1])),
+        range(len(parts)),
+    )
+    ranks = {
+        rank: own.take(rows)
+        for block, own in zip(run.blocks, of_blocks, strict=True)
+        for rank, rows in block.slices().items()
+    }
     return Matches(ranks, clocks_agree)
 
 
+def _matches_of_block(block: Block, rows: Rows, joined: RankMatches | None, own: slice) -> RankMatches:
+    """What is known of all rows of a block; of its communications, what these of the joined rows say."""
+    matches = unmatched(block.spans)
+    if joined is not None:
+        for column in fields(matches):
+            getattr(matches, column.name)[rows.position] = getattr(joined, column.name)[own]
+        stalls = np.flatnonzero(block.spans.kind == schema.STALL)
+        communications = communications_of(block, stalls)
+        found = communications >= 0
+        matches.stall_ready[stalls[found]] = matches.ready[communications[found]]
+    return matches
+
+
 def communication_of(spans: Spans, stalls: Int64) -> Int64:
-    """The row of the communication that each of these stall rows names; −1 where it was not recorded."""
-    communications = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
+    """The row of the communication that each of these stall rows of a rank names; −1 where it was not recorded."""
+    return communications_of(Block((0,), bounds_of([len(spans)]), spans), stalls)
+
+
+def communications_of(block: Block, stalls: Int64) -> Int64:
+    """The same for rows of a block."""
+    spans = block.spans
+    communications = np.flatnonzero(communication_rows(spans) & (spans.id >= 0))
     if not len(communications):
         return np.full(len(stalls), -1, np.int64)
-    communications = communications[np.argsort(spans.id[communications], kind="stable")]
-    ids = spans.id[communications]
-    at = np.minimum(np.searchsorted(ids, spans.stalled_on[stalls]), len(ids) - 1)
-    known = (ids[at] == spans.stalled_on[stalls]) & (spans.stalled_on[stalls] >= 0)
-    return np.where(known, communications[at], -1)
+    wanted = spans.stalled_on[stalls]
+    # Ids count up from 0 on each rank, as a rule; then those of all ranks, one behind the other, are a table.
+    highest = np.array([int(part.max(initial=-1)) for part in block.split(spans.id).values()])
+    if int(highest.sum()) > _MOST_IDS_PER_ROW * len(block):
+        return _searched(block, communications, stalls)
+    begins = block.per_row(bounds_of(highest + 1)[:-1])
+    row_of_id = np.full(int((highest + 1).sum()), -1, np.int64)
+    row_of_id[(begins + spans.id)[communications[::-1]]] = communications[::-1]  # of equal ids the first row stays
+    known = (wanted >= 0) & (wanted <= block.per_row(highest)[stalls])
+    found = np.full(len(stalls), -1, np.int64)
+    found[known] = row_of_id[begins[stalls[known]] + wanted[known]]
+    return found
 
 
-def _look_up_stalls(spans: Spans, own: RankMatches) -> None:
-    stalls = np.flatnonzero(spans.kind == schema.STALL)
-    rows = communication_of(spans, stalls)
-    found = rows >= 0
-    own.stall_ready[stalls[found]] = own.ready[rows[found]]
+def _searched(block: Block, communications: Int64, stalls: Int64) -> Int64:
+    """The same where ids are far apart."""
+    rank = block.rank()
+    which = np.concatenate([communications, stalls])
+    ids = np.concatenate([block.spans.id[communications], block.spans.stalled_on[stalls]])
+    example, number = grouped(pack((rank[which], ids)))
+    is_communication = example < len(communications)
+    found = np.where(is_communication, communications[np.minimum(example, len(communications) - 1)], -1)
+    return np.asarray(found[number[len(communications) :]])
 
 
 def unmatched(spans: Spans) -> RankMatches:
@@ -203,9 +243,9 @@ def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
     bytes_of_all = np.where(may_differ, schema.NOT_APPLICABLE, spans.bytes)
     one_sided = p2p & (buckets.size == 2)[buckets.of_row()]
     sides = np.where(one_sided, rows.is_send, -1)
-    same_side = (buckets.maximum(sides) == buckets.minimum(sides)) & (buckets.maximum(sides) >= 0)
+    same_side = ~buckets.differ(sides) & (sides[buckets.order[buckets.first]] >= 0)
     return {
-        "operation": np.asarray(buckets.maximum(operation) != buckets.minimum(operation)),
+        "operation": buckets.differ(operation),
         "bytes": _known_values_differ(buckets, bytes_of_all),
         "dtype": _known_values_differ(buckets, spans.dtype),
         "sides": np.asarray(same_side),
@@ -214,6 +254,9 @@ def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
 
 def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:
     """Where two values that are not "does not apply" differ."""
+    differ = buckets.differ(values)
+    if not differ.any():
+        return differ
     # Widened first: numpy would squeeze the large number into a narrow column without a word.
     wide = values.astype(np.int64)
     smallest_known = buckets.minimum(np.where(wide == schema.NOT_APPLICABLE, _LARGEST, wide))

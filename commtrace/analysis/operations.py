@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Spans
 
@@ -54,3 +55,12 @@ def unfinished_rows(trace: RankTrace) -> Bool:
 def unfinished_ids(trace: RankTrace) -> list[int]:
     """The ids of these."""
     return [number for number, detail in trace.details.items() if '"unfinished"' in detail]
+
+
+def unfinished_rows_of(run: Run, block: Block) -> Bool:
+    """The same of all rows of a block."""
+    unfinished = np.zeros(len(block), np.bool_)
+    for rank, rows in block.slices().items():
+        if run.ranks[rank].details:
+            unfinished[rows] = unfinished_rows(run.ranks[rank])
+    return unfinished

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.claims import Claims, claims_of_rank
+from commtrace.analysis.block_map import map_blocks, of_one_sort
+from commtrace.analysis.claims import Claims, Standing, claims_of_block
 from commtrace.analysis.intervals import Segments, Union, paint, union
-from commtrace.analysis.match import Matches, RankMatches
+from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import communication_rows, is_kernel_trace
 from commtrace.analysis.roles import Roles, find_roles
 from commtrace.analysis.states import BUBBLE, IDLE, OTHER, TRANSFER, WAIT, State, states_of
 from commtrace.trace import schema
-from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int32, Int64
+from commtrace.trace.blocks import Block
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +72,29 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
         steps: only these. What began in others and reaches into them counts all the same.
     """
     roles = roles or find_roles(run)
-    parts = {rank: _partition_rank(run, trace, matches.ranks[rank], roles, steps) for rank, trace in run.ranks.items()}
-    tables = list(parts.values())
+    blocks = of_one_sort(run.blocks)
+    parts = map_blocks(lambda block: _partition_block(run, block, matches, roles, steps), blocks)
     return Partition(
         states=states_of(roles.words),
-        rank=np.concatenate([np.full(len(part.step), rank, np.int32) for rank, part in parts.items()]),
-        step=np.concatenate([part.step for part in tables]),
-        start=np.concatenate([part.start for part in tables]),
-        end=np.concatenate([part.end for part in tables]),
-        ns=np.concatenate([part.ns for part in tables]),
-        hidden_ns=np.concatenate([part.hidden_ns for part in tables]),
-        stalled_ns={rank: part.stalled_ns for rank, part in parts.items()},
+        rank=np.concatenate([part.rank for part in parts]),
+        step=np.concatenate([part.step for part in parts]),
+        start=np.concatenate([part.start for part in parts]),
+        end=np.concatenate([part.end for part in parts]),
+        ns=np.concatenate([part.ns for part in parts]),
+        hidden_ns=np.concatenate([part.hidden_ns for part in parts]),
+        stalled_ns={
+            rank: own
+            for block, part in zip(blocks, parts, strict=True)
+            for rank, own in block.split(part.stalled_ns).items()
+        },
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _RankPartition:
-    """The rows of one rank; the fields are those of :class:`Partition`."""
+class _BlockPartition:
+    """The rows of some ranks; the fields are those of :class:`Partition`."""
 
+    rank: Int32
     step: Int32
     start: Int64
     end: Int64
@@ -95,28 +103,54 @@ class _RankPartition:
     stalled_ns: Int64
 
 
-def _partition_rank(
-    run: Run, trace: RankTrace, matches: RankMatches, roles: Roles, wanted: Sequence[int] | None
-) -> _RankPartition:
-    spans = trace.spans
-    is_step = spans.kind == schema.STEP
-    steps = np.flatnonzero(is_step if wanted is None else is_step & np.isin(spans.step, wanted))
-    steps = steps[np.lexsort((spans.step[steps], spans.end[steps], spans.start[steps]))]
-    start, end = spans.start[steps], np.maximum(spans.start[steps], spans.end[steps])
-    states = states_of(roles.words)
-    claims = claims_of_rank(run, trace, matches, roles)
+def _partition_block(
+    run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None
+) -> _BlockPartition:
+    spans = block.spans
+    steps = _steps(block, wanted)
+    claims = claims_of_block(run, block, _standing(block, matches, roles), roles)
+    axis = block.per_row(block.end_to_end())
+    start, end = steps.start + axis[steps.row], steps.end + axis[steps.row]
     segments = paint(claims.start, claims.end, claims.precedence(), np.concatenate([start, end]))
     inside = _segments_of_steps(segments, start, end)
+    states = states_of(roles.words)
     unclaimed = State(IDLE if is_kernel_trace(spans) else OTHER)
     state = np.append(claims.state, states.index(unclaimed))[segments.winner]
-    stalled = np.isin(state, [column for column, one in enumerate(states) if one.kind in (WAIT, TRANSFER, BUBBLE)])
-    return _RankPartition(
-        step=spans.step[steps],
-        start=start,
-        end=end,
-        ns=_time_per_state(segments, inside, state, len(steps), len(states)),
-        hidden_ns=_hidden(trace, segments, inside, stalled, start, end),
+    stalled = np.array([one.kind in (WAIT, TRANSFER, BUBBLE) for one in states])[state]
+    return _BlockPartition(
+        rank=block.rank()[steps.row],
+        step=spans.step[steps.row],
+        start=steps.start,
+        end=steps.end,
+        ns=_time_per_state(segments, inside, state, len(steps.row), len(states)),
+        hidden_ns=_hidden(_in_flight(spans, axis), segments, inside, stalled, start, end),
         stalled_ns=_per_stall(claims, segments, inside, stalled, states, len(spans)),
+    )
+
+
+class _Steps(NamedTuple):
+    """Step rows of a block, by rank and then by start."""
+
+    row: Int64
+    start: Int64
+    end: Int64
+
+
+def _steps(block: Block, wanted: Sequence[int] | None) -> _Steps:
+    spans = block.spans
+    rows = np.flatnonzero(spans.kind == schema.STEP)
+    if wanted is not None:
+        rows = rows[np.isin(spans.step[rows], wanted)]
+    rank = block.rank()[rows]
+    rows = rows[np.lexsort((spans.step[rows], spans.end[rows], spans.start[rows], rank))]
+    return _Steps(rows, spans.start[rows], np.maximum(spans.start[rows], spans.end[rows]))
+
+
+def _standing(block: Block, matches: Matches, roles: Roles) -> Standing:
+    return Standing(
+        block.together({rank: matches.ranks[rank].ready for rank in block.ranks}),
+        block.together({rank: matches.ranks[rank].stall_ready for rank in block.ranks}),
+        block.together({rank: roles.ranks[rank].role for rank in block.ranks}),
     )
 
 
@@ -144,19 +178,18 @@ def _time_per_state(segments: Segments, inside: _Inside, state: Int32, steps: in
     return np.rint(np.bincount(cell, inside.length, steps * states)).astype(np.int64).reshape(steps, states)
 
 
-def _hidden(trace: RankTrace, segments: Segments, inside: _Inside, stalled: Bool, start: Int64, end: Int64) -> Int64:
-    in_flight = _in_flight(trace)
+def _hidden(in_flight: Union, segments: Segments, inside: _Inside, stalled: Bool, start: Int64, end: Int64) -> Int64:
     of_step = in_flight.before(end) - in_flight.before(start)
     standing = stalled[inside.segment]
     segment, step = inside.segment[standing], inside.step[standing]
-    edges_before = in_flight.before(segments.edges[np.stack([segment, segment + 1])])
-    while_standing = np.bincount(step, edges_before[1] - edges_before[0], len(start))
+    inside_ns = in_flight.before(segments.edges[segment + 1]) - in_flight.before(segments.edges[segment])
+    while_standing = np.bincount(step, inside_ns, len(start))
     return np.asarray(of_step - np.rint(while_standing).astype(np.int64))
 
 
-def _in_flight(trace: RankTrace) -> Union:
-    rows = communication_rows(trace.spans)
-    return union(trace.spans.start[rows], trace.spans.end[rows])
+def _in_flight(spans: Spans, axis: Int64) -> Union:
+    rows = np.flatnonzero(communication_rows(spans))
+    return union(spans.start[rows] + axis[rows], spans.end[rows] + axis[rows])
 
 
 def _per_stall(

@@ -7,14 +7,17 @@ peers, if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.block_map import map_blocks
+from commtrace.analysis.keys import grouped_rows
+from commtrace.analysis.operations import communication_rows
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Spans
@@ -65,7 +68,13 @@ def find_roles(run: Run) -> Roles:
     """The role of every communication and stall row."""
     groups = {number: group for trace in run.ranks.values() for number, group in trace.groups.items()}
     words = tuple(sorted({group.role for group in groups.values()} | {PIPELINE, UNKNOWN}))
-    return Roles(words, {rank: _roles_of_rank(run, trace, groups, words) for rank, trace in run.ranks.items()})
+    of_blocks = map_blocks(lambda block: _roles_of_block(run, block, groups, words), run.blocks)
+    ranks = {
+        rank: own.take(rows)
+        for block, own in zip(run.blocks, of_blocks, strict=True)
+        for rank, rows in block.slices().items()
+    }
+    return Roles(words, ranks)
 
 
 def role_of(run: Run, trace: RankTrace, group: int, peer: int = schema.NOT_APPLICABLE) -> str:
@@ -81,24 +90,43 @@ def is_p2p(run: Run, spans: Spans) -> Bool:
     return np.asarray((spans.kind == schema.P2P) | ((spans.kind == schema.STALL) & np.isin(spans.name, sides)))
 
 
-def _roles_of_rank(run: Run, trace: RankTrace, groups: Mapping[int, Group], words: tuple[str, ...]) -> RankRoles:
-    spans = trace.spans
-    rows = np.flatnonzero(np.isin(spans.kind, (schema.COLLECTIVE, schema.P2P, schema.STALL)))
-    role = np.full(len(spans), -1, np.int32)
-    size = np.full(len(spans), -1, np.int32)
-    nodes = np.full(len(spans), -1, np.int32)
+def _roles_of_block(run: Run, block: Block, groups: Mapping[int, Group], words: tuple[str, ...]) -> RankRoles:
+    spans = block.spans
+    rows = np.flatnonzero(communication_rows(spans) | (spans.kind == schema.STALL))
+    role, size, nodes = (np.full(len(spans), -1, np.int32) for _ in range(3))
     if len(rows):
-        of_group = spans.group[rows]
+        rank, group = block.rank()[rows], spans.group[rows]
         peer = np.where(is_p2p(run, spans)[rows], spans.peer[rows], schema.NOT_APPLICABLE)
         # A rank has few partners: decide once for each and hand the decision to the rows.
-        example, which = grouped(pack((of_group, peer)))
-        pipelines = [group for group in trace.groups.values() if group.role == PIPELINE]
-        decided = [_role_and_size(trace.rank, int(of_group[at]), int(peer[at]), groups, pipelines) for at in example]
-        role[rows] = np.array([words.index(word) for word, _ in decided], np.int32)[which]
-        size[rows] = np.array([members for _, members in decided], np.int32)[which]
-        ends = [_ends(trace.rank, groups.get(int(of_group[at])), int(peer[at])) for at in example]
-        nodes[rows] = np.array([_num_nodes(run, members) for members in ends], np.int32)[which]
+        example, which = grouped_rows((rank, group, peer))
+        decided = _decided(run, groups, zip(*(column[example].tolist() for column in (rank, group, peer)), strict=True))
+        role[rows] = np.array([words.index(one.role) for one in decided], np.int32)[which]
+        size[rows] = np.array([one.group_size for one in decided], np.int32)[which]
+        nodes[rows] = np.array([one.nodes for one in decided], np.int32)[which]
     return RankRoles(role, size, nodes)
+
+
+class _Decision(NamedTuple):
+    """What all rows of a rank on one group, of messages with one peer, are for."""
+
+    role: str
+    group_size: int
+    nodes: int
+
+
+def _decided(run: Run, groups: Mapping[int, Group], partners: Iterable[tuple[int, int, int]]) -> list[_Decision]:
+    """For each of these, as (rank, group, peer)."""
+    pipelines: dict[int, list[Group]] = {}
+    nodes: dict[tuple[int, ...], int] = {}
+    decided = []
+    for rank, number, peer in partners:
+        if rank not in pipelines:
+            pipelines[rank] = [group for group in run.ranks[rank].groups.values() if group.role == PIPELINE]
+        ends = _ends(rank, groups.get(number), peer)
+        if ends not in nodes:
+            nodes[ends] = _num_nodes(run, ends)
+        decided.append(_Decision(*_role_and_size(rank, number, peer, groups, pipelines[rank]), nodes[ends]))
+    return decided
 
 
 def _ends(rank: int, group: Group | None, peer: int) -> tuple[int, ...]:

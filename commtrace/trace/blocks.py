@@ -57,6 +57,32 @@ class Block:
         """By rank, its part of a column of the block; no copy."""
         return {rank: column[own] for rank, own in self.slices().items()}
 
+    def together(self, parts: Mapping[int, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The parts of a column, one per rank, as a column of the block; no copy of what :meth:`split` had divided."""
+        own = [parts[rank] for rank in self.ranks]
+        if len(own) == 1:
+            return own[0]
+        base = own[0].base if own else None
+        if isinstance(base, np.ndarray) and len(base) == len(self) and self._divide(base, own):
+            return base
+        return np.concatenate(own)
+
+    def _divide(self, column: npt.NDArray[Any], parts: Sequence[npt.NDArray[Any]]) -> bool:
+        """Whether these arrays are the ranks' parts of that column itself."""
+        address = column.__array_interface__["data"][0]
+        return all(
+            part.base is column
+            and part.strides == column.strides
+            and len(part) == end - begin
+            and part.__array_interface__["data"][0] == address + begin * column.strides[0]
+            for part, (begin, end) in zip(parts, pairwise(self.bounds.tolist()), strict=True)
+        )
+
+    def single(self) -> Iterator[Block]:
+        """Every rank as a block of its own; no copy."""
+        for rank, rows in self.slices().items():
+            yield Block((rank,), bounds_of([rows.stop - rows.start]), self.spans.take(rows))
+
     def per_row(self, of_rank: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A value per rank, in the order of ``ranks``, handed to all rows of each."""
         return np.repeat(of_rank, np.diff(self.bounds))

@@ -88,8 +88,11 @@ class Spans:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Spans]) -> Spans:
+        """The rows of all parts; of a single one the part itself."""
         if not parts:
             return cls.empty()
+        if len(parts) == 1:
+            return parts[0]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in DTYPE_OF_COLUMN))
 
     @classmethod

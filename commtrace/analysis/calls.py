@@ -1,10 +1,10 @@
-"""Communications of a rank as calls: what the table of communication adds up."""
+"""Communications of ranks as calls: what the table of communication adds up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from commtrace.analysis.match import RankMatches
 from commtrace.analysis.operations import communication_rows, is_kernel_trace, unfinished_rows
 from commtrace.analysis.roles import RankRoles
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
@@ -72,6 +73,23 @@ class Calls:
         return cls(*(columns.get(name, zeros.astype(np.bool_) if name in flags else zeros) for name in names))
 
 
+class CallRows(NamedTuple):
+    """What is known of the rows of a block.
+
+    Attributes:
+        block: ranks whose kernels were all traced, or none's.
+        matches, roles: of its rows.
+        stalled_ns: as of the partition.
+        unfinished: which are communications whose end was never seen.
+    """
+
+    block: Block
+    matches: RankMatches
+    roles: RankRoles
+    stalled_ns: Int64
+    unfinished: Bool
+
+
 def calls_of_rank(
     trace: RankTrace,
     matches: RankMatches,
@@ -80,12 +98,17 @@ def calls_of_rank(
     steps: Sequence[int] | None = None,
 ) -> tuple[Calls, Calls]:
     """The calls that one rank made, in these steps if any are given, and what else its lane stood still for."""
-    spans = trace.spans
-    made = communication_rows(spans)
-    if steps is not None:
-        made &= np.isin(spans.step, steps)
-    stalls = np.flatnonzero((stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_) & ~made)
-    of_stalls = Calls.empty(
+    block = Block.of_ranks({trace.rank: trace.spans})
+    rows = CallRows(block, matches, roles, stalled_ns, unfinished_rows(trace))
+    return calls_of_rows(rows, steps), stalls_of_rows(rows, steps)
+
+
+def stalls_of_rows(known: CallRows, steps: Sequence[int] | None = None) -> Calls:
+    """What the lanes stood still for and is no call in these steps."""
+    spans, roles, stalled_ns = known.block.spans, known.roles, known.stalled_ns
+    stood = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
+    stalls = np.flatnonzero(stood & ~_made(spans, steps))
+    return Calls.empty(
         len(stalls),
         step=spans.step[stalls],
         role=roles.role[stalls],
@@ -95,12 +118,14 @@ def calls_of_rank(
         group=spans.group[stalls],
         exposed=stalled_ns[stalls, 0] + stalled_ns[stalls, 1],
     )
-    return _communications(trace, matches, stalled_ns, roles, np.flatnonzero(made)), of_stalls
 
 
-def _communications(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, roles: RankRoles, rows: Int64) -> Calls:
-    spans = trace.spans
-    duration = np.maximum(spans.end[rows] - spans.start[rows], 0)
+def calls_of_rows(known: CallRows, steps: Sequence[int] | None = None) -> Calls:
+    """The calls that ranks made, in these steps if any are given."""
+    spans, matches, roles = known.block.spans, known.matches, known.roles
+    rows = np.flatnonzero(_made(spans, steps))
+    start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
+    duration = np.maximum(end - start, 0)
     calls = Calls(
         step=spans.step[rows],
         role=roles.role[rows],
@@ -112,11 +137,11 @@ def _communications(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, r
         num_bytes=np.maximum(spans.bytes[rows], 0),
         self_bytes=spans.self_bytes[rows],
         duration=duration,
-        transfer=matches.transfer_ns(spans)[rows],
-        wait=matches.wait_ns(spans)[rows],
-        exposed=stalled_ns[rows, 0] + stalled_ns[rows, 1],
-        hidden=_hidden(spans, rows, duration),
-        finished=~unfinished_rows(trace)[rows],
+        transfer=np.maximum(end - ready, 0),
+        wait=ready - start,
+        exposed=known.stalled_ns[rows, 0] + known.stalled_ns[rows, 1],
+        hidden=_hidden(known.block, rows, duration),
+        finished=~known.unfinished[rows],
         complete=matches.complete[rows],
         mismatched=matches.mismatched[rows],
     )
@@ -124,22 +149,31 @@ def _communications(trace: RankTrace, matches: RankMatches, stalled_ns: Int64, r
     if not spans.op_in_seq[rows[collective]].any():
         return calls
     members = np.flatnonzero(collective)
-    merged = _merged_brackets(calls.take(members), spans.group[rows[members]], spans.seq[rows[members]])
+    rank = known.block.rank()[rows[members]]
+    merged = _merged_brackets(calls.take(members), rank, spans.group[rows[members]], spans.seq[rows[members]])
     return Calls.concatenate([calls.take(np.flatnonzero(~collective)), merged])
 
 
-def _hidden(spans: Spans, rows: Int64, duration: Int64) -> Int64:
+def _made(spans: Spans, steps: Sequence[int] | None) -> Bool:
+    made = communication_rows(spans)
+    return made if steps is None else made & np.isin(spans.step, steps)
+
+
+def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
     """Of each of these rows: for how long the lane did not stand still."""
+    spans = block.spans
     traced = is_kernel_trace(spans)
-    known = spans.kind == (schema.KERNEL if traced else schema.STALL)
-    covered = union(spans.start[known], spans.end[known])
-    inside = covered.before(np.maximum(spans.end, spans.start)[rows]) - covered.before(spans.start[rows])
+    known = np.flatnonzero(spans.kind == (schema.KERNEL if traced else schema.STALL))
+    axis = block.per_row(block.end_to_end())
+    covered = union(spans.start[known] + axis[known], spans.end[known] + axis[known])
+    start = spans.start[rows] + axis[rows]
+    inside = covered.before(start + duration) - covered.before(start)
     return inside if traced else duration - inside
 
 
-def _merged_brackets(calls: Calls, group: Int64, seq: Int64) -> Calls:
+def _merged_brackets(calls: Calls, rank: Int32, group: Int64, seq: Int64) -> Calls:
     """One call per operation of a bracket: its members share group, seq and times; their bytes add up."""
-    _, first, which = np.unique(pack((group, seq, calls.name)), return_index=True, return_inverse=True)
+    _, first, which = np.unique(pack((rank, group, seq, calls.name)), return_index=True, return_inverse=True)
     merged = calls.take(first)
     num_bytes, self_bytes, exposed = np.zeros((3, len(first)), np.int64)
     np.add.at(num_bytes, which.reshape(-1), calls.num_bytes)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
-from commtrace.analysis.calls import Calls, calls_of_rank
+from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factor
+from commtrace.analysis.block_map import map_blocks, of_one_sort
+from commtrace.analysis.call_sums import CallSums, Moved, sum_calls
+from commtrace.analysis.calls import CallRows, Calls, calls_of_rows, stalls_of_rows
 from commtrace.analysis.keys import pack, sort_groups
-from commtrace.analysis.match import Matches
+from commtrace.analysis.match import Matches, RankMatches
+from commtrace.analysis.operations import unfinished_rows_of
 from commtrace.analysis.partition import Partition
-from commtrace.analysis.roles import Roles
+from commtrace.analysis.roles import RankRoles, Roles
 from commtrace.analysis.states import COMPUTE
+from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -131,24 +135,68 @@ def communication_table(
         steps: those that count, where the run holds others as well: what was launched in them.
         detail: by what to divide them further: bytes of the call (powers of two), or process group.
     """
-    parts = [
-        part
-        for rank, trace in run.ranks.items()
-        for part in calls_of_rank(trace, matches.ranks[rank], partition.stalled_ns[rank], roles.ranks[rank], steps)
-    ]
-    calls = Calls.concatenate(parts)
-    if not len(calls):
-        return []
-    reach = np.clip(calls.nodes, -1, 2)
-    columns: list[npt.NDArray[Any]] = [calls.role, calls.name, calls.group_size, reach]
-    if detail is Detail.SIZE:
-        columns.append(_power_of_two(calls.num_bytes))
-    elif detail is Detail.GROUP:
-        columns.append(calls.group)
-    order, begins = sort_groups(pack(columns))
+    blocks = of_one_sort(run.blocks)
+    parts = map_blocks(lambda block: _sums_of_block(run, block, matches, partition, roles, steps, detail), blocks)
+    sums: dict[_Key, CallSums] = {}
+    for part in parts:
+        for key, own in part.items():
+            sums[key] = sums[key] + own if key in sums else own
     compute_ns = int(partition.total(COMPUTE).sum())
-    table = [_summarise(run, roles, calls.take(rows), compute_ns, detail) for rows in np.split(order, begins[1:])]
+    table = [_row(run, roles, key, sums[key], compute_ns, detail) for key in sorted(sums)]
     return sorted(table, key=lambda row: (-row.exposed_ns, -row.duration_sum_ns, row.role, row.operation))
+
+
+class _Key(NamedTuple):
+    """What calls of one row have in common; ``detail`` is the power of two, the group or 0."""
+
+    role: int
+    name: int
+    group_size: int
+    reach: int
+    detail: int
+
+
+def _sums_of_block(
+    run: Run,
+    block: Block,
+    matches: Matches,
+    partition: Partition,
+    roles: Roles,
+    steps: Sequence[int] | None,
+    detail: Detail,
+) -> dict[_Key, CallSums]:
+    known = CallRows(
+        block,
+        RankMatches(*_of_block(block, matches.ranks, RankMatches)),
+        RankRoles(*_of_block(block, roles.ranks, RankRoles)),
+        block.together({rank: partition.stalled_ns[rank] for rank in block.ranks}),
+        unfinished_rows_of(run, block),
+    )
+    sums: dict[_Key, CallSums] = {}
+    for calls in (calls_of_rows(known, steps), stalls_of_rows(known, steps)):
+        if not len(calls):
+            continue
+        columns = _key_columns(calls, detail)
+        order, begins = sort_groups(pack(columns))
+        keys = zip(*(column[order[begins]].tolist() for column in columns), strict=True)
+        for key, own in zip(keys, sum_calls(calls, run.name_code("all_to_all"), order, begins), strict=True):
+            sums[_Key(*key)] = sums[_Key(*key)] + own if _Key(*key) in sums else own
+    return sums
+
+
+def _of_block(block: Block, parts: Mapping[int, Any], kind: Any) -> Iterator[npt.NDArray[Any]]:
+    """The columns of these parts, one per rank, as columns of the block."""
+    for column in fields(kind):
+        yield block.together({rank: getattr(parts[rank], column.name) for rank in block.ranks})
+
+
+def _key_columns(calls: Calls, detail: Detail) -> list[npt.NDArray[Any]]:
+    divided_by = np.zeros(len(calls), np.int64)
+    if detail is Detail.SIZE:
+        divided_by = _power_of_two(calls.num_bytes)
+    elif detail is Detail.GROUP:
+        divided_by = calls.group
+    return [calls.role, calls.name, calls.group_size, np.clip(calls.nodes, -1, 2), divided_by]
 
 
 def _power_of_two(num_bytes: Int64) -> Int64:
@@ -156,22 +204,19 @@ def _power_of_two(num_bytes: Int64) -> Int64:
     return np.where(num_bytes > 0, np.frexp(np.maximum(num_bytes, 1))[1] - 1, -1).astype(np.int64)
 
 
-def _summarise(run: Run, roles: Roles, calls: Calls, compute_ns: int, detail: Detail) -> Communication:
-    operation = run.names[calls.name[0]] if calls.name[0] >= 0 else "unknown"
-    group_size, nodes = int(calls.group_size[0]), int(calls.nodes[0])
-    made = calls.calls > 0
-    durations = np.sort(calls.duration[made & calls.finished])
-    algbw, busbw, bandwidth_time = _bandwidth(operation, group_size, calls)
-    exposed = int(calls.exposed.sum())
+def _row(run: Run, roles: Roles, key: _Key, sums: CallSums, compute_ns: int, detail: Detail) -> Communication:
+    operation = run.names[key.name] if key.name >= 0 else "unknown"
+    durations = np.sort(np.concatenate(sums.durations))
+    algbw, busbw, bandwidth_time = _bandwidth(operation, key.group_size, sums)
     return Communication(
-        role=roles.words[calls.role[0]],
+        role=roles.words[key.role],
         operation=operation,
-        group_size=group_size if group_size > 0 else None,
-        inter_node=nodes > 1 if nodes > 0 else None,
-        size=_size(calls) if detail is Detail.SIZE else None,
-        ranks=_members(run, int(calls.group[0])) if detail is Detail.GROUP else None,
-        count=int(calls.calls.sum()),
-        num_bytes=int(calls.num_bytes.sum()),
+        group_size=key.group_size if key.group_size > 0 else None,
+        inter_node=key.reach > 1 if key.reach > 0 else None,
+        size=_size(key.detail) if detail is Detail.SIZE else None,
+        ranks=_members(run, key.detail) if detail is Detail.GROUP else None,
+        count=sums.count,
+        num_bytes=sums.num_bytes,
         duration_p50_ns=_nearest_rank(durations, 50),
         duration_p99_ns=_nearest_rank(durations, 99),
         duration_max_ns=_nearest_rank(durations, 100),
@@ -179,18 +224,17 @@ def _summarise(run: Run, roles: Roles, calls: Calls, compute_ns: int, detail: De
         algbw_gbps=algbw,
         busbw_gbps=busbw,
         bandwidth_time=bandwidth_time,
-        needed_busbw_gbps=_needed(operation, group_size, calls, compute_ns) if exposed else None,
-        exposed_ns=exposed,
-        hidden_ns=int(calls.hidden.sum()),
-        wait_ns=int(calls.wait.sum()) if calls.complete.any() else None,
-        unfinished=int((made & ~calls.finished).sum()),
-        unmatched=int((made & ~calls.complete).sum()),
-        mismatched=int(calls.mismatched.sum()),
+        needed_busbw_gbps=_needed(operation, key.group_size, sums, compute_ns) if sums.exposed_ns else None,
+        exposed_ns=sums.exposed_ns,
+        hidden_ns=sums.hidden_ns,
+        wait_ns=sums.wait_ns if sums.complete else None,
+        unfinished=sums.unfinished,
+        unmatched=sums.count - sums.complete,
+        mismatched=sums.mismatched,
     )
 
 
-def _size(calls: Calls) -> tuple[int, int]:
-    exponent = int(_power_of_two(calls.num_bytes[:1])[0])
+def _size(exponent: int) -> tuple[int, int]:
     return (0, 1) if exponent < 0 else (1 << exponent, 2 << exponent)
 
 
@@ -198,27 +242,24 @@ def _members(run: Run, group: int) -> tuple[int, ...]:
     return next((trace.groups[group].ranks for trace in run.ranks.values() if group in trace.groups), ())
 
 
-def _bandwidth(operation: str, group_size: int, calls: Calls) -> tuple[float | None, float | None, str | None]:
+def _bandwidth(operation: str, group_size: int, sums: CallSums) -> tuple[float | None, float | None, str | None]:
     """algbw and busbw, GB/s, and what they were divided by: transfer times if any call was matched."""
-    usable = (calls.calls > 0) & calls.finished
-    matched = usable & calls.complete
-    rows, times, label = (
-        (matched, calls.transfer, "transfer") if matched.any() else (usable, calls.duration, "duration")
-    )
-    time = int(times[rows].sum())
-    if not _has_bandwidth(operation, group_size) or time == 0 or not calls.num_bytes[rows].any():
+    timed, label = (sums.matched, "transfer") if sums.matched.calls else (sums.finished, "duration")
+    if not _has_bandwidth(operation, group_size) or timed.time_ns == 0 or not timed.num_bytes:
         return None, None, None
-    moved = moved_bytes(operation, calls.num_bytes[rows], calls.self_bytes[rows])
-    on_the_bus = moved * bus_factors(operation, group_size, calls.self_bytes[rows])
-    return float(moved.sum() / time), float(on_the_bus.sum() / time), label
+    return (timed.even + timed.uneven) / timed.time_ns, _on_the_bus(operation, group_size, timed) / timed.time_ns, label
 
 
-def _needed(operation: str, group_size: int, calls: Calls, compute_ns: int) -> float | None:
+def _needed(operation: str, group_size: int, sums: CallSums, compute_ns: int) -> float | None:
     """Bytes on the bus over the time that all ranks compute in, GB/s."""
     if not compute_ns or not _has_bandwidth(operation, group_size):
         return None
-    moved = moved_bytes(operation, calls.num_bytes, calls.self_bytes)
-    return float((moved * bus_factors(operation, group_size, calls.self_bytes)).sum() / compute_ns) or None
+    return _on_the_bus(operation, group_size, sums.all) / compute_ns or None
+
+
+def _on_the_bus(operation: str, group_size: int, moved: Moved) -> float:
+    even, uneven = (bus_factor(operation, group_size, uneven=uneven) for uneven in (False, True))
+    return moved.even * even + moved.uneven * uneven
 
 
 def _has_bandwidth(operation: str, group_size: int) -> bool:

@@ -195,9 +195,12 @@ def _in_flight(spans: Spans, axis: Int64) -> Union:
 def _per_stall(
     claims: Claims, segments: Segments, inside: _Inside, stalled: Bool, states: tuple[State, ...], spans: int
 ) -> Int64:
-    """Spans × (wait or bubble, transfer)."""
+    """Spans × (wait or bubble, transfer); a row has one claim of either sort at most."""
     standing = stalled[inside.segment]
     claim = segments.winner[inside.segment[standing]]
-    is_transfer = np.array([state.kind == TRANSFER for state in states])[claims.state[claim]]
-    cell = claims.row[claim] * 2 + is_transfer
-    return np.rint(np.bincount(cell, inside.length[standing], spans * 2)).astype(np.int64).reshape(spans, 2)
+    stood = np.rint(np.bincount(claim, inside.length[standing], len(claims.row))).astype(np.int64)
+    of_claims = np.flatnonzero(stood)
+    is_transfer = np.array([state.kind == TRANSFER for state in states])[claims.state[of_claims]]
+    per_stall = np.zeros((spans, 2), np.int64)
+    per_stall[claims.row[of_claims], is_transfer.astype(np.int64)] = stood[of_claims]
+    return per_stall

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from commtrace.trace.spans import Int32, Int64, Spans
 
-ROWS_OF_BLOCK: Final = 250_000
+ROWS_OF_BLOCK: Final = 125_000
 """Of most blocks. A rank is never divided, so one of many rows is a block of its own."""
 
 

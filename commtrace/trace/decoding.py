@@ -95,16 +95,18 @@ class _Told(NamedTuple):
 
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of all tables, every column in one piece."""
+    alike = []
     for table in tables:
-        missing = [name for name in schema.SCHEMA.names if name not in table.column_names]
+        present = table.schema.names
+        missing = [name for name in schema.SCHEMA.names if name not in present]
         if missing:
             raise TraceFormatError(
                 f"the trace has no column {missing[0]!r}; it was written by an incompatible commtrace"
             )
+        alike.append(table if present == schema.SCHEMA.names else table.select(schema.SCHEMA.names))
     if not tables:
         return schema.SCHEMA.empty_table()
-    together = pa.concat_tables([table.select(schema.SCHEMA.names).replace_schema_metadata() for table in tables])
-    return together.unify_dictionaries().combine_chunks()
+    return pa.concat_tables(alike).unify_dictionaries().combine_chunks()
 
 
 def _read_marks(block: Block, detail: pa.ChunkedArray, rows: Int64, names: Sequence[str]) -> list[_Told]:

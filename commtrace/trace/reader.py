@@ -43,7 +43,7 @@ class Segment:
     size: int
 
 
-_BYTES_OF_BLOCK: Final = 2_000_000
+_BYTES_OF_BLOCK: Final = 1_000_000
 """Compressed, of ranks that are read together: a row takes 7 to 20 of them."""
 
 NEWEST_SEGMENTS: Final = 2

@@ -26,7 +26,10 @@ _SMALLEST_SCALE_NS = 100.0
 _MAD_TO_SIGMA = 1.4826
 # A crystal drifts by less than this; it decides where too few observations cannot (one alone: no drift).
 _LIKELY_DRIFT = 200e-6
-_NO_DRIFT = 1e-12
+_ROUGH_NS = 10.0
+_PRECISE_NS = 0.1
+"""That clocks may still change by in a round; roughly is enough to tell which drifts can be seen."""
+
 _SIGMAS_OF_A_DRIFT = 3.0
 _FEW_READINGS = 20
 """A drift that the observations do not show is not applied: it would bend durations by what is only noise."""
@@ -88,14 +91,14 @@ def fit_clocks(observations: Observations, count: int) -> list[LinearClock]:
     since_a = (observations.time_a - origins[observations.clock_a]).astype(np.float64)
     since_b = (observations.time_b - origins[observations.clock_b]).astype(np.float64)
     design = _Design(observations, since_a, since_b, count)
-    solution, errors = design.fit(np.zeros(count, np.bool_))
+    none = np.zeros(count, np.bool_)
+    solution, errors = design.fit(none, np.zeros(2 * count), precision_ns=_ROUGH_NS)
     readings = np.bincount(observations.clock_a, minlength=count) + np.bincount(observations.clock_b, minlength=count)
     # The scatter of few readings is often smaller than their error.
     needed = _SIGMAS_OF_A_DRIFT * (1 + _FEW_READINGS / np.maximum(readings, 1))
     invisible = np.abs(solution[1::2]) < needed * errors[1::2]
-    if invisible[1:].any():
-        solution, _ = design.fit(invisible)
-        solution[1::2][invisible] = 0.0
+    held = np.append(True, invisible[1:])
+    solution, _ = design.fit(held if invisible[1:].any() else none, solution, precision_ns=_PRECISE_NS)
     offsets, seconds_of_drift = solution[0::2], solution[1::2]
     return [
         LinearClock(
@@ -139,23 +142,41 @@ class _Design:
     def residual(self, solution: Float64) -> Float64:
         return np.asarray(self._target - (solution[self._columns] * self._factors).sum(axis=0))
 
-    def fit(self, without_drift: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:
-        """The unknowns that fit best, and their standard errors; the drift of some clocks may be held at zero."""
-        scale, weights = 1e6, np.ones(len(self._target))
-        solution = np.zeros(2 * self._count)
-        for _ in range(_ROUNDS):
-            previous, matrix, right = solution, *self._normal(weights, scale, without_drift)
-            solution = np.concatenate([[0.0, 0.0], np.linalg.solve(matrix, right)])
-            size = np.abs(self.residual(solution))
-            scale = max(_MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
-            weights = np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
-            if np.abs(solution - previous).max() < 0.1:
-                break
-        matrix, _ = self._normal(weights, scale, without_drift)
-        errors = scale * np.sqrt(np.diag(np.linalg.inv(matrix)))
-        return solution, np.concatenate([[0.0, 0.0], errors])
+    def fit(
+        self, without_drift: npt.NDArray[np.bool_], start: Float64, *, precision_ns: float
+    ) -> tuple[Float64, Float64]:
+        """The unknowns that fit best, and their standard errors.
 
-    def _normal(self, weights: Float64, scale: float, without_drift: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:
+        Args:
+            without_drift: clocks whose drift is held at zero, which spares an unknown.
+            start: where to begin, which changes how long it takes and not what is found.
+            precision_ns: when no unknown changes by as much, it is enough.
+        """
+        free = np.ones(2 * self._count, np.bool_)
+        free[:2] = False
+        free[1::2] &= ~without_drift
+        solution = np.where(free, start, 0.0)
+        # From zero, the offsets are no idea of how much the readings scatter; all count alike in the first round.
+        scale, weights = self._robust(solution) if solution.any() else (1e6, np.ones(len(self._target)))
+        for _ in range(_ROUNDS):
+            previous, (matrix, right) = solution, self._normal(weights, scale, free)
+            solution = np.zeros(len(free))
+            solution[free] = np.linalg.solve(matrix, right)
+            scale, weights = self._robust(solution)
+            if np.abs(solution - previous).max() < precision_ns:
+                break
+        matrix, _ = self._normal(weights, scale, free)
+        errors = np.zeros(len(free))
+        errors[free] = scale * np.sqrt(np.diag(np.linalg.inv(matrix)))
+        return solution, errors
+
+    def _robust(self, solution: Float64) -> tuple[float, Float64]:
+        """How much the readings scatter around these clocks, ns, and by Huber's rule the weight of each."""
+        size = np.abs(self.residual(solution))
+        scale = max(_MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
+        return scale, np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
+
+    def _normal(self, weights: Float64, scale: float, free: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:
         """The normal equations of weighted least squares, for readings that are wrong by ``scale`` ns."""
         size = 2 * self._count
         normal, right = np.zeros(size * size), np.zeros(size)
@@ -165,9 +186,8 @@ class _Design:
                 normal += np.bincount(column * size + other, weights * factor * other_factor, size * size)
         matrix = normal.reshape(size, size)
         drifts = np.arange(1, size, 2)
-        likely = np.where(without_drift, _NO_DRIFT, _LIKELY_DRIFT) * self.length
-        matrix[drifts, drifts] += (scale / likely) ** 2
-        return matrix[2:, 2:], right[2:]
+        matrix[drifts, drifts] += (scale / (_LIKELY_DRIFT * self.length)) ** 2
+        return matrix[np.ix_(free, free)], right[free]
 
 
 def _on_reference(observations: Observations, clocks: Sequence[Clock]) -> tuple[Int64, Int64]:

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
+from commtrace.cli.linear_algebra import use_one_thread
 from commtrace.cli.memory import keep_freed_memory
 from commtrace.errors import CommtraceError
 
@@ -64,6 +65,7 @@ class _LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(context, arguments)
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
             keep_freed_memory()
+            use_one_thread()
         return name, command and load_command(str(name)), rest
 
     def invoke(self, context: Any) -> Any:

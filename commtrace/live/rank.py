@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from commtrace.live.waits import Split
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.writer import Row
@@ -34,6 +35,7 @@ class LiveRank:
         joins: whether the monitor on this rank joins the reports of all ranks.
         stragglers: who is slow now, as the monitor on this rank found; empty where it does not join.
         events: what it found so far, the newest few.
+        split: by operation and role, the exposed time of which the monitor knows how much was waiting.
     """
 
     def __init__(self, metadata: RankMetadata, directory: Path, hang: Hang = lambda: None) -> None:
@@ -46,6 +48,7 @@ class LiveRank:
         self.overhead_ns = 0
         self.joins = False
         self.stragglers: tuple[Mapping[str, Any], ...] = ()
+        self.split: Mapping[tuple[str, str], Split] = {}
         self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,10 @@ from commtrace.analysis.states import (
     WAIT,
 )
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import OperationSummary, StepSummary
+from commtrace.live.summary import ENDING_TOGETHER, GroupSummary, OperationSummary, StepSummary
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Spans
+from commtrace.trace.spans import Bool, Int64, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def summarise(window: StepWindow, step: int, start_ns: int, end_ns: int, rank: L
     def of(kind: str) -> int:
         return sum(time for state, time in total.items() if state.kind == kind)
 
-    calls = calls_of_rank(trace, matches, times.stalled_ns[rank.rank], roles.ranks[rank.rank])
-    operations = _operations(Calls.concatenate(calls), window.names, roles)
+    calls = Calls.concatenate(calls_of_rank(trace, matches, times.stalled_ns[rank.rank], roles.ranks[rank.rank]))
+    operations = _operations(calls, window.names, roles)
     bubble = of(BUBBLE) + sum(one.stalled_ns for one in operations if one.is_pipeline_transfer)
     exposed = _exposed_by_role(operations)
     compute = {state.detail: time for state, time in total.items() if state.kind == COMPUTE}
@@ -93,6 +93,7 @@ def summarise(window: StepWindow, step: int, start_ns: int, end_ns: int, rank: L
         gc_ns=of(GC),
         other_ns=int(times.wall_ns[0]) - named,
         operations=operations,
+        collectives=tuple(_collectives(spans, calls, times.stalled_ns[rank.rank].sum(axis=1), window.names, roles)),
         **told,
     )
 
@@ -142,6 +143,35 @@ def _operation(calls: Calls, names: Sequence[str], roles: Roles) -> OperationSum
         bus_ns=bus_ns,
         unfinished=int((made & ~calls.finished).sum()),
     )
+
+
+def _collectives(
+    spans: Spans, calls: Calls, stalled_ns: Int64, names: Sequence[str], roles: Roles
+) -> Iterator[GroupSummary]:
+    """Of each group and collective that ends on all members at once; stalls without a call of this step left out."""
+    own_ids = spans.id[communication_rows(spans)]
+    is_own = (spans.kind == schema.STALL) & (spans.stalled_on >= 0) & np.isin(spans.stalled_on, own_ids)
+    codes = [code for code, name in enumerate(names) if name in ENDING_TOGETHER]
+    rows = np.flatnonzero((calls.calls > 0) & (calls.group >= 0) & (calls.group_size > 1) & np.isin(calls.name, codes))
+    if not len(rows):
+        return
+    order, begins = sort_groups(pack((calls.group[rows], calls.name[rows])))
+    for chosen in np.split(rows[order], begins[1:]):
+        own = calls.take(chosen)
+        name = names[own.name[0]]
+        stalls = is_own & (spans.group == own.group[0]) & (spans.name == own.name[0])
+        yield GroupSummary(
+            group=int(own.group[0]),
+            operation=ENDING_TOGETHER.index(name),
+            name=name,
+            role=roles.words[own.role[0]],
+            size=int(own.group_size[0]),
+            count=int(own.finished.sum()),
+            duration_ns=int(own.duration[own.finished].sum()),
+            stalled_ns=int(stalled_ns[stalls].sum()),
+            num_bytes=int(own.num_bytes[own.finished].sum()),
+            unfinished=int((~own.finished).sum()),
+        )
 
 
 def _exposed_by_role(operations: Sequence[OperationSummary]) -> dict[str, int]:

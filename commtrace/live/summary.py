@@ -12,6 +12,35 @@ from commtrace.live.peak_flops import mfu
 
 _POINT_TO_POINT: Final = ("send", "recv")
 
+ENDING_TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
+"""Collectives that end on all members at once. An uneven all_to_all and those with a root do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """The calls of one collective on one process group in a step.
+
+    Attributes:
+        group: its id, the same on all members.
+        operation: its place in ``ENDING_TOGETHER``; ``name`` in words.
+        name, role: as in :class:`OperationSummary`.
+        size: members of the group.
+        count: calls whose end was seen.
+        duration_ns, stalled_ns, num_bytes: of these calls: in flight; stood still for them in this step; their bytes.
+        unfinished: calls whose end was never seen.
+    """
+
+    group: int
+    operation: int
+    name: str
+    role: str
+    size: int
+    count: int
+    duration_ns: int
+    stalled_ns: int
+    num_bytes: int
+    unfinished: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class OperationSummary:
@@ -80,6 +109,7 @@ class StepSummary:
         other_ns: in no span.
         operations: by operation and role, sorted. Communication that became known after its step was closed is
             counted in a later step, once.
+        collectives: by group, of those that end together: what ranks compare to know who waited for whom.
         spans: rows handed out with this summary.
         dropped: spans that were dropped since the last summary, by kind.
         overhead_ns: CPU time of the harvester thread since the last summary, not of the training thread.
@@ -100,6 +130,7 @@ class StepSummary:
     gc_ns: int = 0
     other_ns: int = 0
     operations: tuple[OperationSummary, ...] = ()
+    collectives: tuple[GroupSummary, ...] = ()
     spans: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     overhead_ns: int = 0

@@ -16,6 +16,7 @@ import numpy as np
 
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
+from commtrace.live.waits import NO_BLOCK, Block, BlockWaits, from_list, to_list
 from commtrace.trace.spans import Int64
 
 WORK: Final = ("compute", "data", "gc", "unknown")
@@ -42,6 +43,7 @@ class WindowReport:
         exposed_ns: waiting and transfer by role, bubble as ``pp``; the largest few.
         checkpoint_ns: saving.
         on_gpu: whether it trains on one.
+        block: times in flight of the newest complete block of steps, for whoever finds the least of all ranks.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class WindowReport:
     exposed_ns: Mapping[str, int] = field(default_factory=dict)
     checkpoint_ns: int = 0
     on_gpu: bool = False
+    block: Block = NO_BLOCK
 
     @property
     def waiting_ns(self) -> int:
@@ -65,7 +68,8 @@ class WindowReport:
 
     def to_bytes(self) -> bytes:
         """JSON: a list in the order of the fields."""
-        return json.dumps([getattr(self, one.name) for one in fields(self)], separators=(",", ":")).encode()
+        values = [getattr(self, one.name) for one in fields(self)]
+        return json.dumps([*values[:-1], to_list(self.block)], separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, told: bytes) -> WindowReport:
@@ -78,13 +82,18 @@ class WindowReport:
         if not isinstance(values, list) or len(values) != len(fields(cls)):
             raise ValueError(f"not a window report of this version: {told[:80]!r}")
         named = dict(zip((one.name for one in fields(cls)), values, strict=True))
-        return cls(**{**named, "work_ns": tuple(named["work_ns"])})
+        return cls(**{**named, "work_ns": tuple(named["work_ns"]), "block": from_list(named["block"])})
 
 
 class Window:
-    """Gathers the steps of a window. Not for several threads at a time."""
+    """Gathers the steps of a window. Not for several threads at a time.
+
+    Attributes:
+        waits: gathers them in blocks, too.
+    """
 
     def __init__(self, rank: LiveRank) -> None:
+        self.waits = BlockWaits()
         self._rank = rank
         self._steps: list[StepSummary] = []
         self._last_step = -1
@@ -93,6 +102,7 @@ class Window:
     def add(self, summary: StepSummary) -> None:
         """A step has ended."""
         self._steps.append(summary)
+        self.waits.add(summary)
         self._last_step, self._last_end_ns = summary.step, summary.end_ns
 
     def close(self, number: int, now_ns: int) -> WindowReport:
@@ -118,6 +128,7 @@ class Window:
             exposed_ns=_exposed(steps),
             checkpoint_ns=_mean([step.checkpoint_ns for step in steps]),
             on_gpu=any(step.device is not None for step in steps),
+            block=self.waits.newest,
         )
 
 

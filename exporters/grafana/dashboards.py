@@ -168,6 +168,10 @@ def _communication() -> list[list[Panel]]:
                 "Share of the time in flight during which the rank did not stand still.",
             ),
             _by_operation(
+                "Waiting for the last rank", "percentunit", _share_of_wait(),
+                "Of the exposed time that the monitor could compare between ranks: at least so much was waiting.",
+            ),
+            _by_operation(
                 "Calls", "ops", f"sum by ({{by}}) ({_rate('commtrace_communication_operations_total', RANK)})"
             ),
         ],
@@ -232,6 +236,12 @@ def _exposed(title: str) -> Panel:
         title, "s", f"avg by ({{by}}) ({_per_step('commtrace_exposed_seconds_total', RANK, _OPERATION)})",
         "Per step; pipeline transfers are in the bubble.", stacked=True,
     )  # fmt: skip
+
+
+def _share_of_wait() -> str:
+    split = "commtrace_exposed_split_seconds_total"
+    waited, known = (_rate(split, f"{RANK}{part}") for part in (', part="wait"', ""))
+    return f"sum by ({{by}}) ({waited}) / (sum by ({{by}}) ({known}) > 0)"
 
 
 def _step(where: str, told: str) -> Panel:

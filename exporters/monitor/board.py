@@ -7,7 +7,7 @@ a slow answer to us would make training wait. Every request is bounded by a time
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -19,6 +19,7 @@ from commtrace.exporters.monitor.connection import (
     check_that_it_answers,
     check_that_somebody_listens,
 )
+from commtrace.live.waits import Least
 
 _ANNOUNCEMENT: Final = "commtrace/monitor"
 
@@ -140,6 +141,48 @@ class Board:
             present = self._reported(list(ranks))
             return list(self._store.multi_get([self._key(rank) for rank in present])) if present else []
 
+    def put_block_steps(self, steps: int) -> None:
+        """Say how many steps a block has.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        with _told():
+            self._store.set(self._prefix + "block", str(steps))
+
+    def block_steps(self) -> int:
+        """How many steps a block has; 0 while nobody has said so.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        with _told():
+            key = self._prefix + "block"
+            return int(self._store.get(key)) if self._store.check([key]) else 0
+
+    def put_least(self, told: Mapping[int, Sequence[Least]]) -> None:
+        """Replace the least times of groups.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        if told:
+            with _told():
+                self._store.multi_set(
+                    [self._least_key(group) for group in told], [json.dumps(least) for least in told.values()]
+                )
+
+    def least(self, groups: Iterable[int]) -> list[Least]:
+        """The least times of those of these groups that have some.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        with _told():
+            there = [key for key in map(self._least_key, groups) if self._store.check([key])]
+            told = self._store.multi_get(there) if there else []
+        return [Least(*map(int, one)) for least in told for one in json.loads(least)]
+
     def put_hang(self, rank: int, report: bytes) -> None:
         """Say what a rank is in since training stopped; empty when it goes on.
 
@@ -169,6 +212,9 @@ class Board:
             there = [rank for rank in ranks if self._store.check([self._hang_key(rank)])]
             told = self._store.multi_get([self._hang_key(rank) for rank in there]) if there else []
             return {rank: report for rank, report in zip(there, told, strict=True) if report}
+
+    def _least_key(self, group: int) -> str:
+        return f"{self._prefix}least/{group}"
 
     def _hang_key(self, rank: int) -> str:
         return f"{self._prefix}hang/{rank}"

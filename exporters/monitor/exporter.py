@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from commtrace.config import Config
@@ -143,7 +144,27 @@ class MonitorExporter:
     def _report(self, number: int) -> None:
         with self._lock:
             report = self._window.close(number, self._monotonic_ns())
-        self._connected().put(self._rank.rank, report.to_bytes())
+        board = self._connected()
+        board.put(self._rank.rank, report.to_bytes())
+        if self._shows_waits:
+            self._learn_waits(board)
+
+    def _learn_waits(self, board: Board) -> None:
+        """How long a block is; and of what this rank stood still, how much was waiting, as far as all have told."""
+        waits = self._window.waits
+        steps = board.block_steps()
+        with self._lock:
+            groups = waits.groups
+        told = board.least(groups) if groups else []
+        with self._lock:
+            waits.resize(steps)
+            waits.settle(told)
+            self._rank.split = {key: replace(split) for key, split in waits.split.items()}
+
+    @property
+    def _shows_waits(self) -> bool:
+        """Whether some exporter beside the monitor shows what is learnt; else it is not asked for."""
+        return self._config.export.strip().lower() != "monitor"
 
     def _join(self) -> None:
         self._joining().join(self._connected(), self._clock())

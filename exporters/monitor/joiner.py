@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from commtrace.exporters.monitor.board import Board, BoardError
 from commtrace.exporters.monitor.hangs import HangJoiner
+from commtrace.live.waits import LeastTimes, by_group
 from commtrace.live.watch import LiveEvent, Watch
 from commtrace.live.window import WindowReport
 
@@ -32,6 +33,7 @@ class Joiner:
 
     def __init__(self, world_size: int, seconds: float, outlets: Sequence[Outlet]) -> None:
         self.watch = Watch(world_size, seconds)
+        self._least = LeastTimes(seconds)
         self._world_size = world_size
         self._outlets = outlets
         self._hangs = HangJoiner(world_size)
@@ -46,7 +48,17 @@ class Joiner:
             BoardError: the store does not answer.
         """
         self._newest = self._parsed(board.get(range(self._world_size)))
-        return self._tell(self.watch.join(self._newest, now), now)
+        events = self._tell(self.watch.join(self._newest, now), now)
+        self._tell_waits(board)
+        return events
+
+    def _tell_waits(self, board: Board) -> None:
+        """Give back to the ranks what each of them needs to know how long it waited."""
+        told, steps = self._least.join((report.rank, report.block) for report in self._newest), self._least.steps
+        board.put_least(by_group(told))
+        self._least.size_blocks(self.watch.step_ns)
+        if self._least.steps != steps:
+            board.put_block_steps(self._least.steps)
 
     def look_for_hangs(self, board: Board, now: float) -> list[LiveEvent]:
         """Tell who is in a hang, if that is news.

@@ -1,7 +1,8 @@
 """The samples of a rank: names, units and labels. A custom collector on a registry of its own.
 
-Labels are ``operation`` and ``role``, and two closed lists of words: ``phase`` of compute, ``kind`` of dropped spans.
-Never a step, layer, size or sequence number: a rank has at most 300 series, whatever it does.
+Labels are ``operation`` and ``role``, and closed lists of words: ``phase`` of compute, ``part`` of exposed time,
+``kind`` of dropped spans. Never a step, layer, size or sequence number: a rank has at most 300 series, whatever it
+does.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 
-from commtrace.exporters.prometheus.totals import BUCKETS_SECONDS, COUNTS, StepTotals
+from commtrace.exporters.prometheus.totals import BUCKETS_SECONDS, COUNTS, OTHER, StepTotals
 from commtrace.live.rank import LiveRank
+from commtrace.live.waits import Split
 from commtrace.trace import schema
 
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
@@ -114,6 +116,12 @@ class RankCollector(Collector):
             "Time in which the rank stood still for it; pipeline transfers are in commtrace_bubble_seconds.",
             labels=_OPERATION,
         )
+        split = CounterMetricFamily(
+            "commtrace_exposed_split_seconds",
+            "Of the exposed time, what the monitor could compare between ranks: at least so much waiting for the last "
+            "one, at most so much transfer.",
+            labels=[*_OPERATION, "part"],
+        )
         overlap = GaugeMetricFamily(
             "commtrace_communication_overlap_ratio",
             "Share of the time in flight that was hidden, of the last step that had any.",
@@ -131,7 +139,19 @@ class RankCollector(Collector):
             _add(exposed, (operation, role), one.exposed_ns / 1e9)
             _add(overlap, (operation, role), one.overlap_ratio)
             _add(busbw, (operation, role), one.busbw)
-        yield from (calls, seconds, num_bytes, exposed, overlap, busbw)
+        for labels, known in self._split().items():
+            split.add_metric([*labels, "wait"], known.wait_ns / 1e9)
+            split.add_metric([*labels, "transfer"], known.transfer_ns / 1e9)
+        yield from (calls, seconds, num_bytes, exposed, split, overlap, busbw)
+
+    def _split(self) -> Mapping[tuple[str, str], Split]:
+        """As the monitor knows it; pairs that have no series of their own are added up."""
+        found: dict[tuple[str, str], Split] = {}
+        for key, known in self._rank.split.items():
+            sums = found.setdefault(key if key in self._totals.operations else (OTHER, OTHER), Split())
+            sums.wait_ns += known.wait_ns
+            sums.transfer_ns += known.transfer_ns
+        return found
 
     def _of_commtrace(self) -> Iterator[Metric]:
         rank = self._rank

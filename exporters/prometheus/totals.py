@@ -17,7 +17,7 @@ Half decades, from the steps of a toy model to the longest ones that the rules c
 whatever these train, so that they can be added up; what needs more than half a decade divides the sum by the count.
 """
 
-MOST_OPERATIONS: Final = 36
+MOST_OPERATIONS: Final = 27
 """So many pairs of operation and role get series of their own; what comes later is added up as ``other``."""
 
 OTHER: Final = "other"

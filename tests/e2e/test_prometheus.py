@@ -32,6 +32,7 @@ pytestmark = [
 WINDOW = "8s"
 TIMING = Timing(window=WINDOW, baseline="4s", persists="3s", stalled=20)
 SLOW_RANK = "1"
+SPLIT = "commtrace_exposed_split_seconds_total"
 
 
 class Job:
@@ -71,7 +72,8 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
     environment = {
         "COMMTRACE_DIR": str(tmp_path / "run"),
         "COMMTRACE_RUN_ID": "watched",
-        "COMMTRACE_EXPORT": "prometheus",
+        "COMMTRACE_EXPORT": "prometheus,monitor",
+        "COMMTRACE_MONITOR_SECONDS": "1",
         "COMMTRACE_PROMETHEUS_TARGETS": str(targets),
     }
     program = ["tests/e2e/programs/monitored_training.py", tmp_path]
@@ -84,6 +86,7 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
             _the_parts_are_the_step(job)
             _exemplars_lead_to_traces(job)
             _the_slow_rank_is_named(job)
+            _the_others_wait_and_it_does_not(job)
             _training_goes_on_without_prometheus(job)
         finally:
             job.stop_file.touch()
@@ -108,6 +111,7 @@ def _nobody_is_slow(job: Job) -> None:
 
 
 def _everything_has_data(job: Job) -> None:
+    prometheus.until(lambda: len(job.server.query(f"sum by (rank) (rate({SPLIT}[{WINDOW}])) > 0")) == 4, 60)
     missing = {title: expr for title, expr in panels() if not job.has_data(expr)}
     assert missing == {}
     silent = [rule.record for rule in recording_rules(TIMING) if not job.has_data(rule.record)]
@@ -141,6 +145,21 @@ def _the_slow_rank_is_named(job: Job) -> None:
     job.slow_file.touch()
     prometheus.until(job.stragglers, 60, lambda: job.server.query("commtrace:straggler_score:ratio"))
     assert job.stragglers() == [SLOW_RANK]
+
+
+def _the_others_wait_and_it_does_not(job: Job) -> None:
+    """The replica of the slow rank waits for it in their all_reduce; what is known never exceeds what was exposed."""
+
+    def rate(part: str) -> dict[str, float]:
+        told = job.server.query(f'sum by (rank) (rate({SPLIT}{{role="dp", part="{part}"}}[{WINDOW}]))')
+        return {sample.labels["rank"]: sample.value for sample in told}
+
+    prometheus.until(
+        lambda: rate("wait")["0"] > 10 * rate("transfer")["0"], 60, lambda: (rate("wait"), rate("transfer"))
+    )
+    assert rate("wait")[SLOW_RANK] < 0.2 * rate("wait")["0"]
+    exposed = "sum without (part) (commtrace_exposed_split_seconds_total) - commtrace_exposed_seconds_total > 1e-6"
+    assert job.server.query(exposed) == []
 
 
 def _training_goes_on_without_prometheus(job: Job) -> None:

@@ -12,7 +12,7 @@ import pytest
 import commtrace.live.collector as collector_module
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import OperationSummary, StepSummary
+from commtrace.live.summary import GroupSummary, OperationSummary, StepSummary
 from commtrace.live.trace_id import trace_id
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
@@ -115,6 +115,7 @@ def test_a_step_is_partitioned_and_its_communication_added_up(collector: StepCol
                 OperationSummary("all_reduce", "dp", 2, 8_000, 300, 150, 150, 12_000.0, 300),
                 OperationSummary("recv", "pp", 1, 10, 30, 20, 10, 10.0, 30),
             ),
+            collectives=(GroupSummary(DP.id, 0, "all_reduce", "dp", 4, 2, 300, 150, 8_000),),
             spans=11,
         )
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from commtrace.exporters.prometheus.metrics import RankCollector
 from commtrace.exporters.prometheus.rules import Timing, recording_rules
 from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.device import Device
+from commtrace.live.waits import Split
 from tests.exporters.prometheus.steps import rank, summary
 
 NAMES = list(dashboards())
@@ -31,7 +32,9 @@ def exported() -> set[str]:
     totals = StepTotals()
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
-    samples = {sample.name for family in RankCollector(rank(), totals).collect() for sample in family.samples}
+    live = rank()
+    live.split = {("all_reduce", "dp"): Split(1, 1)}
+    samples = {sample.name for family in RankCollector(live, totals).collect() for sample in family.samples}
     return samples | {rule.record for rule in recording_rules(Timing())}
 
 

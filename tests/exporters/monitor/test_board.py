@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from commtrace.exporters.monitor.board import Announcement, Board, BoardError, split_address
+from commtrace.live.waits import Least
 
 
 @pytest.fixture
@@ -31,6 +32,16 @@ def test_the_newest_report_of_each_rank_is_read(served: Board, address: str) -> 
     assert served.get(range(3)) == [b"new", b"two"]
     other.put(1, b"one")
     assert served.get(range(3)) == [b"new", b"one", b"two"]
+
+
+def test_least_times_are_read_by_the_members_of_a_group(served: Board, address: str) -> None:
+    other = Board.connect(address, "run/0")
+    assert (other.block_steps(), other.least([5, 2**62])) == (0, [])
+    served.put_block_steps(64)
+    served.put_least({})
+    served.put_least({2**62: [Least(64, 3, 2**62, 0, 640, 10**12), Least(64, 3, 2**62, 1, 64, 10**9)]})
+    assert other.block_steps() == 64
+    assert other.least([5, 2**62]) == [Least(64, 3, 2**62, 0, 640, 10**12), Least(64, 3, 2**62, 1, 64, 10**9)]
 
 
 def test_runs_that_share_a_store_do_not_meet(served: Board) -> None:

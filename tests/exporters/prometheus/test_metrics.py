@@ -18,6 +18,7 @@ from commtrace.exporters.prometheus.totals import MOST_OPERATIONS, StepTotals
 from commtrace.live.device import Device
 from commtrace.live.summary import OperationSummary
 from commtrace.live.trace_id import trace_id
+from commtrace.live.waits import Split
 from commtrace.trace import schema
 from tests.exporters.prometheus.steps import SECOND, rank, summary
 from tests.trace.rows import mark
@@ -194,13 +195,32 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
             )
         )  # fmt: skip
 
-    told = samples(RankCollector(rank(), totals))
+    live = rank()
+    live.joins = True
+    live.split = {pair: Split(1, 2) for pair in pairs}
+    live.stragglers = tuple({"rank": slow, "cause": "compute", "cost_ms_per_step": 12.0} for slow in range(20))
+
+    told = samples(RankCollector(live, totals))
 
     assert len(told) <= MOST_SERIES
+    assert sum(one.value for one in told if one.labels.get("part") == "wait") == pytest.approx(1e-9 * len(pairs))
     communications = [sample for sample in told if sample.name == "commtrace_communication_operations_total"]
     assert sum(sample.value for sample in communications) == 2 * len(pairs)
     folded = [sample for sample in communications if sample.labels["role"] == "other"]
     assert bool(folded) == (len(pairs) > MOST_OPERATIONS)
+
+
+def test_what_is_known_of_waiting_is_told_beside_what_is_exposed_and_only_where_it_is_known() -> None:
+    live, totals = rank(), StepTotals()
+    totals.add(summary())
+    live.split = {("all_reduce", "dp"): Split(150_000_000, 50_000_000)}
+    told = values(RankCollector(live, totals))
+    split = {name: value for name, value in told.items() if name.startswith("commtrace_exposed_split")}
+    assert split == {
+        "commtrace_exposed_split_seconds_total{operation=all_reduce,part=wait,role=dp}": 0.15,
+        "commtrace_exposed_split_seconds_total{operation=all_reduce,part=transfer,role=dp}": 0.05,
+    }
+    assert told["commtrace_exposed_seconds_total{operation=all_reduce,role=dp}"] == 0.25
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")

@@ -1,0 +1,289 @@
+"""How much of standing still was certainly waiting for the last rank: what no rank can know alone.
+
+A collective that ends on all members at once lasts, on each of them, as long as the member waits for the last one to
+arrive, and then the transfer, which is the same for all. So over the same calls
+
+    transfer <= the least time in flight of all members,   waiting of a member >= what it stood still - that least time.
+
+Both hold for sums over calls; they are equalities where the same member was the last one every time, as a slow rank
+is. Ranks tell their times in flight over *blocks* of steps that are the same for all; who joins them finds the least.
+
+>>> blocks = BlockWaits()                                       # doctest: +SKIP
+>>> blocks.size = 16; blocks.add(summary)                       # doctest: +SKIP
+>>> blocks.newest                                               # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from commtrace.live.summary import StepSummary
+
+_BLOCKS_KEPT: Final = 4
+_JOINS_KEPT: Final = 6
+MOST_GROUPS: Final = 6
+"""So many pairs of group and operation are told of a block: those with most bytes, which members have in common."""
+
+
+class GroupKey(NamedTuple):
+    """Which calls are added up: a collective of a process group."""
+
+    group: int
+    operation: int
+
+
+class BlockTime(NamedTuple):
+    """One rank's calls of one kind in one block.
+
+    Attributes:
+        group, operation: which; the operation as its place in ``summary.ENDING_TOGETHER``.
+        size: members of the group.
+        calls: how many.
+        duration_ns: in flight, added up.
+    """
+
+    group: int
+    operation: int
+    size: int
+    calls: int
+    duration_ns: int
+
+
+class Block(NamedTuple):
+    """What a rank tells of its newest complete block.
+
+    Attributes:
+        steps: in it; 0 where there is none.
+        number: it holds the steps from ``steps * number`` on.
+        times: by group and operation.
+    """
+
+    steps: int = 0
+    number: int = 0
+    times: tuple[BlockTime, ...] = ()
+
+
+NO_BLOCK: Final = Block()
+
+
+class Least(NamedTuple):
+    """The least time in flight that a member of a group has told: the transfers took no longer.
+
+    Attributes:
+        steps, number: of the block.
+        group, operation: which calls.
+        calls: how many they were, on every member.
+        duration_ns: the least sum.
+    """
+
+    steps: int
+    number: int
+    group: int
+    operation: int
+    calls: int
+    duration_ns: int
+
+
+@dataclass(slots=True)
+class Split:
+    """Of the exposed time of one operation for one role, the part whose waiting is known; ns, added up.
+
+    Attributes:
+        wait_ns: at least so much was waiting for the last participant.
+        transfer_ns: the rest: at most so much was transfer.
+    """
+
+    wait_ns: int = 0
+    transfer_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Own:
+    """This rank's calls of one kind in one block."""
+
+    role: str
+    name: str
+    size: int
+    calls: int = 0
+    duration_ns: int = 0
+    stalled_ns: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Steps:
+    """A block that is being gathered, or waits to be judged."""
+
+    number: int
+    seen: set[int] = field(default_factory=set)
+    own: dict[GroupKey, _Own] = field(default_factory=dict)
+    incomparable: set[GroupKey] = field(default_factory=set)
+
+
+class BlockWaits:
+    """Gathers a rank's steps in blocks, and splits what it stood still when the least times of a block are known.
+
+    Not for several threads at a time.
+
+    Attributes:
+        newest: what is to be told of the newest complete block.
+        split: by operation and role, what is known so far.
+    """
+
+    def __init__(self) -> None:
+        self.newest = NO_BLOCK
+        self.split: dict[tuple[str, str], Split] = {}
+        self._steps = 0
+        self._open: _Steps | None = None
+        self._complete: deque[_Steps] = deque(maxlen=_BLOCKS_KEPT)
+
+    @property
+    def groups(self) -> list[int]:
+        """The groups whose least times would be of use now."""
+        return sorted({key.group for block in self._complete for key in block.own})
+
+    def resize(self, steps: int) -> None:
+        """From now on a block has so many steps; what was gathered of another size is let go."""
+        if steps != self._steps:
+            self._steps, self._open, self.newest = steps, None, NO_BLOCK
+            self._complete.clear()
+
+    def add(self, summary: StepSummary) -> None:
+        """A step has ended."""
+        if not self._steps:
+            return
+        number = summary.step // self._steps
+        if self._open is None or number != self._open.number:
+            self._finish()
+            self._open = _Steps(number)
+        self._open.seen.add(summary.step)
+        for one in summary.collectives:
+            key = GroupKey(one.group, one.operation)
+            if one.unfinished:
+                self._open.incomparable.add(key)
+                continue
+            own = self._open.own.setdefault(key, _Own(one.role, one.name, one.size))
+            own.calls += one.count
+            own.duration_ns += one.duration_ns
+            own.stalled_ns += one.stalled_ns
+            own.num_bytes += one.num_bytes
+
+    def settle(self, told: Iterable[Least]) -> None:
+        """Split what was stood still in blocks of which the least times are now known; each once."""
+        blocks = {block.number: block for block in self._complete}
+        for least in told:
+            block = blocks.get(least.number) if least.steps == self._steps else None
+            key = GroupKey(least.group, least.operation)
+            if block is None or key not in block.own or block.own[key].calls != least.calls:
+                continue
+            own = block.own.pop(key)
+            split = self.split.setdefault((own.name, own.role), Split())
+            wait = max(own.stalled_ns - least.duration_ns, 0)
+            split.wait_ns += wait
+            split.transfer_ns += own.stalled_ns - wait
+
+    def _finish(self) -> None:
+        """Tell of the block that is open, if all of its steps were seen."""
+        block = self._open
+        if block is None or len(block.seen) < self._steps:
+            return
+        for key in block.incomparable:
+            block.own.pop(key, None)
+        largest = sorted(block.own.items(), key=lambda item: (-item[1].num_bytes, item[0]))[:MOST_GROUPS]
+        block.own = dict(largest)
+        self._complete.append(block)
+        times = tuple(BlockTime(*key, own.size, own.calls, own.duration_ns) for key, own in largest)
+        self.newest = Block(self._steps, block.number, times)
+
+
+class _BlockKey(NamedTuple):
+    """Which calls of which block."""
+
+    group: int
+    operation: int
+    steps: int
+    number: int
+
+
+@dataclass(slots=True)
+class _Told:
+    """What members have told of them: by rank, calls and ns. Ranks tell a block until the next one is complete."""
+
+    since: int
+    members: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class LeastTimes:
+    """Joins the blocks of all ranks.
+
+    Args:
+        seconds: length of a window: a block lasts one or two of them, so that every one is told.
+
+    Attributes:
+        steps: of a block; 0 before the length of a step is known.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.steps = 0
+        self._seconds = seconds
+        self._known: dict[_BlockKey, _Told] = {}
+        self._joins = 0
+
+    def size_blocks(self, step_ns: int) -> None:
+        """Choose how long a block is; it changes only where it has become far too short or too long."""
+        if step_ns <= 0:
+            return
+        lasts = self.steps * step_ns / 1e9 / self._seconds
+        if not 0.9 <= lasts <= 4:
+            self.steps = 1 << (math.ceil(self._seconds * 1e9 / step_ns) - 1).bit_length()
+
+    def join(self, blocks: Iterable[tuple[int, Block]]) -> list[Least]:
+        """Take the newest blocks of ranks; the least times of groups all of whose members have told the same one."""
+        self._joins += 1
+        found: list[Least] = []
+        for rank, block in blocks:
+            if block.steps != self.steps:
+                continue
+            for time in block.times:
+                key = _BlockKey(time.group, time.operation, block.steps, block.number)
+                told = self._known.setdefault(key, _Told(self._joins))
+                if rank not in told.members:
+                    told.members[rank] = time.calls, time.duration_ns
+                    if len(told.members) == time.size:
+                        found += _least(key, told)
+        self._known = {key: told for key, told in self._known.items() if told.since > self._joins - _JOINS_KEPT}
+        return found
+
+
+def _least(key: _BlockKey, told: _Told) -> Iterator[Least]:
+    calls = {calls for calls, _ in told.members.values()}
+    if len(calls) == 1:  # where a call is counted in another step on some rank, sums are of different calls
+        shortest = min(duration for _, duration in told.members.values())
+        yield Least(key.steps, key.number, key.group, key.operation, calls.pop(), shortest)
+
+
+def to_list(block: Block) -> list[Any]:
+    """As JSON can hold it."""
+    return [block.steps, block.number, [list(time) for time in block.times]]
+
+
+def from_list(told: Sequence[Any]) -> Block:
+    """What :func:`to_list` made.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    steps, number, times = told
+    return Block(int(steps), int(number), tuple(BlockTime(*map(int, time)) for time in times))
+
+
+def by_group(told: Iterable[Least]) -> Mapping[int, list[Least]]:
+    """The least times of each group."""
+    found: dict[int, list[Least]] = {}
+    for one in told:
+        found.setdefault(one.group, []).append(one)
+    return found

@@ -114,37 +114,43 @@ def recorded(
     def _call_impl(module: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # first of all: the compiler reads no further
             return original(module, *args, **kwargs)
-        label = label_of(id(module))
-        if label is None or label.open_calls or not tracer.recording:
-            return original(module, *args, **kwargs)
+        label = None
         first = -1
         try:
-            if is_grad_enabled():
-                first = next_node()
-                # One tensor in, one tensor out: without the calls that everything else takes.
-                if len(args) == 1 and not kwargs and type(args[0]) is tensor_type:
-                    tensor = args[0]
-                    hooks = tensor._backward_hooks
-                    if hooks is None or watched not in hooks:
-                        node = tensor.grad_fn
-                        if node is not None:
-                            attach(tensor, node, hook_type(completes, node._sequence_nr()))
+            label = label_of(id(module))
+            if label is not None:
+                if label.open_calls or not tracer.recording:
+                    label = None
                 else:
-                    watch_inputs(args, kwargs)
-            name = label.forward if graph_task() == -1 else label.recompute
-            place = tracer.place
-            if label.is_wrapped:
-                label.open_calls = 1
-            start = mark()
+                    if is_grad_enabled():
+                        first = next_node()
+                        # One tensor in, one tensor out: without the calls that everything else takes.
+                        if len(args) == 1 and not kwargs and type(args[0]) is tensor_type:
+                            tensor = args[0]
+                            hooks = tensor._backward_hooks
+                            if hooks is None or watched not in hooks:
+                                node = tensor.grad_fn
+                                if node is not None:
+                                    attach(tensor, node, hook_type(completes, node._sequence_nr()))
+                        else:
+                            watch_inputs(args, kwargs)
+                    name = label.forward if graph_task() == -1 else label.recompute
+                    place = tracer.place
+                    if label.is_wrapped:
+                        label.open_calls = 1
+                    start = mark()
         except Exception as error:
-            label.open_calls = 0
+            if label is not None:
+                label.open_calls = 0
+                label = None
             tracer.failed(part, error)
+        if label is None:
             return original(module, *args, **kwargs)
         try:
             result = original(module, *args, **kwargs)
         finally:
-            label.open_calls = 0
             try:
+                label.open_calls = 0
                 end = mark()
                 # While a graph is captured nothing runs, and marks are of the host's clock.
                 if not (may_capture and type(end) is int and clock.is_capturing()):
@@ -155,8 +161,8 @@ def recorded(
                         drop(entry)
             except Exception as error:
                 tracer.failed(part, error)
-        if first >= 0:
-            try:
+        try:
+            if first >= 0:
                 last = next_node()
                 if last == first:
                     return result
@@ -166,8 +172,8 @@ def recorded(
                         attach(result, node, hook_type(begins, label.backward, first, last))
                 else:
                     watch_outputs(result, label.backward, first, last)
-            except Exception as error:
-                tracer.failed(part, error)
+        except Exception as error:
+            tracer.failed(part, error)
         return result
 
     return _call_impl

@@ -89,10 +89,15 @@ class _States:
         self._hooks.replace(module.FSDPState, "_reset_iter_state", self._wrap_end)  # after a forward that raised
 
     def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        failed = self._hooks.failed
+
         @functools.wraps(original)
         def root_pre_forward(state: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._hooks.active and state._state_ctx.iter_forward_root is None:
-                self._hooks.guarded(self._begin, state, module)
+            try:
+                if self._hooks.active and state._state_ctx.iter_forward_root is None:
+                    self._begin(state, module)
+            except Exception as error:
+                failed(error)
             return original(state, module, *args, **kwargs)
 
         return root_pre_forward
@@ -108,11 +113,16 @@ class _States:
     def _wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Of what is called at the end of every module's forward, the root's included."""
 
+        failed = self._hooks.failed
+
         @functools.wraps(original)
         def at_the_end(state: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(state, *args, **kwargs)
-            if self._open is not None and self._open[0] is state:
-                self._hooks.guarded(self._end)
+            try:
+                if self._open is not None and self._open[0] is state:
+                    self._end()
+            except Exception as error:
+                failed(error)
             return result
 
         return at_the_end

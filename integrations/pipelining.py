@@ -15,13 +15,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
+from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
 from commtrace.integrations.hooks import Hooks
@@ -86,13 +86,11 @@ class PipeliningIntegration:
             self._hooks.replace(base, "eval", self._wrap_eval)
 
     def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._hooks.active and not self._evaluations:
-                self._hooks.guarded(self._begin_iteration, schedule)
-            return original(schedule, *args, **kwargs)
+        def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+            if not self._evaluations:
+                self._begin_iteration(args[0])
 
-        return step
+        return self._hooks.around(begin, lambda begun, result: None)(original)
 
     def _begin_iteration(self, schedule: Any) -> None:
         if schedule not in self._told:
@@ -122,20 +120,17 @@ class PipeliningIntegration:
         )
 
     def _wrap_eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def evaluate(schedule: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._hooks.active:
-                return original(schedule, *args, **kwargs)
-            span = self._hooks.enter(schema.EVALUATION, "evaluation")
+        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span:
+            span = self._tracer.enter(schema.EVALUATION, "evaluation")
             self._evaluations += 1
-            try:
-                return original(schedule, *args, **kwargs)
-            finally:
-                self._evaluations -= 1
-                self._hooks.leave(span)
-                self._hooks.guarded(self._tracer.steps.evaluation_ended)
+            return span
 
-        return evaluate
+        def end(span: Span, _result: Any) -> None:
+            self._evaluations -= 1
+            self._tracer.leave(span)
+            self._tracer.steps.evaluation_ended()
+
+        return self._hooks.around(begin, end)(original)
 
     # Actions
 
@@ -164,19 +159,14 @@ class PipeliningIntegration:
     ) -> Callable[..., Any]:
         """Every version calls these methods with the microbatch first and the rest by name."""
 
-        @functools.wraps(original)
-        def action(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | None:
+            stage, microbatch = args[:2]
             trains = kind == schema.FORWARD or getattr(stage, "has_backward", True)
-            if not self._hooks.active or self._evaluations or not trains:
-                return original(stage, microbatch, *args, **kwargs)
-            chunk = self._chunks.get(stage, 0)
-            span = self._hooks.enter(kind, name(kwargs), microbatch, chunk, stage.group_rank)
-            try:
-                return original(stage, microbatch, *args, **kwargs)
-            finally:
-                self._hooks.leave(span)
+            if self._evaluations or not trains:
+                return None
+            return self._tracer.enter(kind, name(kwargs), microbatch, self._chunks.get(stage, 0), stage.group_rank)
 
-        return action
+        return self._hooks.around(begin, self._hooks.end)(original)
 
 
 def schedule_name(class_name: str) -> str:

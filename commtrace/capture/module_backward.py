@@ -102,15 +102,15 @@ class BackwardSpans:
         return stack
 
     def _end(self, task: int) -> None:
-        tracer = self._tracer
         try:
+            tracer = self._tracer
             stack = self._open.pop(task, None)
             if stack:
                 end = tracer.clock.mark()
                 for name, _, _, place, start in reversed(stack):
                     tracer.append((self.make_rows, schema.MODULE, name, place, start, end))
         except Exception as error:
-            tracer.failed(PART, error)
+            self._tracer.failed(PART, error)
 
 
 def _hooks(

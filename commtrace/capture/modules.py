@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from commtrace.called import recorded
 from commtrace.capture.module_backward import BackwardSpans, leave_to_python
 from commtrace.capture.module_names import PART, find_models, placed_modules
+from commtrace.capture.optimizer_hooks import OptimizerHook
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.module_choice import ModuleChoice
@@ -68,7 +69,7 @@ class ModuleSpans:
         self._compiled: list[tuple[weakref.ref[Any], Any, Any]] = []
         self._choice: ModuleChoice | None = None
         self._looks_left = 0
-        self._optimizer_hook: Any = None
+        self._optimizer_hook: OptimizerHook | None = None
         self._backward = BackwardSpans(tracer)
 
     def select(self, choice: str) -> None:
@@ -83,7 +84,7 @@ class ModuleSpans:
         self.clear()
         self._choice = parsed
         self._tracer.step_listeners.append(self._step_begins)
-        self._optimizer_hook = register_optimizer_step_pre_hook(self._optimizer_steps)
+        self._optimizer_hook = OptimizerHook(register_optimizer_step_pre_hook, self._optimizer_steps, self._failed)
         self._look()
         self._looks_left = 2
 
@@ -116,33 +117,33 @@ class ModuleSpans:
     # Finding modules
 
     def _step_begins(self) -> None:
-        self._backward.forget()  # what a backward that raised left open
-        if self._looks_left == 2:
-            self._looks_left = 1
-            self._guarded_look()
+        try:
+            self._backward.forget()  # what a backward that raised left open
+            if self._looks_left == 2:
+                self._looks_left = 1
+                self._look()
+            elif not self._looks_left and self._optimizer_hook is not None and self._optimizer_hook.remove():
+                self._optimizer_hook = None
+        except Exception as error:
+            self._tracer.failed(PART, error)
 
     def _optimizer_steps(self, *_arguments: Any) -> None:
         """By now the job has trained: its models exist."""
         if self._looks_left:
             self._looks_left = 0
-            self._guarded_look()
+            self._look()
             if not self._labels:
                 _logger.warning("commtrace: no module has a name or depth that COMMTRACE_MODULES asks for")
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
-            self._optimizer_hook = None
 
-    def _guarded_look(self) -> None:
-        try:
-            self._look()
-        except Exception as error:
-            self._tracer.failed(PART, error)
+    def _failed(self, error: Exception) -> None:
+        self._tracer.failed(PART, error)
 
     def _stop_listening(self) -> None:
         if self._step_begins in self._tracer.step_listeners:
             self._tracer.step_listeners.remove(self._step_begins)
-        if self._optimizer_hook is not None:
-            self._optimizer_hook.remove()
+        if self._optimizer_hook is not None and self._optimizer_hook.remove():
             self._optimizer_hook = None
 
     def _look(self) -> None:

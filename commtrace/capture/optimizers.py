@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from commtrace.capture.optimizer_hooks import OptimizerHook
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -25,7 +26,7 @@ class OptimizerPhase:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._handles: list[Any] = []
+        self._hooks: list[OptimizerHook] = []
         self._local = threading.local()
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -38,17 +39,15 @@ class OptimizerPhase:
             register_optimizer_step_pre_hook,
         )
 
-        if not self._handles:
+        if not self._hooks:
             self._replace(Optimizer, "__init__", self._then_note)
             self._replace(GradScaler, "step", self._also_when_skipped)
-            self._handles.append(register_optimizer_step_pre_hook(self._before))
-            self._handles.append(register_optimizer_step_post_hook(self._after))
+            self._hooks.append(OptimizerHook(register_optimizer_step_pre_hook, self._before, self._failed))
+            self._hooks.append(OptimizerHook(register_optimizer_step_post_hook, self._after, self._failed))
 
     def uninstall(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks = [hook for hook in self._hooks if not hook.remove()]
         for owner, name, original, replacement in reversed(self._replaced):
             if vars(owner).get(name) is replacement:
                 setattr(owner, name, original)
@@ -89,34 +88,31 @@ class OptimizerPhase:
 
         return step
 
+    def _failed(self, error: Exception) -> None:
+        self._tracer.failed(PART, error)
+
     def _before(self, optimizer: Any, _arguments: Any, _keywords: Any) -> None:
-        try:
-            stack = self._stack()
-            # A step that raised left its entry behind: torch calls the second hook only after success.
-            while any(opened is optimizer for opened, _ in stack):
-                stack.pop()
-            if self._tracer.open_optimizers > 0:
-                self._tracer.steps.optimizer_is_part_of_another(optimizer)
-                stack.append((optimizer, None))
-                return
-            self._tracer.steps.work_begins()
-            stack.append((optimizer, self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
-        except Exception as error:
-            self._tracer.failed(PART, error)
+        stack = self._stack()
+        # A step that raised left its entry behind: torch calls the second hook only after success.
+        while any(opened is optimizer for opened, _ in stack):
+            stack.pop()
+        if self._tracer.open_optimizers > 0:
+            self._tracer.steps.optimizer_is_part_of_another(optimizer)
+            stack.append((optimizer, None))
+            return
+        self._tracer.steps.work_begins()
+        stack.append((optimizer, self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
 
     def _after(self, optimizer: Any, _arguments: Any, _keywords: Any) -> None:
-        try:
-            stack = self._stack()
-            if not any(opened is optimizer for opened, _ in stack):
-                return
+        stack = self._stack()
+        if not any(opened is optimizer for opened, _ in stack):
+            return
+        opened, span = stack.pop()
+        while opened is not optimizer:
             opened, span = stack.pop()
-            while opened is not optimizer:
-                opened, span = stack.pop()
-            if span is not None:
-                self._tracer.leave(span)
-                self._tracer.steps.optimizer_ended(optimizer)
-        except Exception as error:
-            self._tracer.failed(PART, error)
+        if span is not None:
+            self._tracer.leave(span)
+            self._tracer.steps.optimizer_ended(optimizer)
 
     def _stack(self) -> list[tuple[Any, Span | None]]:
         if not hasattr(self._local, "stack"):

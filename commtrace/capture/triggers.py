@@ -68,11 +68,15 @@ class Triggers:
             raise ConfigurationError(f"COMMTRACE_TRIGGER_SIGNAL={name} needs commtrace.start() on the main thread")
         number = getattr(signal, name)
         previous = signal.getsignal(number)
+        original = previous if callable(previous) else None
 
         def handle(signum: int, frame: Any) -> None:
-            self._signalled = True
-            if callable(previous):
-                previous(signum, frame)
+            try:
+                self._signalled = True
+            except Exception as error:
+                self._tracer.failed(PART, error)
+            if original is not None:
+                original(signum, frame)
 
         signal.signal(number, handle)
         self._handler = (number, previous, handle)

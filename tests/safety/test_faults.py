@@ -11,6 +11,7 @@ import atexit
 import gc
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,16 +20,20 @@ import pytest
 import torch
 import torch.distributed as dist
 import wrapt.importer
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer
 
 import commtrace
 from commtrace import session
 from commtrace.capture import compiler, garbage
 from commtrace.capture.instrumentation import Instrumentation
+from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
+from commtrace.trace import trigger
 from tests.capture.recording import MemorySink
-from tests.safety import devices, engines, faults, jobs
+from tests.safety import devices, engines, faults, jobs, models
 from tests.safety.faults import Place, Sort
 
 pytestmark = [
@@ -40,7 +45,10 @@ TRIES = 5
 MOST_UNREACHED = 0.02
 """A line that is passed only when the id of an object is used again is not passed every time."""
 EVERY_INTERRUPTED = 5
+NO_HOOKS = frozenset(function.__code__ for function in (Triggers.open, trigger.make_request, trigger.write_request))
+"""What jobs call themselves, in place of the harvester's thread or of a command."""
 UNREACHED = "never reached again"
+_OPTIMIZERS = "hooks of optimizers"
 _WAITING = "waits to be imported"
 _WAITING_HOOKS: dict[str, list[Any]] = wrapt.importer._post_import_hooks
 
@@ -65,8 +73,8 @@ class Recorded:
 
     def run(self, job: Callable[[], str]) -> str:
         """The result of the job, which starts and stops the recording as a script does."""
-        steps = "0:5" if job is jobs.script else ""
-        commtrace.start(commtrace.Config(dir="/nowhere", steps=steps))
+        options = {**jobs.OPTIONS, **models.OPTIONS}.get(getattr(job, "__name__", ""), {})
+        commtrace.start(commtrace.Config(dir="/nowhere", **options))
         self.instrumentation = session._current
         try:
             return job()
@@ -89,7 +97,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     monkeypatch.setattr(atexit, "register", lambda *_: None)
     # What takes most of the time of a start: Dynamo's list of what it skips is compiled anew.
     monkeypatch.setattr(compiler, "_skip_own_files", lambda rules: lambda: None)
-    monkeypatch.setattr(gc, "get_objects", list)  # looking for a DDP among all objects takes most of the time
+    # Looking for models among all objects takes most of the time.
+    monkeypatch.setattr(gc, "get_objects", lambda: list(models.alive))
 
     @contextmanager
     def record() -> Iterator[Recorded]:
@@ -100,6 +109,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
         logger.addHandler(handler)
         monkeypatch.setattr(Instrumentation, "_open_sinks", lambda _: [recording.sink])
         monkeypatch.setattr(sys, "unraisablehook", lambda told: recording.unraisable.append(told.exc_value))
+        monkeypatch.setattr(threading, "excepthook", lambda told: recording.unraisable.append(told.exc_value))
         gc.disable()
         try:
             yield recording
@@ -131,7 +141,7 @@ def problems_of(place: Place, job: Callable[[], str], expected: str, record: Cal
         return [UNREACHED]
     problems = []
     if place.sort is Sort.HANDS_ON:
-        if raised is not error:
+        if not carries(raised, error):
             problems.append(f"what training raised became {raised!r}")
     else:
         if raised is not None:
@@ -152,6 +162,15 @@ def problems_of(place: Place, job: Callable[[], str], expected: str, record: Cal
     return problems
 
 
+def carries(raised: BaseException | None, error: BaseException) -> bool:
+    """Whether it is the error, or what torch raises because of it: distributed checkpoints, stages of pipelines."""
+    if raised is None or raised is error:
+        return raised is error
+    if isinstance(raised, CheckpointException):  # with what came from a rank, pickled
+        return any(repr(failure) == repr(error) for failure, _ in raised.failures.values())
+    return carries(raised.__cause__, error) or carries(raised.__context__, error)
+
+
 def replaced_now() -> dict[tuple[Any, str], Any]:
     """What hooks stand in for, and what waits to be imported to be hooked."""
     owners = [
@@ -160,13 +179,18 @@ def replaced_now() -> dict[tuple[Any, str], Any]:
     ]  # fmt: skip
     attributes = {(owner, name): value for owner in owners for name, value in vars(owner).items() if callable(value)}
     callbacks = {(gc, str(index)): value for index, value in enumerate(gc.callbacks)}
+    for table in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
+        callbacks |= {(_OPTIMIZERS, str(number)): hook for number, hook in table.items()}
     return attributes | callbacks | {(_WAITING, module): tuple(hooks) for module, hooks in _WAITING_HOOKS.items()}
 
 
 def put_back(before: dict[tuple[Any, str], Any]) -> None:
     for (owner, name), value in before.items():
-        if owner not in (gc, _WAITING) and vars(owner).get(name) is not value:
+        if owner not in (gc, _OPTIMIZERS, _WAITING) and vars(owner).get(name) is not value:
             setattr(owner, name, value)
+    for table in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
+        for number in [number for number in table if (_OPTIMIZERS, str(number)) not in before]:
+            del table[number]
     gc.callbacks[:] = [value for (owner, _), value in before.items() if owner is gc]
     _WAITING_HOOKS.clear()
     _WAITING_HOOKS.update({module: list(hooks) for (owner, module), hooks in before.items() if owner is _WAITING})
@@ -218,11 +242,11 @@ def interrupt_lines(job: Callable[[], str], record: Callable[[], Any]) -> None:
 
 
 def is_of_a_hook(place: Place) -> bool:
-    return place.path[0][0] not in (commtrace.start.__code__, commtrace.stop.__code__)
+    return not is_of_start_or_stop(place) and place.path[0][0] not in NO_HOOKS
 
 
 def is_of_start_or_stop(place: Place) -> bool:
-    return not is_of_a_hook(place)
+    return place.path[0][0] in (commtrace.start.__code__, commtrace.stop.__code__)
 
 
 @pytest.mark.parametrize("name", jobs.OF_FOUR)
@@ -242,11 +266,14 @@ def test_start_and_stop(recorded: Any) -> None:
         break_every_line(jobs.collectives, recorded, is_of_start_or_stop)
 
 
-@pytest.mark.parametrize("name", jobs.ALONE)
+ALONE = {**jobs.ALONE, **models.ALONE}
+
+
+@pytest.mark.parametrize("name", ALONE)
 def test_alone(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
-        break_every_line(jobs.ALONE[name], recorded, is_of_a_hook)
+        break_every_line(ALONE[name], recorded, is_of_a_hook)
 
 
 def test_with_a_gpu(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from commtrace.analysis.keys import grouped
 from commtrace.analysis.match import Matches
 from commtrace.trace.run import Run
 
@@ -22,7 +23,9 @@ def blame_ns(run: Run, matches: Matches) -> Mapping[int, int]:
     for rank, trace in run.ranks.items():
         own = matches.ranks[rank]
         wait = own.wait_ns(trace.spans)
-        waited = (own.last_rank >= 0) & (own.last_rank != rank) & (wait > 0)
-        for last in np.unique(own.last_rank[waited]):
-            blame[int(last)] += int(wait[waited & (own.last_rank == last)].sum())
+        waited = np.flatnonzero((own.last_rank >= 0) & (own.last_rank != rank) & (wait > 0))
+        last, which = grouped(own.last_rank[waited])
+        # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
+        for one, sum_ns in zip(own.last_rank[waited[last]].tolist(), np.bincount(which, wait[waited]), strict=True):
+            blame[one] += int(sum_ns)
     return blame

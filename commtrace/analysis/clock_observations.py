@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.block_map import map_blocks
 from commtrace.analysis.keys import numbered, pack
 from commtrace.analysis.operations import SYNCHRONISING, named, unfinished_rows_of
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Int64
 
 _ENOUGH_ROWS = 300_000
 
@@ -62,7 +62,7 @@ def _changes(values: Int64) -> npt.NDArray[np.bool_]:
 def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Int64, Int64, Int64, Int64]:
     """Group, seq, clock and end of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
-    rows = map_blocks(lambda block: np.flatnonzero(_synchronising(run, block)), run.blocks)
+    rows = side_by_side(_synchronising, [(run, block) for block in run.blocks])
     # Which collectives are left out must not depend on the rank: every member keeps the same ones.
     one_in = max(1, sum(map(len, rows)) // _ENOUGH_ROWS)
     parts = []
@@ -77,8 +77,8 @@ def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Int64, Int64, Int6
     return group, seq, clock, end
 
 
-def _synchronising(run: Run, block: Block) -> Bool:
+def _synchronising(run: Run, block: Block) -> Int64:
     spans = block.spans
     rows = (spans.kind == schema.COLLECTIVE) & named(run, spans, SYNCHRONISING) & ~unfinished_rows_of(run, block)
     # An uneven all_to_all does not end together; nor is an operation without group or number an observation.
-    return np.asarray(rows & (spans.self_bytes < 0) & (spans.group >= 0) & (spans.seq >= 0))
+    return np.flatnonzero(rows & (spans.self_bytes < 0) & (spans.group >= 0) & (spans.seq >= 0))

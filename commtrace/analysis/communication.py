@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factor
-from commtrace.analysis.block_map import map_blocks, of_one_sort
 from commtrace.analysis.call_sums import CallSums, Moved, sum_calls
 from commtrace.analysis.calls import CallRows, Calls, calls_of_rows, stalls_of_rows
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.match import Matches, RankMatches
-from commtrace.analysis.operations import unfinished_rows_of
+from commtrace.analysis.operations import of_one_sort, unfinished_rows_of
 from commtrace.analysis.partition import Partition
 from commtrace.analysis.roles import RankRoles, Roles
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.analysis.states import COMPUTE
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
@@ -136,7 +136,7 @@ def communication_table(
         detail: by what to divide them further: bytes of the call (powers of two), or process group.
     """
     blocks = of_one_sort(run.blocks)
-    parts = map_blocks(lambda block: _sums_of_block(run, block, matches, partition, roles, steps, detail), blocks)
+    parts = side_by_side(_sums_of_block, [(run, block, matches, partition, roles, steps, detail) for block in blocks])
     sums: dict[_Key, CallSums] = {}
     for part in parts:
         for key, own in part.items():

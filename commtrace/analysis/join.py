@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.block_map import map_blocks
 from commtrace.analysis.keys import numbered, pack
 from commtrace.analysis.operations import communication_rows, named, unfinished_rows_of
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.order import stable_order
@@ -114,7 +114,7 @@ def gather_blocks(
             spans=spans,
         )
 
-    return map_blocks(of_block, run.blocks)
+    return side_by_side(of_block, [(block,) for block in run.blocks])
 
 
 def concatenate(parts: Sequence[Rows], columns: Collection[str] | None = None) -> Rows:
@@ -155,12 +155,14 @@ def _nothing(name: str, count: int) -> npt.NDArray[Any]:
 def bucket(rows: Rows) -> Buckets:
     """Sort the rows by what identifies a communication."""
     spans = rows.spans
-    p2p = spans.kind == schema.P2P
-    sender = np.where(p2p, np.where(rows.is_send, rows.rank, spans.peer), schema.NOT_APPLICABLE)
-    receiver = np.where(p2p, np.where(rows.is_send, spans.peer, rows.rank), schema.NOT_APPLICABLE)
+    p2p = np.flatnonzero(spans.kind == schema.P2P)
+    own, peer, is_send = rows.rank[p2p], spans.peer[p2p], rows.is_send[p2p]
+    pair = np.full(len(spans), schema.NOT_APPLICABLE, np.int64)
+    pair[p2p] = pack((np.where(is_send, own, peer), np.where(is_send, peer, own)))
     # The seq of a P2P counts its pair alone; only collectives of one bracket need the index to tell them apart.
-    op_in_seq = np.where(p2p, 0, spans.op_in_seq)
-    key = pack((numbered(spans.group), sender, receiver, spans.seq, op_in_seq))
+    op_in_seq = spans.op_in_seq.copy()
+    op_in_seq[p2p] = 0
+    key = pack((numbered(spans.group), pair, spans.seq, op_in_seq))
     order = stable_order(key)
     ordered = key[order]
     is_first = np.ones(len(order), np.bool_)

@@ -26,8 +26,10 @@ def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
             key, key_range = _dense(key)
         if key_range * digits_range > _LARGEST:
             digits, digits_range = _dense(digits)
-        key = key * digits_range + digits
-        key_range *= digits_range
+        if digits_range > 1:
+            key *= digits_range
+            key += digits
+            key_range *= digits_range
     return key
 
 
@@ -97,7 +99,7 @@ def _from_zero(column: npt.NDArray[Any]) -> tuple[Int64, int]:
     low, high = int(column.min()), int(column.max())
     if high - low >= _LARGEST:
         return _dense(column)
-    return column.astype(np.int64) - low, high - low + 1
+    return np.subtract(column, low, dtype=np.int64), high - low + 1
 
 
 def _dense(column: npt.NDArray[Any]) -> tuple[Int64, int]:

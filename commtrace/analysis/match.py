@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.block_map import map_blocks
 from commtrace.analysis.join import IDENTITY, Buckets, Rows, bucket, concatenate, gather_blocks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.operations import BYTES_DIFFER, ROOTED, SYNCHRONISING, communication_rows, named
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.run import Run
@@ -101,9 +102,12 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
     rows = concatenate(parts, _JOINED)
     joined = _join(run, rows, clocks_agree) if len(rows.rank) else None
     bounds = bounds_of([len(part.rank) for part in parts])
-    of_blocks = map_blocks(
-        lambda own: _matches_of_block(run.blocks[own], parts[own], joined, slice(bounds[own], bounds[own + 1])),
-        range(len(parts)),
+    of_blocks = side_by_side(
+        _matches_of_block,
+        [
+            (block, part, joined, slice(begin, end))
+            for block, part, (begin, end) in zip(run.blocks, parts, pairwise(bounds.tolist()), strict=True)
+        ],
     )
     ranks = {
         rank: own.take(rows)
@@ -117,8 +121,8 @@ def _matches_of_block(block: Block, rows: Rows, joined: RankMatches | None, own:
     """What is known of all rows of a block; of its communications, what these of the joined rows say."""
     matches = unmatched(block.spans)
     if joined is not None:
-        for column in fields(matches):
-            getattr(matches, column.name)[rows.position] = getattr(joined, column.name)[own]
+        for column in ("bucket", "participants", "complete", "mismatched", "last_start", "last_rank", "ready"):
+            getattr(matches, column)[rows.position] = getattr(joined, column)[own]
         stalls = np.flatnonzero(block.spans.kind == schema.STALL)
         communications = communications_of(block, stalls)
         found = communications >= 0
@@ -142,13 +146,13 @@ def communications_of(block: Block, stalls: Int64) -> Int64:
     highest = np.array([int(part.max(initial=-1)) for part in block.split(spans.id).values()])
     if int(highest.sum()) > _MOST_IDS_PER_ROW * len(block):
         return _searched(block, communications, stalls)
-    begins = block.per_row(bounds_of(highest + 1)[:-1])
-    row_of_id = np.full(int((highest + 1).sum()), -1, np.int64)
-    row_of_id[(begins + spans.id)[communications[::-1]]] = communications[::-1]  # of equal ids the first row stays
+    begins = bounds_of(highest + 1)
+    row_of_id = np.full(begins[-1] + 1, -1, np.int64)  # the last one is of no communication
+    at = block.per_row(begins[:-1])
+    communications = communications[::-1]  # of equal ids the first row stays
+    row_of_id[at[communications] + spans.id[communications]] = communications
     known = (wanted >= 0) & (wanted <= block.per_row(highest)[stalls])
-    found = np.full(len(stalls), -1, np.int64)
-    found[known] = row_of_id[begins[stalls[known]] + wanted[known]]
-    return found
+    return row_of_id[np.where(known, at[stalls] + wanted, -1)]
 
 
 def _searched(block: Block, communications: Int64, stalls: Int64) -> Int64:
@@ -181,12 +185,11 @@ def _join(run: Run, rows: Rows, clocks_agree: bool) -> RankMatches:
     """What is known of each communication row, aligned with the gathered rows."""
     buckets = bucket(rows)
     of_row = buckets.of_row()
-    participants = buckets.size[of_row].astype(np.int32)
     last_start, last_rank, comparable = _last_arrival(run, rows, buckets, of_row, clocks_agree)
     return RankMatches(
         bucket=of_row,
-        participants=participants,
-        complete=comparable & (participants == _expected_participants(run, rows)),
+        participants=buckets.size.astype(np.int32)[of_row],
+        complete=comparable & (buckets.size == _expected_participants(run, rows, buckets))[of_row],
         mismatched=_mismatched(run, rows, buckets)[of_row],
         last_start=last_start,
         last_rank=last_rank,
@@ -217,15 +220,16 @@ def _last_arrival(
     return last_start, last_rank.astype(np.int32), comparable
 
 
-def _expected_participants(run: Run, rows: Rows) -> Int32:
-    """Members of each row's group; 2 for point-to-point; −1 where no rank told what the group is."""
+def _expected_participants(run: Run, rows: Rows, buckets: Buckets) -> Int32:
+    """Members of each bucket's group; 2 for point-to-point; −1 where no rank told what the group is."""
+    example = buckets.order[buckets.first]
     sizes = {number: group.size for trace in run.ranks.values() for number, group in trace.groups.items()}
     known = np.array(sorted(sizes), np.int64)
     size_of_known = np.array([*(sizes[number] for number in sorted(sizes)), _UNKNOWN_SIZE], np.int32)
-    slot = np.searchsorted(known, rows.spans.group)
-    found = np.append(known, -1)[slot] == rows.spans.group
+    slot = np.searchsorted(known, rows.spans.group[example])
+    found = np.append(known, -1)[slot] == rows.spans.group[example]
     expected = np.where(found, size_of_known[slot], _UNKNOWN_SIZE)
-    return np.where(rows.spans.kind == schema.P2P, 2, expected).astype(np.int32)
+    return np.where(rows.spans.kind[example] == schema.P2P, 2, expected).astype(np.int32)
 
 
 def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
@@ -236,20 +240,28 @@ def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
 def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
     """In what the rows of each bucket differ that should be equal: by aspect, which buckets."""
     spans = rows.spans
-    p2p = spans.kind == schema.P2P
     # The two sides of a P2P rightly have different names; two sends would be no pair.
-    operation = np.where(p2p, 0, spans.name)
+    operation = np.where(spans.kind == schema.P2P, 0, spans.name)
     may_differ = named(run, spans, BYTES_DIFFER) | (spans.self_bytes >= 0)
     bytes_of_all = np.where(may_differ, schema.NOT_APPLICABLE, spans.bytes)
-    one_sided = p2p & (buckets.size == 2)[buckets.of_row()]
-    sides = np.where(one_sided, rows.is_send, -1)
-    same_side = ~buckets.differ(sides) & (sides[buckets.order[buckets.first]] >= 0)
+    if not buckets.differ(pack((operation, bytes_of_all, spans.dtype))).any():
+        nowhere = np.zeros(len(buckets.first), np.bool_)
+        return {"operation": nowhere, "bytes": nowhere, "dtype": nowhere, "sides": _same_side(rows, buckets)}
     return {
         "operation": buckets.differ(operation),
         "bytes": _known_values_differ(buckets, bytes_of_all),
         "dtype": _known_values_differ(buckets, spans.dtype),
-        "sides": np.asarray(same_side),
+        "sides": _same_side(rows, buckets),
     }
+
+
+def _same_side(rows: Rows, buckets: Buckets) -> Bool:
+    """Pairs of two sends, or of two receives."""
+    found = np.zeros(len(buckets.first), np.bool_)
+    pairs = np.flatnonzero(buckets.size == 2)
+    one, other = buckets.order[buckets.first[pairs]], buckets.order[buckets.first[pairs] + 1]
+    found[pairs] = (rows.spans.kind[one] == schema.P2P) & (rows.is_send[one] == rows.is_send[other])
+    return found
 
 
 def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:

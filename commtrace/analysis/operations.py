@@ -44,6 +44,16 @@ def is_kernel_trace(spans: Spans) -> bool:
     return bool((spans.timing == schema.KERNEL_TIMING).any())
 
 
+def of_one_sort(blocks: Iterable[Block]) -> list[Block]:
+    """The blocks; those in which the kernels of some ranks were traced, and of others not, rank by rank."""
+    return [one for block in blocks for one in ([*block.single()] if _is_mixed(block) else [block])]
+
+
+def _is_mixed(block: Block) -> bool:
+    traced = block.spans.timing == schema.KERNEL_TIMING
+    return bool(traced.any()) and not all(part.any() for part in block.split(traced).values())
+
+
 def unfinished_rows(trace: RankTrace) -> Bool:
     """Which rows are communications whose end was never seen: their duration is unknown."""
     ids = unfinished_ids(trace)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.block_map import map_blocks, of_one_sort
 from commtrace.analysis.claims import Claims, Standing, claims_of_block
 from commtrace.analysis.intervals import Segments, Union, paint, union
 from commtrace.analysis.match import Matches
-from commtrace.analysis.operations import communication_rows, is_kernel_trace
+from commtrace.analysis.operations import communication_rows, is_kernel_trace, of_one_sort
 from commtrace.analysis.roles import Roles, find_roles
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.analysis.states import BUBBLE, IDLE, OTHER, TRANSFER, WAIT, State, states_of
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -73,7 +73,7 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
     """
     roles = roles or find_roles(run)
     blocks = of_one_sort(run.blocks)
-    parts = map_blocks(lambda block: _partition_block(run, block, matches, roles, steps), blocks)
+    parts = side_by_side(_partition_block, [(run, block, matches, roles, steps) for block in blocks])
     return Partition(
         states=states_of(roles.words),
         rank=np.concatenate([part.rank for part in parts]),

@@ -99,17 +99,18 @@ class RankMean:
 def rank_means(run: Run, partition: Partition, matches: Matches) -> list[RankMean]:
     """The mean step of every rank that has steps, by rank."""
     blame = blame_ns(run, matches)
+    bounds = {rank: np.searchsorted(partition.rank, [rank, rank + 1]).tolist() for rank in run.ranks}
     return [
-        _mean_of_rank(run, partition, matches, rank, blame.get(rank, 0))
-        for rank in run.ranks
-        if (partition.rank == rank).any()
+        _mean_of_rank(run, partition, matches, rank, blame.get(rank, 0), slice(*rows))
+        for rank, rows in bounds.items()
+        if rows[1] > rows[0]
     ]
 
 
-def _mean_of_rank(run: Run, partition: Partition, matches: Matches, rank: int, blame: int) -> RankMean:
+def _mean_of_rank(run: Run, partition: Partition, matches: Matches, rank: int, blame: int, rows: slice) -> RankMean:
+    """The mean of these rows of the partition, which are those of the rank."""
     trace = run.ranks[rank]
-    rows = partition.rank == rank
-    num_steps = int(rows.sum())
+    num_steps = rows.stop - rows.start
     times = apportion(partition.ns[rows].sum(axis=0), num_steps)
     return RankMean(
         rank=rank,

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.block_map import map_blocks
 from commtrace.analysis.keys import grouped_rows
 from commtrace.analysis.operations import communication_rows
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.groups import Group
@@ -68,7 +68,7 @@ def find_roles(run: Run) -> Roles:
     """The role of every communication and stall row."""
     groups = {number: group for trace in run.ranks.values() for number, group in trace.groups.items()}
     words = tuple(sorted({group.role for group in groups.values()} | {PIPELINE, UNKNOWN}))
-    of_blocks = map_blocks(lambda block: _roles_of_block(run, block, groups, words), run.blocks)
+    of_blocks = side_by_side(_roles_of_block, [(run, block, groups, words) for block in run.blocks])
     ranks = {
         rank: own.take(rows)
         for block, own in zip(run.blocks, of_blocks, strict=True)

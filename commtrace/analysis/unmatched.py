@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.analysis.chain import Context
-from commtrace.analysis.match import communication_of
+from commtrace.analysis.match import communications_of
 from commtrace.analysis.partition import Partition
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
 
 _FEW: Final = 0.05
@@ -25,18 +28,27 @@ def unmatched_roles(context: Context, partition: Partition, recorded: Run) -> di
         context, partition: of the analysis.
         recorded: whatever was loaded: which ranks there are.
     """
-    total, unmatched = np.zeros((2, len(context.roles.words)))
-    for rank, trace in context.run.ranks.items():
-        stood_ns = partition.stalled_ns[rank][:, 0] + partition.stalled_ns[rank][:, 1]
-        stood = np.flatnonzero(stood_ns)
-        is_stall = trace.spans.kind[stood] == schema.STALL
-        communication = np.where(is_stall, communication_of(trace.spans, stood), stood)
-        complete = (communication >= 0) & context.matches.ranks[rank].complete[communication]
-        role, time = context.roles.ranks[rank].role[stood], stood_ns[stood]
-        total += np.bincount(role, time, len(total))
-        unmatched += np.bincount(role[~complete], time[~complete], len(total))
+    sums = sum(
+        side_by_side(_stood, [(context, partition, block) for block in context.run.blocks]),
+        np.zeros((2, len(context.roles.words))),
+    )
+    total, unmatched = sums
     sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."
     return {context.roles.words[role]: sentence for role in np.flatnonzero(unmatched > _FEW * total)}
+
+
+def _stood(context: Context, partition: Partition, block: Block) -> npt.NDArray[np.float64]:
+    """Of a block, by role: for how long the lanes stood still, and of that for what was not matched on all members."""
+    stalled_ns = block.together({rank: partition.stalled_ns[rank] for rank in block.ranks})
+    complete = block.together({rank: context.matches.ranks[rank].complete for rank in block.ranks})
+    role = block.together({rank: context.roles.ranks[rank].role for rank in block.ranks})
+    stood_ns = stalled_ns[:, 0] + stalled_ns[:, 1]
+    stood = np.flatnonzero(stood_ns)
+    is_stall = block.spans.kind[stood] == schema.STALL
+    communication = np.where(is_stall, communications_of(block, stood), stood)
+    lacking = ~((communication >= 0) & complete[communication])
+    role, time, count = role[stood], stood_ns[stood], len(context.roles.words)
+    return np.stack([np.bincount(role, time, count), np.bincount(role[lacking], time[lacking], count)])
 
 
 def _reason(recorded: Run) -> str:

@@ -31,6 +31,9 @@ _MOST_LOOKS: Final = 1_000
 _SILENT_SECONDS: Final = 30.0
 _SILENT_STEPS: Final = 10.0
 _NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job"})
+_OF_SAMPLES: Final = frozenset({"phase", "role", "operation", "kind", "le", "part", "straggler_rank", "cause"})
+"""Labels that tell one series of a rank from another, and nothing of the rank."""
+
 _SCORE, _SHARE_OF_STEP = 1.1, 0.05
 """Of the alert CommtraceStraggler (docs/prometheus.md): own work against that of peers, and against the step."""
 
@@ -238,7 +241,7 @@ def totals_of(samples: Iterable[Sample]) -> Totals:
         if not name.startswith("commtrace_") or math.isnan(value):
             continue
         one = found.setdefault(labels.get("rank", ""), RankTotals())
-        own = {key: text for key, text in labels.items() if key not in ("phase", "role", "operation", "kind", "le")}
+        own = {key: text for key, text in labels.items() if key not in _OF_SAMPLES}
         one.labels = {**one.labels, **own}
         part = name.removeprefix("commtrace_").removesuffix("_seconds_total")
         if name == "commtrace_step_duration_seconds_count":

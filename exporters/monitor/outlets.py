@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from commtrace.live.rank import LiveRank
-from commtrace.live.watch import CLEARED, LiveEvent
+from commtrace.live.watch import LiveEvent
 
 _logger = logging.getLogger("commtrace")
 
@@ -22,12 +22,11 @@ _WEBHOOK_QUEUE: Final = 100
 
 
 class LogOutlet:
-    """One line per event."""
+    """One line per event; that something is over is told as loudly as that it began."""
 
     def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         for event in events:
-            level = logging.INFO if event.kind == CLEARED else logging.WARNING
-            _logger.log(level, "commtrace: %s", event.sentence)
+            _logger.warning("commtrace: %s", event.sentence)
 
 
 class FileOutlet:

@@ -110,6 +110,7 @@ def alerts(timing: Timing) -> tuple[Alert, ...]:
             "commtrace pipeline on the run's directory tells whether schedule, uneven stages or transfers cause it.",
         ),
         _stalled(timing),
+        _hung(),
         _dropped(timing),
         _clock(timing),
     )  # fmt: skip
@@ -158,6 +159,22 @@ def _stalled(timing: Timing) -> Alert:
         description=(
             "Its processes still answer, so it hangs or saves or evaluates. commtrace_communications_in_flight tells "
             "which ranks are inside a communication, commtrace_last_step which of them are behind."
+        ),
+    )
+
+
+def _hung() -> Alert:
+    hung = "sum by (run_id) (commtrace_hung)"
+    return Alert(
+        name="CommtraceHung",
+        expr=f"{hung} > 0",
+        operands=(hung,),
+        wait="0s",
+        severity="critical",
+        summary="{{ $labels.run_id }} hangs: {{ $value | humanize }} of its ranks say that nothing moves in them",
+        description=(
+            "commtrace doctor on the run's directory tells which rank did not arrive where, and where in the program "
+            "it is; with the monitor, so does the log of rank 0."
         ),
     )
 

@@ -64,6 +64,16 @@ def test_an_endpoint_gives_the_parts_of_its_rank_and_says_what_it_does_not_know(
     assert frame.abstentions == ("One rank alone cannot tell who is slow.",)
 
 
+def test_what_tells_series_of_a_rank_apart_is_no_coordinate_of_it() -> None:
+    joins = """# TYPE commtrace_straggler_cost_seconds gauge
+commtrace_straggler_cost_seconds{straggler_rank="1",cause="compute",pp="2"} 0.1
+# TYPE commtrace_exposed_split_seconds counter
+commtrace_exposed_split_seconds_total{operation="all_reduce",role="dp",part="wait"} 0.1
+"""
+    (row,) = EndpointSource("http://h:1/metrics", 20).frame_of(text(10) + joins, NOW).ranks
+    assert row.where == "pp2"
+
+
 def test_the_second_look_is_about_what_is_new() -> None:
     source = EndpointSource("http://h:1/metrics", 20)
     source.frame_of(text(10), NOW)

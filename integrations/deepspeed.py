@@ -9,9 +9,9 @@
   ``engine.step()`` that updates the model is an ``optimizer`` span;
 * of a ``PipelineModule``, a ``train_batch`` begins a step, and the instructions of its schedule are the spans, with
   microbatch and stage; ``eval_batch`` is an ``evaluation`` span;
-* the gathering of parameters and the reduction of gradients are ``phase`` spans inside of these, the repeated forward
-  of activation checkpointing (:mod:`commtrace.integrations.recompute`) is a ``recompute`` span, saving and loading a
-  ``checkpoint`` span.
+* the gathering and prefetching of parameters and the reduction of gradients are ``phase`` spans inside of these
+  (:mod:`commtrace.integrations.deepspeed_zero`), the repeated forward of activation checkpointing is a ``recompute``
+  span (:mod:`commtrace.integrations.recompute`), saving and loading a ``checkpoint`` span.
 
 Of several engines in one process, the one that trains first begins the steps. Where another framework has opened a
 microbatch already, as Megatron-DeepSpeed does around the engine's forward, its span stands and there is none of ours.
@@ -31,27 +31,10 @@ from commtrace.capture.hooks import RAISED, Hooks, Wrap
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.deepspeed_topology import group_roles, topology
+from commtrace.integrations.deepspeed_zero import ZeroPhases
 from commtrace.trace import schema
 
 PART: Final = "deepspeed"
-
-_ZERO_PHASES: Final = (
-    (
-        "partitioned_param_coordinator",
-        "PartitionedParameterCoordinator",
-        "_PartitionedParameterCoordinator__all_gather_params",
-        "gather",
-    ),
-    (
-        "stage3",
-        "DeepSpeedZeroOptimizer_Stage3",
-        "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads",
-        "reduce",
-    ),
-    ("stage_1_and_2", "DeepSpeedZeroOptimizer", "reduce_ipg_grads", "reduce"),
-)
-"""Module below deepspeed.runtime.zero, class and method, and the name of the phase. ZeRO 1 to 3 launch there what they
-gather and reduce; a version without such a method has no such phase."""
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
@@ -106,9 +89,7 @@ class DeepSpeedIntegration:
         when_imported = self._hooks.when_imported
         when_imported("deepspeed.runtime.engine", self._hook_engine)
         when_imported("deepspeed.runtime.pipe.engine", self._hook_pipeline)
-        for module, owner, method, name in _ZERO_PHASES:
-            wrap = self._hooks.timed(schema.PHASE, name)
-            self._hooks.replace_method_when_imported(f"deepspeed.runtime.zero.{module}", owner, method, wrap)
+        ZeroPhases(self._tracer, self._hooks).install()
 
     def uninstall(self) -> None:
         """Put every original back; import hooks that are still waiting do nothing from now on."""

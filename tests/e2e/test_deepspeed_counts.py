@@ -68,6 +68,13 @@ def test_counts_are_those_of_deepspeed_itself(zero_stage: int, tmp_path: Path) -
         assert optimizer_steps == list(range(ITERATIONS))
         trained = [row for row in rows(run, rank, schema.COLLECTIVE) if row["step"] >= 0]
         assert {role_of(run.ranks[rank], row["group"]) for row in trained} == {"dp"}
+        phases = [(row["step"], row["microbatch"], row["name"]) for row in rows(run, rank, schema.PHASE)]
+        named = {name for _, _, name in phases}
+        assert named == ({"gather", "prefetch", "reduce"} if zero_stage == 3 else {"reduce"})
+        # ZeRO 3 prefetches as soon as it has seen in which order parameters are used.
+        prefetching = sorted({(step, microbatch) for step, microbatch, name in phases if name == "prefetch"})
+        places = [(step, microbatch) for step in range(ITERATIONS) for microbatch in range(ACCUMULATION)]
+        assert prefetching == (places[1:] if zero_stage == 3 else [])
     if zero_stage:
         assert digests(output) == digests(unrecorded([COUNTED, "--zero", str(zero_stage)]))
 

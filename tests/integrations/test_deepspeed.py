@@ -35,8 +35,9 @@ with warnings.catch_warnings():
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
     from deepspeed.utils import groups
 
+GATHER = "_PartitionedParameterCoordinator__all_gather_params"
 ZERO_METHODS = (
-    (PartitionedParameterCoordinator, "_PartitionedParameterCoordinator__all_gather_params"),
+    (PartitionedParameterCoordinator, GATHER),
     (DeepSpeedZeroOptimizer_Stage3, "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads"),
     (DeepSpeedZeroOptimizer, "reduce_ipg_grads"),
 )
@@ -313,9 +314,28 @@ def test_a_pipeline_is_its_instructions(tracer: NotingTracer) -> None:
 
 def test_zero_gathers_and_reduces_in_phases(tracer: NotingTracer) -> None:
     for owner, name in ZERO_METHODS:
-        getattr(owner, name)(None)
+        getattr(owner, name)(None)  # ahead of any module
 
     assert tracer.notes == ["+phase gather", "-phase", "+phase reduce", "-phase", "+phase reduce", "-phase"]
+
+
+def test_parameters_of_other_modules_than_the_one_that_is_next_are_prefetched(tracer: NotingTracer) -> None:
+    class Coordinator(PartitionedParameterCoordinator):
+        def __init__(self) -> None:
+            return None
+
+        def _fetch_sub_module_impl(self, current_submodule: Any, forward: bool, is_leaf: bool) -> None:
+            for parameter in wanted:
+                getattr(self, GATHER)({parameter}, forward)
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    wanted = [model[0].weight, model[0].bias, model[1].weight, model[2].weight]
+    model[0]._external_params = {1: model[2].weight}
+    Coordinator().fetch_sub_module(model[0], True)
+    getattr(Coordinator(), GATHER)({model[1].weight}, True)
+
+    begun = [note.removeprefix("+phase ") for note in tracer.notes if note.startswith("+")]
+    assert begun == ["gather", "gather", "prefetch", "gather", "gather"]
 
 
 def test_saving_is_a_checkpoint(tracer: NotingTracer) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final, Protocol
 
+import torch
+
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
@@ -73,7 +75,8 @@ class _Wrapped:
 class _States:
     """``fully_shard``, the second generation: hooks of the model's own modules, which find the root themselves.
 
-    Its methods are called where dynamo is kept out already.
+    Dynamo is kept out of its methods, or traces them (versions of torch with ``skip_fsdp_hooks``): then the wrappers
+    are as good as not there.
     """
 
     def __init__(self, hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
@@ -93,6 +96,8 @@ class _States:
 
         @functools.wraps(original)
         def root_pre_forward(state: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(state, module, *args, **kwargs)
             try:
                 if self._hooks.active and state._state_ctx.iter_forward_root is None:
                     self._begin(state, module)
@@ -118,6 +123,8 @@ class _States:
         @functools.wraps(original)
         def at_the_end(state: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(state, *args, **kwargs)
+            if torch.compiler.is_compiling():
+                return result
             try:
                 if self._open is not None and self._open[0] is state:
                     self._end()

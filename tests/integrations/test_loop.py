@@ -212,6 +212,14 @@ class Doubling(nn.Linear):
         return 2 * super().forward(values)
 
 
+def fully_sharded() -> nn.Sequential:
+    layers = nn.Sequential(Doubling(8, 8), Doubling(8, 4))
+    mesh = init_device_mesh("cpu", (1,))
+    for module in (*layers, layers):
+        fully_shard(module, mesh=mesh)
+    return layers
+
+
 def graphs_of_compiled_models() -> int:
     graphs: list[Any] = []
 
@@ -223,6 +231,13 @@ def graphs_of_compiled_models() -> int:
     torch.compile(trained, backend=backend)(batch()).sum().backward()
     torch.compile(Doubling(8, 4), backend=backend, fullgraph=True)(batch()).sum().backward()
     torch.compile(lambda values: trained(values).sum().backward(), backend=backend)(batch())
+    torch._dynamo.reset()
+    torch.compile(fully_sharded(), backend=backend)(batch()).sum().backward()
+    torch._dynamo.reset()
+    sharded = fully_sharded()
+    for layer in sharded:
+        layer.compile(backend=backend, fullgraph=True)
+    sharded(batch()).sum().backward()
     torch._dynamo.reset()
     return len(graphs)
 
@@ -237,6 +252,6 @@ def test_compiled_models_are_compiled_as_ever() -> None:
     uninstall()
     dist.destroy_process_group()
 
-    assert graphs_with_commtrace == graphs > 0
+    assert graphs_with_commtrace == graphs > 4
     assert [kind for kind, _, _ in work(recording)][:3] == ["forward", "backward", "backward"]
     assert recording.warnings() == []

@@ -59,10 +59,9 @@ class ZeroPhases:
 
     def _gathering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span:
-            module, parameters = self._fetched_for, args[1] if len(args) > 1 else None
-            is_prefetch = (
-                module is not None and bool(parameters) and not _is_parameter_of(module, next(iter(parameters)))
-            )
+            module, parameters = self._fetched_for, args[1] if len(args) > 1 else ()
+            one = next(iter(parameters), None)
+            is_prefetch = not (module is None or one is None or _is_parameter_of(module, one))
             return self._tracer.enter(schema.PHASE, "prefetch" if is_prefetch else "gather")
 
         return self._hooks.around(begin, self._hooks.end)(original)

@@ -314,7 +314,7 @@ def test_a_pipeline_is_its_instructions(tracer: NotingTracer) -> None:
 
 def test_zero_gathers_and_reduces_in_phases(tracer: NotingTracer) -> None:
     for owner, name in ZERO_METHODS:
-        getattr(owner, name)(None)  # ahead of any module
+        getattr(owner, name)(None)
 
     assert tracer.notes == ["+phase gather", "-phase", "+phase reduce", "-phase", "+phase reduce", "-phase"]
 

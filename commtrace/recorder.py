@@ -94,7 +94,7 @@ class Recorder:
         self._bad_entry_told = False
         self._lost_in_sink = [0] * len(schema.KINDS)
         self._sinks: list[Sink] | None = None
-        self._sink_retry_at = 0.0
+        self._sink_retry_at = self._pass_retry_at = self._marks_retry_at = 0.0
         self._write_retry_at: dict[Sink, float] = {}
         self._sink_failed = False
         self._wake = threading.Event()
@@ -195,18 +195,22 @@ class Recorder:
             with self._pass_lock:
                 self._harvest(last=last)
         except Exception:
-            # The harvester must survive anything a record or sink does: training cannot see it die.
-            self._sink_retry_at = time.monotonic() + _RETRY_SECONDS
+            # The harvester must survive anything a record or sink does: training cannot see it die. Until the next try
+            # what is recorded stays in the buffer.
+            self._pass_retry_at = time.monotonic() + _RETRY_SECONDS
             _logger.warning("commtrace: a harvest failed; trying again in %s s", _RETRY_SECONDS, exc_info=True)
 
     def _harvest(self, *, last: bool) -> None:
+        if time.monotonic() < self._pass_retry_at and not last:
+            return
         if self._sinks is None:
-            if not (self._ready() or (last and self._trained())) or time.monotonic() < self._sink_retry_at:
+            if not (self._ready() or (last and self._trained())):
+                return
+            if time.monotonic() < self._sink_retry_at and not last:
                 return
             if not self._try_open():
                 return
-        rows = self._untold_marks + [mark_row(name, detail) for name, detail in self._before_pass()]
-        rows += self._resolved_rows(last)
+        rows = self._untold_marks + self._marks() + self._resolved_rows(last)
         if last:
             self._count_unreached()
         dropped = self.dropped
@@ -217,6 +221,22 @@ class Recorder:
             self._drops_told, self._untold_marks = dropped, []
         else:
             self._untold_marks = [row for row in rows if row[0] == schema.MARK and row[1] not in _TOLD_AGAIN]
+
+    def _marks(self) -> list[Row]:
+        """What is to be written beside spans. That it cannot be found out costs no span."""
+        marks: list[Row] = []
+        if time.monotonic() >= self._marks_retry_at:
+            try:
+                marks.extend(mark_row(name, detail) for name, detail in self._before_pass())
+            except Exception:
+                if not self._marks_retry_at:
+                    _logger.warning(
+                        "commtrace: what describes the run could not be found out; tried again every %s s",
+                        _RETRY_SECONDS,
+                        exc_info=True,
+                    )
+                self._marks_retry_at = time.monotonic() + _RETRY_SECONDS
+        return marks
 
     def _trained(self) -> bool:
         """Whether anything but garbage was recorded: a launcher or data loader is no rank and must not write as one."""
@@ -293,7 +313,7 @@ class Recorder:
         return True
 
     def _hand_to(self, sink: Sink, rows: list[Row]) -> bool:
-        if time.monotonic() < max(self._sink_retry_at, self._write_retry_at.get(sink, 0.0)):
+        if time.monotonic() < self._write_retry_at.get(sink, 0.0):
             return False
         try:
             sink.write(rows)

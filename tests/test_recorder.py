@@ -348,6 +348,63 @@ def test_a_directory_that_cannot_be_made_is_tried_again(disk: Disk, time: Time) 
     assert names(disk) == ["early"]  # it waited in the buffer
 
 
+def test_at_the_end_a_directory_is_tried_once_more(disk: Disk, time: Time) -> None:
+    errors = [PermissionError("not yet")]
+
+    def open_sinks() -> list[Disk]:
+        if errors:
+            raise errors.pop()
+        return [disk]
+
+    recorder = Recorder(open_sinks)
+    recorder.append(entry("early"))
+    recorder.flush()
+    time.now = 1.0
+    recorder._guarded_pass(last=True)
+
+    assert names(disk) == ["early"]
+
+
+def test_a_pass_that_fails_leaves_what_was_recorded_in_the_buffer(disk: Disk, time: Time) -> None:
+    errors = [ZeroDivisionError()]
+
+    def open_sinks() -> list[Disk]:
+        if errors:
+            raise errors.pop()
+        return [disk]
+
+    recorder = Recorder(open_sinks)
+    for time.now in (0.0, 4.0, 8.0, 12.0):
+        recorder.append(entry(f"at {time.now}"))
+        recorder._guarded_pass(last=False)
+
+    assert names(disk) == ["at 0.0", "at 4.0", "at 8.0", "at 12.0"]
+    assert recorder.dropped == {}
+
+
+def test_spans_are_written_while_what_describes_the_run_fails(
+    disk: Disk, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[Exception] = [ZeroDivisionError(), ZeroDivisionError()]
+
+    def before_pass() -> Iterator[tuple[str, Any]]:
+        yield "topology", {"at": time.now}
+        if errors:
+            raise errors.pop()
+        yield "clock_anchor", {"at": time.now}
+
+    recorder = Recorder(lambda: [disk], before_pass=before_pass)
+    for time.now in (0.0, 4.0, 11.0, 22.0):
+        recorder.append(entry(f"at {time.now}"))
+        recorder._guarded_pass(last=False)
+
+    assert names(disk) == ["at 0.0", "at 4.0", "at 11.0", "at 22.0"]
+    assert disk.told("topology") == [{"at": 0.0}, {"at": 11.0}, {"at": 22.0}]
+    assert disk.told("clock_anchor") == [{"at": 22.0}]
+    assert recorder.dropped == {}
+    assert caplog.text.count("what describes the run") == 1
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_is_silent(started: Recorder, disk: Disk) -> None:
     started.append(entry("parent"))

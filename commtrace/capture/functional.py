@@ -127,18 +127,33 @@ class FunctionalCapture:
         def kernel(*arguments: Any) -> Any:
             key = None
             sent: list[tuple[Any, _Functional | None]] = []
+            numbers: list[tuple[bool, int, int]] = []
+            state: GroupState | None = None
             try:
                 if any(map(is_traced, arguments)):
                     key = meta
                 else:
                     key = composite
                     state = self._tracer.groups.state(_process_group(arguments[-1]))
-                    sent = [(message.tensor, self._launch_message(message, state)) for message in messages(arguments)]
+                    for message in messages(arguments):
+                        peer = state.ranks_by_group_rank[message.peer]
+                        seq = state.next_p2p(message.operation.is_send, peer, message.tag)
+                        numbers.append((message.operation.is_send, peer, seq))
+                        sent.append((message.tensor, self._launch_message(message, state, peer, seq)))
             except Exception as error:
                 failed(PART, error)
             if key is None:  # The failure has taken this kernel out, so that this call passes by it.
                 return overload(*arguments)
-            results = overload._op_dk(key, *arguments)
+            try:
+                results = overload._op_dk(key, *arguments)
+            except BaseException:
+                try:
+                    for number in reversed(numbers):
+                        if state is not None:
+                            state.take_back_p2p(*number)
+                except Exception as error:
+                    failed(PART, error)
+                raise
             try:
                 results_of_all = results if isinstance(results, (list, tuple)) else (results,)
                 # None were launched if that failed, and none when a graph is traced.
@@ -153,10 +168,8 @@ class FunctionalCapture:
         CAPTURED_CODE.add(kernel.__code__)
         return kernel
 
-    def _launch_message(self, message: Message, state: GroupState) -> _Functional | None:
-        operation, tensor, rank, tag = message
-        peer = state.ranks_by_group_rank[rank]
-        seq = state.next_p2p(operation.is_send, peer, tag)
+    def _launch_message(self, message: Message, state: GroupState, peer: int, seq: int) -> _Functional | None:
+        operation, tensor, _, _ = message
         if not self._tracer.recording or self._tracer.groups.skips(state, peer):
             return None
         return self._timed(operation, state, seq, (tensor.nbytes, NO_SELF_BYTES, tensor.dtype, None), peer, tensor)

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from commtrace.capture.clock import Mark, now_ns
 from commtrace.capture.device_calls import DeviceCalls
+from commtrace.capture.groups import GroupState
 from commtrace.capture.operations import Operation, Payload
 from commtrace.capture.records import (
     DeviceCall,
@@ -54,17 +55,22 @@ class IssuedCalls:
         self._devices = devices
         self._unfinished: dict[int, HostCall] = {}
 
-    def launch(self, operation: Operation, boxed_group: Any, payload: Payload, root: int | None) -> Issued | None:
-        """Number a communication that is about to be handed on; None if it is not to be recorded."""
+    def state(self, boxed_group: Any) -> GroupState:
+        """Of a group as C++ hands it to a kernel."""
         from torch.distributed import ProcessGroup
 
+        return self._tracer.groups.state(ProcessGroup.unbox(boxed_group))
+
+    def launch(
+        self, operation: Operation, state: GroupState, seq: int, payload: Payload, root: int | None
+    ) -> Issued | None:
+        """A communication is about to be handed on; None if it is not to be recorded."""
         tracer = self._tracer
-        state = tracer.groups.state(ProcessGroup.unbox(boxed_group))
-        seq = next(state.collective_seq)
         if not tracer.recording or tracer.groups.skips(state):
             return None
         num_bytes, self_bytes, dtype, tensor, members = payload
-        peer = -1 if root is None else state.ranks_by_group_rank[root]
+        is_member = root is not None and 0 <= root < len(state.ranks_by_group_rank)  # else its backend will refuse it
+        peer = state.ranks_by_group_rank[root] if root is not None and is_member else -1
         launch = (
             operation, state, seq, num_bytes, self_bytes, dtype, peer, True, tracer.coordinates, members, now_ns(),
         )  # fmt: skip

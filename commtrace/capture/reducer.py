@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from commtrace.capture.clock import Mark
 from commtrace.capture.functional import is_traced, overload_of
+from commtrace.capture.groups import GroupState
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.issued import PART as PART
 from commtrace.capture.issued import Issued, IssuedCalls
@@ -131,6 +132,8 @@ class ReducerCapture:
         def kernel(*arguments: Any, **keywords: Any) -> Any:
             key: Any = None
             issued: Issued | None = None
+            state: GroupState | None = None
+            seq = -1
             try:
                 tensor: Any = next(iter(_flat(arguments[0])), None)
                 traced = tensor is None or is_traced(tensor)
@@ -141,14 +144,24 @@ class ReducerCapture:
                 if not traced and (caller is None or caller.f_code not in CAPTURED_CODE):
                     payload = operation.measure(arguments, None)
                     root = int(arguments[2]) if operation.has_root else None
-                    issued = self._issued.launch(operation, arguments[group_argument], payload, root)
+                    state = self._issued.state(arguments[group_argument])
+                    seq = next(state.collective_seq)
+                    issued = self._issued.launch(operation, state, seq, payload, root)
                     if _graph_task() == -1:  # In a backward they are the reducer's buckets, which live as long as it.
                         completions.add_temporaries(_flat(arguments[:group_argument]))
             except Exception as error:
                 failed(PART, error)
             if key is None:  # The failure has taken this kernel out, so that this call passes by it.
                 return overload(*arguments, **keywords)
-            result = overload._op_dk(key, *arguments, **keywords)
+            try:
+                result = overload._op_dk(key, *arguments, **keywords)
+            except BaseException:
+                try:
+                    if state is not None and seq >= 0:  # refused: the number is free, as it is on the other ranks
+                        state.take_back(seq)
+                except Exception as error:
+                    failed(PART, error)
+                raise
             try:
                 if issued is not None:
                     self._launched(issued, result[1])

@@ -318,7 +318,8 @@ def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None
     payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
     calls = []
     for _ in range(3):
-        call = issued.launch(OPERATIONS["allreduce"], job.group.boxed(), payload, None)
+        state = issued.state(job.group.boxed())
+        call = issued.launch(OPERATIONS["allreduce"], state, next(state.collective_seq), payload, None)
         assert call is not None
         work = job.nccl._launch(True, -1)
         issued.complete(call, work, stalls_until_end=False)

@@ -157,20 +157,19 @@ def _collectives(
         return
     order, begins = sort_groups(pack((calls.group[rows], calls.name[rows])))
     for chosen in np.split(rows[order], begins[1:]):
-        own = calls.take(chosen)
-        name = names[own.name[0]]
-        stalls = is_own & (spans.group == own.group[0]) & (spans.name == own.name[0])
+        first, ended = chosen[0], chosen[calls.finished[chosen]]
+        group, code = int(calls.group[first]), int(calls.name[first])
         yield GroupSummary(
-            group=int(own.group[0]),
-            operation=ENDING_TOGETHER.index(name),
-            name=name,
-            role=roles.words[own.role[0]],
-            size=int(own.group_size[0]),
-            count=int(own.finished.sum()),
-            duration_ns=int(own.duration[own.finished].sum()),
-            stalled_ns=int(stalled_ns[stalls].sum()),
-            num_bytes=int(own.num_bytes[own.finished].sum()),
-            unfinished=int((~own.finished).sum()),
+            group=group,
+            operation=ENDING_TOGETHER.index(names[code]),
+            name=names[code],
+            role=roles.words[calls.role[first]],
+            size=int(calls.group_size[first]),
+            count=len(ended),
+            duration_ns=int(calls.duration[ended].sum()),
+            stalled_ns=int(stalled_ns[is_own & (spans.group == group) & (spans.name == code)].sum()),
+            num_bytes=int(calls.num_bytes[ended].sum()),
+            unfinished=len(chosen) - len(ended),
         )
 
 

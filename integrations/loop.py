@@ -4,6 +4,8 @@
 
 * the outermost forward of a ``DistributedDataParallel``, ``FullyShardedDataParallel`` or ``fully_shard`` model is a
   forward; with gradients disabled and the model in evaluation mode it is an ``evaluation`` span;
+* an evaluation of any other model is the time from its ``eval()`` to its ``train()``
+  (:mod:`commtrace.integrations.evaluation`);
 * ``loss.backward()`` (``torch.autograd.backward``) is a backward;
 * ``microbatch`` says which forward, or which backward, of its step each is: with gradient accumulation, the
   micro-step;
@@ -27,6 +29,7 @@ import torch
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations import ddp, fsdp
+from commtrace.integrations.evaluation import EvaluationMode
 from commtrace.integrations.hooks import Hooks
 from commtrace.trace import schema
 
@@ -56,12 +59,14 @@ class TrainingLoop:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
+        self._evaluation = EvaluationMode(tracer, self._hooks)
         self._step = schema.NOT_APPLICABLE
         self._forwards = self._backwards = 0
 
     def install(self) -> None:
         """Register the hooks."""
         self._hooks.replace(torch.autograd, "backward", self._wrap_backward)
+        self._evaluation.install()
         ddp.hook(self._hooks, self._tracer, self)
         fsdp.hook(self._hooks, self._tracer, self)
 
@@ -159,6 +164,7 @@ class TrainingLoop:
         return self._tracer.enter(schema.BACKWARD, "backward", self._backwards - 1)
 
     def _begin_work(self) -> None:
+        self._evaluation.training_goes_on()
         self._tracer.steps.work_begins()
         step = self._tracer.coordinates.step
         if step != self._step:

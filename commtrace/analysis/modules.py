@@ -6,6 +6,7 @@ nested: those of a layer hold its attention's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -32,6 +33,7 @@ class ModuleTime:
         ns: time by way: forward, backward, recompute.
         exposed_ns: time in it for which the lane stood still for communication, the bubble included; what lies in a
             repeated forward and in the backward around it counts once.
+        of_step_ns: by rank: forward and backward of each step in which the module ran.
     """
 
     name: str
@@ -39,15 +41,34 @@ class ModuleTime:
     calls: int = 0
     ns: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0, RECOMPUTE: 0})
     exposed_ns: int = 0
+    of_step_ns: dict[int, Int64] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        of_step = np.sort(np.concatenate([np.zeros(0, np.int64), *(own[own > 0] for own in self.of_step_ns.values())]))
+        slowest, slower = self._slowest()
         return {
             "module": self.name,
             "modules": len(self.members),
             "calls": self.calls,
             **{f"{way}_ns": total for way, total in self.ns.items()},
             "exposed_ns": self.exposed_ns,
+            "median_step_ns": _quantile(of_step, 0.5),
+            "p95_step_ns": _quantile(of_step, 0.95),
+            "slowest_rank": slowest,
+            "slowest_rank_slower": slower,
         }
+
+    def _slowest(self) -> tuple[int | None, float | None]:
+        """The rank with the largest median, and by which share that exceeds the median of the ranks' medians.
+
+        None where fewer than two ranks have the module.
+        """
+        medians = {rank: _quantile(np.sort(own[own > 0]), 0.5) for rank, own in self.of_step_ns.items() if own.any()}
+        if len(medians) < 2:
+            return None, None
+        slowest = max(medians, key=lambda rank: (medians[rank], -rank))
+        typical = _quantile(np.sort(np.fromiter(medians.values(), np.int64)), 0.5)
+        return slowest, medians[slowest] / typical - 1
 
 
 def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[ModuleTime]:
@@ -59,6 +80,7 @@ def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[Modul
         steps: those that count.
     """
     table: dict[str, ModuleTime] = {}
+    known = np.array(sorted(steps), np.int64)
     for rank, trace in run.ranks.items():
         rows = np.flatnonzero((trace.spans.kind == schema.MODULE) & np.isin(trace.spans.step, list(steps)))
         exposed = _exposed_inside(trace, rows, times.stalled_ns[rank])
@@ -66,13 +88,21 @@ def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[Modul
         duration = (trace.spans.end - trace.spans.start)[rows]
         codes, inverse = np.unique(trace.spans.name[rows], return_inverse=True)
         count = np.bincount(inverse, minlength=len(codes))
+        number = np.searchsorted(known, trace.spans.step[rows])
         for position, code in enumerate(codes.tolist()):
             own = inverse == position
-            _add(table, run.names[code], int(count[position]), int(duration[own].sum()), int(exposed[own].sum()))
+            row, way = _add(
+                table, run.names[code], int(count[position]), int(duration[own].sum()), int(exposed[own].sum())
+            )
+            if way != RECOMPUTE:  # it may lie in the backward
+                of_step = row.of_step_ns.setdefault(rank, np.zeros(len(known), np.int64))
+                np.add.at(of_step, number[own], duration[own])
     return sorted(table.values(), key=lambda row: (-sum(row.ns.values()), row.name))
 
 
-def _add(table: dict[str, ModuleTime], full_name: str, calls: int, duration: int, exposed: int) -> None:
+def _add(
+    table: dict[str, ModuleTime], full_name: str, calls: int, duration: int, exposed: int
+) -> tuple[ModuleTime, str]:
     way = next((word for word in _WAYS if full_name.endswith(f" {word}")), FORWARD)
     member = full_name if way == FORWARD else full_name.removesuffix(f" {way}")
     name = ".".join("*" if part.isdecimal() else part for part in member.split("."))
@@ -81,6 +111,12 @@ def _add(table: dict[str, ModuleTime], full_name: str, calls: int, duration: int
     row.calls += calls if way == FORWARD else 0
     row.ns[way] += duration
     row.exposed_ns += exposed
+    return row, way
+
+
+def _quantile(ordered: Int64, share: float) -> int:
+    """The smallest of the values that so large a share of them does not exceed; 0 of none."""
+    return int(ordered[math.ceil(share * len(ordered)) - 1]) if len(ordered) else 0
 
 
 def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:

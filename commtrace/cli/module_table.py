@@ -11,7 +11,10 @@ from rich.table import Table
 from commtrace.cli.units import milliseconds
 
 MOST_ROWS: Final = 25
-NOTE: Final = "Nested modules are contained. exposed: of that time, the lane stood still for communication."
+NOTE: Final = (
+    "Nested modules are contained. exposed: of that time, the lane stood still for communication. median, p95: forward "
+    "and backward of a step. slowest: the rank whose median is largest, and how much it exceeds that of ranks."
+)
 
 
 def module_table(summary: Mapping[str, Any]) -> Table | None:
@@ -22,7 +25,7 @@ def module_table(summary: Mapping[str, Any]) -> Table | None:
         return None
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("module", overflow="fold")
-    for heading in ("modules", "calls", "forward", "backward", "recompute", "exposed"):
+    for heading in ("modules", "calls", "forward", "backward", "recompute", "exposed", "median", "p95", "slowest"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows[:MOST_ROWS]:
         parts = [row[f"{way}_ns"] for way in ("forward", "backward", "recompute")]
@@ -31,5 +34,7 @@ def module_table(summary: Mapping[str, Any]) -> Table | None:
             str(row["modules"]),
             f"{row['calls'] / divisor:.3g}",
             *(milliseconds(part / divisor) for part in (*parts, row["exposed_ns"])),
+            *(milliseconds(row[f"{part}_step_ns"]) for part in ("median", "p95")),
+            "" if row["slowest_rank"] is None else f"{row['slowest_rank']} (+{row['slowest_rank_slower']:.0%})",
         )
     return table

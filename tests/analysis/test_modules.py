@@ -40,13 +40,38 @@ def test_layers_are_one_row_and_stalls_count_in_all_modules_around_them() -> Non
     assert told["modules"] == [
         {
             "module": "layers.*", "modules": 2, "calls": 4, "forward_ns": 4_000, "backward_ns": 3_800,
-            "recompute_ns": 600, "exposed_ns": 350,
+            "recompute_ns": 600, "exposed_ns": 350, "median_step_ns": 3_900, "p95_step_ns": 3_900, "slowest_rank": 0,
+            "slowest_rank_slower": 0.0,
         },
         {
             "module": "layers.*.attention", "modules": 2, "calls": 4, "forward_ns": 1_400, "backward_ns": 0,
-            "recompute_ns": 0, "exposed_ns": 350,
+            "recompute_ns": 0, "exposed_ns": 350, "median_step_ns": 700, "p95_step_ns": 700, "slowest_rank": 0,
+            "slowest_rank_slower": 0.0,
         },
     ]  # fmt: skip
+
+
+def test_median_and_tail_over_steps_and_which_rank_is_slowest() -> None:
+    def steps(slow: int) -> list[Row]:
+        rows: list[Row] = []
+        for number in range(20):
+            begin, took = 1_000 * number, 100 + number + (slow if number % 2 else 0)
+            rows += [
+                span("step", begin, begin + 1_000, step=number),
+                span("module", begin, begin + took, name="layers.0", step=number),
+                span("module", begin + 500, begin + 500 + took, name="layers.0 backward", step=number),
+            ]
+        return rows
+
+    (told,) = summarise(make_run({0: steps(0), 1: steps(0), 2: steps(100)}), steps="0:20")["modules"]
+
+    # 200, 202 … 238 on ranks 0 and 1; on rank 2 every other step is 200 longer: the 30th and the 57th of 60 values.
+    assert (told["median_step_ns"], told["p95_step_ns"]) == (222, 426)
+    assert told["slowest_rank"] == 2
+    assert told["slowest_rank_slower"] == 236 / 218 - 1
+
+    (alone,) = summarise(make_run({0: steps(0)}), steps="0:20")["modules"]
+    assert (alone["slowest_rank"], alone["slowest_rank_slower"]) == (None, None)
 
 
 def test_a_stall_in_a_repeated_forward_counts_once() -> None:

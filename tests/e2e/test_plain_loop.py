@@ -41,8 +41,9 @@ def test_a_ddp_loop(tmp_path: Path) -> None:
         for step in range(ITERATIONS):
             for kind in (schema.FORWARD, schema.BACKWARD, schema.OPTIMIZER):
                 assert len(list(rows(recorded, rank, kind, step=step))) == 1
-        (evaluation,) = rows(recorded, rank, schema.EVALUATION)
-        assert steps[1]["end"] <= evaluation["start"] < evaluation["end"] <= steps[2]["start"]
+        mode, forward = rows(recorded, rank, schema.EVALUATION)
+        assert (mode["name"], forward["name"]) == ("eval() to train()", "evaluation")
+        assert steps[1]["end"] <= mode["start"] < forward["start"] < forward["end"] < mode["end"] <= steps[2]["start"]
         set_up = [row["name"] for row in rows(recorded, rank, schema.COLLECTIVE, step=-1)]
         assert set_up[0] == "barrier"
     summary = summarise(recorded)

@@ -158,6 +158,71 @@ def test_evaluation_is_no_forward(looping: Recording) -> None:
     assert work(looping) == [("evaluation", -1, -1)]
 
 
+def evaluate(model: nn.Module) -> None:
+    model.eval()
+    with torch.no_grad():
+        model(batch())
+    model.train()
+
+
+def evaluations(recording: Recording) -> list[tuple[str, int, int]]:
+    return [(row.name, row.step, row.lane) for row in recording.rows(schema.EVALUATION)]
+
+
+IN_MODE = "eval() to train()"
+
+
+def test_a_bare_model_is_evaluated_from_eval_to_train(watched: Recording) -> None:
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    train(trained, optimizer)
+    evaluate(trained)
+    train(trained, optimizer)
+
+    assert evaluations(watched) == [(IN_MODE, 2, schema.HOST)]
+    (evaluation,) = watched.rows(schema.EVALUATION)
+    steps = {row.step: row for row in watched.rows(schema.STEP)}
+    assert steps[1].end <= evaluation.start < evaluation.end <= steps[2].start  # it is no part of any step
+    assert watched.tracer.innermost is None
+
+
+def test_a_mode_in_which_something_is_trained_is_no_evaluation(watched: Recording) -> None:
+    trained, teacher = model(), model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    teacher.eval()
+    for _ in range(2):
+        trained.eval()  # frozen batch norms
+        teacher.eval()
+        train(trained, optimizer, iterations=1)
+        trained.train()
+    teacher.train()
+    trained.eval()
+    trained.eval()
+    teacher.eval()
+    trained.train()  # an evaluation with a teacher
+    del teacher
+    trained.eval()  # and one that never ends
+
+    assert evaluations(watched) == [(IN_MODE, 2, schema.HOST)]
+
+
+def test_evaluations_of_a_framework_are_its_own(watched: Recording) -> None:
+    watched.tracer.begin_step(0)
+    evaluate(model())
+
+    assert evaluations(watched) == []
+
+
+def test_an_evaluation_outside_of_the_window_is_not_recorded() -> None:
+    recording = Recording(steps="5:6")
+    uninstall = loop.install(recording.tracer)
+    evaluate(model())
+    uninstall()
+
+    assert evaluations(recording) == []
+    assert recording.warnings() == []
+
+
 def test_the_backward_of_a_checkpoint_inside_a_backward_is_part_of_it(looping: Recording) -> None:
     from torch.utils.checkpoint import checkpoint
 
@@ -193,7 +258,8 @@ def test_a_forward_that_raises_ends_its_span(looping: Recording) -> None:
 
 def test_everything_is_put_back(recording: Recording) -> None:
     owners: list[tuple[Any, str]] = [
-        (torch.autograd, "backward"), (DistributedDataParallel, "forward"), (FullyShardedDataParallel, "forward"),
+        (nn.Module, "eval"), (nn.Module, "train"), (torch.autograd, "backward"),
+        (DistributedDataParallel, "forward"), (FullyShardedDataParallel, "forward"),
         (torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState, "_root_pre_forward"),
     ]  # fmt: skip
     before = [vars(owner)[name] for owner, name in owners]
@@ -231,6 +297,9 @@ def graphs_of_compiled_models() -> int:
     torch.compile(trained, backend=backend)(batch()).sum().backward()
     torch.compile(Doubling(8, 4), backend=backend, fullgraph=True)(batch()).sum().backward()
     torch.compile(lambda values: trained(values).sum().backward(), backend=backend)(batch())
+    torch._dynamo.reset()
+    switching = Doubling(8, 4)
+    torch.compile(lambda values: switching.eval()(values) + switching.train()(values), backend=backend)(batch())
     torch._dynamo.reset()
     torch.compile(fully_sharded(), backend=backend)(batch()).sum().backward()
     torch._dynamo.reset()

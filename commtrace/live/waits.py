@@ -6,7 +6,9 @@ arrive, and then the transfer, which is the same for all. So over the same calls
     transfer <= the least time in flight of all members,   waiting of a member >= what it stood still - that least time.
 
 Both hold for sums over calls; they are equalities where the same member was the last one every time, as a slow rank
-is. Ranks tell their times in flight over *blocks* of steps that are the same for all; who joins them finds the least.
+is. Where members take turns at being the last, most of their waiting cannot be told from transfer: that is left
+unknown. Ranks tell their times in flight over *blocks* of steps that are the same for all; who joins them finds the
+least.
 
 >>> blocks = BlockWaits()                                       # doctest: +SKIP
 >>> blocks.size = 16; blocks.add(summary)                       # doctest: +SKIP
@@ -94,11 +96,11 @@ class Split:
 
     Attributes:
         wait_ns: at least so much was waiting for the last participant.
-        transfer_ns: the rest: at most so much was transfer.
+        unknown_ns: the rest: transfer, or waiting that cannot be told from it.
     """
 
     wait_ns: int = 0
-    transfer_ns: int = 0
+    unknown_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -184,7 +186,7 @@ class BlockWaits:
             split = self.split.setdefault((own.name, own.role), Split())
             wait = max(own.stalled_ns - least.duration_ns, 0)
             split.wait_ns += wait
-            split.transfer_ns += own.stalled_ns - wait
+            split.unknown_ns += own.stalled_ns - wait
 
     def _finish(self) -> None:
         """Tell of the block that is open, if all of its steps were seen."""

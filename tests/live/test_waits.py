@@ -63,7 +63,7 @@ def test_where_one_rank_is_always_last_the_split_is_exact() -> None:
 
 
 def test_where_ranks_take_turns_being_last_no_more_is_claimed_than_is_certain() -> None:
-    # In turn each is last; transfers take 3 ms: every rank has really waited for 10 ms in every step.
+    # In turn each is last; transfers take 3 ms: ranks 0 and 1 have waited for 10 ms in every step, rank 2 for 20.
     ranks = blocks({0: [(13, 13), (3, 3)], 1: [(3, 3), (13, 13)], 2: [(13, 13), (13, 13)]})
     split = judged(ranks)
     assert split[0]["all_reduce", "dp"] == Split(0, 2 * 16 * MS)

@@ -44,9 +44,10 @@ class Coverage:
 def find_coverage(run: Run, roles: Roles) -> Coverage:
     """Add up all ranks. ``topology["not_visible"]`` of a rank is where integrations name paths that they found."""
     captured, dropped = Counter[str](), Counter[str]()
-    for trace in run.ranks.values():
-        counts = np.bincount(trace.spans.kind, minlength=len(schema.KINDS))
+    for block in run.blocks:
+        counts = np.bincount(block.spans.kind, minlength=len(schema.KINDS))
         captured.update({kind: int(count) for kind, count in zip(schema.KINDS, counts, strict=True) if count})
+    for trace in run.ranks.values():
         dropped.update(trace.dropped)
     skipped = {str(role) for trace in run.ranks.values() for role in trace.recording.get("skip_roles", ())}
     told = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
@@ -88,8 +89,8 @@ def _silent_dimensions(run: Run, roles: Roles, skipped: Collection[str]) -> Iter
 
 
 def _roles_that_communicated(run: Run, roles: Roles) -> set[str]:
-    heard: set[str] = set()
-    for rank, trace in run.ranks.items():
-        codes = np.unique(roles.ranks[rank].role[communication_rows(trace.spans)])
-        heard.update(roles.words[code] for code in codes)
-    return heard
+    heard = np.zeros(len(roles.words), np.bool_)
+    for block in run.blocks:
+        role = block.together({rank: roles.ranks[rank].role for rank in block.ranks})
+        heard[role[communication_rows(block.spans)]] = True
+    return {word for word, is_heard in zip(roles.words, heard, strict=True) if is_heard}

@@ -8,8 +8,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.arrivals import RankArrivals, describe_group, known_groups
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import grouped_rows, pack, sort_groups
+from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
 
 _MOST_RANGES: Final = 16
@@ -92,13 +94,21 @@ def missing_numbers(run: Run) -> int | None:
     """
     if any(trace.recording or trace.discarded or trace.metadata.boot_id == IMPORTED for trace in run.ranks.values()):
         return None
-    missing = 0
-    for trace in run.ranks.values():
-        group, seq = _numbers(trace, schema.COLLECTIVE)
-        for number in np.unique(group):
-            own = seq[group == number]
-            missing += int(own.max() - own.min()) + 1 - len(own)
-    return missing
+    return sum(side_by_side(_missing_of_block, [(block,) for block in run.blocks]))
+
+
+def _missing_of_block(block: Block) -> int:
+    spans = block.spans
+    rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0))
+    if not len(rows):
+        return 0
+    _, sequence = grouped_rows((block.rank()[rows], spans.group[rows]))
+    order, begins = sort_groups(pack((sequence, spans.seq[rows])))
+    each_once = order[begins]  # the members of a bracket share a number
+    sequence, seq = sequence[each_once], spans.seq[rows][each_once]
+    first = np.flatnonzero(np.diff(sequence, prepend=-1))
+    last = np.append(first[1:], len(seq)) - 1
+    return int((seq[last] - seq[first] + 1).sum()) - len(seq)
 
 
 def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:

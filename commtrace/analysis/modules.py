@@ -81,7 +81,15 @@ def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[Modul
     """
     table: dict[str, ModuleTime] = {}
     known = np.array(sorted(steps), np.int64)
+    with_modules = {
+        rank
+        for block in run.blocks
+        for rank, is_module in block.split(block.spans.kind == schema.MODULE).items()
+        if is_module.any()
+    }
     for rank, trace in run.ranks.items():
+        if rank not in with_modules:
+            continue
         rows = np.flatnonzero((trace.spans.kind == schema.MODULE) & np.isin(trace.spans.step, list(steps)))
         exposed = _exposed_inside(trace, rows, times.stalled_ns[rank])
         exposed[_repeated_in_backward(trace, rows, run.names)] = 0

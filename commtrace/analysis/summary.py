@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.communication import communication_table
-from commtrace.analysis.coverage import find_coverage
+from commtrace.analysis.communication import Communication, communication_table
+from commtrace.analysis.coverage import Coverage, find_coverage
 from commtrace.analysis.detail import find_detail
 from commtrace.analysis.group_coverage import missing_numbers
-from commtrace.analysis.modules import module_table
+from commtrace.analysis.modules import ModuleTime, module_table
 from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.analysis.problems import find_problems
@@ -65,29 +66,48 @@ def summarise_analysis(
         workers: as of :func:`summarise`.
         is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
     """
-    run, matches = analysis.run, analysis.matches
-    context = analysis.context
-    communication = communication_table(context.run, context.matches, analysis.partition, context.roles, context.steps)
-    ranks = rank_means(run, analysis.partition, matches)
-    pipeline, findings = _pipeline_and_findings(analysis, ranks, workers)
+    # What one does with long columns leaves the other a core.
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(_tables, analysis, is_whole)
+        ranks = rank_means(analysis.run, analysis.partition, analysis.matches)
+        pipeline, findings = _pipeline_and_findings(analysis, ranks, workers)
+        tables = waiting.result()
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
         "run": _identity(analysis),
         "detail": find_detail(analysis.recorded),
         "alignment": analysis.alignment.to_json(),
         "ranks": [rank.to_json() for rank in ranks],
-        "communication": [row.to_json() for row in communication],
-        "modules": [row.to_json() for row in module_table(context.run, analysis.partition, context.steps)],
+        "communication": [row.to_json() for row in tables.communication],
+        "modules": [row.to_json() for row in tables.modules],
         "pipeline": pipeline,
         "stragglers": stragglers,
         "abstentions": list(findings.abstentions),
-        "coverage": {
-            **find_coverage(run, analysis.roles).to_json(),
-            "missing": missing_numbers(analysis.recorded) if is_whole else None,
-        },
-        "verdict": verdict(ranks, stragglers, unmatched_roles(context, analysis.partition, analysis.recorded)),
-        "problems": find_problems(analysis, communication),
+        "coverage": {**tables.coverage.to_json(), "missing": tables.missing},
+        "verdict": verdict(ranks, stragglers, tables.unmatched),
+        "problems": find_problems(analysis, tables.communication),
     }
+
+
+class _Tables(NamedTuple):
+    """What needs no replay; ``unmatched`` says by role why it cannot be told what is waiting."""
+
+    communication: list[Communication]
+    modules: list[ModuleTime]
+    coverage: Coverage
+    missing: int | None
+    unmatched: dict[str, str]
+
+
+def _tables(analysis: Analysis, is_whole: bool) -> _Tables:
+    context, times = analysis.context, analysis.partition
+    return _Tables(
+        communication_table(context.run, context.matches, times, context.roles, context.steps),
+        module_table(context.run, times, context.steps),
+        find_coverage(analysis.run, analysis.roles),
+        missing_numbers(analysis.recorded) if is_whole else None,
+        unmatched_roles(context, times, analysis.recorded),
+    )
 
 
 def _pipeline_and_findings(

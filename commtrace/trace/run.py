@@ -111,7 +111,8 @@ class Run:
     def blocks(self) -> tuple[Block, ...]:
         """The rows of all ranks, many ranks in one table: as they were loaded, else a copy that is made once."""
         if not self._blocks:
-            self._blocks.extend(blocks_of({rank: trace.spans for rank, trace in self.ranks.items()}))
+            # Of two threads that come here at once, the later one puts its own in the place of the other's.
+            self._blocks[:] = [*blocks_of({rank: trace.spans for rank, trace in self.ranks.items()})]
         return tuple(self._blocks)
 
     def with_blocks(self, blocks: Sequence[Block]) -> Run:

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
 
 from commtrace.trace import blocks as blocks_module
+from commtrace.trace import run as run_module
 from commtrace.trace.blocks import Block, end_to_end
 from commtrace.trace.reader import load_run
+from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
-from tests.trace.rows import row, steps, write_rank
+from tests.trace.rows import metadata, row, steps, write_rank
 
 
 def _spans(*times: tuple[int, int]) -> Spans:
@@ -71,3 +76,21 @@ def test_a_run_with_other_ranks_has_other_blocks(tmp_path: Path, monkeypatch: py
     assert [len(block) for block in some.blocks] == [6]
     assert some.blocks[0] is some.blocks[0]
     assert moved.ranks[1].spans.start.tolist() == [100, 200, 300]
+
+
+def test_threads_that_ask_at_once_get_every_rank_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Barrier(2, timeout=30)
+    original = run_module.blocks_of
+
+    def slowly(spans: Mapping[int, Spans]) -> list[Block]:
+        together.wait()  # both have seen that there are none
+        return list(original(spans))
+
+    monkeypatch.setattr(run_module, "blocks_of", slowly)
+    traces = {rank: RankTrace(metadata(rank), _spans((rank, 5))) for rank in range(3)}
+    run = Run(Path(), traces, [])
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: run.blocks, range(2)))
+
+    assert [block.ranks for block in run.blocks] == [(0, 1, 2)]

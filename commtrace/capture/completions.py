@@ -16,6 +16,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 
@@ -26,12 +27,15 @@ class CompletionCallbacks:
 
     Attributes:
         alive: every callback holds a reference to it, so how many there are is known without keeping a list of them.
+        saw_temporaries: whether :meth:`add_temporaries` was ever called.
     """
 
-    __slots__ = ("_references", "_tensors", "alive")
+    __slots__ = ("_references", "_tensors", "alive", "saw_temporaries")
 
     def __init__(self) -> None:
-        self._tensors: set[weakref.ref[Any]] = set()
+        # Not a set: equal hashes of two references to one tensor would have its elements compared.
+        self._tensors: dict[int, weakref.ref[Any]] = {}
+        self.saw_temporaries = False
         self.alive = object()
         self._references = sys.getrefcount(self.alive)
 
@@ -54,8 +58,13 @@ class CompletionCallbacks:
 
     def add_temporaries(self, tensors: Iterable[Any]) -> None:
         """These are C++'s own and live as long as their communication; Python objects only because of us."""
-        gone = self._tensors.discard
-        self._tensors.update(weakref.ref(tensor, gone) for tensor in tensors)
+        self.saw_temporaries = True
+        for tensor in tensors:
+            key = id(tensor)
+            self._tensors[key] = weakref.ref(tensor, partial(self._forget, key))
+
+    def _forget(self, key: int, _gone: weakref.ref[Any]) -> None:
+        self._tensors.pop(key, None)
 
     @property
     def unsettled(self) -> bool:

@@ -4,7 +4,8 @@ They call back, and drop their references to tensors, a little later than the wa
 destructor of ``ProcessGroupGloo`` joins them. Who holds the last reference to a group runs its destructor: where that
 is the reducer of a ``DistributedDataParallel`` that outlives ``destroy_process_group``, torch does it with the GIL
 held, and a thread that wants the GIL then hangs the process for ever. torch alone hangs there as well, with a thread
-that drops the last reference to a tensor of the script's: the pause is for such threads, of which nobody can know.
+that drops the last reference to a tensor of the script's: the pause is for such threads, of which nobody can know. It
+is made only where there has been such a reducer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def install(tracer: Tracer) -> Callable[[], None]:
         if completions.unsettled and not has_waited:
             completions.settle(LONGEST_SECONDS)
         has_waited = completions.unsettled
-        time.sleep(PAUSE_SECONDS)
+        if completions.saw_temporaries:
+            time.sleep(PAUSE_SECONDS)
         is_inside = True
         return True
 

@@ -1,6 +1,6 @@
 """Captures what ``DistributedDataParallel`` sends from C++: its gradient buckets and its broadcasts.
 
-While a DDP exists there are kernels for three ``c10d`` operators in the dispatcher (how and at which cost:
+From the first DDP on there are kernels for three ``c10d`` operators in the dispatcher (how and at which cost:
 :mod:`commtrace.capture.functional`). Python methods of ``ProcessGroup`` and functional collectives reach these
 operators too; they are told by the Python frame below the kernel's: when that is one of ours, the communication has
 been counted.
@@ -46,6 +46,7 @@ class ReducerCapture:
         self._tracer = tracer
         self._issued = issued
         self._library: Any = None
+        self._lasts = False
         self._ddp_init: tuple[Any, Any, Any] | None = None
         self._hooks = Hooks(PART, tracer)
         self._backward: _Backward | None = None
@@ -58,7 +59,7 @@ class ReducerCapture:
         if self._ddp_init is not None:
             return
         original = DistributedDataParallel.__dict__["__init__"]
-        watch, failed = self._watch, self._tracer.failed
+        watch, failed = self._watch_from_now_on, self._tracer.failed
 
         def __init__(module: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
             try:
@@ -87,6 +88,7 @@ class ReducerCapture:
                 owner.__init__ = original
             self._ddp_init = None
         self._hooks.restore()
+        self._lasts = False
         self._unregister()
 
     def _unregister(self) -> None:
@@ -104,9 +106,14 @@ class ReducerCapture:
             return True
 
         def end(_begun: bool, _result: Any) -> None:
-            self._unregister()
+            if not self._lasts:  # Another thread may have made a DDP meanwhile.
+                self._unregister()
 
         return self._hooks.around(begin, end)(original)
+
+    def _watch_from_now_on(self) -> None:
+        self._lasts = True
+        self._watch()
 
     def _watch(self) -> None:
         if self._library is None:

@@ -51,3 +51,12 @@ def test_a_tensor_of_cpp_is_waited_for_until_it_is_gone() -> None:
 
     assert callbacks.settle(timeout_seconds=0)
     assert not callbacks.unsettled
+
+
+def test_a_tensor_that_comes_again_is_not_compared_with_itself() -> None:
+    callbacks, tensor = CompletionCallbacks(), torch.ones(4)
+    for _ in range(2):
+        callbacks.add_temporaries([tensor])
+
+    del tensor
+    assert not callbacks.unsettled

@@ -83,3 +83,18 @@ def test_originals_are_put_back(recording: Recording, world: None) -> None:
 
     assert (dist.destroy_process_group, dist.distributed_c10d.destroy_process_group) == before
     assert vars(dist.ProcessGroup).get("shutdown") is shutdown
+
+
+def test_groups_that_come_and_go_cost_no_pause_where_no_reducer_was(
+    recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(destruction.time, "sleep", pauses.append)
+    uninstall = destruction.install(recording.tracer)
+    dist.destroy_process_group(dist.new_group([0, 1]))
+    assert pauses == []
+
+    recording.tracer.completions.add_temporaries([torch.ones(2)])
+    dist.destroy_process_group(dist.new_group([0, 1]))
+    assert pauses == [destruction.PAUSE_SECONDS]
+    uninstall()

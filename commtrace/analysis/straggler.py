@@ -22,6 +22,7 @@ from commtrace.analysis.replay_program import Program
 from commtrace.analysis.straggler_costs import Bench, Thresholds
 from commtrace.analysis.straggler_job import job_wide_causes
 from commtrace.analysis.straggler_verdict import Verdict
+from commtrace.analysis.straggler_waited import most_waited_for
 from commtrace.analysis.straggler_workers import noise_between_steps, slow_workers
 from commtrace.trace.run import Run
 
@@ -38,6 +39,8 @@ class Findings:
     Attributes:
         verdicts: empty when nobody is slow.
         abstentions: sentences that name the missing signal.
+        hidden: sentences on who will hold up the job once those named no longer do.
+        waited_for: where nobody is named, for whom others waited most and why that one is no straggler.
         replay_error: how far the replayed step is from the measured one, as a share of it (median over steps); NaN
             where nothing was replayed.
     """
@@ -45,6 +48,8 @@ class Findings:
     verdicts: tuple[Verdict, ...] = ()
     abstentions: tuple[str, ...] = ()
     replay_error: float = float("nan")
+    hidden: tuple[str, ...] = ()
+    waited_for: str = ""
 
 
 def find_stragglers(
@@ -68,20 +73,23 @@ def find_stragglers(
     abstentions = tuple(_reasons(matches, bench))
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=bench.replay_error)
-    verdicts = slow_workers(bench)
+    verdicts, hidden = slow_workers(bench)
     if not bench.noise_is_known:
         abstentions = (_too_few_steps(bench),)
     elif not verdicts:
         verdicts, unclear = job_wide_causes(bench, noise_between_steps(bench))
         abstentions = tuple(unclear)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    return Findings(tuple(ordered), abstentions, bench.replay_error)
+    waited_for = "" if ordered else most_waited_for(bench, matches)
+    return Findings(tuple(ordered), abstentions, bench.replay_error, tuple(hidden), waited_for)
 
 
 def _too_few_steps(bench: Bench) -> str:
     return (
         f"Slow ranks were not looked for: too few steps: {bench.num_steps}, at least {bench.thresholds.fewest_steps} "
-        "are needed to tell a slow rank from noise."
+        "are needed to tell a slow rank from noise"
+        + ("" if bench.steady.all() else "; step 0, in which everything warms up, does not count")
+        + "."
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from commtrace.analysis.ideal import mean_segments, transfer_keys
 from commtrace.analysis.keys import pack
 from commtrace.analysis.peers import Float64, grouped_median, leave_one_out_median
+from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench, Cost
 from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
@@ -75,12 +76,13 @@ def _uneven_stage(bench: Bench, noise: float) -> Verdict | None:
     here = (segments.stage == stage) & np.isin(segments.kind, (FORWARD, BACKWARD))
     evened = np.where(here, segments.total_ns / (1 + excess), segments.total_ns)
     cost = bench.cost(np.asarray(np.rint(evened), np.int64))
-    rank = min(one for one, place in bench.stage_of_rank.items() if place == stage)
     evidence = (
         f"Every rank of stage {stage} works at least {quickest[stage] / 1e6:.1f} ms per step in forward and backward, "
-        f"{100 * excess:.0f} % more than the other stages ({others / 1e6:.1f} ms)."
+        f"{100 * excess:.0f} % more than the other stages ({others / 1e6:.1f} ms; medians over steps)."
     )
-    return _verdict(bench, rank, "stage_imbalance", cost, evidence) if bench.passes(cost) else None
+    ranks = [one for one, place in bench.stage_of_rank.items() if place == stage]
+    who = f"stage {stage} ({ranks_in_words(ranks)})"
+    return _verdict(bench, min(ranks), "stage_imbalance", who, cost, evidence) if bench.passes(cost) else None
 
 
 def _uneven_sequences(bench: Bench) -> Verdict | None:
@@ -101,7 +103,8 @@ def _uneven_sequences(bench: Bench) -> Verdict | None:
         f"Forwards of one stage differ by {100 * spread:.0f} % between microbatches, and a microbatch with a long "
         f"forward has a long backward (correlation {correlation:.2f}); no rank is slow in the mean."
     )
-    return _verdict(bench, -1, "sequence_length_imbalance", cost, evidence) if bench.passes(cost) else None
+    who = "no single rank: it moves"
+    return _verdict(bench, -1, "sequence_length_imbalance", who, cost, evidence) if bench.passes(cost) else None
 
 
 def _microbatch_times(bench: Bench) -> tuple[Float64, Float64]:
@@ -167,7 +170,8 @@ def _slow_links(bench: Bench) -> JobFindings:
         f"Communications of rank {rank} take up to {slowest:.1f} times as long, after all participants have arrived, "
         "as the same communications of other ranks; its own work is not slow."
     )
-    return JobFindings([_verdict(bench, rank, "communication", costs[rank], evidence)], [])
+    who = f"rank {rank} on {bench.run.ranks[rank].metadata.node}"
+    return JobFindings([_verdict(bench, rank, "communication", who, costs[rank], evidence)], [])
 
 
 def _typical_scatter(key: Int64, entry: Int64, values: Float64, median: Float64) -> Float64:
@@ -201,11 +205,12 @@ def _at_speed_of_others(bench: Bench, rank: int) -> Int64:
     return np.asarray(np.rint(np.where(touched, values * ratio[key], values)), np.int64)
 
 
-def _verdict(bench: Bench, rank: int, cause: str, cost: Cost, evidence: str) -> Verdict:
+def _verdict(bench: Bench, rank: int, cause: str, who: str, cost: Cost, evidence: str) -> Verdict:
     return Verdict(
         rank=rank,
         host=bench.run.ranks[rank].metadata.node if rank >= 0 else "",
         cause=cause,
+        who=who,
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=bench.gpu_hours_per_day(cost),
         persistence=cost.persistence,

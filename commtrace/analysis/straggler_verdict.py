@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from commtrace.trace.run import Run
+
 CAUSES: Final = (
     "compute",
     "communication",
@@ -25,7 +27,9 @@ class Verdict:
         rank: the slow one; the slowest of several; −1 where the cause moves between ranks.
         host: its node; empty where the cause moves.
         cause: one of CAUSES.
-        cost_ms_per_step: what a step would save without it.
+        who: the same as the sentence names it: a rank, a host or a stage with its ranks, or that it moves.
+        cost_ms_per_step: what a step would save without it: the median over steps, of what strikes now and then (input,
+            garbage collection) the mean.
         gpu_hours_per_day: the same over all devices of the job, if it runs all day.
         persistence: share of the steps in which it costs at least half of that.
         evidence: a sentence with the numbers that speak for it.
@@ -35,6 +39,7 @@ class Verdict:
     rank: int
     host: str
     cause: str
+    who: str
     cost_ms_per_step: float
     gpu_hours_per_day: float
     persistence: float
@@ -44,6 +49,23 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+
+def on_gpu(run: Run) -> bool:
+    """Whether the job ran on GPUs, as far as was recorded: then lost time is told in GPU-hours too."""
+    device = run.any_metadata.device
+    return bool(device) and not device.endswith("cpu") and not device.startswith("simulated")
+
+
+CAUSE_IN_WORDS: Final = {
+    "compute": "slow compute",
+    "communication": "slow communication",
+    "data": "waiting for input",
+    "gc": "garbage collection",
+    "host": "the whole host is slow",
+    "stage_imbalance": "stage imbalance",
+    "sequence_length_imbalance": "sequence length imbalance",
+    "unknown": "time outside forward and backward",
+}
 
 NEXT_STEP: Final = {
     "compute": (

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.peers import Float64, leave_one_out_median
+from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD
 from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, QUARTILES_APART, Bench, Cost
-from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
+from commtrace.analysis.straggler_verdict import CAUSE_IN_WORDS, NEXT_STEP, Verdict
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -23,6 +24,9 @@ _RARE: Final = ("data", "gc")
 
 _DEPENDENCE: Final = 1.5
 """By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
+
+_MOST_HIDDEN: Final = 3
+"""That are told."""
 
 _SHARE_OF_HOST: Final = 0.75
 """A host is slow when this share of its ranks is."""
@@ -52,33 +56,59 @@ class _Suspect:
         return max(self.excess_ns, key=lambda cause: self.excess_ns[cause])
 
 
-def slow_workers(bench: Bench) -> list[Verdict]:
+class WorkerFindings(NamedTuple):
+    """Verdicts, and sentences on who will hold up the job as soon as those named no longer do."""
+
+    verdicts: list[Verdict]
+    hidden: list[str]
+
+
+def slow_workers(bench: Bench) -> WorkerFindings:
     """Verdicts on single ranks and on hosts all of whose ranks are slow; of few steps, only what has its own spans."""
     suspects = _suspects(bench)
     if not bench.noise_is_known:
         suspects = [suspect for suspect in suspects if suspect.cause in _RARE]
-    verdicts = []
+    verdicts: list[Verdict] = []
+    named: list[int] = []
     slow_hosts = _slow_hosts(bench.run, suspects) if bench.noise_is_known else {}
     for host, members in slow_hosts.items():
-        cost = bench.cost(_at_speed_of_peers(bench, [suspect.rank for suspect in members]))
+        cost = bench.cost(at_speed_of_peers(bench, [suspect.rank for suspect in members]))
         if bench.passes(cost):
             verdicts.append(_host_verdict(bench, host, members, cost))
+            named += [suspect.rank for suspect in members]
             suspects = [suspect for suspect in suspects if suspect not in members]
     for suspect in suspects[:_MOST_SUSPECTS]:
         rare = suspect.cause in _RARE
-        cost = bench.cost(_at_speed_of_peers(bench, [suspect.rank], suspect.cause if rare else None), rare=rare)
+        cost = bench.cost(at_speed_of_peers(bench, [suspect.rank], suspect.cause if rare else None), rare=rare)
         lasting = rare or suspect.persistence >= bench.thresholds.persistence
         if lasting and bench.passes(cost, rare=rare):
             verdicts.append(_verdict(bench, suspect, cost))
-    return verdicts
+            named.append(suspect.rank)
+    unnamed = [suspect for suspect in suspects if suspect.rank not in named]
+    return WorkerFindings(verdicts, list(_hidden(bench, named, unnamed[:_MOST_HIDDEN])) if named else [])
+
+
+def _hidden(bench: Bench, named: Sequence[int], suspects: Sequence[_Suspect]) -> Iterator[str]:
+    """Ranks that cost nothing, or little, while others are even slower."""
+    without_named = bench.program.step_times(at_speed_of_peers(bench, named))
+    for suspect in suspects:
+        without_both = bench.program.step_times(at_speed_of_peers(bench, [*named, suspect.rank]))
+        saved_ms = float(np.median((without_named - without_both)[bench.steady])) / 1e6
+        limits = bench.thresholds
+        if saved_ms >= max(limits.cost_ms, limits.share_of_step * bench.step_ns / 1e6):
+            yield (
+                f"{_who(bench.run, suspect.rank)} needs {suspect.total_ns / 1e6:.1f} ms per step more than the ranks "
+                f"that do the same work ({CAUSE_IN_WORDS[suspect.cause]}). Once the above is mended, that costs "
+                f"{saved_ms:.1f} ms per step."
+            )
 
 
 def _suspects(bench: Bench) -> list[_Suspect]:
     """Ranks whose excess over their peers stands out, largest excess first."""
-    segments, thresholds = bench.program.segments, bench.thresholds
+    segments = bench.program.segments
     excess, peers = bench.work.excess_ns(), np.nan_to_num(bench.work.peer_ns * bench.work.per_step)
     work = _work_of_steps(bench)
-    noise = _noise(work)
+    share = _smallest_share(bench, work)
     data, gc = (_rare_excess(bench, values) for values in (segments.data_ns, segments.gc_ns))
     suspects = []
     for index, rank in enumerate(bench.program.ranks.tolist()):
@@ -95,10 +125,19 @@ def _suspects(bench: Bench) -> list[_Suspect]:
             peers_ns=float(peers[own].sum()),
             work_of_steps_ns=work[index],
         )
-        share = max(thresholds.share_of_work, thresholds.sigmas * _error_of_difference(noise, work.shape[1]))
         if suspect.peers_ns > 0 and suspect.total_ns > share * suspect.peers_ns:
             suspects.append(suspect)
     return sorted(suspects, key=lambda suspect: -suspect.total_ns)
+
+
+def smallest_share_of_work(bench: Bench) -> float:
+    """By how much more than its peers a rank must work to be suspected, as a share."""
+    return _smallest_share(bench, _work_of_steps(bench))
+
+
+def _smallest_share(bench: Bench, work_of_steps: Float64) -> float:
+    limits, steps = bench.thresholds, work_of_steps.shape[1]
+    return max(limits.share_of_work, limits.sigmas * _error_of_difference(_noise(work_of_steps), steps))
 
 
 def noise_between_steps(bench: Bench) -> float:
@@ -147,7 +186,7 @@ def _per_step(bench: Bench, values_ns: Int64) -> dict[int, float]:
     return {int(rank): float(totals[rank]) / bench.num_steps for rank in bench.program.ranks}
 
 
-def _at_speed_of_peers(bench: Bench, ranks: Sequence[int], cause: str | None = None) -> Int64:
+def at_speed_of_peers(bench: Bench, ranks: Sequence[int], cause: str | None = None) -> Int64:
     """Segment durations with these ranks working like their peers; only in what belongs to a cause, if given."""
     segments = bench.program.segments
     chosen = np.isin(segments.rank, ranks)
@@ -193,15 +232,23 @@ def _verdict(bench: Bench, suspect: _Suspect, cost: Cost) -> Verdict:
     trace = bench.run.ranks[suspect.rank]
     excess_ms = suspect.excess_ns[suspect.cause] / 1e6
     persistence = cost.persistence if suspect.cause in _RARE else suspect.persistence
-    evidence = (
-        f"{_who(bench.run, suspect.rank)} needs {_details(bench, suspect)}: {excess_ms:.1f} ms per step more than the "
-        f"ranks that do the same work, which need {suspect.peers_ns / 1e6:.1f} ms; so in "
-        f"{100 * persistence:.0f} % of {bench.num_steps} steps."
-    )
+    how_often = f"so in {round(persistence * bench.num_steps)} of {bench.num_steps} steps"
+    if suspect.cause in _RARE:
+        evidence = (
+            f"{_who(bench.run, suspect.rank)} needs {_details(bench, suspect)} (mean), {excess_ms:.1f} ms more than "
+            f"other ranks of its stage; {how_often}."
+        )
+    else:
+        evidence = (
+            f"{_who(bench.run, suspect.rank)} needs {_details(bench, suspect)}: {excess_ms:.1f} ms per step more than "
+            f"the ranks that do the same work, which need {suspect.peers_ns / 1e6:.1f} ms (medians over steps); "
+            f"{how_often}."
+        )
     return Verdict(
         rank=suspect.rank,
         host=trace.metadata.node,
         cause=suspect.cause,
+        who=f"rank {suspect.rank} on {trace.metadata.node}",
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=bench.gpu_hours_per_day(cost),
         persistence=persistence,
@@ -218,15 +265,25 @@ def _host_verdict(bench: Bench, host: str, members: Sequence[_Suspect], cost: Co
         rank=members[0].rank,
         host=host,
         cause="host",
+        who=f"host {host} ({ranks_in_words(ranks)})",
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=bench.gpu_hours_per_day(cost),
         persistence=cost.persistence,
         evidence=(
-            f"{len(ranks)} of the {on_host} ranks on {host} need {shares[0]:.0f} to {shares[-1]:.0f} % longer per step "
-            "than the ranks of other hosts that do the same work."
+            f"{_how_many(len(ranks), on_host)} ranks on {host} need {_range(shares)} % longer "
+            "per step than the ranks of other hosts that do the same work (medians over steps)."
         ),
         next_step=NEXT_STEP["host"],
     )
+
+
+def _how_many(some: int, all_of_them: int) -> str:
+    return f"All {some}" if some == all_of_them else f"{some} of the {all_of_them}"
+
+
+def _range(ascending: Sequence[float]) -> str:
+    low, high = f"{ascending[0]:.0f}", f"{ascending[-1]:.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _who(run: Run, rank: int) -> str:

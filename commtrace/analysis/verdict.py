@@ -46,7 +46,7 @@ def verdict(
 
 def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> str:
     cost_ns = straggler["cost_ms_per_step"] * 1e6
-    who = "Now one rank, now another" if straggler["rank"] < 0 else f"Rank {straggler['rank']} on {straggler['host']}"
+    who = "Now one rank, now another" if straggler["rank"] < 0 else straggler["who"][:1].upper() + straggler["who"][1:]
     return (
         f"{who} holds up the others ({straggler['cause'].replace('_', ' ')}): it costs {_ms(cost_ns)} of every step, "
         f"{cost_ns / mean_wall_ns:.1%} of it. {straggler['next_step']}"

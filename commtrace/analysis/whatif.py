@@ -4,8 +4,8 @@
 mean over all ranks doing the same operation (over stages too: an uneven partition is a slowdown) for compute, and the
 median for communication (:mod:`commtrace.analysis.ideal`). ``S`` of an operation, stage or data-parallel rank keeps
 only its measured durations and idealises the rest. ``M_W`` is the share of the slowdown that goes when the slowest 3 %
-of workers are ideal, ``M_S`` when the last stage is. Source: "Understanding Stragglers in Large Model Training Using
-What-if Analysis", OSDI 2025.
+of workers are ideal (the ranks of one stage and data-parallel rank count as one), ``M_S`` when the last stage is.
+Source: "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
 
 >>> result = what_if(run, matches)                              # doctest: +SKIP
 >>> result.slowdown, result.by_stage                            # doctest: +SKIP
@@ -142,9 +142,9 @@ def analyse_experiment(experiment: Experiment) -> WhatIf:
     by_operation = _slowdowns(experiment, experiment.operation, ideal)
     by_stage = _slowdowns(experiment, experiment.stage, ideal)
     by_dp_rank = _slowdowns(experiment, experiment.dp_rank, ideal)
-    by_worker = {worker: min(by_stage[stage], by_dp_rank[dp_rank]) for worker, stage, dp_rank in _places(experiment)}
-    most = -(-len(by_worker) * SLOWEST_PERCENT // 100)
-    slowest = sorted(by_worker, key=lambda worker: -by_worker[worker])[:most]
+    places = _places(experiment)
+    by_worker = {worker: min(by_stage[stage], by_dp_rank[dp_rank]) for worker, stage, dp_rank in places}
+    slowest = _slowest(places, by_worker)
     fixed = experiment.step_ns(
         [
             np.isin(experiment.worker, slowest),
@@ -214,6 +214,16 @@ def _places(experiment: Experiment) -> list[tuple[int, int, int]]:
     order, begins = sort_groups(pack(columns))
     places = np.stack([column[order[begins]] for column in columns])
     return [(worker, stage, dp_rank) for worker, stage, dp_rank in places.T.tolist()]
+
+
+def _slowest(places: Sequence[tuple[int, int, int]], by_worker: Mapping[int, float]) -> list[int]:
+    """The slowest workers, and all that share stage and data-parallel rank with them: S cannot tell these apart."""
+    cells: dict[tuple[int, int], list[int]] = {}
+    for worker, stage, dp_rank in places:
+        cells.setdefault((stage, dp_rank), []).append(worker)
+    most = -(-len(cells) * SLOWEST_PERCENT // 100)
+    slowest = sorted(cells.values(), key=lambda workers: -by_worker[workers[0]])[:most]
+    return [worker for workers in slowest for worker in workers]
 
 
 def _with_text_keys(values: Mapping[int, float]) -> dict[str, float]:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.operations import is_kernel_trace
+from commtrace.analysis.rank_words import ranges, ranges_in_words
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
+from commtrace.analysis.straggler_verdict import on_gpu
 from commtrace.analysis.summary import ONLY_KERNELS
 from commtrace.analysis.whatif import WhatIf, what_if
 from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
@@ -35,13 +37,23 @@ _SLICES: Final = {
     "operation": "S_by_operation",
     "stage": "S_by_stage",
     "dp rank": "S_by_dp_rank",
-    "rank": "S_by_worker",
+    "ranks": "S_by_worker",
 }
-_MOST_ROWS: Final = 16
+_MOST_PARTS: Final = 8
+_WORTH_SHOWING: Final = 1.005
+"""From this S on a part is shown by name."""
+
+_WORTH_EXPLAINING: Final = 1.01
+"""From this S of the job on it is told what would recover it."""
+
+_MISSED: Final = 0.005
+"""From this share on it is told by how much the replay misses the measured step."""
+
+_RECOVERS_SOMETHING: Final = 0.005
+_INDENT: Final = 13
 _LEGEND: Final = (
-    "S: measured durations over ideal ones, those of peers that do the same work. Below: S if only that operation, "
-    "stage, … keeps its own. M_W, M_S: the share of the slowdown that goes if the slowest 3 % of workers, or the last "
-    "stage, are ideal.\n"
+    "S: the mean step with measured durations over that with ideal ones (what the same work takes in the mean); of a "
+    "part, if only that part keeps its own."
 )
 
 
@@ -84,7 +96,11 @@ def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
     findings = find_stragglers(analysis.run, analysis.matches, program=program)
     return {
         **_what_if(analysis, program).to_json(),
+        "steps": len(program.steps),
+        "on_gpu": on_gpu(analysis.run),
         "verdicts": [verdict.to_json() for verdict in findings.verdicts],
+        "hidden": list(findings.hidden),
+        "waited_for": findings.waited_for,
         "abstentions": list(findings.abstentions),
     }
 
@@ -97,33 +113,65 @@ def _what_if(analysis: Analysis, program: Program) -> WhatIf:
 
 
 def _print(console: Console, told: Mapping[str, Any]) -> None:
-    console.print(
-        f"[bold]Slowdown against ideal durations: S = {told['S']:.3f}[/]   M_W {_share(told['M_W'])}   "
-        f"M_S {_share(told['M_S'])}   measured over replayed {told['launch_slowdown']:.3f}\n"
-    )
-    console.print(_LEGEND, style="dim")
-    for title, key in _SLICES.items():
-        _print_slices(console, title, told[key])
-    print_stragglers(console, told["verdicts"])
-    for next_step in dict.fromkeys(verdict["next_step"] for verdict in told["verdicts"]):
-        console.print(f"[bold]{escape(next_step)}[/]")
+    """The verdict first; the numbers behind it below."""
+    if not told["verdicts"] and not told["abstentions"]:
+        console.print("[bold]No rank was found to slow the others down.[/]")
+    print_stragglers(console, told["verdicts"], on_gpu=told["on_gpu"], with_next_step=True)
+    for sentence in told["hidden"]:
+        console.print(f"[yellow]Hidden behind that:[/] {escape(sentence)}\n")
     for abstention in told["abstentions"]:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
-    if not told["verdicts"] and not told["abstentions"]:
-        console.print("No rank was found to slow the others down.")
+    if told["waited_for"]:
+        console.print(escape(told["waited_for"]))
+    if not told["verdicts"]:
+        console.print()
+    _print_slowdown(console, told)
 
 
-def _print_slices(console: Console, title: str, slices: Mapping[str, float]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(title, no_wrap=True)
-    table.add_column("S", justify="right", no_wrap=True)
-    largest_first = sorted(slices.items(), key=lambda item: -item[1])
-    for name, slowdown in largest_first[:_MOST_ROWS]:
-        table.add_row(escape(name), f"{slowdown:.3f}")
-    console.print(table)
-    hidden = len(largest_first) - _MOST_ROWS
-    console.print(f"({hidden} more with a smaller S: --json)\n" if hidden > 0 else "")
+def _print_slowdown(console: Console, told: Mapping[str, Any]) -> None:
+    slowdown = told["S"]
+    console.print(f"[bold]Slowdown against ideal durations: S = {slowdown:.3f}[/], mean of {_steps(told['steps'])}")
+    if slowdown >= _WORTH_EXPLAINING and told["M_W"] is not None and told["M_S"] is not None:
+        stage = f", on the last stage {_recovered(told['M_S'])} (M_S)" if len(told["S_by_stage"]) > 1 else ""
+        console.print(
+            f"Ideal durations on the slowest 3 % of workers would recover {_recovered(told['M_W'])} of it (M_W){stage}."
+        )
+    if abs(told["launch_slowdown"] - 1) >= _MISSED:
+        console.print(f"The measured steps take {told['launch_slowdown']:.3f} times as long as the replayed ones.")
+    for title, key in _SLICES.items():
+        named = _by_range(told[key]) if key == "S_by_worker" else list(told[key].items())
+        if len(named) > 1:
+            # Not a table of rich: it fills every line with blanks.
+            lines = textwrap.fill(_in_words(named), console.width - _INDENT, break_long_words=False)
+            console.print(escape(textwrap.indent(lines, " " * _INDENT).replace(" " * _INDENT, f"  {title:11}", 1)))
+    console.print(_LEGEND, style="dim")
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+def _recovered(share: float) -> str:
+    return f"{share:.0%}" if share >= _RECOVERS_SOMETHING else "nothing"
+
+
+def _in_words(parts: Sequence[tuple[str, float]]) -> str:
+    """``forward 1.098, backward 1.083; 7 more below 1.005``."""
+    largest_first = sorted(parts, key=lambda part: -part[1])
+    shown = [part for part in largest_first if part[1] >= _WORTH_SHOWING][:_MOST_PARTS]
+    if not shown:
+        return f"all below {_WORTH_SHOWING}"
+    told = ", ".join(f"{name}: {slowdown:.3f}" for name, slowdown in shown)
+    left = largest_first[len(shown) :]
+    if not left:
+        return told
+    below = f"below {_WORTH_SHOWING}" if left[0][1] < _WORTH_SHOWING else f"up to {left[0][1]:.3f} (--json)"
+    return f"{told}; {len(left)} more {below}"
+
+
+def _by_range(by_rank: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Ranks of equal S together."""
+    ranks: dict[float, list[int]] = {}
+    for rank, slowdown in by_rank.items():
+        ranks.setdefault(slowdown, []).append(int(rank))
+    return [(ranges_in_words(ranges(own)), slowdown) for slowdown, own in ranks.items()]
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"

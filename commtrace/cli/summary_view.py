@@ -197,18 +197,21 @@ def _print_bubble_causes(console: Console, stages: Sequence[Mapping[str, Any]]) 
     _print_table(console, "What the bubble is due to, ms per step", table, note)
 
 
-def print_stragglers(console: Console, stragglers: Sequence[Mapping[str, Any]]) -> None:
+def print_stragglers(
+    console: Console, stragglers: Sequence[Mapping[str, Any]], *, on_gpu: bool = False, with_next_step: bool = False
+) -> None:
     """Print the verdicts, dearest first."""
     for straggler in stragglers:
-        where = f"rank {straggler['rank']} on {straggler['host']}" if straggler["rank"] >= 0 else "moves between ranks"
+        hours = f", {straggler['gpu_hours_per_day']:.3g} GPU-hours per day" if on_gpu else ""
+        typical = "mean" if straggler["cause"] in ("data", "gc") else "median"
         console.print(
-            f"[bold red]Straggler: {escape(where)}[/], {straggler['cause'].replace('_', ' ')}: "
-            f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step"
+            f"[bold red]Straggler: {escape(straggler['who'])}[/], {straggler['cause'].replace('_', ' ')}: "
+            f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step ({typical}){hours}"
         )
-        # Not rich's padding, which fills every line with blanks up to the width.
-        console.print(
-            escape(textwrap.fill(straggler["evidence"], console.width - 2, initial_indent="  ", subsequent_indent="  "))
-        )
+        for text in (straggler["evidence"], *([straggler["next_step"]] if with_next_step else [])):
+            # Not rich's padding, which fills every line with blanks up to the width.
+            indented = textwrap.fill(text, console.width - 2, initial_indent="  ", subsequent_indent="  ")
+            console.print(escape(indented), style=None if text is straggler["evidence"] else "bold")
         console.print()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from commtrace.analysis.match import match
 from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.analysis.straggler_verdict import on_gpu
 from commtrace.trace.run import Run
 from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
@@ -41,6 +42,7 @@ def test_nobody_is_named_when_all_are_alike() -> None:
 
     assert findings.verdicts == ()
     assert findings.abstentions == ()
+    assert findings.hidden == ()
 
 
 def test_time_that_nobody_waits_for_costs_nothing() -> None:
@@ -75,11 +77,11 @@ def test_a_host_all_of_whose_ranks_are_slow() -> None:
 
     (verdict,) = findings_of(job.run()).verdicts
 
-    assert (verdict.host, verdict.cause) == ("b", "host")
+    assert (verdict.host, verdict.cause, verdict.who) == ("b", "host", "host b (ranks 1, 4)")
     assert verdict.cost_ms_per_step == pytest.approx(
         _step_ms(job.run()) - _step_ms(replace(job, extra_forward_ns={}).run())
     )
-    assert verdict.evidence.startswith("2 of the 2 ranks on b need 64 to 64 % longer per step")
+    assert verdict.evidence.startswith("All 2 ranks on b need 64 % longer per step")
 
 
 @pytest.mark.parametrize("cause", ["data", "gc"])
@@ -118,8 +120,56 @@ def test_a_verdict_as_json() -> None:
     (verdict,) = findings_of(replace(JOB, extra_forward_ns={0: 3 * MS}).run()).verdicts
 
     assert verdict.to_json().keys() == {
-        *("rank", "host", "cause", "cost_ms_per_step", "gpu_hours_per_day", "persistence", "evidence", "next_step"),
+        *(
+            "rank",
+            "host",
+            "cause",
+            "who",
+            "cost_ms_per_step",
+            "gpu_hours_per_day",
+            "persistence",
+            "evidence",
+            "next_step",
+        ),
     }
+
+
+def test_who_was_slow_behind_a_slower_one_is_told_with_what_it_will_cost() -> None:
+    job = replace(JOB, extra_forward_ns={0: 3 * MS, 3: 2 * MS})
+    findings = findings_of(job.run())
+
+    assert [verdict.rank for verdict in findings.verdicts] == [0]
+    (hidden,) = findings.hidden
+    saved = _step_ms(replace(JOB, extra_forward_ns={3: 2 * MS}).run()) - _step_ms(JOB.run())
+    assert hidden.startswith("Rank 3 (")
+    assert hidden.endswith(f"(slow compute). Once the above is mended, that costs {saved:.1f} ms per step.")
+
+
+def test_where_nobody_is_named_it_is_told_for_whom_others_waited_most_and_why_it_is_no_straggler() -> None:
+    # 0.1 ms more in each of 8 forwards; forwards, backwards and the optimizer take 25 ms.
+    findings = findings_of(replace(JOB, extra_forward_ns={1: 100_000}).run())
+
+    assert findings.verdicts == ()
+    assert findings.waited_for.startswith("Others waited longest for rank 1 on node0: ")
+    assert "Its own work takes 3.20% longer than that of the ranks that do the same" in findings.waited_for
+    assert findings.waited_for.endswith("a straggler is named from 5.00% on.")
+
+
+def test_of_few_steps_the_rank_that_was_waited_for_is_a_hint() -> None:
+    findings = findings_of(replace(JOB, steps=3, extra_forward_ns={1: 3 * MS}).run())
+
+    assert "medians over 2 steps): of so few steps a hint, no verdict." in findings.waited_for
+    assert "step 0, in which everything warms up, does not count" in findings.abstentions[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "is_gpu"), [("NVIDIA H200", True), ("x86_64 cpu", False), ("simulated device", False), ("", False)]
+)
+def test_gpu_hours_are_of_gpus(device: str, is_gpu: bool) -> None:
+    run = JOB.run()
+    metadata = replace(run.any_metadata, device=device)
+
+    assert on_gpu(replace(run, ranks={0: replace(run.ranks[0], metadata=metadata)})) == is_gpu
 
 
 def _step_ms(run: Run) -> float:

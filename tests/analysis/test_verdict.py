@@ -21,8 +21,22 @@ def exposed(role: str, wait: int, transfer: int) -> RankMean:
 
 def test_a_straggler_comes_first() -> None:
     stragglers = [
-        {"rank": 1, "host": "a", "cause": "data", "cost_ms_per_step": 3.0, "next_step": "Prefetch."},
-        {"rank": 5, "host": "b", "cause": "compute", "cost_ms_per_step": 30.0, "next_step": "Look at its clocks."},
+        {
+            "rank": 1,
+            "host": "a",
+            "who": "rank 1 on a",
+            "cause": "data",
+            "cost_ms_per_step": 3.0,
+            "next_step": "Prefetch.",
+        },
+        {
+            "rank": 5,
+            "host": "b",
+            "who": "rank 5 on b",
+            "cause": "compute",
+            "cost_ms_per_step": 30.0,
+            "next_step": "Look at its clocks.",
+        },
     ]
     assert verdict([mean(bubble=40)], stragglers) == (
         "Rank 5 on b holds up the others (compute): it costs 30 ms of every step, 30.0% of it. Look at its clocks."

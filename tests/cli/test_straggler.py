@@ -37,6 +37,7 @@ def test_straggler_says_in_words_when_there_is_nothing_to_compare(recorded: Path
     result = runner.invoke(app, ["straggler", str(recorded)])
     assert result.exit_code == 0, result.output
     assert "S = 1.000" in result.output
+    assert result.output.index("Not judged") < result.output.index("S = 1.000")
     assert "Not judged: Ranks were not compared" in result.output
 
 

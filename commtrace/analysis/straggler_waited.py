@@ -1,0 +1,64 @@
+"""For whom the others waited most, and why that one is not called a straggler: what is said where nobody is named."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from commtrace.analysis.blame import blame_ns
+from commtrace.analysis.match import Matches
+from commtrace.analysis.straggler_costs import Bench
+from commtrace.analysis.straggler_workers import at_speed_of_peers, smallest_share_of_work
+
+_STANDS_OUT: Final = 1.5
+"""Times the share that each rank would have if all were waited for alike."""
+
+_ALIKE: Final = 0.001
+"""Work that is longer by at most this share is no longer."""
+
+
+def most_waited_for(bench: Bench, matches: Matches) -> str:
+    """A few sentences; empty where nobody waited for anybody, or the clocks cannot tell."""
+    if not matches.clocks_agree:
+        return ""
+    blame = blame_ns(bench.run, matches)
+    total = sum(blame.values())
+    if not total:
+        return ""
+    rank = max(blame, key=lambda one: (blame[one], -one))
+    who = f"rank {rank} on {bench.run.ranks[rank].metadata.node}"
+    share = blame[rank] / total
+    if share * len(bench.run.ranks) < _STANDS_OUT:
+        return f"No rank is waited for much more than others: for {who}, the most, {share:.1%} of all waiting."
+    return (
+        f"Others waited longest for {who}: {share:.0%} of all waiting, "
+        f"{blame[rank] / len(bench.program.steps) / 1e6:.1f} ms per step summed over those who wait (mean). "
+        f"{_why_not(bench, rank)}"
+    )
+
+
+def _why_not(bench: Bench, rank: int) -> str:
+    work, limits = bench.work, bench.thresholds
+    compared = (work.rank == rank) & np.isfinite(work.peer_ns) & np.isfinite(work.own_ns)
+    own, peers = (float((times * work.per_step)[compared].sum()) for times in (work.own_ns, work.peer_ns))
+    if not peers:
+        return "Whether it is slow cannot be told: no other rank does the same work."
+    longer, least = own / peers - 1, smallest_share_of_work(bench)
+    both = f"{own / 1e6:.1f} against {peers / 1e6:.1f} ms per step, medians over {bench.num_steps} steps"
+    if longer <= _ALIKE:
+        return (
+            f"It is no straggler: its own work takes no longer than that of the ranks that do the same ({both}). It "
+            "comes last by its place in the schedule, or by what it waits for itself."
+        )
+    compared_with = f"Its own work takes {longer:.2%} longer than that of the ranks that do the same ({both})"
+    if not bench.noise_is_known:
+        return f"{compared_with}: of so few steps a hint, no verdict."
+    if longer <= least:
+        return f"{compared_with}: a straggler is named from {least:.2%} on."
+    cost = bench.cost(at_speed_of_peers(bench, [rank]))
+    return (
+        f"{compared_with}. At their speed a step would be {cost.ms:.2g} ms ({cost.share:.1%}) shorter (median), at "
+        f"least half of that in {cost.persistence:.0%} of the steps; a straggler is named from {limits.cost_ms:g} ms "
+        f"and {limits.share_of_step:.0%} on, in {limits.majority:.0%} of them."
+    )

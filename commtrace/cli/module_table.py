@@ -11,6 +11,7 @@ from rich.table import Table
 from commtrace.cli.units import milliseconds
 
 MOST_ROWS: Final = 25
+_LEAST_SHARE: Final = 0.01
 NOTE: Final = (
     "Nested modules are contained. exposed: of that time, the lane stood still for communication. median, p95: forward "
     "and backward of a step. slowest: the rank whose median is largest, and how much it exceeds that of ranks."
@@ -35,6 +36,12 @@ def module_table(summary: Mapping[str, Any]) -> Table | None:
             f"{row['calls'] / divisor:.3g}",
             *(milliseconds(part / divisor) for part in (*parts, row["exposed_ns"])),
             *(milliseconds(row[f"{part}_step_ns"]) for part in ("median", "p95")),
-            "" if row["slowest_rank"] is None else f"{row['slowest_rank']} (+{row['slowest_rank_slower']:.0%})",
+            _slowest(row),
         )
     return table
+
+
+def _slowest(row: Mapping[str, Any]) -> str:
+    """Empty where no rank is slower than the others by a share that the table could show."""
+    slower = row["slowest_rank_slower"]
+    return "" if slower is None or slower < _LEAST_SHARE else f"rank {row['slowest_rank']} +{slower:.0%}"

@@ -24,27 +24,27 @@ class OptimizerHook:
     ) -> None:
         self._call = call
         self._failed = failed
-        self._is_off = False
-        self._calls = 0
+        self._is_off = self._is_running = False
         self._handle: Any = register(self)
 
     def __call__(self, *arguments: Any) -> None:
         try:
-            if not self._is_off:
-                self._calls += 1
-                try:
-                    self._call(*arguments)
-                finally:
-                    self._calls -= 1
+            if self._is_off:
+                return
+            try:
+                self._is_running = True
+                self._call(*arguments)
+            finally:
+                self._is_running = False
         except Exception as error:
-            self._calls += 1
+            self._is_running = True
             self._failed(error)
-            self._calls = 0
+            self._is_running = False
 
     def remove(self) -> bool:
         """Take the hook out. False while it is running: ask again later."""
         self._is_off = True
-        if self._calls:
+        if self._is_running:
             return False
         if self._handle is not None:
             self._handle.remove()

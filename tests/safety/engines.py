@@ -49,6 +49,14 @@ def empty_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integrations import test_deepspeed as stubs
 
     stubs.originals.__wrapped__(monkeypatch)  # type: ignore[attr-defined]
+    monkeypatch.setattr(checkpoint_function(), "backward", staticmethod(lambda node: node.run_function()))
+
+
+def checkpoint_function() -> Any:
+    """Of DeepSpeed's activation checkpointing."""
+    from deepspeed.runtime.activation_checkpointing import checkpointing
+
+    return checkpointing.CheckpointFunction
 
 
 def deepspeed() -> str:
@@ -77,5 +85,5 @@ def deepspeed() -> str:
     for owner, name in stubs.ZERO_METHODS:
         getattr(owner, name)(None)
     repeated: list[Any] = []
-    stubs.CheckpointFunction.backward(SimpleNamespace(run_function=lambda: repeated.append(values())))
+    checkpoint_function().backward(SimpleNamespace(run_function=lambda: repeated.append(values())))
     return digest(*losses, *repeated, torch.tensor([engine.global_steps, engine.micro_steps, pipeline.global_steps]))

@@ -24,13 +24,15 @@ def tensor(num_bytes: int, device: str = "cuda:0") -> Any:
 class SimulatedWork(dist.Work):
     """Of an asynchronous operation."""
 
-    def __init__(self, cuda: SimulatedCuda, end_ns: int) -> None:
+    def __init__(self, nccl: SimulatedNccl, end_ns: int) -> None:
         super().__init__()
-        self.cuda = cuda
+        self.nccl = nccl
+        self.cuda = nccl.cuda
         self.end_ns = end_ns
 
     def wait(self, *_arguments: Any) -> bool:
         """Has the current stream wait."""
+        self.nccl.check_not_aborted()
         self.cuda.current_stream().wait_until(self.end_ns)
         return True
 
@@ -43,6 +45,7 @@ class SimulatedNccl:
 
     Attributes:
         duration_ns: of the operations to come.
+        is_aborted: the communicator is gone.
         intervals: when each one ran.
     """
 
@@ -52,6 +55,7 @@ class SimulatedNccl:
         self.intervals: list[tuple[int, int]] = []
         self._streams: dict[int, SimulatedStream] = {}
         self._bracket: list[int] | None = None
+        self.is_aborted = False
 
     def take_the_place_of(self, owner: type, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the methods that the tests use."""
@@ -85,7 +89,18 @@ class SimulatedNccl:
         }.items():
             monkeypatch.setattr(owner, name, method)
 
+    def abort(self) -> None:
+        """Stop the kernels that run, and refuse everything from now on."""
+        self.is_aborted = True
+        self._streams.clear()
+
+    def check_not_aborted(self) -> None:
+        """Raise what torch raises of a communicator that was aborted."""
+        if self.is_aborted:
+            raise dist.DistBackendError("NCCL communicator was aborted on rank 0.")
+
     def _launch(self, asynchronous: bool, peer: int) -> Any:
+        self.check_not_aborted()
         if self._bracket is not None:
             self._bracket.append(self.duration_ns)
             return None
@@ -96,7 +111,7 @@ class SimulatedNccl:
         stream = self._streams.setdefault(peer, SimulatedStream(self.cuda, current.device))
         stream.wait_until(current.position_ns())
         self.intervals.append(stream.run(self.duration_ns))
-        return SimulatedWork(self.cuda, self.intervals[-1][1])
+        return SimulatedWork(self, self.intervals[-1][1])
 
 
 def options(asynchronous: bool) -> Any:

@@ -372,3 +372,24 @@ def test_a_device_that_fails_costs_spans_and_nothing_else(job: Job, monkeypatch:
     assert work.wait()
     assert job.all_reduce(asynchronous=False) is None
     assert len(job.recording.warnings()) == 1  # told once
+
+
+def test_an_aborted_group_raises_what_it_would_and_what_came_before_is_recorded(job: Job) -> None:
+    job.all_reduce(asynchronous=False)
+    finished = job.all_reduce(asynchronous=True)
+    finished.wait()
+    job.finish()
+    outstanding = job.all_reduce(asynchronous=True)
+    job.nccl.abort()
+
+    for call in (outstanding.wait, lambda: job.all_reduce(asynchronous=True)):
+        with pytest.raises(dist.DistBackendError, match="was aborted on rank 0"):
+            call()
+    assert job.recording.tracer.blocked == [None]
+    assert [row.seq for row in job.recording.communications()] == [0, 1]
+    job.nccl.is_aborted = False  # its successor
+    job.all_reduce(asynchronous=False)
+    job.finish()
+    job.recording.recorder._guarded_pass(last=True)
+
+    assert [row.seq for row in job.recording.communications() if row.timing == CUDA] == [0, 1, 3]

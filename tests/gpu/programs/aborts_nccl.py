@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import commtrace
-import commtrace.auto  # noqa: F401
+import commtrace.auto
 from tests.gpu.programs.nccl_operations import start_distributed
 
 STEPS = 5

@@ -67,8 +67,8 @@ def groups(rank: int) -> tuple[BlockTime, ...]:
     """Of 8 tensor-parallel ranks, and of the 100 next ones that have the same stage."""
     tensor, replicas = rank // 8, 10**6 + rank // 800 * 8 + rank % 8
     return (
-        *(BlockTime(2**60 + tensor, operation, 8, 6_400, 5_000 * MILLISECOND + rank) for operation in (0, 1, 2)),
-        *(BlockTime(2**60 + replicas, operation, 100, 640, 900 * MILLISECOND + rank) for operation in (1, 2)),
+        *(BlockTime(2**60 + tensor, operation, 8, 6_400, (50 * MILLISECOND + rank,) * 8) for operation in (0, 1)),
+        *(BlockTime(2**60 + replicas, operation, 100, 640, (9 * MILLISECOND + rank,) * 8) for operation in (1, 2)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.match import Matches, unmatched
 from commtrace.analysis.operations import communication_rows
 from commtrace.analysis.partition import partition
-from commtrace.analysis.roles import Roles, find_roles
+from commtrace.analysis.roles import RankRoles, Roles, find_roles
 from commtrace.analysis.states import (
     BUBBLE,
     CHECKPOINT,
@@ -31,6 +31,8 @@ from commtrace.live.summary import ENDING_TOGETHER, GroupSummary, OperationSumma
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64, Spans
+
+_LARGE_PRIME: Final = 7_919
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,11 @@ def summarise(window: StepWindow, step: int, start_ns: int, end_ns: int, rank: L
         gc_ns=of(GC),
         other_ns=int(times.wall_ns[0]) - named,
         operations=operations,
-        collectives=tuple(_collectives(spans, calls, times.stalled_ns[rank.rank].sum(axis=1), window.names, roles)),
+        collectives=tuple(
+            _collectives(
+                window, spans, step, times.stalled_ns[rank.rank].sum(axis=1), roles.ranks[rank.rank], roles.words
+            )
+        ),
         **told,
     )
 
@@ -146,30 +152,33 @@ def _operation(calls: Calls, names: Sequence[str], roles: Roles) -> OperationSum
 
 
 def _collectives(
-    spans: Spans, calls: Calls, stalled_ns: Int64, names: Sequence[str], roles: Roles
+    window: StepWindow, spans: Spans, step: int, stalled_ns: Int64, roles: RankRoles, words: Sequence[str]
 ) -> Iterator[GroupSummary]:
-    """Of each group and collective that ends on all members at once; stalls without a call of this step left out."""
-    own_ids = spans.id[communication_rows(spans)]
-    is_own = (spans.kind == schema.STALL) & (spans.stalled_on >= 0) & np.isin(spans.stalled_on, own_ids)
-    codes = [code for code, name in enumerate(names) if name in ENDING_TOGETHER]
-    rows = np.flatnonzero((calls.calls > 0) & (calls.group >= 0) & (calls.group_size > 1) & np.isin(calls.name, codes))
+    """Of each group and collective that ends on all members at once, one call: another one in every step."""
+    codes = [code for code, name in enumerate(window.names) if name in ENDING_TOGETHER]
+    wanted = (spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0) & (roles.group_size > 1)
+    rows = np.flatnonzero(wanted & np.isin(spans.name, codes))
     if not len(rows):
         return
-    order, begins = sort_groups(pack((calls.group[rows], calls.name[rows])))
-    for chosen in np.split(rows[order], begins[1:]):
-        first, ended = chosen[0], chosen[calls.finished[chosen]]
-        group, code = int(calls.group[first]), int(calls.name[first])
+    order, begins = sort_groups(pack((spans.group[rows], spans.name[rows])))
+    for own in np.split(rows[order], begins[1:]):
+        seqs = np.unique(spans.seq[own])
+        seq = seqs[step * _LARGE_PRIME % len(seqs)]
+        call = own[spans.seq[own] == seq]  # several rows where it is a bracket of several operations
+        ids, first = spans.id[call], call[0]
+        finished = not any("unfinished" in window.details.get(number, "") for number in ids.tolist())
+        stalls = (spans.kind == schema.STALL) & np.isin(spans.stalled_on, ids)
+        name = window.names[spans.name[first]]
         yield GroupSummary(
-            group=group,
-            operation=ENDING_TOGETHER.index(names[code]),
-            name=names[code],
-            role=roles.words[calls.role[first]],
-            size=int(calls.group_size[first]),
-            count=len(ended),
-            duration_ns=int(calls.duration[ended].sum()),
-            stalled_ns=int(stalled_ns[is_own & (spans.group == group) & (spans.name == code)].sum()),
-            num_bytes=int(calls.num_bytes[ended].sum()),
-            unfinished=len(chosen) - len(ended),
+            group=int(spans.group[first]),
+            operation=ENDING_TOGETHER.index(name),
+            name=name,
+            role=words[roles.role[first]],
+            size=int(roles.group_size[first]),
+            seq=int(seq),
+            duration_ns=max(int(spans.end[first] - spans.start[first]), 0) if finished else -1,
+            stalled_ns=int(stalled_ns[stalls].sum()),
+            num_bytes=int(np.maximum(spans.bytes[own], 0).sum()),
         )
 
 

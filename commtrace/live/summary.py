@@ -18,16 +18,17 @@ ENDING_TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "barrier
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """The calls of one collective on one process group in a step.
+    """One call out of those of one collective on one process group in a step; all members choose the same one.
 
     Attributes:
         group: its id, the same on all members.
         operation: its place in ``ENDING_TOGETHER``; ``name`` in words.
         name, role: as in :class:`OperationSummary`.
         size: members of the group.
-        count: calls whose end was seen.
-        duration_ns, stalled_ns, num_bytes: of these calls: in flight; stood still for them in this step; their bytes.
-        unfinished: calls whose end was never seen.
+        seq: of the call: tells whether members have chosen the same one.
+        duration_ns: how long it was in flight; −1 if its end was never seen.
+        stalled_ns: how long the lane stood still for it in this step.
+        num_bytes: of all calls of the step.
     """
 
     group: int
@@ -35,11 +36,10 @@ class GroupSummary:
     name: str
     role: str
     size: int
-    count: int
+    seq: int
     duration_ns: int
     stalled_ns: int
     num_bytes: int
-    unfinished: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class StepSummary:
         other_ns: in no span.
         operations: by operation and role, sorted. Communication that became known after its step was closed is
             counted in a later step, once.
-        collectives: by group, of those that end together: what ranks compare to know who waited for whom.
+        collectives: by group, a call of those that end together: what ranks compare to know who waited for whom.
         spans: rows handed out with this summary.
         dropped: spans that were dropped since the last summary, by kind.
         overhead_ns: CPU time of the harvester thread since the last summary, not of the training thread.

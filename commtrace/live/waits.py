@@ -1,14 +1,12 @@
-"""How much of standing still was certainly waiting for the last rank: what no rank can know alone.
+"""How much of standing still was waiting for the last rank, and how much transfer: what no rank can know alone.
 
 A collective that ends on all members at once lasts, on each of them, as long as the member waits for the last one to
-arrive, and then the transfer, which is the same for all. So over the same calls
+arrive, and then the transfer, which is the same for all. So of one call
 
-    transfer <= the least time in flight of all members,   waiting of a member >= what it stood still - that least time.
+    transfer = the least time in flight of all members,   waiting of a member = what it stood still - that least time.
 
-Both hold for sums over calls; they are equalities where the same member was the last one every time, as a slow rank
-is. Where members take turns at being the last, most of their waiting cannot be told from transfer: that is left
-unknown. Ranks tell their times in flight over *blocks* of steps that are the same for all; who joins them finds the
-least.
+Ranks cannot tell each other every call. They tell a few of each group in a *block* of steps, chosen by the number of
+the step so that all members choose the same; who joins them finds the least of each.
 
 >>> blocks = BlockWaits()                                       # doctest: +SKIP
 >>> blocks.size = 16; blocks.add(summary)                       # doctest: +SKIP
@@ -26,8 +24,11 @@ from typing import Any, Final, NamedTuple
 from commtrace.live.summary import StepSummary
 
 _BLOCKS_KEPT: Final = 4
+CALLS_OF_A_BLOCK: Final = 8
+"""So many calls of each group are told of a block, one in each of as many steps."""
+
 _JOINS_KEPT: Final = 6
-MOST_GROUPS: Final = 6
+MOST_GROUPS: Final = 4
 """So many pairs of group and operation are told of a block: those with most bytes, which members have in common."""
 
 
@@ -39,20 +40,20 @@ class GroupKey(NamedTuple):
 
 
 class BlockTime(NamedTuple):
-    """One rank's calls of one kind in one block.
+    """A few of one rank's calls of one kind in one block.
 
     Attributes:
         group, operation: which; the operation as its place in ``summary.ENDING_TOGETHER``.
         size: members of the group.
-        calls: how many.
-        duration_ns: in flight, added up.
+        identity: sum of their sequence numbers: tells whether members have told the same calls.
+        durations_ns: in flight, of each call, in their order.
     """
 
     group: int
     operation: int
     size: int
-    calls: int
-    duration_ns: int
+    identity: int
+    durations_ns: tuple[int, ...]
 
 
 class Block(NamedTuple):
@@ -73,46 +74,46 @@ NO_BLOCK: Final = Block()
 
 
 class Least(NamedTuple):
-    """The least time in flight that a member of a group has told: the transfers took no longer.
+    """The least time in flight that members of a group have told of each call: its transfer.
 
     Attributes:
         steps, number: of the block.
         group, operation: which calls.
-        calls: how many they were, on every member.
-        duration_ns: the least sum.
+        identity: sum of their sequence numbers.
+        durations_ns: the least of each call.
     """
 
     steps: int
     number: int
     group: int
     operation: int
-    calls: int
-    duration_ns: int
+    identity: int
+    durations_ns: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class Split:
-    """Of the exposed time of one operation for one role, the part whose waiting is known; ns, added up.
+    """Of the exposed time of one operation for one role, that of the calls that were compared; ns, added up.
 
     Attributes:
-        wait_ns: at least so much was waiting for the last participant.
-        unknown_ns: the rest: transfer, or waiting that cannot be told from it.
+        wait_ns: before the last participant had arrived.
+        transfer_ns: after it.
     """
 
     wait_ns: int = 0
-    unknown_ns: int = 0
+    transfer_ns: int = 0
 
 
 @dataclass(slots=True)
 class _Own:
-    """This rank's calls of one kind in one block."""
+    """This rank's calls of one kind that are told of a block."""
 
     role: str
     name: str
     size: int
-    calls: int = 0
-    duration_ns: int = 0
-    stalled_ns: int = 0
+    identity: int = 0
+    durations_ns: list[int] = field(default_factory=list)
+    stalled_ns: list[int] = field(default_factory=list)
     num_bytes: int = 0
 
 
@@ -163,15 +164,17 @@ class BlockWaits:
             self._finish()
             self._open = _Steps(number)
         self._open.seen.add(summary.step)
+        if summary.step % max(self._steps // CALLS_OF_A_BLOCK, 1):
+            return
         for one in summary.collectives:
             key = GroupKey(one.group, one.operation)
-            if one.unfinished:
+            if one.duration_ns < 0:
                 self._open.incomparable.add(key)
                 continue
             own = self._open.own.setdefault(key, _Own(one.role, one.name, one.size))
-            own.calls += one.count
-            own.duration_ns += one.duration_ns
-            own.stalled_ns += one.stalled_ns
+            own.identity += one.seq
+            own.durations_ns.append(one.duration_ns)
+            own.stalled_ns.append(one.stalled_ns)
             own.num_bytes += one.num_bytes
 
     def settle(self, told: Iterable[Least]) -> None:
@@ -180,13 +183,14 @@ class BlockWaits:
         for least in told:
             block = blocks.get(least.number) if least.steps == self._steps else None
             key = GroupKey(least.group, least.operation)
-            if block is None or key not in block.own or block.own[key].calls != least.calls:
+            if block is None or key not in block.own or block.own[key].identity != least.identity:
                 continue
             own = block.own.pop(key)
             split = self.split.setdefault((own.name, own.role), Split())
-            wait = max(own.stalled_ns - least.duration_ns, 0)
-            split.wait_ns += wait
-            split.unknown_ns += own.stalled_ns - wait
+            for stalled, transfer in zip(own.stalled_ns, least.durations_ns, strict=False):
+                wait = max(stalled - transfer, 0)
+                split.wait_ns += wait
+                split.transfer_ns += stalled - wait
 
     def _finish(self) -> None:
         """Tell of the block that is open, if all of its steps were seen."""
@@ -198,7 +202,7 @@ class BlockWaits:
         largest = sorted(block.own.items(), key=lambda item: (-item[1].num_bytes, item[0]))[:MOST_GROUPS]
         block.own = dict(largest)
         self._complete.append(block)
-        times = tuple(BlockTime(*key, own.size, own.calls, own.duration_ns) for key, own in largest)
+        times = tuple(BlockTime(*key, own.size, own.identity, tuple(own.durations_ns)) for key, own in largest)
         self.newest = Block(self._steps, block.number, times)
 
 
@@ -213,10 +217,10 @@ class _BlockKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Told:
-    """What members have told of them: by rank, calls and ns. Ranks tell a block until the next one is complete."""
+    """What members have told of them: by rank. Ranks tell a block until the next one is complete."""
 
     since: int
-    members: dict[int, tuple[int, int]] = field(default_factory=dict)
+    members: dict[int, BlockTime] = field(default_factory=dict)
 
 
 class LeastTimes:
@@ -254,7 +258,7 @@ class LeastTimes:
                 key = _BlockKey(time.group, time.operation, block.steps, block.number)
                 told = self._known.setdefault(key, _Told(self._joins))
                 if rank not in told.members:
-                    told.members[rank] = time.calls, time.duration_ns
+                    told.members[rank] = time
                     if len(told.members) == time.size:
                         found += _least(key, told)
         self._known = {key: told for key, told in self._known.items() if told.since > self._joins - _JOINS_KEPT}
@@ -262,10 +266,11 @@ class LeastTimes:
 
 
 def _least(key: _BlockKey, told: _Told) -> Iterator[Least]:
-    calls = {calls for calls, _ in told.members.values()}
-    if len(calls) == 1:  # where a call is counted in another step on some rank, sums are of different calls
-        shortest = min(duration for _, duration in told.members.values())
-        yield Least(key.steps, key.number, key.group, key.operation, calls.pop(), shortest)
+    members = list(told.members.values())
+    calls = {(time.identity, len(time.durations_ns)) for time in members}
+    if len(calls) == 1:  # where a call is counted in another step on some rank, they have chosen different ones
+        shortest = tuple(map(min, zip(*(time.durations_ns for time in members), strict=True)))
+        yield Least(key.steps, key.number, key.group, key.operation, members[0].identity, shortest)
 
 
 def to_list(block: Block) -> list[Any]:
@@ -280,7 +285,11 @@ def from_list(told: Sequence[Any]) -> Block:
         TypeError, ValueError: it is something else.
     """
     steps, number, times = told
-    return Block(int(steps), int(number), tuple(BlockTime(*map(int, time)) for time in times))
+    return Block(int(steps), int(number), tuple(_time(*time) for time in times))
+
+
+def _time(group: int, operation: int, size: int, identity: int, durations_ns: Sequence[int]) -> BlockTime:
+    return BlockTime(int(group), int(operation), int(size), int(identity), tuple(map(int, durations_ns)))
 
 
 def by_group(told: Iterable[Least]) -> Mapping[int, list[Least]]:

@@ -169,7 +169,7 @@ def _communication() -> list[list[Panel]]:
             ),
             _by_operation(
                 "Waiting for the last rank", "percentunit", _share_of_wait(),
-                "Of the exposed time that the monitor could compare between ranks: at least so much was waiting.",
+                "Of the exposed time of those calls that the monitor compares between ranks.",
             ),
             _by_operation(
                 "Calls", "ops", f"sum by ({{by}}) ({_rate('commtrace_communication_operations_total', RANK)})"

@@ -181,7 +181,7 @@ class Board:
         with _told():
             there = [key for key in map(self._least_key, groups) if self._store.check([key])]
             told = self._store.multi_get(there) if there else []
-        return [Least(*map(int, one)) for least in told for one in json.loads(least)]
+        return [Least(*one)._replace(durations_ns=tuple(one[-1])) for least in told for one in json.loads(least)]
 
     def put_hang(self, rank: int, report: bytes) -> None:
         """Say what a rank is in since training stopped; empty when it goes on.

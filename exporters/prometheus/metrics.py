@@ -118,8 +118,7 @@ class RankCollector(Collector):
         )
         split = CounterMetricFamily(
             "commtrace_exposed_split_seconds",
-            "Of the exposed time, what the monitor could compare between ranks: certainly waiting for the last; and "
-            "transfer, or waiting that cannot be told from it.",
+            "Of the calls that the monitor compared between ranks: exposed waiting for the last one, and transfer.",
             labels=[*_OPERATION, "part"],
         )
         overlap = GaugeMetricFamily(
@@ -141,7 +140,7 @@ class RankCollector(Collector):
             _add(busbw, (operation, role), one.busbw)
         for labels, known in self._split().items():
             split.add_metric([*labels, "wait"], known.wait_ns / 1e9)
-            split.add_metric([*labels, "unknown"], known.unknown_ns / 1e9)
+            split.add_metric([*labels, "transfer"], known.transfer_ns / 1e9)
         yield from (calls, seconds, num_bytes, exposed, split, overlap, busbw)
 
     def _split(self) -> Mapping[tuple[str, str], Split]:
@@ -150,7 +149,7 @@ class RankCollector(Collector):
         for key, known in self._rank.split.items():
             sums = found.setdefault(key if key in self._totals.operations else (OTHER, OTHER), Split())
             sums.wait_ns += known.wait_ns
-            sums.unknown_ns += known.unknown_ns
+            sums.transfer_ns += known.transfer_ns
         return found
 
     def _of_commtrace(self) -> Iterator[Metric]:

@@ -154,7 +154,9 @@ def _the_others_wait_and_it_does_not(job: Job) -> None:
         told = job.server.query(f'sum by (rank) (rate({SPLIT}{{role="dp", part="{part}"}}[{WINDOW}]))')
         return {sample.labels["rank"]: sample.value for sample in told}
 
-    prometheus.until(lambda: rate("wait")["0"] > 10 * rate("unknown")["0"], 60, lambda: (rate("wait"), rate("unknown")))
+    prometheus.until(
+        lambda: rate("wait")["0"] > 10 * rate("transfer")["0"], 60, lambda: (rate("wait"), rate("transfer"))
+    )
     assert rate("wait")[SLOW_RANK] < 0.2 * rate("wait")["0"]
     exposed = "sum without (part) (commtrace_exposed_split_seconds_total) - commtrace_exposed_seconds_total > 1e-6"
     assert job.server.query(exposed) == []

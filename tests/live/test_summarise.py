@@ -115,7 +115,7 @@ def test_a_step_is_partitioned_and_its_communication_added_up(collector: StepCol
                 OperationSummary("all_reduce", "dp", 2, 8_000, 300, 150, 150, 12_000.0, 300),
                 OperationSummary("recv", "pp", 1, 10, 30, 20, 10, 10.0, 30),
             ),
-            collectives=(GroupSummary(DP.id, 0, "all_reduce", "dp", 4, 2, 300, 150, 8_000),),
+            collectives=(GroupSummary(DP.id, 0, "all_reduce", "dp", 4, 1, 200, 50, 8_000),),
             spans=11,
         )
     ]  # fmt: skip

@@ -24,21 +24,25 @@ MS = 1_000_000
 GROUP = 77
 
 
-def step(number: int, rank: int, *calls: tuple[int, int], group: int = GROUP, unfinished: int = 0) -> StepSummary:
-    """A step with all_reduces of so many ms in flight and so many ms stood still for."""
-    duration, stalled = (sum(call[which] for call in calls) * MS for which in (0, 1))
-    reduced = GroupSummary(group, 0, "all_reduce", "dp", 3, len(calls), duration, stalled, 100, unfinished)
+def step(
+    number: int, rank: int, duration: float, stalled: float | None = None, *, seq: int | None = None
+) -> StepSummary:
+    """A step of whose all_reduces one was so many ms in flight, and stood still for as long, or for so many ms."""
+    stalled = duration if stalled is None else stalled
+    seq = number if seq is None else seq
+    times = [round(ms * MS) for ms in (duration, stalled)]
+    reduced = GroupSummary(GROUP, 0, "all_reduce", "dp", 3, seq, *times, num_bytes=100)
     return StepSummary("r", rank, number, number * 100 * MS, 100 * MS, {}, {}, collectives=(reduced,))
 
 
-def blocks(times: Mapping[int, Sequence[tuple[int, int]]], steps: int = 2) -> dict[int, BlockWaits]:
-    """Ranks that have made the same call in every step of a block, and have begun the next one."""
+def blocks(of_rank: Mapping[int, Sequence[tuple[float, float]]], seq: Mapping[int, int] = {}) -> dict[int, BlockWaits]:
+    """Ranks that have ended a block: by step, duration and stall of the call; then they have begun the next one."""
     found = {}
-    for rank, calls in times.items():
+    for rank, calls in of_rank.items():
         waits = found[rank] = BlockWaits()
-        waits.resize(steps)
-        for number in range(steps + 1):
-            waits.add(step(number, rank, *calls))
+        waits.resize(len(calls))
+        for number, call in enumerate([*calls, calls[0]]):
+            waits.add(step(number, rank, *call, seq=seq.get(rank)))
     return found
 
 
@@ -51,72 +55,71 @@ def judged(ranks: Mapping[int, BlockWaits], steps: int = 2) -> dict[int, dict[tu
     return {rank: waits.split for rank, waits in ranks.items()}
 
 
-def test_where_one_rank_is_always_last_the_split_is_exact() -> None:
-    # Transfer takes 3 ms; rank 2 is last, the others wait for 17 and 7 ms.
-    ranks = blocks({0: [(20, 20)], 1: [(10, 10)], 2: [(3, 3)]})
-    key = ("all_reduce", "dp")
+KEY = ("all_reduce", "dp")
+
+
+def test_every_call_is_split_exactly_whoever_is_the_last() -> None:
+    # Transfer takes 3 ms in the first step and 5 ms in the second; ranks 2 and 0 are last.
+    ranks = blocks({0: [(20, 20), (5, 5)], 1: [(10, 10), (15, 15)], 2: [(3, 3), (25, 25)]})
     assert judged(ranks) == {
-        0: {key: Split(2 * 17 * MS, 2 * 3 * MS)},
-        1: {key: Split(2 * 7 * MS, 2 * 3 * MS)},
-        2: {key: Split(0, 2 * 3 * MS)},
+        0: {KEY: Split(17 * MS, 8 * MS)},
+        1: {KEY: Split((7 + 10) * MS, 8 * MS)},
+        2: {KEY: Split(20 * MS, 8 * MS)},
     }
 
 
-def test_where_ranks_take_turns_being_last_no_more_is_claimed_than_is_certain() -> None:
-    # In turn each is last; transfers take 3 ms: ranks 0 and 1 have waited for 10 ms in every step, rank 2 for 20.
-    ranks = blocks({0: [(13, 13), (3, 3)], 1: [(3, 3), (13, 13)], 2: [(13, 13), (13, 13)]})
-    split = judged(ranks)
-    assert split[0]["all_reduce", "dp"] == Split(0, 2 * 16 * MS)
-    assert split[2]["all_reduce", "dp"] == Split(2 * 10 * MS, 2 * 16 * MS)
-
-
 def test_of_an_overlapped_call_only_what_was_stood_still_is_split() -> None:
-    ranks = blocks({0: [(20, 5)], 1: [(20, 1)], 2: [(4, 2)]})
-    split = judged(ranks)
-    assert split[0]["all_reduce", "dp"] == Split(2 * 1 * MS, 2 * 4 * MS)
-    assert split[1]["all_reduce", "dp"] == Split(0, 2 * 1 * MS)
-    assert split[2]["all_reduce", "dp"] == Split(0, 2 * 2 * MS)
+    ranks = blocks({0: [(20, 5)] * 2, 1: [(20, 1)] * 2, 2: [(4, 2)] * 2})
+    assert judged(ranks) == {
+        0: {KEY: Split(2 * 1 * MS, 2 * 4 * MS)},
+        1: {KEY: Split(0, 2 * 1 * MS)},
+        2: {KEY: Split(0, 2 * 2 * MS)},
+    }
 
 
 def test_a_block_is_judged_once() -> None:
-    ranks = blocks({0: [(20, 20)], 1: [(10, 10)], 2: [(3, 3)]})
-    least = [Least(2, 0, GROUP, 0, 2, 6 * MS)]
+    ranks = blocks({0: [(20, 20)] * 2})
     for _ in range(3):
-        ranks[0].settle(least)
-    assert ranks[0].split["all_reduce", "dp"] == Split(34 * MS, 6 * MS)
+        ranks[0].settle([Least(2, 0, GROUP, 0, 1, (3 * MS, 3 * MS))])
+    assert ranks[0].split[KEY] == Split(34 * MS, 6 * MS)
     assert ranks[0].groups == []
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        pytest.param(Least(4, 0, GROUP, 0, 2, 6), id="blocks of another size"),
-        pytest.param(Least(2, 1, GROUP, 0, 2, 6), id="another block"),
-        pytest.param(Least(2, 0, 5, 0, 2, 6), id="another group"),
-        pytest.param(Least(2, 0, GROUP, 1, 2, 6), id="another operation"),
-        pytest.param(Least(2, 0, GROUP, 0, 3, 6), id="other calls"),
+        pytest.param(Least(4, 0, GROUP, 0, 1, (6, 6)), id="blocks of another size"),
+        pytest.param(Least(2, 1, GROUP, 0, 1, (6, 6)), id="another block"),
+        pytest.param(Least(2, 0, 5, 0, 1, (6, 6)), id="another group"),
+        pytest.param(Least(2, 0, GROUP, 1, 1, (6, 6)), id="another operation"),
+        pytest.param(Least(2, 0, GROUP, 0, 3, (6, 6)), id="other calls"),
     ],
 )
 def test_what_is_told_of_something_else_is_not_taken(told: Least) -> None:
-    ranks = blocks({0: [(20, 20)]})
+    ranks = blocks({0: [(20, 20)] * 2})
     ranks[0].settle([told])
     assert ranks[0].split == {}
 
 
 def test_nothing_is_known_until_all_members_have_told_and_where_their_calls_differ() -> None:
-    ranks = blocks({0: [(20, 20)], 1: [(10, 10)]})
-    assert judged(ranks) == {0: {}, 1: {}}
-    ranks = blocks({0: [(20, 20)], 1: [(10, 10)], 2: [(3, 3), (1, 1)]})
-    assert judged(ranks) == {0: {}, 1: {}, 2: {}}
+    calls = {rank: [(20.0, 20.0)] * 2 for rank in range(3)}
+    assert judged(blocks({rank: calls[rank] for rank in (0, 1)})) == {0: {}, 1: {}}
+    assert judged(blocks(calls, seq={0: 7, 1: 7, 2: 8})) == {0: {}, 1: {}, 2: {}}
+
+
+def test_of_a_long_block_eight_steps_are_told() -> None:
+    (waits,) = blocks({0: [(float(number), 0.0) for number in range(64)]}).values()
+    (time,) = waits.newest.times
+    assert time.durations_ns == tuple(number * MS for number in range(0, 64, 8))
 
 
 def test_members_may_tell_a_block_in_different_windows() -> None:
-    ranks = blocks({0: [(20, 20)], 1: [(10, 10)], 2: [(3, 3)]})
+    ranks = blocks({0: [(20, 20)] * 2, 1: [(10, 10)] * 2, 2: [(3, 3)] * 2})
     joined = LeastTimes(4.0)
     joined.steps = 2
     told = [(rank, waits.newest) for rank, waits in ranks.items()]
     assert joined.join(told[:2]) == []
-    assert joined.join(told) == [Least(2, 0, GROUP, 0, 2, 6 * MS)]
+    assert joined.join(told) == [Least(2, 0, GROUP, 0, 1, (3 * MS, 3 * MS))]
     assert [one for _ in range(10) for one in joined.join(told[:2])] == []
 
 
@@ -124,7 +127,7 @@ def test_a_call_whose_end_was_not_seen_makes_its_group_incomparable() -> None:
     waits = BlockWaits()
     waits.resize(2)
     for number in range(3):
-        waits.add(step(number, 0, (20, 20), unfinished=number == 1))
+        waits.add(step(number, 0, -1e-6 if number == 1 else 20))
     assert waits.newest == Block(2, 0, ())
 
 
@@ -132,7 +135,7 @@ def test_a_block_that_lacks_a_step_is_not_told() -> None:
     waits = BlockWaits()
     waits.resize(2)
     for number in (1, 2, 3, 5):
-        waits.add(step(number, 0, (20, 20)))
+        waits.add(step(number, 0, 20))
     assert (waits.newest.number, len(waits.newest.times)) == (1, 1)
     waits.resize(4)
     assert waits.newest == NO_BLOCK
@@ -141,7 +144,7 @@ def test_a_block_that_lacks_a_step_is_not_told() -> None:
 def test_before_the_length_of_a_block_is_known_nothing_is_gathered() -> None:
     waits = BlockWaits()
     for number in range(5):
-        waits.add(step(number, 0, (20, 20)))
+        waits.add(step(number, 0, 20))
     assert waits.newest == NO_BLOCK
 
 
@@ -160,13 +163,13 @@ def test_only_the_largest_groups_are_told_and_all_members_choose_the_same() -> N
     waits = BlockWaits()
     waits.resize(1)
     for number in range(2):
-        many = [GroupSummary(group, 0, "all_reduce", "dp", 3, 1, 9, 9, 10 * group) for group in range(1, 12)]
+        many = [GroupSummary(group, 0, "all_reduce", "dp", 3, 1, 9, 9, num_bytes=10 * group) for group in range(1, 12)]
         waits.add(StepSummary("r", 0, number, 0, 9, {}, {}, collectives=tuple(many)))
     assert [time.group for time in waits.newest.times] == list(range(11, 11 - MOST_GROUPS, -1))
 
 
 def test_a_block_survives_the_store() -> None:
-    block = Block(16, 3, (BlockTime(2**62, 1, 8, 32, 10**12),))
+    block = Block(16, 3, (BlockTime(2**62, 1, 8, 32, (10**12, 5)),))
     assert from_list(to_list(block)) == block
     with pytest.raises((TypeError, ValueError)):
         from_list([1, 2, [["x"]]])

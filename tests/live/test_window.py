@@ -8,7 +8,7 @@ import pytest
 
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.live.waits import MOST_GROUPS, Block, BlockTime
+from commtrace.live.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, Block, BlockTime
 from commtrace.live.window import Window, WindowReport, work_of
 from tests.factory import metadata
 
@@ -76,7 +76,9 @@ def test_a_report_survives_the_store_and_is_below_a_kilobyte() -> None:
     gathered.add(
         StepSummary("r" * 200, 3, 10**9, 10**18, 10**13, compute_ns={"forward": 10**12}, exposed_ns=roles, bubble_ns=1)
     )
-    largest = tuple(BlockTime(2**62 + group, 3, 10**5, 10**6, 10**13) for group in range(MOST_GROUPS))
+    largest = tuple(
+        BlockTime(2**62 + group, 3, 10**5, 10**8, (10**12,) * CALLS_OF_A_BLOCK) for group in range(MOST_GROUPS)
+    )
     gathered.waits.newest = Block(2**20, 10**6, largest)
     report = gathered.close(10**9, now_ns=2 * 10**18)
     told = report.to_bytes()

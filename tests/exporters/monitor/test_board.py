@@ -39,9 +39,10 @@ def test_least_times_are_read_by_the_members_of_a_group(served: Board, address: 
     assert (other.block_steps(), other.least([5, 2**62])) == (0, [])
     served.put_block_steps(64)
     served.put_least({})
-    served.put_least({2**62: [Least(64, 3, 2**62, 0, 640, 10**12), Least(64, 3, 2**62, 1, 64, 10**9)]})
+    served.put_least({2**62: [Least(64, 3, 2**62, 0, 640, (10**12, 3)), Least(64, 3, 2**62, 1, 64, (10**9,))]})
+    assert served.block_steps() == 64  # a store does not acknowledge what it is told, but answers in order
     assert other.block_steps() == 64
-    assert other.least([5, 2**62]) == [Least(64, 3, 2**62, 0, 640, 10**12), Least(64, 3, 2**62, 1, 64, 10**9)]
+    assert other.least([5, 2**62]) == [Least(64, 3, 2**62, 0, 640, (10**12, 3)), Least(64, 3, 2**62, 1, 64, (10**9,))]
 
 
 def test_runs_that_share_a_store_do_not_meet(served: Board) -> None:

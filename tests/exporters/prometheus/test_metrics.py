@@ -218,7 +218,7 @@ def test_what_is_known_of_waiting_is_told_beside_what_is_exposed_and_only_where_
     split = {name: value for name, value in told.items() if name.startswith("commtrace_exposed_split")}
     assert split == {
         "commtrace_exposed_split_seconds_total{operation=all_reduce,part=wait,role=dp}": 0.15,
-        "commtrace_exposed_split_seconds_total{operation=all_reduce,part=unknown,role=dp}": 0.05,
+        "commtrace_exposed_split_seconds_total{operation=all_reduce,part=transfer,role=dp}": 0.05,
     }
     assert told["commtrace_exposed_seconds_total{operation=all_reduce,role=dp}"] == 0.25
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
 from commtrace.trace.run import Run
@@ -20,8 +22,8 @@ PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "megatron_experts.py"
 LAYERS, MICROBATCHES, ITERATIONS = 2, 4, 2
 
 
-def train(directory: Path, *options: str) -> tuple[Run, list[str]]:
-    completed = launch([PROGRAM, *options], 2, {"COMMTRACE_DIR": str(directory)})
+def train(directory: Path, *options: str, ranks: int = 2) -> tuple[Run, list[str]]:
+    completed = launch([PROGRAM, *options], ranks, {"COMMTRACE_DIR": str(directory)})
     assert completed.returncode == 0, completed.stdout
     run = load_run(directory)
     assert run.problems == ()
@@ -58,3 +60,36 @@ def test_dispatch_and_combine_in_both_schedules(tmp_path: Path) -> None:
         for microbatch in range(MICROBATCHES - 1):
             forward, backward = spans["forward", microbatch + 1], spans["backward", microbatch]
             assert backward["start"] <= forward["start"] < forward["end"] <= backward["end"]
+
+
+def test_combined_forwards_and_backwards_in_an_interleaved_pipeline(tmp_path: Path) -> None:
+    run, _ = train(tmp_path, "--combined", "--interleaved", ranks=4)
+
+    assert sorted(run.ranks) == list(range(4))
+    for rank, trace in run.ranks.items():
+        stage = trace.coordinates["pp"]
+        work = list(rows(run, rank, schema.FORWARD, schema.BACKWARD, step=1))
+        assert sorted((row["name"], row["microbatch"], row["chunk"], row["stage"]) for row in work) == sorted(
+            (name, microbatch, chunk, stage)
+            for name in ("forward", "backward")
+            for microbatch in range(MICROBATCHES)
+            for chunk in (0, 1)
+        )
+        # One forward more than without the overlap runs ahead; then each is inside the backward it is combined with.
+        ahead = 2 * (1 - stage) + 2 + 1
+        alone = [row for row in work if row["name"] == "forward"][:ahead]
+        combined = [(one, other) for one in work for other in work if one["start"] < other["start"] < one["end"]]
+        assert {one["name"] for one, _ in combined} == {"backward"}
+        assert {other["name"] for _, other in combined} == {"forward"}
+        assert len(combined) == 2 * MICROBATCHES - len(alone)
+        phases = Counter(
+            (row["name"], row["microbatch"], row["chunk"])
+            for row in rows(run, rank, schema.PHASE, step=1)
+            if row["name"] in ("dispatch", "combine")
+        )
+        assert set(phases.values()) == {LAYERS}
+        assert len(phases) == 2 * 2 * MICROBATCHES
+    analysis = analyse(run)
+    pipeline = reconstruct_pipeline(analysis.run, analysis.matches)
+    assert pipeline is not None
+    assert (pipeline.stages, pipeline.chunks, pipeline.microbatches) == (2, 2, MICROBATCHES)

@@ -1,9 +1,12 @@
-"""A small mixture of experts on two ranks, trained by Megatron: one microbatch after the other, or two at a time.
+"""A small mixture of experts, two of its ranks expert-parallel, trained by Megatron: one microbatch at a time, or two.
 
 With ``--combined``, Megatron's overlap of expert-parallel communication (combined 1F1B). It is written for CUDA's
 streams; streams and events that do nothing stand in for them, so that everything runs in the order of its launches.
 
 torchrun --nproc-per-node 2 tests/e2e/programs/megatron_experts.py --combined
+torchrun --nproc-per-node 4 tests/e2e/programs/megatron_experts.py --combined --interleaved
+
+With ``--interleaved``, two stages of two chunks each, with as many layers in every chunk.
 """
 
 from __future__ import annotations
@@ -92,15 +95,24 @@ def _moved(tensor: torch.Tensor, as_numpy: bool = False, record_stream: bool = F
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--combined", action="store_true")
+    parser.add_argument("--interleaved", action="store_true")
     options = parser.parse_args()
+    stages, chunks = (2, 2) if options.interleaved else (1, None)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     use_cpu_for_cuda()
     without_streams()
-    parallel_state.initialize_model_parallel(expert_model_parallel_size=2)
+    parallel_state.initialize_model_parallel(
+        pipeline_model_parallel_size=stages, virtual_pipeline_model_parallel_size=chunks, expert_model_parallel_size=2
+    )
     torch.manual_seed(1)
     config = TransformerConfig(
-        num_layers=LAYERS,
+        num_layers=LAYERS * stages * (chunks or 1),
+        pipeline_model_parallel_size=stages,
+        virtual_pipeline_model_parallel_size=chunks,
+        batch_p2p_comm=not chunks,
+        overlap_p2p_comm=bool(chunks),
+        microbatch_group_size_per_vp_stage=stages,
         hidden_size=HIDDEN,
         num_attention_heads=2,
         hidden_dropout=0.0,
@@ -121,17 +133,20 @@ def main() -> None:
         bias_dropout_fusion=False,
         deallocate_pipeline_outputs=False,
     )
-    model = DistributedDataParallel(
-        config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), gpt(config).bfloat16()
-    )
-    config.no_sync_func = model.no_sync
+    ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+    models = [
+        DistributedDataParallel(config, ddp_config, gpt(config, chunk if chunks else None).bfloat16())
+        for chunk in range(chunks or 1)
+    ]
+    config.no_sync_func = [model.no_sync for model in models] if chunks else models[0].no_sync
     config.finalize_model_grads_func = finalize_model_grads
     for _ in range(ITERATIONS):
-        model.zero_grad_buffer()
+        for model in models:
+            model.zero_grad_buffer()
         losses = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter([]),
-            model=model,
+            data_iterator=[iter([]) for _ in models] if chunks else iter([]),
+            model=models if chunks else models[0],
             num_microbatches=MICROBATCHES,
             seq_length=SEQUENCE,
             micro_batch_size=1,
@@ -141,12 +156,21 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def gpt(config: TransformerConfig) -> GPTModel:
-    layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+def gpt(config: TransformerConfig, chunk: int | None) -> GPTModel:
+    layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=chunk)
     layers.layer_norm = LayerNorm
     for layer in layers.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = LayerNorm
-    return GPTModel(config, layers, VOCABULARY, SEQUENCE)
+    position = {"ignore_virtual": chunk is None, "vp_stage": chunk}
+    return GPTModel(
+        config,
+        layers,
+        VOCABULARY,
+        SEQUENCE,
+        pre_process=parallel_state.is_pipeline_first_stage(**position),
+        post_process=parallel_state.is_pipeline_last_stage(**position),
+        vp_stage=chunk,
+    )
 
 
 def forward_step(_data: Any, model: Any, return_schedule_plan: bool = False) -> tuple[Any, Any]:

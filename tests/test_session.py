@@ -137,3 +137,23 @@ def _record_one_step(directory: Path) -> None:
     with commtrace.step(0):
         pass
     commtrace.stop()
+
+
+def test_starting_again_in_the_same_directory_is_said_and_readable(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for numbers in ((0, 1), (10, 11)):
+        commtrace.start(commtrace.Config(dir=str(tmp_path), run_id="twice"))
+        for number in numbers:
+            with commtrace.step(number):
+                pass
+        commtrace.stop()
+
+    run = load_run(tmp_path)
+    spans = run.ranks[0].spans
+    assert spans.step[spans.kind == schema.STEP].tolist() == [10, 11]
+    assert run.ranks[0].closed
+    assert run.problems == (
+        "1 segments of earlier runs or attempts in the same directory were left out; shown is run twice, attempt 0.",
+    )
+    assert caplog.text.count("holds a recording already") == 1

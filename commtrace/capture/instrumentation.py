@@ -40,7 +40,7 @@ from commtrace.trace.budget import Budget
 from commtrace.trace.detail import DetailPlan
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.step_range import StepRange
-from commtrace.trace.writer import SegmentWriter
+from commtrace.trace.writer import SegmentWriter, rank_directory, segment_paths
 
 _logger = logging.getLogger("commtrace")
 
@@ -251,6 +251,12 @@ class Instrumentation:
             # A short job: its process groups are gone already.
             rank, world_size, backend = self.tracer.groups.position
             metadata = replace(metadata, rank=rank, world_size=world_size, backend=backend)
+        if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
+            _logger.warning(
+                "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "
+                "and each start() of a script, a --run-id or COMMTRACE_DIR of its own to see them all.",
+                directory,
+            )
         writer = SegmentWriter(
             directory,
             metadata,
@@ -403,6 +409,11 @@ def recording_options(config: Config) -> dict[str, Any]:
     options = ("steps", "sample", "keep_steps", "keep_bytes", "skip_roles")
     usual = Config()
     return {name: getattr(config, name) for name in options if getattr(config, name) != getattr(usual, name)}
+
+
+def _holds_a_recording(directory: Path) -> bool:
+    own = rank_directory(directory, 0)
+    return own.is_dir() and bool(segment_paths(own))
 
 
 def _announce(directory: Path) -> None:

@@ -46,6 +46,10 @@ class Segment:
 _BYTES_OF_BLOCK: Final = 1_000_000
 """Compressed, of ranks that are read together: a row takes 7 to 20 of them."""
 
+_MARGIN_NS: Final = 30_000_000_000
+"""The ranks of a job begin within seconds of each other; one of them may have to wait for its disk."""
+_MARGIN_OF_CLOCKS_NS: Final = 3_600_000_000_000
+
 NEWEST_SEGMENTS: Final = 2
 """How many segments of each rank :func:`load_newest` reads."""
 
@@ -165,6 +169,7 @@ def _newest_session(segments: list[Segment], problems: list[str]) -> dict[int, l
     for rank, own in chosen.items():
         session = max(segment.metadata.session for segment in own)
         chosen[rank] = [segment for segment in own if segment.metadata.session == session]
+    _leave_out_an_earlier_job(chosen, problems)
     others = len(segments) - sum(map(len, chosen.values()))
     if others:
         problems.append(
@@ -172,6 +177,35 @@ def _newest_session(segments: list[Segment], problems: list[str]) -> dict[int, l
             f"shown is run {newest.run_id}, attempt {newest.attempt}."
         )
     return chosen
+
+
+def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
+    """A second job under the name of the first one, of as many ranks, some of which have written nothing (yet): what
+    lies in their folders is of the first job, and its communications would be matched with those of the second one.
+
+    Told by the time of their last write, which was before the others began. On another host, or before a restart of
+    it, clocks may differ.
+    """
+    newest = max((own[-1].metadata for own in chosen.values()), key=lambda metadata: metadata.session)
+    left_out = []
+    for rank, own in chosen.items():
+        margin_ns = _MARGIN_NS if own[-1].metadata.boot_id == newest.boot_id else _MARGIN_OF_CLOCKS_NS
+        if own[-1].metadata.session >= newest.session - margin_ns:
+            continue
+        try:
+            written_ns = max(segment.path.stat().st_mtime_ns for segment in own)
+        except FileNotFoundError:  # a running job deletes to keep to its budget
+            continue
+        if written_ns < newest.session - margin_ns:
+            left_out.append(rank)
+    for rank in left_out:
+        del chosen[rank]
+    if left_out:
+        ranks = "rank" if len(left_out) == 1 else "ranks"
+        problems.append(
+            f"{ranks} {', '.join(map(str, sorted(left_out)))} left out: recorded by an earlier job of the same name, "
+            f"{newest.run_id}, which had ended before this one began."
+        )
 
 
 def _launch(metadata: RankMetadata) -> tuple[str, int, int]:

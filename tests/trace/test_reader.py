@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -268,6 +269,28 @@ def test_a_run_repeated_under_the_same_name_does_not_mix_with_itself(tmp_path: P
     write_rank(tmp_path, steps(0, 2), session=2_000)
 
     assert _steps(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize(("boot_id", "ended_before_seconds"), [("b1", 31), ("another host's", 3_601)])
+def test_ranks_of_an_earlier_job_of_the_same_name_are_left_out(
+    tmp_path: Path, boot_id: str, ended_before_seconds: int
+) -> None:
+    """The second job has two ranks as well, but only one of them has written."""
+    second = 1_700_000_000
+    for rank, session, boot in ((0, second, "b1"), (1, second - 9_000, boot_id)):
+        directory = write_rank(tmp_path, steps(0, 2), rank=rank, world_size=2, session=session * 10**9, boot_id=boot)
+    (segment,) = directory.iterdir()
+
+    def shown() -> list[int]:
+        return sorted(load_run(tmp_path).ranks)
+
+    os.utime(segment, (second - ended_before_seconds + 2, second - ended_before_seconds + 2))
+    assert shown() == [0, 1]
+    os.utime(segment, (second - ended_before_seconds, second - ended_before_seconds))
+    assert shown() == [0]
+    assert load_run(tmp_path).problems[0] == (
+        "rank 1 left out: recorded by an earlier job of the same name, r1, which had ended before this one began."
+    )
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:

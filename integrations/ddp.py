@@ -11,9 +11,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
+from commtrace.capture.hooks import Hooks
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
-from commtrace.integrations.hooks import Hooks
 
 
 class ForwardWrapper(Protocol):

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import torch
 
-from commtrace.capture.hooks import RAISED, Hooks, Wrap
+from commtrace.capture.hooks import RAISED, Hooks, Wrap, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.deepspeed_topology import group_roles, topology
@@ -43,13 +43,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
     Returns:
         What puts every original back.
     """
-    integration = DeepSpeedIntegration(tracer)
-    try:
-        integration.install()
-        return integration.uninstall
-    except BaseException:
-        integration.uninstall()
-        raise
+    return installed(DeepSpeedIntegration(tracer))
 
 
 class Accumulation:

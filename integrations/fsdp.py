@@ -16,10 +16,10 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
-from commtrace.integrations.hooks import Hooks
 
 _STATE_MODULES: Final = (
     "torch.distributed.fsdp._fully_shard._fsdp_state",

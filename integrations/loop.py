@@ -26,11 +26,11 @@ from typing import Any, Final
 
 import torch
 
+from commtrace.capture.hooks import Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations import ddp, fsdp
 from commtrace.integrations.evaluation import EvaluationMode
-from commtrace.integrations.hooks import Hooks
 from commtrace.trace import schema
 
 PART: Final = "training loops"
@@ -44,13 +44,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
     Returns:
         What puts every original back.
     """
-    loop = TrainingLoop(tracer)
-    try:
-        loop.install()
-        return loop.uninstall
-    except BaseException:
-        loop.uninstall()
-        raise
+    return installed(TrainingLoop(tracer))
 
 
 class TrainingLoop:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from commtrace.capture.hooks import RAISED, Hooks
+from commtrace.capture.hooks import RAISED, Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.megatron_topology import collection_roles, framework, group_roles, topology
@@ -61,13 +61,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
     Returns:
         What puts every original back.
     """
-    integration = MegatronIntegration(tracer)
-    try:
-        integration.install()
-        return integration.uninstall
-    except BaseException:
-        integration.uninstall()
-        raise
+    return installed(MegatronIntegration(tracer))
 
 
 class Place(NamedTuple):

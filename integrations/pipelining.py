@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
+from commtrace.capture.hooks import Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.dimensions import tell_dimension, tell_framework, tell_role
-from commtrace.integrations.hooks import Hooks
 from commtrace.trace import schema
 
 PART: Final = "pipelining"
@@ -46,13 +46,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
     Returns:
         What puts every original back.
     """
-    integration = PipeliningIntegration(tracer)
-    try:
-        integration.install()
-        return integration.uninstall
-    except BaseException:
-        integration.uninstall()
-        raise
+    return installed(PipeliningIntegration(tracer))
 
 
 class PipeliningIntegration:

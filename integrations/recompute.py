@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from commtrace.capture.hooks import RAISED, Hooks
+from commtrace.capture.hooks import RAISED, Hooks, installed
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
@@ -50,13 +50,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
     Returns:
         What puts every original back.
     """
-    recomputation = Recomputation(tracer)
-    try:
-        recomputation.install()
-        return recomputation.uninstall
-    except BaseException:
-        recomputation.uninstall()
-        raise
+    return installed(Recomputation(tracer))
 
 
 class Recomputation:

@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import CellType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import wrapt
 
@@ -24,6 +24,26 @@ Wrap = Callable[[Any], Any]
 
 Begin = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 End = Callable[[Any, Any], None]
+
+
+class Part(Protocol):
+    """What can be put into a process, and taken out again."""
+
+    def install(self) -> None:
+        """Hang the hooks, or wait for the modules that they belong in."""
+
+    def uninstall(self) -> None:
+        """Put every original back. Whoever is interrupted here calls it again."""
+
+
+def installed(part: Part) -> Callable[[], None]:
+    """Install a part, wholly or not at all; returns what takes it out."""
+    try:
+        part.install()
+        return part.uninstall
+    except BaseException:
+        part.uninstall()
+        raise
 
 
 class Hooks:

@@ -71,7 +71,7 @@ def compare_with_peers(
     if work is None:
         work = same_work(segments)
     _, entry = grouped(pack([work, segments.rank]))
-    entries = int(entry.max()) + 1
+    entries = int(entry.max(initial=-1)) + 1
     first = np.zeros(entries, np.int64)
     first[entry] = np.arange(len(entry))
     cells, cell = grouped(pack([entry[counted], segments.step[counted]]))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication import Communication
 from commtrace.analysis.states import COMPUTE
 from commtrace.analysis.step_choice import DURATION_ONLY, WARM_UP
 from commtrace.analysis.unreached import unreached_steps
+from commtrace.trace import schema
 from commtrace.trace.run import RankTrace
 
 NO_COMMUNICATION = "No communication was recorded in these steps."
@@ -19,6 +22,7 @@ NO_COMPUTE = (
 
 _COARSE_RESIDUAL_NS = 1_000_000
 _MOST_RANKS_LISTED = 16
+_MOST_RANGES_LISTED = 4
 
 
 def find_problems(analysis: Analysis, communication: Sequence[Communication]) -> list[str]:
@@ -55,13 +59,42 @@ def _steps(analysis: Analysis) -> Iterable[str]:
             "`commtrace trigger RUN` has all ranks record the next steps in detail."
         )
     elif not choice.used:
-        yield "No step was recorded in full by every rank; there is nothing to show."
+        yield "No step was recorded in full by every rank; there is nothing to show." + _apart(recorded.ranks.values())
+    again = _numbered_again(recorded.ranks.values())
+    if again:
+        yield (
+            f"Step numbers occur more than once on {_ranks(again)}: everything said of a step mixes those of one "
+            "number. Give every step a number of its own, also in later epochs."
+        )
     silent = sorted(set(recorded.ranks) - set(choice.ranks))
     if silent:
         yield f"Left out, because they recorded no complete step: {_ranks(silent)}."
     incomplete = sum(reason not in (WARM_UP, DURATION_ONLY) for reason in choice.left_out.values())
     if choice.used and incomplete:
         yield f"{incomplete} steps were left out because not every rank recorded them in full."
+
+
+def _apart(traces: Iterable[RankTrace]) -> str:
+    """Why ranks that recorded steps have none in common."""
+    numbers = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in traces]
+    ranges = dict.fromkeys(_range(int(steps[0]), int(steps[-1])) for steps in numbers if len(steps))
+    if len(ranges) < 2:
+        return ""
+    return f" The ranks number their steps differently: {'; '.join(list(ranges)[:_MOST_RANGES_LISTED])}."
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _numbered_again(traces: Iterable[RankTrace]) -> list[int]:
+    """Ranks with several steps of one number."""
+    found = []
+    for trace in traces:
+        steps = trace.spans.step[trace.spans.kind == schema.STEP]
+        if len(np.unique(steps)) < len(steps):
+            found.append(trace.rank)
+    return found
 
 
 def _endings(traces: Iterable[RankTrace]) -> Iterable[str]:

@@ -26,7 +26,7 @@ from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
-from commtrace.analysis.unmatched import unmatched_roles
+from commtrace.analysis.unmatched import roles_of_one_rank, unmatched_roles
 from commtrace.analysis.verdict import verdict
 from commtrace.trace.run import Run
 
@@ -101,12 +101,13 @@ class _Tables(NamedTuple):
 
 def _tables(analysis: Analysis, is_whole: bool) -> _Tables:
     context, times = analysis.context, analysis.partition
+    communication = communication_table(context.run, context.matches, times, context.roles, context.steps)
     return _Tables(
-        communication_table(context.run, context.matches, times, context.roles, context.steps),
+        communication,
         module_table(context.run, times, context.steps),
         find_coverage(analysis.run, analysis.roles),
         missing_numbers(analysis.recorded) if is_whole else None,
-        unmatched_roles(context, times, analysis.recorded),
+        unmatched_roles(context, times, analysis.recorded) | roles_of_one_rank(communication),
     )
 
 

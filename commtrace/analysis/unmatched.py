@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.chain import Context
+from commtrace.analysis.communication import Communication
 from commtrace.analysis.match import communications_of
 from commtrace.analysis.partition import Partition
 from commtrace.analysis.side_by_side import side_by_side
@@ -35,6 +37,15 @@ def unmatched_roles(context: Context, partition: Partition, recorded: Run) -> di
     total, unmatched = sums
     sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."
     return {context.roles.words[role]: sentence for role in np.flatnonzero(unmatched > _FEW * total)}
+
+
+def roles_of_one_rank(communication: Iterable[Communication]) -> dict[str, str]:
+    """By role, for those that no group of several ranks has: a sentence that says so."""
+    sizes: dict[str, set[int | None]] = {}
+    for row in communication:
+        sizes.setdefault(row.role, set()).add(row.group_size)
+    sentence = "Its groups have one rank and send nothing: it is the calls that take this time, so leave them out."
+    return {role: sentence for role, found in sizes.items() if found == {1}}
 
 
 def _stood(context: Context, partition: Partition, block: Block) -> npt.NDArray[np.float64]:

@@ -34,7 +34,7 @@ def verdict(
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
-        return "No step was recorded: there is nothing to judge."
+        return "No step was recorded by all ranks: there is nothing to judge."
     if stragglers:
         return _straggler_sentence(max(stragglers, key=lambda one: one["cost_ms_per_step"]), wall / len(ranks))
     worst = max(_losses(ranks, unmatched or {}), key=lambda loss: loss.time_ns)

@@ -35,7 +35,7 @@ class StepMarker(Protocol):
     def restart_step(self) -> None:
         """The current step begins only now."""
 
-    def discard_step(self) -> None:
+    def discard_step(self, *, frees_number: bool = False) -> None:
         """The current step was none."""
 
 
@@ -68,7 +68,7 @@ class StepFinder:
             self.finding = False
             self._references.clear()
             if self._has_begun:
-                self._tracer.discard_step()
+                self._tracer.discard_step(frees_number=True)
 
     def work_begins(self) -> None:
         """A forward, backward or optimizer step of the training is about to begin."""

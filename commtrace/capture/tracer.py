@@ -84,6 +84,7 @@ class Tracer:
         self._step_is_users = False
         self._work_end: Mark | None = None
         self._latest_step = -1
+        self._counted_on = 0
         self._at_steps: tuple[tuple[int, Callable[[], None]], ...] = ()
         self._topology: dict[str, Any] = {}
         self._topology_version = 0
@@ -108,7 +109,8 @@ class Tracer:
         """Close the current step and open the next one, at this instant.
 
         Args:
-            number: of the new step; the previous one plus 1 if None.
+            number: of the new step; the previous one plus 1 if None. Where the numbers of a script begin again (a loop
+                over batches inside of one over epochs) they are counted on: one number is one step.
             is_users: the script itself marks its steps. An integration that begins one inside it then means the same
                 step.
             is_found: nobody marked it; :attr:`steps` found it.
@@ -118,7 +120,7 @@ class Tracer:
         if self._step_is_users and not is_users:
             return
         self._step_is_users = is_users
-        step = self._latest_step + 1 if number is None else number
+        step = self._latest_step + 1 if number is None else self._unused(number)
         record = self.window is None or step in self.window or self.detail.requests(step)
         now = self.clock.mark() if record or self.recording else None
         self._close_step(now)
@@ -132,6 +134,19 @@ class Tracer:
             listener()
         if self._at_steps:
             self._act(step)
+
+    def _unused(self, number: int) -> int:
+        step = number + self._counted_on
+        behind = self._latest_step + 1 - step
+        if behind <= 0:
+            return step
+        if not self._counted_on and (self.groups.position is None or self.groups.position[0] == 0):
+            self.guard.noticed(
+                f"steps are numbered again from {number} after {self._latest_step}; each needs a number of its own, so "
+                f"they are counted on, from {step + behind}"
+            )
+        self._counted_on += behind
+        return step + behind
 
     def _act(self, step: int) -> None:
         with self._lock:
@@ -163,8 +178,10 @@ class Tracer:
         if self._step is not None:
             self._step.start = self.clock.mark()
 
-    def discard_step(self) -> None:
-        """The current step was none."""
+    def discard_step(self, *, frees_number: bool = False) -> None:
+        """The current step was none; the next one may have its number."""
+        if frees_number and self._step is not None:
+            self._latest_step -= 1
         self._step = None
 
     def finish(self) -> None:

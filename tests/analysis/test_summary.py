@@ -122,7 +122,34 @@ def test_a_run_without_steps_is_shown_whole() -> None:
 def test_ranks_that_share_no_step_leave_nothing_to_show() -> None:
     told = summarised(make_run({0: [span("step", 0, 10, step=0)], 1: [span("step", 0, 10, step=1)]}))
     assert (told["ranks"], told["communication"], told["pipeline"]) == ([], [], None)
-    assert told["verdict"] == "No step was recorded: there is nothing to judge."
+    assert told["verdict"] == "No step was recorded by all ranks: there is nothing to judge."
+
+
+def test_steps_that_ranks_number_differently_are_said_to_be_so() -> None:
+    told = summarised(make_run({0: [span("step", 0, 10, step=0)], 1: [span("step", 0, 10, step=1)]}))
+    assert (
+        "No step was recorded in full by every rank; there is nothing to show. The ranks number their steps "
+        "differently: 0; 1."
+    ) in told["problems"]
+
+
+def test_steps_of_one_number_are_told() -> None:
+    rows = [span("step", start, start + 10, step=start % 20 // 10) for start in range(0, 40, 10)]
+    told = summarised(make_run({0: rows, 1: rows[:2]}))
+    assert any(problem.startswith("Step numbers occur more than once on rank 0:") for problem in told["problems"])
+
+
+def test_steps_of_no_length_are_no_error() -> None:
+    rows = [span("step", 5, 5, step=0), span("step", 5, 5, step=1)]
+    assert summarised(make_run({0: rows, 1: rows}))["stragglers"] == []
+
+
+def test_calls_that_send_nothing_are_not_to_be_overlapped() -> None:
+    alone = group("tp", 0)
+    call = collective("all_reduce", alone, 0, 1, 8, step=0, id=1)
+    told = summarised(make_run({0: [span("step", 0, 10, step=0), call, stall(call, 1, 8)]}, [alone]))
+    assert "standing still for tp communication" in told["verdict"]
+    assert "Its groups have one rank and send nothing" in told["verdict"]
 
 
 def test_no_communication_is_said_in_words() -> None:

@@ -83,4 +83,4 @@ def test_small_losses_are_not_made_large() -> None:
 
 
 def test_without_steps_there_is_no_verdict() -> None:
-    assert verdict([], []) == "No step was recorded: there is nothing to judge."
+    assert verdict([], []) == "No step was recorded by all ranks: there is nothing to judge."

@@ -60,6 +60,18 @@ def test_steps_can_be_numbered_by_the_caller(ticking: Recording) -> None:
     assert [step for _, step, _, _ in phases(ticking)] == [100, 101]
 
 
+def test_numbers_that_begin_again_are_counted_on(ticking: Recording) -> None:
+    tracer = ticking.tracer
+    for number in (5, 6, 5, 6, 5):
+        tracer.begin_step(number, is_users=True)
+    tracer.end_step()
+
+    assert [step for _, step, _, _ in phases(ticking)] == [5, 6, 7, 8, 9]
+    (told,) = tracer.guard.take_untold()
+    assert told.startswith("steps are numbered again from 5 after 6;")
+    assert told.endswith("from 7")
+
+
 def test_what_comes_between_two_steps_belongs_to_neither(ticking: Recording) -> None:
     tracer = ticking.tracer
     tracer.begin_step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ class Moved(NamedTuple):
 
     def plus(self, other: Moved) -> Moved:
         return Moved(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+_NOTHING: Final = Moved(0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +97,21 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
     made = (calls.calls > 0)[order]
     finished = made & calls.finished[order]
     complete = made & calls.complete[order]
-    num_bytes, self_bytes = calls.num_bytes[order], calls.self_bytes[order]
-    uneven = (self_bytes >= 0) & (calls.name[order] == all_to_all)
-    moved = np.where(uneven, num_bytes - self_bytes, num_bytes)
-    duration, transfer = calls.duration[order], calls.transfer[order]
+    num_bytes, duration = calls.num_bytes[order], calls.duration[order]
+    uneven = ((calls.self_bytes >= 0) & (calls.name == all_to_all))[order]
+    to_others = num_bytes - calls.self_bytes[order] if uneven.any() else num_bytes
 
     def total(column: npt.NDArray[Any]) -> list[int]:
         sums: list[int] = np.add.reduceat(column, begins, dtype=np.int64).tolist()
         return sums
 
-    def sent(chosen: Bool, time_ns: Int64) -> Iterator[Moved]:
-        columns = (chosen, num_bytes * chosen, moved * (chosen & ~uneven), moved * (chosen & uneven), time_ns * chosen)
-        return map(Moved, *map(total, columns))
+    def sent(chosen: Bool, time_ns: Int64 | None) -> Iterator[Moved]:
+        whole = total(num_bytes * chosen)
+        even, others = whole, [0] * len(begins)
+        if to_others is not num_bytes:
+            even, others = total(num_bytes * (chosen & ~uneven)), total(to_others * (chosen & uneven))
+        times = [0] * len(begins) if time_ns is None else total(time_ns * chosen)
+        return map(Moved, total(chosen), whole, even, others, times)
 
     return [
         CallSums(*of_group)
@@ -116,9 +122,9 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
             total(calls.wait[order]),
             total(complete),
             total(calls.mismatched[order]),
-            sent(made, np.zeros_like(duration)),
+            sent(made, None),
             sent(finished, duration),
-            sent(finished & complete, transfer),
+            sent(finished & complete, calls.transfer[order]),
             (
                 (part[seen],)
                 for part, seen in zip(np.split(duration, begins[1:]), np.split(finished, begins[1:]), strict=True)
@@ -132,3 +138,9 @@ def _parts(column: Int64, chosen: Bool, begins: Int64) -> Iterator[tuple[Int64]]
     """What is chosen of each group's part of a column."""
     for part, wanted in zip(np.split(column, begins[1:]), np.split(chosen, begins[1:]), strict=True):
         yield (part[wanted],)
+
+
+def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
+    """The same of stalls, which make no call."""
+    exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
+    return [CallSums(0, one, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, ()) for one in exposed.tolist()]

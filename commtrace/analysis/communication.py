@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factor
-from commtrace.analysis.call_sums import CallSums, Moved, sum_calls
+from commtrace.analysis.call_sums import CallSums, Moved, sum_calls, sum_stalls
 from commtrace.analysis.calls import CallRows, Calls, calls_of_rows, stalls_of_rows
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.match import Matches, RankMatches
@@ -172,16 +172,24 @@ def _sums_of_block(
         block.together({rank: partition.stalled_ns[rank] for rank in block.ranks}),
         unfinished_rows_of(run, block),
     )
+    calls, stalls = calls_of_rows(known, steps), stalls_of_rows(known, steps)
     sums: dict[_Key, CallSums] = {}
-    for calls in (calls_of_rows(known, steps), stalls_of_rows(known, steps)):
-        if not len(calls):
-            continue
-        columns = _key_columns(calls, detail)
-        order, begins = sort_groups(pack(columns))
-        keys = zip(*(column[order[begins]].tolist() for column in columns), strict=True)
-        for key, own in zip(keys, sum_calls(calls, run.name_code("all_to_all"), order, begins), strict=True):
-            sums[_Key(*key)] = sums[_Key(*key)] + own if _Key(*key) in sums else own
+    if len(calls):
+        keys, order, begins = _grouped(calls, detail)
+        sums.update(zip(keys, sum_calls(calls, run.name_code("all_to_all"), order, begins), strict=True))
+    if len(stalls):
+        keys, order, begins = _grouped(stalls, detail)
+        for key, own in zip(keys, sum_stalls(stalls, order, begins), strict=True):
+            sums[key] = sums[key] + own if key in sums else own
     return sums
+
+
+def _grouped(calls: Calls, detail: Detail) -> tuple[list[_Key], Int64, Int64]:
+    """The keys of calls, the order that brings those of each key together, and where in it each key begins."""
+    columns = _key_columns(calls, detail)
+    order, begins = sort_groups(pack(columns))
+    keys = zip(*(column[order[begins]].tolist() for column in columns), strict=True)
+    return [_Key(*key) for key in keys], order, begins
 
 
 def _of_block(block: Block, parts: Mapping[int, Any], kind: Any) -> Iterator[npt.NDArray[Any]]:
@@ -206,7 +214,7 @@ def _power_of_two(num_bytes: Int64) -> Int64:
 
 def _row(run: Run, roles: Roles, key: _Key, sums: CallSums, compute_ns: int, detail: Detail) -> Communication:
     operation = run.names[key.name] if key.name >= 0 else "unknown"
-    durations = np.sort(np.concatenate(sums.durations))
+    durations = np.sort(np.concatenate([np.empty(0, np.int64), *sums.durations]))
     algbw, busbw, bandwidth_time = _bandwidth(operation, key.group_size, sums)
     return Communication(
         role=roles.words[key.role],

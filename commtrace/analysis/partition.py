@@ -180,10 +180,15 @@ def _time_per_state(segments: Segments, inside: _Inside, state: Int32, steps: in
 
 def _hidden(in_flight: Union, segments: Segments, inside: _Inside, stalled: Bool, start: Int64, end: Int64) -> Int64:
     of_step = in_flight.before(end) - in_flight.before(start)
-    standing = stalled[inside.segment]
+    standing = np.flatnonzero(stalled[inside.segment])
     segment, step = inside.segment[standing], inside.step[standing]
-    inside_ns = in_flight.before(segments.edges[segment + 1]) - in_flight.before(segments.edges[segment])
-    while_standing = np.bincount(step, inside_ns, len(start))
+    # Stalls follow one another: what lies between the first begin and the last end of each run of them.
+    begins = np.ones(len(standing), np.bool_)
+    begins[1:] = (np.diff(segment) != 1) | (np.diff(step) != 0)
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(standing))[: len(first)] - 1
+    inside_ns = in_flight.before(segments.edges[segment[last] + 1]) - in_flight.before(segments.edges[segment[first]])
+    while_standing = np.bincount(step[first], inside_ns, len(start))
     return np.asarray(of_step - np.rint(while_standing).astype(np.int64))
 
 

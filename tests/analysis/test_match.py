@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtrace.analysis.match import RankMatches, match
+from commtrace.analysis.match import RankMatches, communication_of, match
 from commtrace.trace.run import Run
-from tests.factory import Row, collective, group, make_run, p2p, span
+from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
 
 WORLD = group("dp", 0, 1, 2)
@@ -218,3 +218,23 @@ def test_a_whole_pipeline_matches_and_a_constant_on_the_clocks_changes_nothing(
         assert (wait + shifted.ranks[rank].transfer_ns(trace.spans) == trace.spans.end - trace.spans.start)[
             communications
         ].all()
+
+
+@pytest.mark.parametrize("apart", [1, 10**15])
+def test_stalls_find_what_they_wait_for_however_far_apart_the_ids_are(apart: int) -> None:
+    rows = {}
+    for rank, starts in enumerate([(10, 40), (30, 20)]):
+        first, second = (
+            collective("all_reduce", PAIR, seq, start, 60, id=(1 + seq + rank) * apart)
+            for seq, start in enumerate(starts)
+        )
+        lost = collective("all_reduce", PAIR, 2, 5, 60, id=7 * apart)
+        rows[rank] = [stall(second, 0, 50), stall(lost, 1, 50), stall(first, 2, 50), first, second]
+    run = make_run(rows, [PAIR])
+
+    matches = match(run)
+
+    for rank in rows:
+        assert matches.ranks[rank].stall_ready[:3].tolist() == [40, 1, 30]
+        communications = communication_of(run.ranks[rank].spans, np.arange(3))
+        assert [int(run.ranks[rank].spans.seq[row]) if row >= 0 else None for row in communications] == [1, None, 0]

@@ -16,6 +16,7 @@ from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.step_parts import StepWorkers, cut
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Fault, Job, random_clocks, synthesize
+from commtrace.trace import blocks
 from commtrace.trace.run import Run
 
 JOBS = st.builds(
@@ -85,6 +86,19 @@ def test_a_summary_does_not_depend_on_the_zero_of_the_clocks(job: Job, offset: i
     for host in (*told["alignment"]["hosts"], *expected["alignment"]["hosts"]):
         host.pop("offset_ns")
     assert told == expected
+
+
+@settings(max_examples=6, deadline=None)
+@given(job=JOBS, rows=st.sampled_from([1, 500, 2_000]))
+def test_a_summary_does_not_depend_on_which_ranks_are_in_one_block(job: Job, rows: int) -> None:
+    run = synthesize(job).run
+    expected = summarise(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "ROWS_OF_BLOCK", rows)
+        divided = replace(run)
+        assert rows > 1 or len(divided.blocks) == len(run.ranks)
+        assert summarise(divided) == expected
 
 
 def test_a_part_holds_its_steps_and_what_overlaps_them() -> None:

@@ -11,8 +11,11 @@ import ctypes
 import os
 from typing import Final
 
+_MMAP_THRESHOLD: Final = -3
+_MMAP_THRESHOLDS: Final = (1 << 30, 32 << 20)
+"""Columns up to this size come from the heap, which is kept. Older glibc takes no more than 32 MiB."""
+
 _SETTINGS: Final = (
-    (-3, 1 << 30),  # M_MMAP_THRESHOLD: columns up to 1 GiB come from the heap, which is kept
     (-1, (1 << 31) - 1),  # M_TRIM_THRESHOLD: and give nothing of it back
     (-2, 64 << 20),  # M_TOP_PAD: it grows by 64 MiB at a time
     (-8, 1),  # M_ARENA_MAX: threads share it
@@ -36,6 +39,9 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
     except (OSError, TypeError):  # statically linked; Windows
         return
-    if hasattr(libc, "gnu_get_libc_version"):
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return
+    # Any setting stops glibc from raising that threshold by itself: without it, the others would do harm.
+    if any(libc.mallopt(_MMAP_THRESHOLD, threshold) for threshold in _MMAP_THRESHOLDS):
         for parameter, setting in _SETTINGS:
             libc.mallopt(parameter, setting)

@@ -18,10 +18,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.errors import TraceFormatError
 from commtrace.trace.spans import Int32, Int64, Spans
 
 ROWS_OF_BLOCK: Final = 125_000
 """Of most blocks. A rank is never divided, so one of many rows is a block of its own."""
+
+_LONGEST_AXIS_NS: Final = 2.0**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,9 @@ def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
     Args:
         start, end: of rows, those of one rank behind those of the other.
         bounds: where the rows of each rank begin, and the number of rows.
+
+    Raises:
+        TraceFormatError: the times are so far apart that the axis would be longer than 64 bits can count.
     """
     shifts = np.zeros(len(bounds) - 1, np.int64)
     filled = np.diff(bounds) > 0
@@ -112,6 +118,12 @@ def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
         begins = bounds[:-1][filled]
         low = np.minimum(np.minimum.reduceat(start, begins), np.minimum.reduceat(end, begins))
         high = np.maximum(np.maximum.reduceat(start, begins), np.maximum.reduceat(end, begins))
+        # In floating point, which does not wrap; an axis this long is no recording of this century.
+        if float((high.astype(np.float64) - low).sum()) > _LONGEST_AXIS_NS:
+            raise TraceFormatError(
+                f"the times of {len(begins)} ranks add up to more than 64 bits can count: some rows have times that no "
+                "clock showed. Leave out the ranks, or the steps, that hold them."
+            )
         shifts[filled] = bounds_of(high - low + 1)[:-1] - low
     return shifts
 

@@ -9,6 +9,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
+from commtrace.errors import TraceFormatError
 from commtrace.trace import blocks as blocks_module
 from commtrace.trace import run as run_module
 from commtrace.trace.blocks import Block, end_to_end
@@ -94,3 +95,9 @@ def test_threads_that_ask_at_once_get_every_rank_once(monkeypatch: pytest.Monkey
         list(pool.map(lambda _: run.blocks, range(2)))
 
     assert [block.ranks for block in run.blocks] == [(0, 1, 2)]
+
+
+def test_times_that_add_up_to_more_than_64_bits_are_an_error_and_not_another_ranks() -> None:
+    start = np.array([0, 2**62, 0, 2**62])
+    with pytest.raises(TraceFormatError, match="times that no clock showed"):
+        end_to_end(start, start + 1, np.array([0, 2, 4]))

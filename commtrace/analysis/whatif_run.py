@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.keys import pack
+from commtrace.analysis.keys import grouped, numbered, pack
 from commtrace.analysis.whatif_trace import WhatIfTrace
 from commtrace.errors import TraceFormatError
 from commtrace.trace import schema
@@ -53,7 +53,7 @@ def whatif_trace_of(run: Run) -> WhatIfTrace:
     first = np.full(len(steps), np.iinfo(np.int64).max)
     np.minimum.at(first, step, start)
     names: npt.NDArray[Any] = np.array(types)[optype]
-    in_phase = np.isin(names, ("forward-compute", "backward-compute"))
+    in_phase = np.isin(types, ("forward-compute", "backward-compute"))[optype]
     return WhatIfTrace(
         sizes={name: int(value) for name, value in told.items() if name != "seq_stride"},
         steps=steps.astype(np.int64),
@@ -106,9 +106,9 @@ def _rows_of_rank(run: Run, trace: RankTrace, types: list[str]) -> _Rows:
 
 def _types(run: Run, trace: RankTrace, types: list[str], told: Int64) -> Int64:
     """Of each row: the position of its type in ``types``, to which new ones are added."""
-    distinct, which = np.unique(told, axis=1, return_inverse=True)
+    example, which = grouped(pack([numbered(column) for column in told]))
     codes = []
-    for kind, group, name in distinct.T:
+    for kind, group, name in told[:, example].T.tolist():
         word = run.names[name]
         if kind == schema.P2P:
             word = f"{trace.groups[int(group)].name}-{word}"
@@ -117,7 +117,7 @@ def _types(run: Run, trace: RankTrace, types: list[str], told: Int64) -> Int64:
         if word not in types:
             types.append(word)
         codes.append(types.index(word))
-    return np.array(codes, np.int64)[which.reshape(-1)]
+    return np.array(codes, np.int64)[which]
 
 
 def _ordinals(optype: Int64, step: Int64) -> Int64:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from commtrace.analysis.peers import grouped_median
 from commtrace.analysis.whatif import Experiment, WhatIf, analyse_experiment
 from commtrace.analysis.whatif_trace import WhatIfTrace
 from commtrace.analysis.whatif_trace_graph import build_graph
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Int64
 
 _MERGED: Final = {
     "forward-send": "forward-pp-comm",
@@ -34,8 +35,8 @@ def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
     """The what-if analysis of such a trace, by the rules of its authors."""
     graph = build_graph(trace)
     durations = np.where(graph.is_communication, graph.transfer_ns, trace.duration_ns)
-    names = np.array([_MERGED.get(name, name) for name in trace.optype])
-    operations, operation = np.unique(names, return_inverse=True)
+    types, kind = _types(trace)
+    operations, operation_of_type = np.unique([_MERGED.get(name, name) for name in types], return_inverse=True)
 
     def replay(durations_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.ascontiguousarray(graph.step_times(np.ascontiguousarray(durations_ns.T)).T)
@@ -44,9 +45,9 @@ def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
         Experiment(
             replay=replay,
             measured_ns=durations,
-            ideal_ns=_ideal(trace, durations),
+            ideal_ns=_ideal(types, kind, durations),
             operations=operations.tolist(),
-            operation=operation.reshape(-1).astype(np.int64),
+            operation=operation_of_type.reshape(-1).astype(np.int64)[kind],
             stage=trace.stage,
             dp_rank=trace.dp_rank,
             worker=trace.rank,
@@ -56,14 +57,17 @@ def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
     )
 
 
-def _ideal(trace: WhatIfTrace, durations: Int64) -> Int64:
+def _types(trace: WhatIfTrace) -> tuple[list[str], Int64]:
+    """The types of operations, and of each row its position among them; all copies of an operation are of one."""
+    types, kind = np.unique(trace.optype[:: trace.copies], return_inverse=True)
+    return types.tolist(), np.repeat(kind.reshape(-1).astype(np.int64), trace.copies)
+
+
+def _ideal(types: Sequence[str], kind: Int64, durations: Int64) -> Int64:
     """Mean (compute) or median (communication) over all rows of the same type."""
-    _, kind = np.unique(trace.optype, return_inverse=True)
-    kind = kind.reshape(-1)
     mean = np.bincount(kind, durations.astype(np.float64)) / np.bincount(kind)
-    median = grouped_median(kind, durations.astype(np.float64), int(kind.max()) + 1)
-    computes: Bool = np.isin(trace.optype, COMPUTE)
-    return np.asarray(np.rint(np.where(computes, mean[kind], median[kind])), np.int64)
+    median = grouped_median(kind, durations, len(types))
+    return np.asarray(np.rint(np.where(np.isin(types, COMPUTE), mean, median)), np.int64)[kind]
 
 
 def _measured_steps(trace: WhatIfTrace) -> Int64:

@@ -14,6 +14,7 @@ Steps are laid one behind the other. Nothing is lost: the type of a communicatio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -312,6 +313,7 @@ def _group_name(optype: str) -> str:
     return _MESSAGES[optype][1] if optype in _MESSAGES else optype
 
 
+@cache
 def _operation_name(optype: str) -> str | None:
     """The operation of a communication; None for work of the compute lane."""
     if optype in _MESSAGES:

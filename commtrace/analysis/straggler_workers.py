@@ -85,7 +85,8 @@ def slow_workers(bench: Bench) -> WorkerFindings:
             verdicts.append(_verdict(bench, suspect, cost))
             named.append(suspect.rank)
     unnamed = [suspect for suspect in suspects if suspect.rank not in named]
-    return WorkerFindings(verdicts, list(_hidden(bench, named, unnamed[:_MOST_HIDDEN])) if named else [])
+    hidden = _hidden(bench, named, unnamed[:_MOST_HIDDEN]) if named and unnamed else ()
+    return WorkerFindings(verdicts, list(hidden))
 
 
 def _hidden(bench: Bench, named: Sequence[int], suspects: Sequence[_Suspect]) -> Iterator[str]:

@@ -11,6 +11,7 @@ opened, and bound every wait on it; another thread can cut it at any time.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import stat
@@ -25,6 +26,9 @@ _SECONDS_TO_OPEN: Final = 2.0
 """Less than the timeout: a store whose socket was cut after that gives up instead of opening another one."""
 
 _OWN_SOCKETS: Final = "/proc/self/fd"
+_LONGEST_ADDRESS: Final = 128
+"""``sizeof(struct sockaddr_storage)``: a family of 16 bits, then, of TCP, the port in the network's order."""
+
 _ASK_FOR_THE_NUMBER_OF_KEYS: Final = struct.pack("<BIB", 0, 0x3C85F7CE, 7)
 """What a TCPStore client of any supported torch says first, and the shortest question that has an answer."""
 
@@ -91,12 +95,13 @@ class Connection:
 
         None where there is no such, or another one beside it: whose it is cannot be told, and it is not ours to touch.
         """
-        found = {inode: own for inode in _sockets() - known if (own := _duplicate(inode)) is not None}
-        leading = [own for own in found.values() if _peer_port(own) == self._port]
-        for own in found.values():
-            if len(leading) != 1 or own is not leading[0]:
-                own.close()
-        return leading[0] if len(leading) == 1 else None
+        found = [own for inode in _sockets() - known if (own := _duplicate(inode)) is not None]
+        leading = [own for own in found if _peer_port(own) == self._port]
+        ours = leading[0] if len(leading) == 1 else None
+        for own in found:
+            if own != ours:
+                os.close(own)
+        return socket.socket(fileno=ours) if ours is not None else None
 
 
 def check_that_somebody_listens(host: str, port: int) -> None:
@@ -142,8 +147,11 @@ def _descriptors() -> dict[int, int]:
     return found
 
 
-def _duplicate(inode: int) -> socket.socket | None:
-    """The socket under a descriptor of our own: the other one may be closed, and its number be given away."""
+def _duplicate(inode: int) -> int | None:
+    """A descriptor of our own of this socket: the other one may be closed, and its number be given away.
+
+    Not a Python socket: after ``socket.setdefaulttimeout``, making one turns off blocking for whoever has the socket.
+    """
     descriptor = _descriptors().get(inode)
     if descriptor is None:
         return None
@@ -154,15 +162,17 @@ def _duplicate(inode: int) -> socket.socket | None:
     if os.fstat(copy).st_ino != inode:
         os.close(copy)
         return None
-    return socket.socket(fileno=copy)
+    return copy
 
 
-def _peer_port(own: socket.socket) -> int:
-    try:
-        peer = own.getpeername()
-    except OSError:  # it listens, or is not connected
+def _peer_port(descriptor: int) -> int:
+    """The port that a TCP socket leads to; −1 where it listens, is not connected or is of another sort."""
+    address = ctypes.create_string_buffer(_LONGEST_ADDRESS)
+    length = ctypes.c_uint32(_LONGEST_ADDRESS)
+    if ctypes.CDLL(None).getpeername(descriptor, address, ctypes.byref(length)):
         return -1
-    return int(peer[1]) if isinstance(peer, tuple) else -1
+    (family,) = struct.unpack_from("=H", address)
+    return int(struct.unpack_from("!H", address, 2)[0]) if family in (socket.AF_INET, socket.AF_INET6) else -1
 
 
 def _bound(own: socket.socket) -> None:

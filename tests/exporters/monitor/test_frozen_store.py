@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from commtrace.config import Config
 from commtrace.exporters.monitor.board import Board, BoardError
-from commtrace.exporters.monitor.connection import Connection
+from commtrace.exporters.monitor.connection import Connection, _sockets
 from commtrace.exporters.monitor.exporter import MonitorExporter
 from commtrace.live.rank import LiveRank
 from tests.factory import metadata
@@ -94,6 +95,29 @@ def test_a_socket_of_the_script_is_never_taken_for_ours(address: str, server: su
             for own in (earlier, later):
                 own.sendall(b"\0")
     assert connection._found(set()) is None
+
+
+def test_sockets_of_others_stay_as_blocking_as_they_were() -> None:
+    """Python makes what it wraps non-blocking after ``setdefaulttimeout``; those of gloo and NCCL must not notice."""
+    with socket.socket() as listens, socket.socket() as elsewhere, socket.socket(socket.AF_UNIX) as unix:
+        for server in (listens, elsewhere):
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+        known = _sockets()
+        with (
+            socket.create_connection(listens.getsockname()) as ours,
+            socket.create_connection(elsewhere.getsockname()) as other,
+            socket.socket(socket.AF_INET6) as unconnected,
+        ):
+            socket.setdefaulttimeout(30.0)
+            try:
+                found = Connection("127.0.0.1", listens.getsockname()[1])._found(known)
+            finally:
+                socket.setdefaulttimeout(None)
+            assert found is not None
+            with found:
+                assert found.getpeername() == ours.getpeername()
+            assert all(os.get_blocking(one.fileno()) for one in (listens, elsewhere, unix, other, unconnected))
 
 
 def _until(is_so: object) -> None:

@@ -25,7 +25,7 @@ class Calls:
     """Calls, column by column; a stall is a row that makes no call and has nothing but ``exposed``.
 
     Attributes:
-        step: of the launch.
+        step: of the launch; equal in all rows of a bracket.
         role, name, group_size, nodes: codes of the role and the operation, the members of the group, and their nodes.
         group: id of the group that the call was made on.
         calls: 1 for a call, 0 for a stall.
@@ -173,7 +173,9 @@ def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
 
 def _merged_brackets(calls: Calls, rank: Int32, group: Int64, seq: Int64) -> Calls:
     """One call per operation of a bracket: its members share group, seq and times; their bytes add up."""
-    _, first, which = np.unique(pack((rank, group, seq, calls.name)), return_index=True, return_inverse=True)
+    _, first, which = np.unique(
+        pack((rank, calls.step, group, seq, calls.name)), return_index=True, return_inverse=True
+    )
     merged = calls.take(first)
     num_bytes, self_bytes, exposed = np.zeros((3, len(first)), np.int64)
     np.add.at(num_bytes, which.reshape(-1), calls.num_bytes)

@@ -14,6 +14,7 @@ import numpy as np
 
 from commtrace.analysis.claims import Claims, Standing, claims_of_block
 from commtrace.analysis.intervals import Segments, Union, paint, union
+from commtrace.analysis.keys import grouped
 from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import communication_rows, is_kernel_trace, of_one_sort
 from commtrace.analysis.roles import Roles, find_roles
@@ -103,28 +104,98 @@ class _BlockPartition:
     stalled_ns: Int64
 
 
-def _partition_block(
-    run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None
-) -> _BlockPartition:
-    spans = block.spans
+class StepTimes(NamedTuple):
+    """What :func:`step_times` tells. Steps are numbered by rank and then by start.
+
+    Attributes:
+        row: span rows of the steps.
+        ns: as in :class:`Partition`.
+        stall_step, stall_row, stall_ns: for how long a step stood still for a stall, or in a trace of kernels for a
+            communication; each pair once, those of a step behind those of the one before, none of 0 ns.
+    """
+
+    row: Int64
+    ns: Int64
+    stall_step: Int64
+    stall_row: Int64
+    stall_ns: Int64
+
+
+def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTimes:
+    """The partition of a block, with what every single step stood still for.
+
+    Args:
+        run: on one clock.
+        block: of it: ranks whose kernels were all traced, or none's.
+        matches, roles: of this run.
+    """
+    painted = _painted(run, block, matches, roles, None)
+    inside, segments = painted.inside, painted.segments
+    standing = painted.stalled[inside.segment]
+    row = painted.claims.row[segments.winner[inside.segment[standing]]]
+    example, which = grouped(inside.step[standing] * len(block.spans) + row)
+    return StepTimes(
+        row=painted.steps.row,
+        ns=_time_per_state(painted),
+        stall_step=inside.step[standing][example],
+        stall_row=row[example],
+        stall_ns=np.rint(np.bincount(which, inside.length[standing], len(example))).astype(np.int64),
+    )
+
+
+class _Painted(NamedTuple):
+    """The axis of a block, cut into segments.
+
+    Attributes:
+        steps: of the block.
+        axis: what to add to the times of each row.
+        start, end: of the steps, on the axis.
+        claims, segments: whose every instant is.
+        inside: the segments of the steps.
+        states: of the run.
+        state, stalled: of each segment: which it is in, and whether the lane stands still in it.
+    """
+
+    steps: _Steps
+    axis: Int64
+    start: Int64
+    end: Int64
+    claims: Claims
+    segments: Segments
+    inside: _Inside
+    states: tuple[State, ...]
+    state: Int32
+    stalled: Bool
+
+
+def _painted(run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None) -> _Painted:
     steps = _steps(block, wanted)
     claims = claims_of_block(run, block, _standing(block, matches, roles), roles)
     axis = block.per_row(block.end_to_end())
     start, end = steps.start + axis[steps.row], steps.end + axis[steps.row]
     segments = paint(claims.start, claims.end, claims.precedence(), np.concatenate([start, end]))
-    inside = _segments_of_steps(segments, start, end)
     states = states_of(roles.words)
-    unclaimed = State(IDLE if is_kernel_trace(spans) else OTHER)
+    unclaimed = State(IDLE if is_kernel_trace(block.spans) else OTHER)
     state = np.append(claims.state, states.index(unclaimed))[segments.winner]
     stalled = np.array([one.kind in (WAIT, TRANSFER, BUBBLE) for one in states])[state]
+    inside = _segments_of_steps(segments, start, end)
+    return _Painted(steps, axis, start, end, claims, segments, inside, states, state, stalled)
+
+
+def _partition_block(
+    run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None
+) -> _BlockPartition:
+    spans = block.spans
+    painted = _painted(run, block, matches, roles, wanted)
+    steps, segments, inside, stalled = painted.steps, painted.segments, painted.inside, painted.stalled
     return _BlockPartition(
         rank=block.rank()[steps.row],
         step=spans.step[steps.row],
         start=steps.start,
         end=steps.end,
-        ns=_time_per_state(segments, inside, state, len(steps.row), len(states)),
-        hidden_ns=_hidden(_in_flight(spans, axis), segments, inside, stalled, start, end),
-        stalled_ns=_per_stall(claims, segments, inside, stalled, states, len(spans)),
+        ns=_time_per_state(painted),
+        hidden_ns=_hidden(_in_flight(spans, painted.axis), segments, inside, stalled, painted.start, painted.end),
+        stalled_ns=_per_stall(painted.claims, segments, inside, stalled, painted.states, len(spans)),
     )
 
 
@@ -172,9 +243,10 @@ def _segments_of_steps(segments: Segments, start: Int64, end: Int64) -> _Inside:
     return _Inside(step, segment, np.diff(segments.edges)[segment])
 
 
-def _time_per_state(segments: Segments, inside: _Inside, state: Int32, steps: int, states: int) -> Int64:
+def _time_per_state(painted: _Painted) -> Int64:
     # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
-    cell = inside.step * states + state[inside.segment]
+    steps, states, inside = len(painted.steps.row), len(painted.states), painted.inside
+    cell = inside.step * states + painted.state[inside.segment]
     return np.rint(np.bincount(cell, inside.length, steps * states)).astype(np.int64).reshape(steps, states)
 
 

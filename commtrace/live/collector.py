@@ -6,18 +6,22 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 
 from commtrace.live.device import Device, training_device
-from commtrace.live.gil import let_go_of_the_gil
+from commtrace.live.gil import Breath, let_go_of_the_gil
 from commtrace.live.listener import StepListener
+from commtrace.live.owners import NOBODY, owners
+from commtrace.live.pending import PendingRows
 from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.spans import Spans
+from commtrace.trace.spans import Int64, Spans
 from commtrace.trace.writer import Row
 
 _logger = logging.getLogger("commtrace")
@@ -25,9 +29,8 @@ _logger = logging.getLogger("commtrace")
 MOST_ROWS: Final = 100_000
 """So many rows are kept for steps that are not complete; of more, the oldest are let go, which is said once."""
 
-_KIND, _NAME, _START, _END, _STEP = 0, 1, 3, 4, 5
+_KIND, _NAME, _STEP = 0, 1, 5
 _ID: Final = schema.SCHEMA.get_field_index("id")
-_LARGEST: Final = np.iinfo(np.int64).max
 
 
 class StepCollector:
@@ -58,9 +61,8 @@ class StepCollector:
         self._dropped = dropped
         self._thread_ns = thread_ns
         self._device = device or training_device
-        self._pending: list[Row] = []
-        self._handed = bytearray()  # aligned with the pending rows: 1 for those that a listener has had
-        self._ripe: list[Row] = []
+        self._pending = PendingRows()
+        self._steps_are_ripe = False
         self._told_overhead_ns = 0
         self._told_dropped: Mapping[str, int] = {}
         self._is_off = False
@@ -90,65 +92,77 @@ class StepCollector:
             listener.abandon_after_fork()
 
     def _take(self, rows: Sequence[Row]) -> None:
-        for mark in (row for row in rows if row[_KIND] == schema.MARK):
+        marks = [row for row in rows if row[_KIND] == schema.MARK]
+        for mark in marks:
             self.rank.learn(mark)
-        self.rank.spans += sum(row[_KIND] != schema.MARK for row in rows)
-        new = [row for row in rows if row[_KIND] != schema.MARK or row[_STEP] >= 0]
-        self._pending += new
-        self._handed += bytes(len(new))
-        ripe, self._ripe = self._ripe, [row for row in new if row[_KIND] == schema.STEP]
+        self.rank.spans += len(rows) - len(marks)
+        before = len(self._pending)
+        self._pending.add([row for row in rows if row[_KIND] != schema.MARK or row[_STEP] >= 0] if marks else rows)
         self.rank.dropped = dict(self._dropped())
         self.rank.overhead_ns = self._thread_ns()
-        if ripe:
-            self._close_steps(sorted(ripe, key=lambda step: (step[_END], step[_START])))
+        if self._steps_are_ripe:
+            self._close_steps(before)
+        self._steps_are_ripe = schema.STEP in map(itemgetter(_KIND), rows)
         self._bound()
 
-    def _close_steps(self, steps: Sequence[Row]) -> None:
-        names: list[str] = []
-        rows = self._pending
+    def _close_steps(self, before: int) -> None:
+        """Close the steps of passes before this one.
+
+        Args:
+            before: so many rows are theirs.
+        """
+        pending = self._pending
         let_go_of_the_gil()
-        spans = Spans.from_tuples(rows, names)
-        details = {row[_ID]: row[-1] for row in rows if row[-1] and row[_KIND] != schema.MARK}
-        handed = np.frombuffer(self._handed, np.bool_).copy()
-        device = self._device()
-        for position, step in enumerate(steps):
-            let_go_of_the_gil()
-            own = ~handed & self._belongs(spans, step, steps[position + 1 :])
-            handed |= own
-            own_rows = [rows[at] for at in np.flatnonzero(own).tolist()]
-            window = StepWindow(names, spans, own, details)
-            number, start, end = step[_STEP], step[_START], step[_END]
-            self._tell(
-                summarise(window, number, start, end, self.rank, device=device, **self._told(own_rows)), own_rows
-            )
+        spans, handed = pending.columns, pending.handed
+        ripe = np.flatnonzero(spans.kind[:before] == schema.STEP)
+        if not len(ripe):  # they were let go
+            return
+        steps = ripe[np.lexsort((spans.start[ripe], spans.end[ripe]))]
+        owner = owners(spans, steps)
+        owner[handed] = NOBODY
+        owned = self._rows_of_steps(owner, len(steps))
+        detailed = {row[_ID]: row[-1] for row in pending.rows if row[-1] and row[_KIND] != schema.MARK}
+        window = StepWindow(pending.names, spans, steps, owner, detailed)
+        breath = Breath()
+        summaries = summarise(window, self.rank, self._told(spans, owner, len(steps)))
         # What reaches beyond the steps that are closed is a part of the next one's partition as well.
-        reaches = (spans.end > max(step[_END] for step in steps)) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))
-        kept = np.flatnonzero(~handed | reaches)
-        self._pending = [rows[at] for at in kept.tolist()]
-        self._handed = bytearray(handed[kept].tobytes())
+        reaches = (spans.end > spans.end[steps[-1]]) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))
+        handed = handed | (owner != NOBODY)
+        pending.keep(np.flatnonzero(~handed | reaches), handed)
+        for summary, own_rows in zip(summaries, owned, strict=True):
+            breath.take()
+            self._tell(summary, own_rows)
 
-    @staticmethod
-    def _belongs(spans: Spans, step: Row, later_steps: Sequence[Row]) -> Any:
-        """Rows that the step is handed: those that bear its number, what came before it, what was in no step."""
-        start, end = step[_START], step[_END]
-        again = min((row[_START] for row in later_steps if row[_STEP] == step[_STEP]), default=_LARGEST)
-        numbered = (spans.step == step[_STEP]) & (spans.start < again)
-        earlier = (spans.start < start) | ((spans.step < 0) & (spans.start < end))
-        is_step = spans.kind == schema.STEP
-        this_step = is_step & (spans.start == start) & (spans.end == end) & (spans.step == step[_STEP])
-        return np.where(is_step, this_step, numbered | earlier)
+    def _rows_of_steps(self, owner: Int64, count: int) -> list[list[Row]]:
+        rows = self._pending.rows
+        order = np.argsort(owner, kind="stable")
+        bounds = np.searchsorted(owner[order], np.arange(count + 1)).tolist()
+        at = order.tolist()
+        return [[rows[one] for one in at[begin:end]] for begin, end in pairwise(bounds)]
 
-    def _told(self, own_rows: Sequence[Row]) -> dict[str, Any]:
+    def _told(self, spans: Spans, owner: Int64, count: int) -> list[dict[str, Any]]:
+        """What spans do not tell of each step; overhead and drops since the last one are those of the first."""
         rank = self.rank
         overhead, self._told_overhead_ns = rank.overhead_ns - self._told_overhead_ns, rank.overhead_ns
         before, self._told_dropped = self._told_dropped, rank.dropped
         news = {kind: count - before.get(kind, 0) for kind, count in rank.dropped.items()}
-        return {
-            "spans": sum(row[_KIND] != schema.MARK for row in own_rows),
-            "overhead_ns": overhead,
-            "dropped": {kind: count for kind, count in news.items() if count},
-            "counts": _counts(own_rows),
-        }
+        dropped = {kind: count for kind, count in news.items() if count}
+        is_mark = spans.kind == schema.MARK
+        num_spans = np.bincount(owner[(owner != NOBODY) & ~is_mark], minlength=count).tolist()
+        counts: list[dict[str, float]] = [{} for _ in range(count)]
+        for at in np.flatnonzero(is_mark & (owner != NOBODY)).tolist():
+            _count(counts[owner[at]], self._pending.rows[at])
+        device = self._device()
+        return [
+            {
+                "spans": num_spans[step],
+                "overhead_ns": overhead if step == 0 else 0,
+                "dropped": dropped if step == 0 else {},
+                "counts": counts[step],
+                "device": device,
+            }
+            for step in range(count)
+        ]
 
     def _tell(self, summary: StepSummary, rows: Sequence[Row]) -> None:
         for listener in list(self._listeners):
@@ -167,8 +181,7 @@ class StepCollector:
         excess = len(self._pending) - MOST_ROWS
         if excess <= 0:
             return
-        del self._pending[:excess]
-        del self._handed[:excess]
+        self._pending.drop_oldest(excess)
         if not self._overflow_told:
             self._overflow_told = True
             _logger.warning(
@@ -190,11 +203,8 @@ def _close(listener: StepListener) -> None:
         _logger.warning("commtrace: %s did not close in order", type(listener).__name__, exc_info=True)
 
 
-def _counts(rows: Sequence[Row]) -> dict[str, float]:
-    """What the script told of the step, added up."""
-    counts: dict[str, float] = {}
-    for row in rows:
-        if row[_KIND] == schema.MARK and row[_NAME] == "count":
-            for name, number in json.loads(row[-1]).items():
-                counts[name] = counts.get(name, 0) + number
-    return counts
+def _count(counts: dict[str, float], mark: Row) -> None:
+    """Add what the script told of a step."""
+    if mark[_NAME] == "count":
+        for name, number in json.loads(mark[-1]).items():
+            counts[name] = counts.get(name, 0) + number

@@ -1,4 +1,7 @@
-"""Turns the rows of a step into its summary, with the arithmetic of the analysis on a run of one rank and one step."""
+"""Turns the rows of steps into their summaries, with the arithmetic of the analysis on a run of one rank.
+
+All steps that are complete are summed up together: Python's part is the same for one step and for a hundred.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
-from commtrace.analysis.calls import Calls, calls_of_rank
-from commtrace.analysis.keys import pack, sort_groups
+from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factor
+from commtrace.analysis.calls import CallRows, Calls, calls_of_rows
+from commtrace.analysis.keys import concatenated_ranges, grouped_rows, pack, sort_groups
 from commtrace.analysis.match import Matches, unmatched
-from commtrace.analysis.operations import communication_rows
-from commtrace.analysis.partition import partition
+from commtrace.analysis.operations import communication_rows, unfinished_rows
+from commtrace.analysis.partition import StepTimes, step_times
 from commtrace.analysis.roles import RankRoles, Roles, find_roles
 from commtrace.analysis.states import (
     BUBBLE,
@@ -25,161 +29,291 @@ from commtrace.analysis.states import (
     PHASES,
     TRANSFER,
     WAIT,
+    State,
+    states_of,
 )
+from commtrace.live.gil import let_go_of_the_gil
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import ENDING_TOGETHER, GroupSummary, OperationSummary, StepSummary
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 _LARGE_PRIME: Final = 7_919
 
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """What a step's summary is made of.
+    """What the summaries of some steps are made of.
 
     Attributes:
         names: what the codes in ``spans`` stand for.
-        spans: the step's own row, everything that overlaps it, and the communications that it counts.
-        own: which communications it counts.
+        spans: the rows of the steps, everything that overlaps them, and the communications that they count.
+        steps: the rows of the steps, in the order of their summaries.
+        owner: of every row the position of its step in ``steps``, negative without: a communication counts there, and
+            only there.
         details: JSON extras of communications, by id.
     """
 
     names: list[str]
     spans: Spans
-    own: Bool
+    steps: Int64
+    owner: Int64
     details: Mapping[int, str]
 
 
-def summarise(window: StepWindow, step: int, start_ns: int, end_ns: int, rank: LiveRank, **told: Any) -> StepSummary:
-    """The summary of one step.
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of the rows that matter; in their ``step`` column is the position of their step."""
+
+    names: list[str]
+    spans: Spans
+    roles: RankRoles
+    words: Sequence[str]
+    unfinished: Bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Stood:
+    """For how long a step stood still for a stall: its position, the row and ns; each pair once."""
+
+    step: Int64
+    row: Int64
+    ns: Int64
+
+
+def summarise(window: StepWindow, rank: LiveRank, told: Sequence[Mapping[str, Any]]) -> list[StepSummary]:
+    """The summaries of some steps.
 
     Args:
-        window: around the step.
-        step: its number.
-        start_ns, end_ns: of its row.
-        rank: whose it is.
-        told: fields of :class:`StepSummary` that spans do not tell.
+        window: around them.
+        rank: whose they are.
+        told: of each step the fields of :class:`StepSummary` that spans do not tell.
     """
-    spans = window.spans.take(_relevant(window, start_ns, end_ns))
+    chosen = _relevant(window)
+    spans = window.spans.take(chosen)
+    spans = spans.replace(step=window.owner[chosen].astype(np.int32))
     trace = RankTrace(rank.metadata, spans, dict(rank.marks.groups), details=window.details)
     run = Run(Path(), {rank.rank: trace}, window.names)
+    (block,) = run.blocks
     matches = unmatched(spans)
     roles = find_roles(run)
-    times = partition(run, Matches({rank.rank: matches}), roles)
-    ns = times.ns[0]
-    total = {state: int(time) for state, time in zip(times.states, ns, strict=True)}
+    let_go_of_the_gil()
+    times = step_times(run, block, Matches({rank.rank: matches}), roles)
+    let_go_of_the_gil()
+    known = _Known(window.names, spans, roles.ranks[rank.rank], roles.words, unfinished_rows(trace))
+    position = spans.step[times.row].astype(np.int64)
+    stood = _Stood(position[times.stall_step], times.stall_row, times.stall_ns)
+    calls = calls_of_rows(CallRows(block, matches, known.roles, np.zeros((len(spans), 2), np.int64), known.unfinished))
+    count = len(window.steps)
+    operations: list[list[OperationSummary]] = [[] for _ in range(count)]
+    for at, operation in _operations(calls, stood, known):
+        operations[at].append(operation)
+    let_go_of_the_gil()
+    collectives: list[list[GroupSummary]] = [[] for _ in range(count)]
+    for at, collective in _collectives(stood, known, window.spans.step[window.steps]):
+        collectives[at].append(collective)
+    parts = _Parts.of(times, position, roles)
+    start = window.spans.start[window.steps].tolist()
+    wall = np.maximum(window.spans.end[window.steps] - window.spans.start[window.steps], 0).tolist()
+    number = window.spans.step[window.steps].tolist()
+    return [
+        _summary(
+            parts,
+            at,
+            tuple(sorted(operations[at], key=lambda one: (one.operation, one.role))),
+            run_id=rank.run_id,
+            rank=rank.rank,
+            step=number[at],
+            start_ns=start[at],
+            duration_ns=wall[at],
+            collectives=tuple(collectives[at]),
+            **told[at],
+        )
+        for at in range(count)
+    ]
 
-    def of(kind: str) -> int:
-        return sum(time for state, time in total.items() if state.kind == kind)
 
-    calls = Calls.concatenate(calls_of_rank(trace, matches, times.stalled_ns[rank.rank], roles.ranks[rank.rank]))
-    operations = _operations(calls, window.names, roles)
-    bubble = of(BUBBLE) + sum(one.stalled_ns for one in operations if one.is_pipeline_transfer)
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Of each step the time in its states, ns; ``compute`` by phase."""
+
+    compute: list[list[int]]
+    data: list[int]
+    checkpoint: list[int]
+    gc: list[int]
+    standing: list[int]
+
+    @classmethod
+    def of(cls, times: StepTimes, position: Int64, roles: Roles) -> _Parts:
+        states = states_of(roles.words)
+        ns = times.ns[np.argsort(position)]
+        standing = [column for column, state in enumerate(states) if state.kind in (WAIT, TRANSFER, BUBBLE)]
+        phases = [states.index(State(COMPUTE, phase)) for phase in PHASES]
+        data, checkpoint, gc = (ns[:, states.index(State(kind))].tolist() for kind in (DATA, CHECKPOINT, GC))
+        return cls(ns[:, phases].tolist(), data, checkpoint, gc, ns[:, standing].sum(axis=1).tolist())
+
+
+def _summary(parts: _Parts, at: int, operations: tuple[OperationSummary, ...], **told: Any) -> StepSummary:
     exposed = _exposed_by_role(operations)
-    compute = {state.detail: time for state, time in total.items() if state.kind == COMPUTE}
-    named = sum(compute.values()) + sum(exposed.values()) + bubble + of(DATA) + of(CHECKPOINT) + of(GC)
-    assert of(WAIT) + of(TRANSFER) + of(BUBBLE) == bubble + sum(exposed.values()), "every stall has one operation"
+    bubble = sum(one.stalled_ns for one in operations if one.is_pipeline_transfer)
+    standing = sum(exposed.values()) + bubble
+    assert parts.standing[at] == standing, "every stall has one operation"
+    compute, data, checkpoint, gc = parts.compute[at], parts.data[at], parts.checkpoint[at], parts.gc[at]
     return StepSummary(
-        run_id=rank.run_id,
-        rank=rank.rank,
-        step=step,
-        start_ns=int(times.start[0]),
-        duration_ns=int(times.wall_ns[0]),
-        compute_ns={phase: compute[phase] for phase in PHASES},
+        compute_ns=dict(zip(PHASES, compute, strict=True)),
         exposed_ns=exposed,
         bubble_ns=bubble,
-        data_ns=of(DATA),
-        checkpoint_ns=of(CHECKPOINT),
-        gc_ns=of(GC),
-        other_ns=int(times.wall_ns[0]) - named,
+        data_ns=data,
+        checkpoint_ns=checkpoint,
+        gc_ns=gc,
+        other_ns=told["duration_ns"] - sum(compute) - standing - data - checkpoint - gc,
         operations=operations,
-        collectives=tuple(
-            _collectives(
-                window, spans, step, times.stalled_ns[rank.rank].sum(axis=1), roles.ranks[rank.rank], roles.words
-            )
-        ),
         **told,
     )
 
 
-def _relevant(window: StepWindow, start_ns: int, end_ns: int) -> Bool:
-    """The one step row; what overlaps the step or a communication that it counts; of communications, only those."""
-    spans = window.spans
-    is_step = spans.kind == schema.STEP
+def _relevant(window: StepWindow) -> Int64:
+    """The rows of the steps; what overlaps them or a communication that they count; of communications, only those."""
+    spans, steps = window.spans, window.steps
     communication = communication_rows(spans)
-    last_end = max(int(spans.end[window.own & communication].max(initial=end_ns)), end_ns)
-    first_start = min(int(spans.start[window.own & communication].min(initial=start_ns)), start_ns)
-    near = (spans.start < last_end) & (spans.end > first_start)
-    this_step = is_step & (spans.start == start_ns) & (spans.end == end_ns)
-    return np.asarray(np.where(is_step, this_step, np.where(communication, window.own, near)))
+    own = communication & (window.owner >= 0)
+    last_end = max(int(spans.end[own].max(initial=spans.end[steps].max())), int(spans.end[steps].max()))
+    first_start = min(int(spans.start[own].min(initial=spans.start[steps].min())), int(spans.start[steps].min()))
+    near = (spans.start < last_end) & (spans.end > first_start) & (spans.kind != schema.STEP)
+    relevant = np.where(communication, own, near)
+    relevant[steps] = True
+    return np.flatnonzero(relevant)
 
 
-def _operations(calls: Calls, names: Sequence[str], roles: Roles) -> tuple[OperationSummary, ...]:
-    if not len(calls):
-        return ()
-    order, begins = sort_groups(pack((calls.role, calls.name)))
-    found = [_operation(calls.take(rows), names, roles) for rows in np.split(order, begins[1:])]
-    return tuple(sorted(found, key=lambda one: (one.operation, one.role)))
-
-
-def _operation(calls: Calls, names: Sequence[str], roles: Roles) -> OperationSummary:
-    operation = names[calls.name[0]]
-    made = calls.calls > 0
-    finished = made & calls.finished
-    bus_bytes, bus_ns = 0.0, 0
-    if operation not in WITHOUT_BANDWIDTH:
-        for size in np.unique(calls.group_size[finished]):
-            if size < 2:
-                continue
-            rows = finished & (calls.group_size == size) & (calls.num_bytes > 0) & (calls.duration > 0)
-            moved = moved_bytes(operation, calls.num_bytes[rows], calls.self_bytes[rows])
-            bus_bytes += float((moved * bus_factors(operation, int(size), calls.self_bytes[rows])).sum())
-            bus_ns += int(calls.duration[rows].sum())
-    return OperationSummary(
-        operation=operation,
-        role=roles.words[calls.role[0]],
-        count=int(calls.calls.sum()),
-        num_bytes=int(calls.num_bytes.sum()),
-        duration_ns=int(calls.duration[finished].sum()),
-        stalled_ns=int(calls.exposed.sum()),
-        hidden_ns=int(calls.hidden[finished].sum()),
-        bus_bytes=bus_bytes,
-        bus_ns=bus_ns,
-        unfinished=int((made & ~calls.finished).sum()),
+def _operations(calls: Calls, stood: _Stood, known: _Known) -> Iterator[tuple[int, OperationSummary]]:
+    """Of each step, by its position, and each operation and role its calls, and what was stood still for."""
+    step = np.concatenate([calls.step, stood.step])
+    role = np.concatenate([calls.role, known.roles.role[stood.row]])
+    name = np.concatenate([calls.name, known.spans.name[stood.row]])
+    if not len(step):
+        return
+    order, begins = sort_groups(pack((step, role, name)))
+    bus_bytes, has_bandwidth = _on_the_bus(calls, known.names)
+    of_calls = np.array(
+        [
+            calls.calls,
+            calls.num_bytes,
+            calls.duration * calls.finished,
+            calls.exposed,
+            calls.hidden * calls.finished,
+            calls.duration * has_bandwidth,
+            ~calls.finished,
+        ]
     )
+    of_stalls = np.zeros((len(of_calls), len(stood.ns)), np.int64)
+    of_stalls[3] = stood.ns
+    sums = np.add.reduceat(np.concatenate([of_calls, of_stalls], axis=1)[:, order], begins, axis=1).tolist()
+    on_bus = np.add.reduceat(np.append(bus_bytes, np.zeros(len(stood.ns)))[order], begins).tolist()
+    first = order[begins]
+    for at, role_code, name_code, count, num_bytes, duration, stalled, hidden, bus_ns, unfinished, moved in zip(
+        step[first].tolist(), role[first].tolist(), name[first].tolist(), *sums, on_bus, strict=True
+    ):
+        yield (
+            at,
+            OperationSummary(
+                operation=known.names[name_code],
+                role=known.words[role_code],
+                count=count,
+                num_bytes=num_bytes,
+                duration_ns=duration,
+                stalled_ns=stalled,
+                hidden_ns=hidden,
+                bus_bytes=moved,
+                bus_ns=bus_ns,
+                unfinished=unfinished,
+            ),
+        )
 
 
-def _collectives(
-    window: StepWindow, spans: Spans, step: int, stalled_ns: Int64, roles: RankRoles, words: Sequence[str]
-) -> Iterator[GroupSummary]:
-    """Of each group and collective that ends on all members at once, one call: another one in every step."""
-    codes = [code for code, name in enumerate(window.names) if name in ENDING_TOGETHER]
+def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.float64], Bool]:
+    """Bytes moved · bus factor of each call, 0 where it has no bandwidth; and which have one."""
+    if not len(calls):
+        return np.zeros(0), np.zeros(0, np.bool_)
+    is_uneven = calls.self_bytes >= 0
+    example, which = grouped_rows((calls.name, calls.group_size, is_uneven))
+    factor, is_bus = np.zeros(len(example)), np.zeros(len(example), np.bool_)
+    to_others = np.zeros(len(example), np.bool_)
+    for at, (name, size, uneven) in enumerate(
+        zip(*(column[example].tolist() for column in (calls.name, calls.group_size, is_uneven)), strict=True)
+    ):
+        operation = names[name]
+        is_bus[at] = size >= 2 and operation not in WITHOUT_BANDWIDTH
+        factor[at] = bus_factor(operation, size, uneven=uneven) if is_bus[at] else 0.0
+        to_others[at] = uneven and operation == "all_to_all"
+    moved = calls.num_bytes - calls.self_bytes * to_others[which]
+    has_bandwidth = is_bus[which] & calls.finished & (calls.num_bytes > 0) & (calls.duration > 0)
+    return moved * factor[which] * has_bandwidth, has_bandwidth
+
+
+def _collectives(stood: _Stood, known: _Known, numbers: Int32) -> Iterator[tuple[int, GroupSummary]]:
+    """Of each step, group and collective that ends on all members at once, one call: another one in every step.
+
+    Args:
+        stood, known: of the rows.
+        numbers: of the steps, by their position.
+    """
+    spans, roles = known.spans, known.roles
     wanted = (spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0) & (roles.group_size > 1)
+    codes = [code for code, name in enumerate(known.names) if name in ENDING_TOGETHER]
     rows = np.flatnonzero(wanted & np.isin(spans.name, codes))
     if not len(rows):
         return
-    order, begins = sort_groups(pack((spans.group[rows], spans.name[rows])))
-    for own in np.split(rows[order], begins[1:]):
-        seqs = np.unique(spans.seq[own])
-        seq = seqs[step * _LARGE_PRIME % len(seqs)]
-        call = own[spans.seq[own] == seq]  # several rows where it is a bracket of several operations
-        ids, first = spans.id[call], call[0]
-        finished = not any("unfinished" in window.details.get(number, "") for number in ids.tolist())
-        stalls = (spans.kind == schema.STALL) & np.isin(spans.stalled_on, ids)
-        name = window.names[spans.name[first]]
-        yield GroupSummary(
-            group=int(spans.group[first]),
-            operation=ENDING_TOGETHER.index(name),
-            name=name,
-            role=words[roles.role[first]],
-            size=int(roles.group_size[first]),
-            seq=int(seq),
-            duration_ns=max(int(spans.end[first] - spans.start[first]), 0) if finished else -1,
-            stalled_ns=int(stalled_ns[stalls].sum()),
-            num_bytes=int(np.maximum(spans.bytes[own], 0).sum()),
+    kind = pack((spans.step[rows], spans.group[rows], spans.name[rows]))
+    order, begins = sort_groups(pack((kind, spans.seq[rows])))  # rows of a seq: of a bracket of several operations
+    rows, ends = rows[order], np.append(begins[1:], len(order))
+    first_seq = np.flatnonzero(np.diff(kind[order][begins], prepend=-1))  # where a step, group and collective begins
+    num_seqs = np.diff(np.append(first_seq, len(begins)))
+    step = spans.step[rows[begins[first_seq]]]
+    chosen = first_seq + numbers[step].astype(np.int64) * _LARGE_PRIME % num_seqs
+    first = rows[begins[chosen]]
+    call = rows[concatenated_ranges(begins[chosen], ends[chosen])]
+    summary = np.repeat(np.arange(len(chosen)), (ends - begins)[chosen])
+    finished = np.bincount(summary, known.unfinished[call], len(chosen)) == 0
+    duration = np.where(finished, np.maximum(spans.end[first] - spans.start[first], 0), -1)
+    num_bytes = np.add.reduceat(np.maximum(spans.bytes[rows], 0), begins[first_seq])
+    stalled = _stalled_on(call, summary, len(chosen), stood, spans)
+    columns = (
+        step, spans.group[first], spans.name[first], roles.role[first], roles.group_size[first], spans.seq[first],
+        duration, stalled, num_bytes,
+    )  # fmt: skip
+    for at, group, name, role, size, seq, duration_ns, stalled_ns, bytes_ in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        operation = known.names[name]
+        yield (
+            at,
+            GroupSummary(
+                group=group,
+                operation=ENDING_TOGETHER.index(operation),
+                name=operation,
+                role=known.words[role],
+                size=size,
+                seq=seq,
+                duration_ns=duration_ns,
+                stalled_ns=stalled_ns,
+                num_bytes=bytes_,
+            ),
         )
+
+
+def _stalled_on(call: Int64, summary: Int64, count: int, stood: _Stood, spans: Spans) -> Int64:
+    """How long the lane stood still, in the step of each call, for it; added up by summary."""
+    total = np.zeros(count, np.int64)
+    if not len(stood.row):
+        return total
+    order = np.argsort(spans.id[call])
+    ids = spans.id[call][order]
+    at = np.minimum(np.searchsorted(ids, spans.stalled_on[stood.row]), len(ids) - 1)
+    of_call = order[at]
+    same = (ids[at] == spans.stalled_on[stood.row]) & (spans.step[call[of_call]] == stood.step)
+    np.add.at(total, summary[of_call[same]], stood.ns[same])
+    return total
 
 
 def _exposed_by_role(operations: Sequence[OperationSummary]) -> dict[str, int]:

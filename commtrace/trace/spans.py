@@ -113,7 +113,7 @@ class Spans:
                 codes[word] = len(names)
                 names.append(word)
             columns[column] = tuple(map(codes.__getitem__, columns[column]))
-        return cls(*(np.array(columns[name], dtype) for name, dtype in DTYPE_OF_COLUMN.items()))
+        return cls(*(np.fromiter(columns[name], dtype, len(rows)) for name, dtype in DTYPE_OF_COLUMN.items()))
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], names: list[str]) -> Spans:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 
@@ -24,29 +26,36 @@ class OptimizerHook:
     ) -> None:
         self._call = call
         self._failed = failed
-        self._is_off = self._is_running = False
+        self._is_off = False
         self._handle: Any = register(self)
 
     def __call__(self, *arguments: Any) -> None:
         try:
-            if self._is_off:
-                return
-            try:
-                self._is_running = True
+            if not self._is_off:
                 self._call(*arguments)
-            finally:
-                self._is_running = False
         except Exception as error:
-            self._is_running = True
             self._failed(error)
-            self._is_running = False
 
     def remove(self) -> bool:
-        """Take the hook out. False while it is running: ask again later."""
+        """Take the hook out. False while an optimizer steps: ask again later."""
         self._is_off = True
-        if self._is_running:
-            return False
         if self._handle is not None:
+            if _an_optimizer_steps():
+                return False
             self._handle.remove()
             self._handle = None
         return True
+
+
+def _an_optimizer_steps() -> bool:
+    """Whether any thread is inside of what torch puts around ``step``, and so may be going through its table."""
+    from torch.optim import Optimizer
+
+    around = Optimizer.profile_hook_step(lambda: None).__code__
+    frame: FrameType | None
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if frame.f_code is around:
+                return True
+            frame = frame.f_back
+    return False

@@ -450,17 +450,23 @@ def _collective_number(operation: Operation, state: GroupState, arguments: tuple
     peer = -1
     if operation.has_root:
         root = getattr(options, "rootRank", options)
-        peer = state.ranks_by_group_rank[root] if isinstance(root, int) else -1
+        peer = _global_rank(state, root) if isinstance(root, int) else -1
     if state.bracket is not None:
         state.bracket_is_collective = True
         return -1, peer, is_async
     return next(state.collective_seq), peer, is_async
 
 
+def _global_rank(state: GroupState, group_rank: int) -> int:
+    """−1 for one that the group does not have: torch refuses the call, and that is no failure of ours."""
+    ranks = state.ranks_by_group_rank
+    return ranks[group_rank] if 0 <= group_rank < len(ranks) else -1
+
+
 def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
     """Sequence number towards the peer, the peer's global rank, and whether the caller gets the Work."""
     # The peer of a receive from anybody, and so its number, is not known when it is posted: see _from_anybody.
-    peer = state.ranks_by_group_rank[arguments[1]] if len(arguments) > 2 else -1
+    peer = _global_rank(state, arguments[1]) if len(arguments) > 2 else -1
     # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
     caller = sys._getframe(2)
     outer = caller.f_back

@@ -544,3 +544,26 @@ def test_a_communication_that_the_backend_refuses_has_no_row_and_its_number_is_u
         ("broadcast", 1),
         ("send", 0),
     ]
+
+
+def test_ranks_that_a_group_does_not_have_switch_nothing_off(
+    recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any) -> None:
+        raise ValueError("invalid root")
+
+    with monkeypatch.context() as patched:
+        for method in ("broadcast", "send"):
+            patched.setattr(dist.ProcessGroup, method, refuse)
+        with recording.capturing():
+            group: Any = distributed_c10d._get_default_group()
+            for call in (
+                lambda: group.broadcast(ones(8), 99),
+                lambda: group.send([ones(8)], 99, 0),
+            ):
+                with pytest.raises(ValueError, match="invalid root"):
+                    call()
+            dist.barrier()
+
+    assert recording.warnings() == []
+    assert [(row.name, row.seq) for row in recording.communications()] == [("barrier", 0)]

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -47,6 +47,9 @@ SPANS_PER_BATCH: Final = 512
 CLOSE_SECONDS: Final = 1.6
 ABORT_SECONDS: Final = 0.3
 """So long the end of a recording waits for what is left to be sent, and then for the thread to give up."""
+
+_GATHERING_SECONDS: Final = 0.05
+"""So long a step that does not fill a request waits for others of the same pass of the harvester."""
 
 _SPANS_BETWEEN_BREATHS: Final = 8
 _IDLE_SECONDS: Final = 5.0
@@ -226,7 +229,7 @@ class OtlpExporter:
         while not self._gave_up.is_set():
             job = self._queue.get(min(max(metrics_due - time.monotonic(), 0.0), _IDLE_SECONDS))
             if job is not None:
-                self._export(maker, job)
+                self._export(maker, self._jobs_of_a_request(job))
             ends = job is None and self._ends.is_set()
             if self._config.otlp_metrics and (ends or time.monotonic() >= metrics_due):
                 self._export_metrics()
@@ -235,16 +238,22 @@ class OtlpExporter:
             if ends:
                 return
 
-    def _export(self, maker: SpanMaker, job: Job) -> None:
+    def _jobs_of_a_request(self, first: Job) -> list[Job]:
+        """Short steps come many at a time; a request for each would cost more than all of their spans."""
+        if first.num_spans < SPANS_PER_BATCH:
+            self._ends.wait(_GATHERING_SECONDS)
+        return self._queue.get_with(first, SPANS_PER_BATCH)
+
+    def _export(self, maker: SpanMaker, jobs: Sequence[Job]) -> None:
         if self._span_sink_open is None:
             self._span_sink_open = self._open_spans()
-        left = job.num_spans
-        for batch in _batches(_breathing(maker.spans(job))):
+        left = sum(job.num_spans for job in jobs)
+        for batch in _batches(_breathing(chain.from_iterable(map(maker.spans, jobs)))):
             left -= len(batch)
             if self._gave_up.is_set():
                 return
             self.account.settle(len(batch), self._span_sink_open.export(batch))
-        assert left == 0, "a job knows how many spans it makes"
+        assert left == 0, "jobs know how many spans they make"
 
     def _export_metrics(self) -> None:
         if self._metric_sink_open is None:

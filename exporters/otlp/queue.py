@@ -125,6 +125,16 @@ class JobQueue:
             self._waiting -= job.num_spans
             return job
 
+    def get_with(self, first: Job, most_spans: int) -> list[Job]:
+        """A step and those that wait behind it, as many as come to no more than so many spans, itself at least."""
+        jobs, spans = [first], first.num_spans
+        with self._changed:
+            while self._jobs and spans + self._jobs[0].num_spans <= most_spans:
+                jobs.append(self._jobs.popleft())
+                spans += jobs[-1].num_spans
+                self._waiting -= jobs[-1].num_spans
+        return jobs
+
     def close(self) -> None:
         """Nobody waits for a step any more."""
         with self._changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -162,6 +163,35 @@ def test_the_end_does_not_wait_for_a_receiver_that_does_not_answer(
 
     assert not exporter._thread.is_alive()
     assert (account.sent, account.total_dropped) == (0, 27)  # what the thread told after the end is not counted
+
+
+class Held:
+    """A sink that takes its first batch only when it may."""
+
+    def __init__(self) -> None:
+        self.may, self.has_one = threading.Event(), threading.Event()
+        self.batches: list[int] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> bool:
+        self.batches.append(len(spans))
+        self.has_one.set()
+        return self.may.wait(SECONDS)
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_steps_that_have_waited_are_sent_together(opened: Callable[..., OtlpExporter]) -> None:
+    sink = Held()
+    exporter = opened(spans=lambda: sink)
+    run_steps(exporter, 0, 1)
+    assert sink.has_one.wait(SECONDS)
+    run_steps(exporter, 1, 5)
+    sink.may.set()
+    exporter.close()
+
+    assert sink.batches == [9, 45]
+    assert exporter.account.sent == 54
 
 
 class Broken:

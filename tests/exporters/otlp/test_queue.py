@@ -66,3 +66,17 @@ def test_produced_is_sent_plus_dropped_plus_waiting(puts: list[tuple[int, bool, 
             account.settle(got.num_spans, rows % 2 == 0)
         assert 0 <= waiting <= 12
         assert account.produced == account.sent + account.total_dropped + waiting
+
+
+def test_steps_that_wait_together_are_taken_together_as_long_as_they_fit() -> None:
+    account = Account()
+    queue = JobQueue(account)
+    for rows in (3, 4, 3, 1, 9):
+        queue.put(job(rows))
+
+    taken = []
+    while (first := queue.get(0)) is not None:
+        taken.append([one.num_spans for one in queue.get_with(first, 8)])
+    assert taken == [[3, 4], [3, 1], [9]]
+    queue.put(job(50_000))
+    assert account.total_dropped == 0

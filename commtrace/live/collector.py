@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.live.device import Device, training_device
-from commtrace.live.gil import Breath, let_go_of_the_gil
+from commtrace.live.gil import Breath
 from commtrace.live.listener import StepListener
 from commtrace.live.owners import NOBODY, owners
 from commtrace.live.pending import PendingRows
@@ -61,7 +61,8 @@ class StepCollector:
         self._dropped = dropped
         self._thread_ns = thread_ns
         self._device = device or training_device
-        self._pending = PendingRows()
+        self._breath = Breath()
+        self._pending = PendingRows(self._breath)
         self._steps_are_ripe = False
         self._told_overhead_ns = 0
         self._told_dropped: Mapping[str, int] = {}
@@ -112,7 +113,6 @@ class StepCollector:
             before: so many rows are theirs.
         """
         pending = self._pending
-        let_go_of_the_gil()
         spans, handed = pending.columns, pending.handed
         ripe = np.flatnonzero(spans.kind[:before] == schema.STEP)
         if not len(ripe):  # they were let go
@@ -123,14 +123,13 @@ class StepCollector:
         owned = self._rows_of_steps(owner, len(steps))
         detailed = {row[_ID]: row[-1] for row in pending.rows if row[-1] and row[_KIND] != schema.MARK}
         window = StepWindow(pending.names, spans, steps, owner, detailed)
-        breath = Breath()
-        summaries = summarise(window, self.rank, self._told(spans, owner, len(steps)))
+        summaries = summarise(window, self.rank, self._told(spans, owner, len(steps)), self._breath)
         # What reaches beyond the steps that are closed is a part of the next one's partition as well.
         reaches = (spans.end > spans.end[steps[-1]]) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))
         handed = handed | (owner != NOBODY)
         pending.keep(np.flatnonzero(~handed | reaches), handed)
         for summary, own_rows in zip(summaries, owned, strict=True):
-            breath.take()
+            self._breath.take()
             self._tell(summary, own_rows)
 
     def _rows_of_steps(self, owner: Int64, count: int) -> list[list[Row]]:

@@ -19,12 +19,16 @@ _SPARE_NAMES: Final = 1_000
 class PendingRows:
     """Rows by their arrival.
 
+    Args:
+        breath: taken in long work.
+
     Attributes:
         rows: as they came.
         names: the words of ``columns``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, breath: Breath) -> None:
+        self._breath = breath
         self.rows: list[Row] = []
         self.names: list[str] = []
         self._columns: list[Spans] = []
@@ -47,10 +51,9 @@ class PendingRows:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take new ones."""
-        breath = Breath()
         for begin in range(0, len(rows), _ROWS_AT_A_TIME):
             self._columns.append(Spans.from_tuples(rows[begin : begin + _ROWS_AT_A_TIME], self.names))
-            breath.take()
+            self._breath.take()
         self._handed.append(np.zeros(len(rows), np.bool_))
         self.rows += rows
 

@@ -32,7 +32,7 @@ from commtrace.analysis.states import (
     State,
     states_of,
 )
-from commtrace.live.gil import let_go_of_the_gil
+from commtrace.live.gil import Breath
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import ENDING_TOGETHER, GroupSummary, OperationSummary, StepSummary
 from commtrace.trace import schema
@@ -82,13 +82,16 @@ class _Stood:
     ns: Int64
 
 
-def summarise(window: StepWindow, rank: LiveRank, told: Sequence[Mapping[str, Any]]) -> list[StepSummary]:
+def summarise(
+    window: StepWindow, rank: LiveRank, told: Sequence[Mapping[str, Any]], breath: Breath
+) -> list[StepSummary]:
     """The summaries of some steps.
 
     Args:
         window: around them.
         rank: whose they are.
         told: of each step the fields of :class:`StepSummary` that spans do not tell.
+        breath: taken on the way.
     """
     chosen = _relevant(window)
     spans = window.spans.take(chosen)
@@ -98,9 +101,9 @@ def summarise(window: StepWindow, rank: LiveRank, told: Sequence[Mapping[str, An
     (block,) = run.blocks
     matches = unmatched(spans)
     roles = find_roles(run)
-    let_go_of_the_gil()
+    breath.take()
     times = step_times(run, block, Matches({rank.rank: matches}), roles)
-    let_go_of_the_gil()
+    breath.take()
     known = _Known(window.names, spans, roles.ranks[rank.rank], roles.words, unfinished_rows(trace))
     position = spans.step[times.row].astype(np.int64)
     stood = _Stood(position[times.stall_step], times.stall_row, times.stall_ns)
@@ -109,7 +112,7 @@ def summarise(window: StepWindow, rank: LiveRank, told: Sequence[Mapping[str, An
     operations: list[list[OperationSummary]] = [[] for _ in range(count)]
     for at, operation in _operations(calls, stood, known):
         operations[at].append(operation)
-    let_go_of_the_gil()
+    breath.take()
     collectives: list[list[GroupSummary]] = [[] for _ in range(count)]
     for at, collective in _collectives(stood, known, window.spans.step[window.steps]):
         collectives[at].append(collective)

@@ -6,11 +6,13 @@ is left at the end are counted, and told.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -224,6 +226,10 @@ class OtlpExporter:
             self._shut_down_sinks()
 
     def _export_until_the_end(self) -> None:
+        if not self._config.otlp_file:
+            # The SDK would do so with the first request, when training is under way: a tenth of a second of the GIL.
+            with suppress(ImportError):
+                importlib.import_module("requests")
         maker = SpanMaker(self._rank, self._choice, self._current_resource)
         metrics_due = time.monotonic() + self._metric_seconds
         while not self._gave_up.is_set():

@@ -13,6 +13,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.spans import Spans
 from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 
 _ROWS_PER_BATCH: Final = 20_000
@@ -123,6 +124,21 @@ def write_rank(
         writer.write(batch)
     writer.close()
     return num_rows - len(marks) - len(ending)
+
+
+def write_rank_spans(
+    output: Path, metadata: RankMetadata, spans: Spans, names: Sequence[str], marks: Sequence[Row]
+) -> None:
+    """Write one rank that ended in order, column by column.
+
+    Args:
+        spans: ascending by step.
+        names: what the codes of ``name`` and ``dtype`` stand for.
+        marks: what is told of the rank.
+    """
+    writer = SegmentWriter(output, metadata)
+    writer.write_spans(spans, names, before=marks, after=[mark_row("end", {})])
+    writer.close()
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

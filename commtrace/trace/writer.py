@@ -114,23 +114,30 @@ class SegmentWriter:
             if rows:
                 self._end_segment()
 
-    def write_spans(self, spans: Spans, names: Sequence[str]) -> None:
-        """Append columns: the fast way for whoever has them. No marks, and no details.
+    def write_spans(
+        self, spans: Spans, names: Sequence[str], *, before: Sequence[Row] = (), after: Sequence[Row] = ()
+    ) -> None:
+        """Append columns: the fast way for whoever has them. No details.
 
         Args:
             spans: ascending by step.
             names: what the codes of ``name`` and ``dtype`` stand for.
+            before, after: marks that belong in front of the spans and behind them.
         """
+        if not len(spans):
+            self.write([*before, *after])
         while len(spans):
             if self._stream is None:
                 inside = spans.step[spans.step >= 0]
                 self._open(int(inside.min()) if len(inside) else self._first_step)
-                if self._lasting:
-                    self._append(list(self._lasting))
+                before = [*self._lasting, *before]
             count = int(np.searchsorted(spans.step, self._first_step + self._steps_per_segment))
-            if count:
-                self._write_batch(self._batch_of_spans(spans.take(slice(count)), names))
-            spans = spans.take(slice(count, None))
+            part, spans = spans.take(slice(count)), spans.take(slice(count, None))
+            behind = [] if len(spans) else after
+            if count or before:
+                self._write_batch(self._batch_of_spans(part, names, before, behind))
+                self._remember([*before, *behind])
+            before = []
             if len(spans):
                 self._end_segment()
 
@@ -215,11 +222,18 @@ class SegmentWriter:
             schema=schema.SCHEMA,
         )
 
-    def _batch_of_spans(self, spans: Spans, names: Sequence[str]) -> pa.RecordBatch:
+    def _batch_of_spans(
+        self, spans: Spans, names: Sequence[str], before: Sequence[Row], after: Sequence[Row]
+    ) -> pa.RecordBatch:
+        details = pa.nulls(len(spans), pa.string())
+        if before or after:
+            names = list(names)  # to which those of the marks are added
+            marks = Spans.from_tuples([*before, *after], names)
+            spans = Spans.concatenate([marks.take(slice(len(before))), spans, marks.take(slice(len(before), None))])
+            told = [pa.array([mark[-1] for mark in part], pa.string()) for part in (before, after)]
+            details = pa.concat_arrays([told[0], details, told[1]])
         arrays = [
-            pa.nulls(len(spans), field.type)
-            if field.name == "detail"
-            else self._column(field, getattr(spans, field.name), names)
+            details if field.name == "detail" else self._column(field, getattr(spans, field.name), names)
             for field in schema.SCHEMA
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema.SCHEMA)

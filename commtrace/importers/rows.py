@@ -9,6 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
@@ -17,6 +19,10 @@ from commtrace.trace.spans import Spans
 from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 
 _ROWS_PER_BATCH: Final = 20_000
+_ROWS_PER_SEGMENT: Final = 50_000
+"""About; of columns, whose steps need not follow one another."""
+
+_LEAST_STEPS_PER_SEGMENT: Final = 100
 
 
 class Imported(NamedTuple):
@@ -136,9 +142,15 @@ def write_rank_spans(
         names: what the codes of ``name`` and ``dtype`` stand for.
         marks: what is told of the rank.
     """
-    writer = SegmentWriter(output, metadata)
+    writer = SegmentWriter(output, metadata, steps_per_segment=_steps_per_segment(spans))
     writer.write_spans(spans, names, before=marks, after=[mark_row("end", {})])
     writer.close()
+
+
+def _steps_per_segment(spans: Spans) -> int:
+    """Of few steps in a wide range many files would hold next to nothing, and opening them take most of the time."""
+    steps = int(np.ptp(spans.step)) + 1 if len(spans) else 1
+    return max(_LEAST_STEPS_PER_SEGMENT, steps * _ROWS_PER_SEGMENT // max(len(spans), 1))
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -69,7 +70,7 @@ def spans_by_worker(job: Job, operations: Operations) -> list[Spans]:
     rows = _Rows.of(job, operations)
     spans = _spans(job, operations, rows)
     bounds = np.searchsorted(operations.worker[rows.operation], np.arange(len(job.workers) + 1))
-    return [spans.take(slice(first, last)) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [spans.take(slice(first, last)) for first, last in pairwise(bounds.tolist())]
 
 
 _STEPS, _WORK, _COMMUNICATIONS, _STALLS = range(4)

@@ -1,9 +1,33 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.importers.gaps import Stall, stalls
+from commtrace.importers.gaps import Intervals, gaps
+from commtrace.importers.gaps import stalls as stalls_of_gaps
+
+
+class Stall(NamedTuple):
+    start: int
+    end: int
+    on: int
+
+
+def intervals(pairs: Sequence[tuple[int, int]]) -> Intervals:
+    starts, ends = np.array(pairs, np.int64).reshape(-1, 2).T
+    return Intervals(starts, ends)
+
+
+def stalls(work: list[tuple[int, int]], communications: list[tuple[int, int]], end: int) -> list[Stall]:
+    """Of one step, which begins with the first piece of work."""
+    step = intervals([(work[0][0] if work else end, end)])
+    idle = gaps(step, intervals(work), np.zeros(len(work), np.int64))
+    found = stalls_of_gaps(idle, intervals(communications))
+    return [Stall(*stall) for stall in zip(*(column.tolist() for column in found), strict=True)]
 
 
 def test_what_ends_last_in_a_gap_is_what_was_waited_for() -> None:
@@ -43,3 +67,10 @@ def test_stalls_are_the_time_in_flight_between_pieces_of_work(cuts: list[int], p
     for stall in found:
         assert communications[stall.on][0] <= stall.start
         assert stall.end <= communications[stall.on][1]
+
+
+def test_what_lies_between_two_steps_is_in_no_gap() -> None:
+    """Steps 0 to 10 and 20 to 30; of the second one nothing is known."""
+    idle = gaps(intervals([(0, 10), (20, 30)]), intervals([(0, 4), (6, 8)]), np.array([0, 0]))
+
+    assert list(zip(idle.start.tolist(), idle.end.tolist(), strict=True)) == [(4, 6), (8, 10), (20, 30)]

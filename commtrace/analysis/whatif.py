@@ -36,8 +36,8 @@ SLOWEST_PERCENT: Final = 3
 """Of the workers, for M_W."""
 
 _PHASE_NAMES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
-_MOST_CELLS: Final = 4_000_000
-"""Durations that are replayed at once: bounds the memory of a replay."""
+_MOST_CELLS: Final = 250_000
+"""Durations that are replayed at once: what is made of them stays in the caches, and little new memory is touched."""
 
 
 @dataclass(frozen=True, slots=True)

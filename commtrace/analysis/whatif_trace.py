@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from commtrace.errors import TraceFormatError
 from commtrace.trace.spans import Int64
@@ -65,6 +64,8 @@ def read_whatif_trace(trace: str | Path, meta: str | Path) -> WhatIfTrace:
     Raises:
         TraceFormatError: columns are missing, or replicas or steps differ in their operations.
     """
+    import pyarrow.parquet as pq  # here: what it brings along is a tenth of the start of a command that reads none
+
     table = pq.read_table(trace)
     missing = sorted(set(COLUMNS) - set(table.column_names))
     if missing:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from commtrace.analysis.peers import grouped_median
 from commtrace.analysis.whatif import Experiment, WhatIf, analyse_experiment
@@ -38,12 +37,9 @@ def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
     types, kind = _types(trace)
     operations, operation_of_type = np.unique([_MERGED.get(name, name) for name in types], return_inverse=True)
 
-    def replay(durations_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.ascontiguousarray(graph.step_times(np.ascontiguousarray(durations_ns.T)).T)
-
     return analyse_experiment(
         Experiment(
-            replay=replay,
+            replay=graph.step_times,
             measured_ns=durations,
             ideal_ns=_ideal(types, kind, durations),
             operations=operations.tolist(),

@@ -82,6 +82,8 @@ class Graph:
     """The dependencies of all rows of a trace.
 
     Attributes:
+        duration_of_edge: of each edge the row whose duration is its weight; one past the last row for those of none.
+        last_nodes: the ends of each step, of shape (steps, ends).
         is_communication: rows whose duration is a transfer, after the last participant has started.
         transfer_ns: of these rows, as measured; else 0.
     """
@@ -93,10 +95,12 @@ class Graph:
     transfer_ns: Int64
 
     def step_times(self, durations_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Step durations, of shape (steps, scenarios), from durations of shape (rows, scenarios)."""
-        none = np.zeros((1, *durations_ns.shape[1:]), np.int64)
-        weights = np.concatenate([durations_ns, none])[self.duration_of_edge]
-        return np.asarray(self.replay.times(weights)[self.last_nodes].max(axis=1))
+        """Step durations, of shape (scenarios, steps), from durations of shape (scenarios, rows)."""
+        scenarios, rows = durations_ns.shape
+        padded = np.empty((rows + 1, scenarios), np.int64)
+        padded[:-1], padded[-1] = durations_ns.T, 0
+        ends = self.replay.times(padded.take(self.duration_of_edge, axis=0), nodes=self.last_nodes.reshape(-1))
+        return np.ascontiguousarray(ends.reshape(*self.last_nodes.shape, scenarios).max(axis=1).T)
 
 
 def build_graph(trace: WhatIfTrace) -> Graph:

@@ -6,46 +6,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from commtrace.analysis.align import Alignment, align, apply
-from commtrace.analysis.match import Matches, match
+from commtrace.analysis.align import Alignment
+from commtrace.analysis.match import Matches
+from commtrace.analysis.matched import Context, match_run
 from commtrace.analysis.partition import Partition, partition
-from commtrace.analysis.roles import Roles, find_roles, select_roles
-from commtrace.analysis.step_choice import (
-    WHOLE_RECORDING,
-    StepChoice,
-    choose_steps,
-    rows_of_steps,
-    select,
-    whole_recording_as_step,
-)
-from commtrace.analysis.window import load_window
+from commtrace.analysis.roles import Roles, select_roles
+from commtrace.analysis.step_choice import StepChoice
 from commtrace.trace.run import Run
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The steps that count with those around them: of communication that crosses into them, both ends are here.
-
-    Attributes:
-        run: on one clock, the ranks that count.
-        matches, roles: of this run.
-        steps: the numbers of the steps that count.
-    """
-
-    run: Run
-    matches: Matches
-    roles: Roles
-    steps: tuple[int, ...]
-
-    @classmethod
-    def of(cls, run: Run, matches: Matches, choice: StepChoice) -> Context:
-        if set(choice.ranks) != set(run.ranks):
-            run = replace(run, ranks={rank: run.ranks[rank] for rank in choice.ranks})
-            matches = replace(matches, ranks={rank: matches.ranks[rank] for rank in choice.ranks})
-        return cls(run, matches, find_roles(run), choice.used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +54,15 @@ def analyse(source: str | Path | Run, steps: str | None = None) -> Analysis:
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    window = load_window(source, steps)
-    choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
-    whole = not choice.used and not choice.left_out
-    alignment = align(window.context)
-    aligned = apply(whole_recording_as_step(window.context) if whole else window.context, alignment)
-    wanted = replace(choice, used=WHOLE_RECORDING) if whole else choice
-    all_matches = match(aligned, clocks_agree=alignment.refused is None)
-    context = Context.of(aligned, all_matches, wanted)
-    rows = rows_of_steps(aligned, wanted)
-    run, matches = select(aligned, all_matches, rows)
-    times = partition(context.run, context.matches, context.roles, wanted.used)
-    return Analysis(window.recorded, run, alignment, choice, matches, select_roles(context.roles, rows), times, context)
+    matched = match_run(source, steps)
+    context = matched.context
+    return Analysis(
+        recorded=matched.recorded,
+        run=matched.run,
+        alignment=matched.alignment,
+        steps=matched.steps,
+        matches=matched.matches,
+        roles=select_roles(context.roles, matched.rows),
+        partition=partition(context.run, context.matches, context.roles, context.steps),
+        context=context,
+    )

@@ -21,6 +21,12 @@ SYNCHRONISING: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_al
 BYTES_DIFFER: Final = ("all_to_all", "gather", "scatter", "barrier")
 """Collectives whose members may rightly record different numbers of bytes."""
 
+ONLY_KERNELS: Final = (
+    "Stragglers were not looked for: kernels tell when a rank computes, not which microbatch or phase. How long each "
+    "rank waited, and how long others waited for it, is in the summary (wait_ns and blame_ns with --json)."
+)
+"""Why nobody is named in a trace of kernels."""
+
 
 def communication_rows(spans: Spans) -> Bool:
     """Which rows are collectives or point-to-point operations."""

@@ -17,7 +17,7 @@ from commtrace.analysis.coverage import Coverage, find_coverage
 from commtrace.analysis.detail import find_detail
 from commtrace.analysis.group_coverage import missing_numbers
 from commtrace.analysis.modules import ModuleTime, module_table
-from commtrace.analysis.operations import is_kernel_trace
+from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import RankMean, rank_means
@@ -29,11 +29,6 @@ from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.unmatched import roles_of_one_rank, unmatched_roles
 from commtrace.analysis.verdict import verdict
 from commtrace.trace.run import Run
-
-ONLY_KERNELS = (
-    "Stragglers were not looked for: kernels tell when a rank computes, not which microbatch or phase. How long each "
-    "rank waited, and how long others waited for it, is in the summary (wait_ns and blame_ns with --json)."
-)
 
 
 def summarise(source: str | Path | Run, steps: str | None = None, workers: StepWorkers | None = None) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.chain import Context
 from commtrace.analysis.communication import Communication
 from commtrace.analysis.match import communications_of
+from commtrace.analysis.matched import Context
 from commtrace.analysis.partition import Partition
 from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.importers.rows import Imported
@@ -64,12 +65,7 @@ def import_(
     stragglers. flight-recorder: the dumps of torch's flight recorder. workerlog: the logs of Paddle's executor, or the
     folder they are in.
     """
-    console = Console(stderr=True, highlight=False)
-    with console.status("Importing") as status:
-
-        def show(path: Path) -> None:
-            status.update(f"Reading {path}")
-
+    with _progress() as show:
         if kind is Kind.KINETO:
             by_profiler = steps is Steps.PROFILER
             imported = _import_kineto(files, output, communication_pattern, by_profiler, ranks_per_host, show)
@@ -79,6 +75,18 @@ def import_(
         f"{output}: {imported.ranks} rank{'s' * (imported.ranks != 1)}, {imported.num_spans} spans. "
         f"Next: commtrace summary {output}"
     )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Path], None]]:
+    """What is shown of each file before it is read: on a terminal its name, elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield lambda path: None
+        return
+    from rich.console import Console  # a good part of the start of a small import
+
+    with Console(stderr=True, highlight=False).status("Importing") as status:
+        yield lambda path: status.update(f"Reading {path}")
 
 
 def _import_kineto(

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.operations import is_kernel_trace
+from commtrace.analysis.matched import Matched, match_run
+from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.rank_words import ranges, ranges_in_words
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
@@ -22,13 +22,12 @@ from commtrace.analysis.replay_program import Program
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
-from commtrace.analysis.summary import ONLY_KERNELS
 from commtrace.analysis.whatif import WhatIf, what_if
 from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
 from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.console import wide_console
-from commtrace.cli.summary_view import print_stragglers
+from commtrace.cli.straggler_view import print_stragglers
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
 from commtrace.trace.locate import find_run_directory
@@ -84,20 +83,20 @@ def straggler(
 
 
 def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
-    analysis = analyse(run, steps or None)
-    if not analysis.steps.used:
+    matched = match_run(run, steps or None)
+    if not matched.steps.used:
         raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
-    if any(is_kernel_trace(trace.spans) for trace in analysis.run.ranks.values()):
+    if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
         raise CommtraceError(f"{run}: {ONLY_KERNELS}")
     try:
-        program = build_program(analysis.run, analysis.matches, workers)
+        program = build_program(matched.run, matched.matches, workers)
     except ReplayError as error:
         raise CommtraceError(f"{run}: the steps cannot be replayed: {error}") from error
-    findings = find_stragglers(analysis.run, analysis.matches, program=program)
+    findings = find_stragglers(matched.run, matched.matches, program=program)
     return {
-        **_what_if(analysis, program).to_json(),
+        **_what_if(matched, program).to_json(),
         "steps": len(program.steps),
-        "on_gpu": on_gpu(analysis.run),
+        "on_gpu": on_gpu(matched.run),
         "verdicts": [verdict.to_json() for verdict in findings.verdicts],
         "hidden": list(findings.hidden),
         "waited_for": findings.waited_for,
@@ -105,11 +104,11 @@ def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
     }
 
 
-def _what_if(analysis: Analysis, program: Program) -> WhatIf:
+def _what_if(matched: Matched, program: Program) -> WhatIf:
     """An imported trace of the what-if study is analysed by the rules of its authors, over all of its steps."""
-    if is_whatif_run(analysis.recorded):
-        return analyse_whatif_trace(whatif_trace_of(analysis.recorded))
-    return what_if(analysis.run, analysis.matches, program)
+    if is_whatif_run(matched.recorded):
+        return analyse_whatif_trace(whatif_trace_of(matched.recorded))
+    return what_if(matched.run, matched.matches, program)
 
 
 def _print(console: Console, told: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from rich.table import Table
 from commtrace.cli.detail_view import detail_lines, print_sums
 from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
+from commtrace.cli.straggler_view import print_stragglers
 from commtrace.cli.units import bandwidth, duration, milliseconds, num_bytes, share
 
 Summary = Mapping[str, Any]
@@ -195,24 +195,6 @@ def _print_bubble_causes(console: Console, stages: Sequence[Mapping[str, Any]]) 
         "(commtrace straggler tells). variation: microbatches and ranks differ. P2P: transfer."
     )
     _print_table(console, "What the bubble is due to, ms per step", table, note)
-
-
-def print_stragglers(
-    console: Console, stragglers: Sequence[Mapping[str, Any]], *, on_gpu: bool = False, with_next_step: bool = False
-) -> None:
-    """Print the verdicts, dearest first."""
-    for straggler in stragglers:
-        hours = f", {straggler['gpu_hours_per_day']:.3g} GPU-hours per day" if on_gpu else ""
-        typical = "mean" if straggler["cause"] in ("data", "gc") else "median"
-        console.print(
-            f"[bold red]Straggler: {escape(straggler['who'])}[/], {straggler['cause'].replace('_', ' ')}: "
-            f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step ({typical}){hours}"
-        )
-        for text in (straggler["evidence"], *([straggler["next_step"]] if with_next_step else [])):
-            # Not rich's padding, which fills every line with blanks up to the width.
-            indented = textwrap.fill(text, console.width - 2, initial_indent="  ", subsequent_indent="  ")
-            console.print(escape(indented), style=None if text is straggler["evidence"] else "bold")
-        console.print()
 
 
 def _print_coverage(console: Console, summary: Summary) -> None:

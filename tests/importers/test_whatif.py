@@ -84,6 +84,46 @@ def test_steps_lie_one_behind_the_other(tmp_path: Path) -> None:
     assert all(row["unmatched"] == 0 for row in summarise(tmp_path / "run", "7:10")["communication"])
 
 
+def test_rows_of_a_rank(tmp_path: Path) -> None:
+    import_whatif(write_trace(tmp_path / "trace.parquet", [*two_stages(9), *two_stages(7)]), tmp_path / "run")
+
+    run = load_run(tmp_path / "run")
+    spans = run.ranks[1].spans
+    spans = spans.take(spans.step == 9)
+    told = [
+        (schema.KINDS[kind], run.names[name], start / 10**9, end / 10**9, chunk, peer, seq, number, stalled_on)
+        for kind, name, start, end, chunk, peer, seq, number, stalled_on in zip(
+            *(
+                getattr(spans, column).tolist()
+                for column in ("kind", "name", "start", "end", "chunk", "peer", "seq", "id", "stalled_on")
+            ),
+            strict=True,
+        )
+    ]
+    assert told == [
+        ("step", "step", 8.0, 16.0, -1, -1, -1, -1, -1),
+        ("p2p", "recv", 8.0, 9.5, -1, 0, 1, 2, -1),
+        ("stall", "recv", 8.0, 9.5, -1, 0, 1, -1, 2),
+        ("forward", "forward-compute", 10.0, 11.0, 0, -1, -1, -1, -1),
+        ("backward", "backward-compute", 11.0, 13.0, 0, -1, -1, -1, -1),
+        ("p2p", "send", 13.0, 13.5, -1, 0, 1, 3, -1),
+        ("stall", "send", 13.0, 13.5, -1, 0, 1, -1, 3),
+        ("optimizer", "optimizer", 15.0, 16.0, -1, -1, -1, -1, -1),
+    ]
+    assert spans.is_async.tolist() == [kind in ("p2p", "stall") for kind, *_ in told]
+    assert set(spans.group[spans.group >= 0].tolist()) == {
+        group.id for group in run.ranks[0].groups.values() if group.name in ("forward", "backward")
+    }
+
+
+def test_few_steps_in_a_wide_range_are_in_one_file(tmp_path: Path) -> None:
+    import_whatif(write_trace(tmp_path / "trace.parquet", [*two_stages(7), *two_stages(7000)]), tmp_path / "run")
+
+    assert len(list((tmp_path / "run").glob("rank-00000/*.arrows"))) == 1
+    assert load_run(tmp_path / "run", "7000").ranks[0].spans.step.tolist() == [7000] * 6
+    assert load_run(tmp_path / "run").problems == ()
+
+
 def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no parquet")
     pq.write_table(pa.table({"stage": [1]}), tmp_path / "other.parquet")

@@ -12,7 +12,9 @@ import pytest
 
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
+from commtrace.trace.spans import Spans
 from commtrace.trace.writer import SegmentWriter, segment_step_ranges
+from tests.factory import span
 from tests.trace.rows import mark, metadata, row, steps, write_rank
 
 
@@ -190,3 +192,28 @@ def test_a_directory_that_was_removed_is_an_os_error(tmp_path: Path) -> None:
 )
 def test_which_steps_a_segment_can_hold(first_steps: list[int], ranges: list[Any]) -> None:
     assert segment_step_ranges(first_steps) == ranges
+
+
+def test_columns_between_marks(tmp_path: Path) -> None:
+    """What is told of a rank is in every segment, its end in the last one."""
+    names = ["forward"]
+    spans = Spans.from_rows([span("forward", step, step + 1, step=step) for step in range(25)], names)
+    writer = SegmentWriter(tmp_path, metadata(), steps_per_segment=10)
+    writer.write_spans(spans, names, before=[mark("topology", {"a": 1})], after=[mark("end", {})])
+    writer.close()
+
+    held = [_plain(path).select(["name", "step", "detail"]).to_pylist() for path in sorted(writer.directory.iterdir())]
+    assert [[row["step"] for row in rows] for rows in held] == [
+        [-1, *range(10)], [-1, *range(10, 20)], [-1, *range(20, 25), -1],
+    ]  # fmt: skip
+    assert {rows[0]["detail"] for rows in held} == {'{"a": 1}'}
+    assert {rows[1]["name"] for rows in held} == {"forward"}
+    assert (held[-1][-1]["name"], held[-1][-1]["detail"], held[-1][-2]["detail"]) == ("end", "{}", None)
+
+
+def test_marks_without_columns(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, metadata())
+    writer.write_spans(Spans.empty(), [], before=[mark("topology", {})], after=[mark("end", {})])
+    writer.close()
+
+    assert _plain(next(writer.directory.iterdir()))["name"].to_pylist() == ["topology", "end"]

@@ -1,0 +1,86 @@
+"""The chain of the analysis up to matched communications: load, align, match, choose the steps.
+
+Enough for whoever replays a run; :mod:`commtrace.analysis.chain` goes on to where the time went.
+
+>>> matched = match_run("commtrace-runs/my-run", steps="10:20")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from commtrace.analysis.align import Alignment, align, apply
+from commtrace.analysis.match import Matches, match
+from commtrace.analysis.roles import Roles, find_roles
+from commtrace.analysis.step_choice import (
+    WHOLE_RECORDING,
+    StepChoice,
+    choose_steps,
+    rows_of_steps,
+    select,
+    whole_recording_as_step,
+)
+from commtrace.analysis.window import load_window
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The steps that count with those around them: of communication that crosses into them, both ends are here.
+
+    Attributes:
+        run: on one clock, the ranks that count.
+        matches, roles: of this run.
+        steps: the numbers of the steps that count.
+    """
+
+    run: Run
+    matches: Matches
+    roles: Roles
+    steps: tuple[int, ...]
+
+    @classmethod
+    def of(cls, run: Run, matches: Matches, choice: StepChoice) -> Context:
+        if set(choice.ranks) != set(run.ranks):
+            run = replace(run, ranks={rank: run.ranks[rank] for rank in choice.ranks})
+            matches = replace(matches, ranks={rank: matches.ranks[rank] for rank in choice.ranks})
+        return cls(run, matches, find_roles(run), choice.used)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A run whose communications are joined across ranks.
+
+    Attributes:
+        recorded: everything that was loaded, as it was recorded.
+        run: on one clock, only the steps that count; ``matches`` are of this run.
+        alignment: how the clocks were brought together.
+        steps: which steps count, and why the others do not.
+        matches: the communications joined across ranks.
+        rows: by rank of the context, its rows in the steps that count.
+        context: these steps with their neighbours; where no step was recorded, the whole recording is its only one.
+    """
+
+    recorded: Run
+    run: Run
+    alignment: Alignment
+    steps: StepChoice
+    matches: Matches
+    rows: dict[int, Bool | slice]
+    context: Context
+
+
+def match_run(source: str | Path | Run, steps: str | None = None) -> Matched:
+    """Run this part of the chain. Arguments and errors are those of :func:`commtrace.analysis.chain.analyse`."""
+    window = load_window(source, steps)
+    choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
+    whole = not choice.used and not choice.left_out
+    alignment = align(window.context)
+    aligned = apply(whole_recording_as_step(window.context) if whole else window.context, alignment)
+    wanted = replace(choice, used=WHOLE_RECORDING) if whole else choice
+    all_matches = match(aligned, clocks_agree=alignment.refused is None)
+    rows = rows_of_steps(aligned, wanted)
+    run, matches = select(aligned, all_matches, rows)
+    return Matched(window.recorded, run, alignment, choice, matches, rows, Context.of(aligned, all_matches, wanted))

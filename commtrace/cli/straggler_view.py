@@ -1,0 +1,30 @@
+"""Verdicts on stragglers as text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from commtrace.cli.units import milliseconds
+
+
+def print_stragglers(
+    console: Console, stragglers: Sequence[Mapping[str, Any]], *, on_gpu: bool = False, with_next_step: bool = False
+) -> None:
+    """Print the verdicts, dearest first."""
+    for straggler in stragglers:
+        hours = f", {straggler['gpu_hours_per_day']:.3g} GPU-hours per day" if on_gpu else ""
+        typical = "mean" if straggler["cause"] in ("data", "gc") else "median"
+        console.print(
+            f"[bold red]Straggler: {escape(straggler['who'])}[/], {straggler['cause'].replace('_', ' ')}: "
+            f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step ({typical}){hours}"
+        )
+        for text in (straggler["evidence"], *([straggler["next_step"]] if with_next_step else [])):
+            # Not rich's padding, which fills every line with blanks up to the width.
+            indented = textwrap.fill(text, console.width - 2, initial_indent="  ", subsequent_indent="  ")
+            console.print(escape(indented), style=None if text is straggler["evidence"] else "bold")
+        console.print()

@@ -2,9 +2,10 @@
 
     python bench/overhead_exporters.py
 
-Steps of 800 all_reduces on the fake backend and 400 ms of pure Python: a training thread that holds the GIL all the
-time, the worst that exporters can meet, as their threads run in the same interpreter. A second process receives OTLP,
-scrapes /metrics once a second, and serves the monitor's store. The variants take turns within each round.
+Steps of 800 all_reduces on the fake backend and 400 ms of pure Python (``--calls``, ``--milliseconds``): a training
+thread that holds the GIL all the time, the worst that exporters can meet, as their threads run in the same interpreter.
+A second process receives OTLP, scrapes /metrics once a second, and serves the monitor's store. The variants take turns
+within each round.
 
 *CPU* is what the training thread itself needs for an all_reduce. *GIL* is how long it stands still over the whole step,
 for whatever reason but that other processes have the cores: wall time less CPU time less the time that the kernel had
@@ -30,8 +31,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-CALLS_PER_STEP: Final = 800
-PYTHON_MILLISECONDS: Final = 400
 WARM_UP_SECONDS: Final = 1.0
 ALL_SPANS: Final = " communication"
 """Behind a variant: OTLP sends every communication and stall, not only phases, which is the default."""
@@ -86,7 +85,14 @@ def _spin_ns(count: int) -> int:
     return time.thread_time_ns() - start
 
 
-def burst(operation: Callable[[], object], step: Callable[[int], Any], spin: int, seconds: float) -> Cost:
+class Shape(NamedTuple):
+    """A step: so many communications, then so many rounds of an empty loop."""
+
+    calls: int
+    spin: int
+
+
+def burst(operation: Callable[[], object], step: Callable[[int], Any], shape: Shape, seconds: float) -> Cost:
     """Train for so many seconds."""
     number = counted = cpu = blocked = 0
     begin = time.perf_counter()
@@ -94,16 +100,16 @@ def burst(operation: Callable[[], object], step: Callable[[int], Any], spin: int
         before = blocked_ns()
         with step(number):
             start = time.thread_time_ns()
-            for _ in range(CALLS_PER_STEP):
+            for _ in range(shape.calls):
                 operation()
             took = time.thread_time_ns() - start
-            for _ in range(spin):
+            for _ in range(shape.spin):
                 pass
         number += 1
         if elapsed > WARM_UP_SECONDS:
             cpu += took
             blocked += blocked_ns() - before
-            counted += CALLS_PER_STEP
+            counted += shape.calls
     return Cost(cpu / counted, blocked / counted)
 
 
@@ -124,14 +130,14 @@ class Nothing:
 
 
 def measured(
-    variant: str, operation: Callable[[], object], spin: int, seconds: float, ports: Mapping[str, int]
+    variant: str, operation: Callable[[], object], shape: Shape, seconds: float, ports: Mapping[str, int]
 ) -> tuple[Cost, dict[str, int]]:
     """One burst; and what the recorder had to drop in it."""
     import commtrace
     from commtrace import session
 
     if variant == "plain":
-        return burst(operation, lambda number: Nothing(), spin, seconds), {}
+        return burst(operation, lambda number: Nothing(), shape, seconds), {}
     with tempfile.TemporaryDirectory() as directory:
         config = commtrace.Config(
             dir=directory,
@@ -141,7 +147,7 @@ def measured(
             monitor_store=f"127.0.0.1:{ports['store']}",
         )
         commtrace.start(config)
-        cost = burst(operation, commtrace.step, spin, seconds)
+        cost = burst(operation, commtrace.step, shape, seconds)
         assert session._current is not None
         dropped = dict(session._current.recorder.dropped)
         commtrace.stop()
@@ -153,6 +159,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each burst, after a second of warm-up")
+    parser.add_argument("--calls", type=int, default=800, help="all_reduces of a step")
+    parser.add_argument("--milliseconds", type=float, default=400.0, help="of pure Python in a step")
     parser.add_argument("--serve", type=int, nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -164,12 +172,12 @@ def main() -> None:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "ready\n"
-            measure(options.rounds, options.seconds, ports)
+            measure(options, ports)
         finally:
             other.kill()
 
 
-def measure(rounds: int, seconds: float, ports: Mapping[str, int]) -> None:
+def measure(options: argparse.Namespace, ports: Mapping[str, int]) -> None:
     """All variants, taking turns."""
     import torch
     import torch.distributed as dist
@@ -178,12 +186,13 @@ def measure(rounds: int, seconds: float, ports: Mapping[str, int]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     tensor = torch.ones(1024)
-    spin = spin_of(PYTHON_MILLISECONDS)
+    shape = Shape(options.calls, spin_of(options.milliseconds))
+    rounds, seconds = options.rounds, options.seconds
     costs: dict[str, list[Cost]] = {variant: [] for variant in VARIANTS}
     dropped: dict[str, int] = dict.fromkeys(VARIANTS, 0)
     for _ in range(rounds):
         for variant in VARIANTS:
-            cost, lost = measured(variant, lambda: dist.all_reduce(tensor), spin, seconds, ports)
+            cost, lost = measured(variant, lambda: dist.all_reduce(tensor), shape, seconds, ports)
             costs[variant].append(cost)
             dropped[variant] += sum(lost.values())
     print(f"torch {torch.__version__}, fake backend, {rounds} rounds of {seconds:g} s, load {os.getloadavg()[0]:.1f}")

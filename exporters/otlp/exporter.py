@@ -36,7 +36,7 @@ from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.queue import MOST_SPANS, QUEUE_FULL, REFUSED, Account, Job, JobQueue
 from commtrace.exporters.prometheus.metrics import RankCollector
 from commtrace.exporters.prometheus.totals import StepTotals
-from commtrace.live.gil import let_go_of_the_gil
+from commtrace.live.gil import Breath
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
@@ -53,7 +53,6 @@ ABORT_SECONDS: Final = 0.3
 _GATHERING_SECONDS: Final = 0.05
 """So long a step that does not fill a request waits for others of the same pass of the harvester."""
 
-_SPANS_BETWEEN_BREATHS: Final = 8
 _IDLE_SECONDS: Final = 5.0
 _KIND, _STEP = 0, 5
 
@@ -304,16 +303,16 @@ def _metric_seconds() -> float:
 
 
 class _Breathing(list[ReadableSpan]):
-    """Lets training have the interpreter again and again while the SDK encodes: 8 spans take it half a millisecond."""
+    """Lets training have the interpreter again and again while the SDK encodes."""
 
     def __iter__(self) -> Iterator[ReadableSpan]:
         return _breathing(super().__iter__())
 
 
 def _breathing(spans: Iterator[ReadableSpan]) -> Iterator[ReadableSpan]:
-    for number, span in enumerate(spans):
-        if number % _SPANS_BETWEEN_BREATHS == 0:
-            let_go_of_the_gil()
+    breath = Breath()
+    for span in spans:
+        breath.take()
         yield span
 
 

@@ -15,12 +15,12 @@ must, hence nothing around that. The replaced methods are closures over local na
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from commtrace.capture.call_arguments import barrier_device, by_position, collective_number, from_anybody, p2p_number
 from commtrace.capture.clock import Mark, now_ns
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.device_calls import DeviceCalls
@@ -50,7 +50,6 @@ these functions call will pass, look for it in the frame below theirs."""
 
 _COLLECTIVE_AND_STALL: Final = (schema.COLLECTIVE, schema.STALL)
 _P2P_AND_STALL: Final = (schema.P2P, schema.STALL)
-_SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
 class Pending(NamedTuple):
@@ -174,7 +173,7 @@ class ProcessGroupCapture:
         tracer, devices, pending = self._tracer, self._devices, self._pending
         states, register = tracer.groups.states, tracer.groups.state
         skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
-        number = _p2p_number if operation.is_p2p else _collective_number
+        number = p2p_number if operation.is_p2p else collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
         launched, forgotten, unrecorded = self._launching(), self._forgotten, self._unrecorded
         refused, blocked = self._refused, tracer.blocked
@@ -183,7 +182,7 @@ class ProcessGroupCapture:
             launch = device_call = state = None
             seq = peer = -1
             try:
-                positional = _positional(arguments, keywords, operation.arguments) if keywords else arguments
+                positional = by_position(arguments, keywords, operation.arguments) if keywords else arguments
                 state = states.get(id(process_group)) or register(process_group)
                 seq, peer, is_async = number(operation, state, positional)
                 if tracer.recording and not (skip_roles and skips(state, -1 if is_collective else peer)):
@@ -193,7 +192,7 @@ class ProcessGroupCapture:
                         members, now_ns(),
                     )  # fmt: skip
                     if devices is not None:
-                        device = tensor.device if tensor is not None else _barrier_device(positional)
+                        device = tensor.device if tensor is not None else barrier_device(positional)
                         if device is not None and device.type == "cuda":
                             device_call, launch = devices.launch(launch, device.index), None
                     blocked[0] = launch or device_call
@@ -358,7 +357,7 @@ class ProcessGroupCapture:
                 entry: tuple[Any, ...]
                 tracer.last_mark = end
                 if launch[2] < 0 and launch[0].is_p2p:
-                    launch = _from_anybody(launch, work)
+                    launch = from_anybody(launch, work)
                 if completion is None:
                     kinds = _P2P_AND_STALL if launch[0].is_p2p else _COLLECTIVE_AND_STALL
                     entry = (waited_rows, kinds, launch, tracer.coordinates, start, end)
@@ -436,63 +435,6 @@ def unknown_methods(owner: type) -> list[str]:
     ]
 
 
-def _collective_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
-    """Sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
-    position = len(operation.arguments) - 1
-    options = arguments[position] if len(arguments) > position else None
-    try:
-        is_async = options.asyncOp  # type: ignore[union-attr]
-    except AttributeError:
-        # torch before 2.8 tells it only to its own Python function, which is the caller of the replaced method. Any
-        # other caller gets the Work.
-        caller = sys._getframe(2).f_locals
-        is_async = bool(caller.get("async_op", caller.get("async_ops", True)))
-    peer = -1
-    if operation.has_root:
-        root = getattr(options, "rootRank", options)
-        peer = _global_rank(state, root) if isinstance(root, int) else -1
-    if state.bracket is not None:
-        state.bracket_is_collective = True
-        return -1, peer, is_async
-    return next(state.collective_seq), peer, is_async
-
-
-def _global_rank(state: GroupState, group_rank: int) -> int:
-    """−1 for one that the group does not have: torch refuses the call, and that is no failure of ours."""
-    ranks = state.ranks_by_group_rank
-    return ranks[group_rank] if 0 <= group_rank < len(ranks) else -1
-
-
-def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
-    """Sequence number towards the peer, the peer's global rank, and whether the caller gets the Work."""
-    # The peer of a receive from anybody, and so its number, is not known when it is posted: see _from_anybody.
-    peer = _global_rank(state, arguments[1]) if len(arguments) > 2 else -1
-    # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
-    caller = sys._getframe(2)
-    outer = caller.f_back
-    is_async = caller.f_code.co_name not in _SYNCHRONOUS_P2P and (
-        # dist.send and dist.recv call isend and irecv, and wait.
-        outer is None or outer.f_code.co_name not in _SYNCHRONOUS_P2P or outer.f_globals is not caller.f_globals
-    )
-    seq = -1 if peer < 0 else state.next_p2p(operation.is_send, peer, arguments[2] or 0)
-    return seq, peer, is_async
-
-
-def _from_anybody(launch: Launch, work: Any) -> Launch:
-    """The launch of a receive from anybody, with the sender that its Work knows once it is over."""
-    operation, state, _, *payload, _, is_async, coordinates, members, start = launch
-    try:
-        peer = state.ranks_by_group_rank[work._source_rank()]
-    except RuntimeError:  # This backend does not tell.
-        return launch
-    return (operation, state, state.next_p2p(False, peer), *payload, peer, is_async, coordinates, members, start)
-
-
-def _barrier_device(arguments: tuple[Any, ...]) -> Any:
-    """The device that runs an operation without tensors, where its options say so."""
-    return getattr(arguments[-1], "device", None) if arguments else None
-
-
 def _waited_kinds(launch: Launch) -> tuple[int, int]:
     return _P2P_AND_STALL if launch[0].is_p2p else _COLLECTIVE_AND_STALL
 
@@ -500,16 +442,6 @@ def _waited_kinds(launch: Launch) -> tuple[int, int]:
 def kind_of(launch: Launch) -> int:
     """Kind of its row."""
     return schema.P2P if launch[0].is_p2p else schema.COLLECTIVE
-
-
-def _positional(
-    arguments: tuple[Any, ...], keywords: dict[str, Any], names: tuple[tuple[str, ...], ...]
-) -> tuple[Any, ...]:
-    """Arguments in the order of ``names``, wherever they were passed by keyword; None for those that are missing."""
-    return arguments + tuple(
-        next((keywords[name] for name in alternatives if name in keywords), None)
-        for alternatives in names[len(arguments) :]
-    )
 
 
 def _subclasses(owner: type) -> list[type]:

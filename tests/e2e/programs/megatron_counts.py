@@ -21,11 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from megatron_cpu import use_cpu_for_cuda
-from train_megatron_gpt import LayerNorm
+from megatron_parts import layers_of_torch, mean_loss
 
 LAYERS, HIDDEN, HEADS, SEQUENCE, VOCABULARY = 4, 64, 4, 32, 128
 
@@ -82,10 +81,7 @@ def main() -> None:
 
 
 def gpt(config: TransformerConfig) -> GPTModel:
-    layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
-    layers.layer_norm = LayerNorm
-    for layer in layers.layer_specs:
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = LayerNorm
+    layers = layers_of_torch(config)
     return GPTModel(
         config,
         layers,
@@ -101,11 +97,6 @@ def forward_step(_data: Any, model: torch.nn.Module) -> tuple[torch.Tensor, Any]
     tokens = torch.randint(VOCABULARY, (1, SEQUENCE))
     future = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
     return model(tokens, torch.arange(SEQUENCE)[None], future, labels=tokens), mean_loss
-
-
-def mean_loss(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    loss = output.float().mean()
-    return loss, loss.detach()
 
 
 if __name__ == "__main__":

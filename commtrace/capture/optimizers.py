@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from commtrace.capture.hooks import Hooks
 from commtrace.capture.optimizer_hooks import OptimizerHook
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
@@ -28,7 +29,7 @@ class OptimizerPhase:
         self._tracer = tracer
         self._hooks: list[OptimizerHook] = []
         self._local = threading.local()
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Hooks(PART, tracer)
 
     def install(self) -> None:
         """Register the hooks with torch. Idempotent."""
@@ -40,24 +41,15 @@ class OptimizerPhase:
         )
 
         if not self._hooks:
-            self._replace(Optimizer, "__init__", self._then_note)
-            self._replace(GradScaler, "step", self._also_when_skipped)
+            self._replaced.replace(Optimizer, "__init__", self._then_note)
+            self._replaced.replace(GradScaler, "step", self._also_when_skipped)
             self._hooks.append(OptimizerHook(register_optimizer_step_pre_hook, self._before, self._failed))
             self._hooks.append(OptimizerHook(register_optimizer_step_post_hook, self._after, self._failed))
 
     def uninstall(self) -> None:
         """Remove the hooks."""
         self._hooks = [hook for hook in self._hooks if not hook.remove()]
-        for owner, name, original, replacement in reversed(self._replaced):
-            if vars(owner).get(name) is replacement:
-                setattr(owner, name, original)
-        self._replaced.clear()
-
-    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = vars(owner)[name]
-        replacement = wrap(original)
-        self._replaced.append((owner, name, original, replacement))
-        setattr(owner, name, replacement)
+        self._replaced.restore()
 
     def _then_note(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)

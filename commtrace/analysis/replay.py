@@ -16,7 +16,7 @@ dimension: one column per scenario.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -40,12 +40,14 @@ class ReplayGraph:
     Attributes:
         num_nodes: nodes are numbered from 0.
         num_edges: how many edges there are.
+        copies: of how many equal graphs it consists, which are replayed at once, each in a column of its own.
     """
 
     num_nodes: int
     num_edges: int
     _order: _Order
     _levels: tuple[_Level, ...]
+    copies: int = 1
 
     @classmethod
     def from_edges(cls, num_nodes: int, sources: Int64, targets: Int64) -> ReplayGraph:
@@ -64,6 +66,21 @@ class ReplayGraph:
         levels = tuple(blocks.levels(position[sources[edge_order]]))
         return cls(num_nodes, len(sources), _Order(edge_order, node_order, position), levels)
 
+    def repeated(self, copies: int) -> ReplayGraph:
+        """So many copies of this graph, nodes and edges of one numbered behind those of the one before."""
+        edges, nodes = (
+            (numbers[:, None] + np.arange(copies) * len(numbers)).reshape(-1)
+            for numbers in (self._order.edges, self._order.nodes)
+        )
+        order = _Order(edges, nodes, inverse(nodes))
+        return ReplayGraph(self.num_nodes * copies, self.num_edges * copies, order, self._levels, copies)
+
+    def renumbered(self, nodes: Int64, edges: Int64) -> ReplayGraph:
+        """The same graph; these are the new numbers of its nodes and edges."""
+        new = nodes.take(self._order.nodes)
+        order = _Order(edges.take(self._order.edges), new, inverse(new))
+        return replace(self, _order=order)
+
     def times(
         self, weights: npt.NDArray[np.int64], origins: Int64 | None = None, nodes: Int64 | None = None
     ) -> npt.NDArray[np.int64]:
@@ -78,32 +95,42 @@ class ReplayGraph:
             Instants of shape (nodes,) or (nodes, scenarios).
         """
         scenarios = weights.shape[1:]
-        times: npt.NDArray[np.int64] = np.zeros((self.num_nodes, *scenarios), np.int64)
-        if origins is not None:
-            times += origins[self._order.nodes].reshape(-1, *(1 for _ in scenarios))
-        ordered = weights.take(self._order.edges, axis=0)
+        columns = (self.copies, *scenarios) if self.copies > 1 else scenarios
+        times: npt.NDArray[np.int64] = np.empty((self.num_nodes, *scenarios), np.int64)
+        roots = self._order.nodes[: self._num_roots]
+        times[: len(roots)] = 0 if origins is None else origins[roots].reshape(-1, *(1 for _ in scenarios))
+        self._replay(weights.take(self._order.edges, axis=0).reshape(-1, *columns), times.reshape(-1, *columns))
+        return times.take(self._order.position if nodes is None else self._order.position[nodes], axis=0)
+
+    @property
+    def _num_roots(self) -> int:
+        """Nodes that no edge leads to, the first ones in the order of replay."""
+        return self._levels[0].blocks[0][1].start * self.copies if self._levels else self.num_nodes
+
+    def _replay(self, weights: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> None:
+        """Fill in the times of all nodes that edges lead to; both in the order of replay, of shape (…, columns)."""
+        columns = times.shape[1:]
         for level in self._levels:
             arrivals = times.take(level.sources, axis=0)
-            arrivals += ordered[level.edges]
-            for degree, nodes_of_block, edges in level.blocks:
+            arrivals += weights[level.edges]
+            for degree, nodes, edges in level.blocks:
                 if degree == 1:
-                    times[nodes_of_block] = arrivals[edges]
+                    times[nodes] = arrivals[edges]
                 else:
-                    several = arrivals[edges].reshape(degree, -1, *scenarios)
-                    several.max(axis=0, out=times[nodes_of_block])
-        return times.take(self._order.position if nodes is None else self._order.position[nodes], axis=0)
+                    arrivals[edges].reshape(degree, -1, *columns).max(axis=0, out=times[nodes])
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedGraph:
-    """Graphs without an edge between them, numbered one behind the other.
+    """Graphs without an edge between them.
 
     Attributes:
-        edges: of each graph, the numbers that its edges have in the whole.
+        edges, nodes: of each graph, the numbers that its edges and nodes have in the whole.
     """
 
-    graphs: tuple[ReplayGraph, ...]
+    graphs: tuple[ReplayGraph | JoinedGraph, ...]
     edges: tuple[Int64, ...]
+    nodes: tuple[Int64, ...]
 
     @property
     def num_nodes(self) -> int:
@@ -113,14 +140,9 @@ class JoinedGraph:
         self, weights: npt.NDArray[np.int64], origins: Int64 | None = None, nodes: Int64 | None = None
     ) -> npt.NDArray[np.int64]:
         """The instant of every node; see :meth:`ReplayGraph.times`."""
-        bounds = np.cumsum([graph.num_nodes for graph in self.graphs])[:-1]
-        starts = [None] * len(self.graphs) if origins is None else np.split(origins, bounds)
-        times = np.concatenate(
-            [
-                graph.times(weights[own], start)
-                for graph, own, start in zip(self.graphs, self.edges, starts, strict=True)
-            ]
-        )
+        times = np.empty((self.num_nodes, *weights.shape[1:]), np.int64)
+        for graph, edges, own in zip(self.graphs, self.edges, self.nodes, strict=True):
+            times[own] = graph.times(weights[edges], None if origins is None else origins[own])
         return times if nodes is None else times[nodes]
 
 

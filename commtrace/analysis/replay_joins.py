@@ -54,12 +54,14 @@ class Joins:
 
     Attributes:
         count: how many joins there are, brackets included.
+        step: of each join, index into the steps of the program.
         helps: the join that the launch helps to start; −1 where others do not wait for it.
         waits_for: the join that it ends after.
         members: from the join of one communication to that of a bracket that it is part of.
     """
 
     count: int
+    step: Int64
     helps: Int64
     waits_for: Int64
     members: tuple[Int64, Int64]
@@ -93,8 +95,9 @@ def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
         eager=eager,
         ns=launches.end - np.where(eager, launches.start, latest),
     )
-    brackets = int(bracket.max(initial=-1)) + 1
-    return Joins(count + brackets, helps, waits_for, (join[sources], waits_for[sources]), transfers)
+    step = np.empty(count + int(bracket.max(initial=-1)) + 1, np.int64)
+    step[join] = step[waits_for] = launches.step
+    return Joins(len(step), step, helps, waits_for, (join[sources], waits_for[sources]), transfers)
 
 
 def _latest_start(run: Run, launches: Launches, join: Int64, count: int) -> tuple[Int64, Int64]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from commtrace.analysis.match import Matches
-from commtrace.analysis.replay import JoinedGraph, ReplayError, ReplayGraph
+from commtrace.analysis.replay import JoinedGraph, ReplayError
 from commtrace.analysis.replay_edges import Edges
 from commtrace.analysis.replay_lane import concatenated
 from commtrace.analysis.replay_program import Program, by_rank, common_steps, program_of_steps
@@ -71,7 +71,13 @@ def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
     ]
     segments = concatenated([program.segments for program in programs], step=steps, instance=instances)
     return Program(
-        graph=JoinedGraph(tuple(_graphs(programs)), tuple(places)),
+        graph=JoinedGraph(
+            tuple(program.graph for program in programs),
+            tuple(places),
+            tuple(
+                np.arange(node, node + program.graph.num_nodes) for program, node in zip(programs, nodes, strict=True)
+            ),
+        ),
         edges=_joined_edges(programs, nodes, transfers),
         segments=segments,
         transfers=concatenated(
@@ -97,12 +103,6 @@ def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
 def _before(sizes: Sequence[int]) -> list[int]:
     """How many there are in the parts before each."""
     return [0, *np.cumsum(sizes)[:-1].tolist()]
-
-
-def _graphs(programs: Sequence[Program]) -> Iterator[ReplayGraph]:
-    for program in programs:
-        assert isinstance(program.graph, ReplayGraph), "parts are not joined twice"
-        yield program.graph
 
 
 def _blocks(edges: Edges) -> tuple[slice, slice, slice]:

@@ -25,9 +25,10 @@ from commtrace.analysis.lane_rows import LaneRows
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import JoinedGraph, ReplayGraph
 from commtrace.analysis.replay_edges import Edges, StallNodes, connect, work_between, worked_before
-from commtrace.analysis.replay_joins import Transfers, join_launches
+from commtrace.analysis.replay_joins import Joins, Transfers, join_launches
 from commtrace.analysis.replay_lane import Lanes, joined_lanes, read_lanes
 from commtrace.analysis.replay_segments import Segments, same_work
+from commtrace.analysis.replay_steps import graph_of_steps
 from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -141,7 +142,7 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
     joins = join_launches(run, lanes.launches, clocks_agree=matches.clocks_agree)
     edges, stalls = connect(lanes, joins)
     return Program(
-        graph=ReplayGraph.from_edges(len(lanes.node_piece) + joins.count, edges.source, edges.target),
+        graph=graph_of_steps(edges.source, edges.target, _step_of_node(lanes, joins)),
         edges=edges,
         segments=lanes.segments,
         transfers=joins.transfers,
@@ -156,6 +157,13 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
         end_ns=lanes.step_end,
         work=same_work(lanes.segments),
     )
+
+
+def _step_of_node(lanes: Lanes, joins: Joins) -> Int64:
+    """Of each node, the index of its step; joins are numbered behind the nodes of the lanes."""
+    ranks, steps = lanes.first_node.shape
+    per_step = (lanes.last_node - lanes.first_node + 1).reshape(-1)
+    return np.concatenate([np.repeat(np.tile(np.arange(steps), ranks), per_step), joins.step])
 
 
 def _lanes_of(run: Run, block: Block, matches: Matches, steps: Int64) -> Lanes:

@@ -15,16 +15,27 @@ _LARGEST: Final = 2**62
 def stable_order(key: npt.NDArray[Any]) -> Int64:
     """What sorts integers; equal ones keep their order. Ten times as fast as a stable ``argsort``, for most keys.
 
-    Each key takes its position along in its low bits: numbers are sorted far faster than positions are by numbers.
+    Each key takes its position along in its low bits: numbers are sorted far faster than positions are by numbers. A
+    key that leaves no room for that is sorted by its low digits first, then by the others.
     """
     bits = max(len(key) - 1, 1).bit_length()
     low, high = (int(key.min()), int(key.max())) if len(key) else (0, 0)
-    if high - low >= _LARGEST >> bits:
+    if high - low >= _LARGEST:
         return np.argsort(key, kind="stable")
-    together = key.astype(np.int64)
-    together -= low
-    together <<= bits
-    together |= np.arange(len(key))
-    together.sort()
-    together &= (1 << bits) - 1
-    return together
+    digits = key.astype(np.int64)
+    digits -= low
+    if high - low < _LARGEST >> bits:
+        return _positions(digits, bits)
+    width = _LARGEST.bit_length() - 1 - bits
+    order = _positions(digits & ((1 << width) - 1), bits)
+    digits >>= width
+    return order.take(stable_order(digits.take(order)))
+
+
+def _positions(digits: Int64, bits: int) -> Int64:
+    """What sorts these small numbers, each of which leaves so many of its high bits free; they are overwritten."""
+    digits <<= bits
+    digits |= np.arange(len(digits))
+    digits.sort()
+    digits &= (1 << bits) - 1
+    return digits

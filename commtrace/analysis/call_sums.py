@@ -42,42 +42,50 @@ class CallSums:
     """Sums over calls, and over stalls, which add to ``exposed_ns`` alone.
 
     Attributes:
-        count, num_bytes, hidden_ns, wait_ns, mismatched: as of :class:`commtrace.analysis.calls.Calls`.
+        count, hidden_ns, wait_ns, mismatched: as of :class:`commtrace.analysis.calls.Calls`.
         complete: matched on all members.
-        unfinished: their end was never seen.
-        all: of all calls; without a time.
-        finished: of those whose end was seen; the time is their duration.
+        seen: their end was.
+        all: of all calls whose bytes are known; without a time.
+        finished: of those of them whose end was seen; the time is their duration.
         matched: of those of them that are complete; the time is their transfer.
         durations: of those whose end was seen, in parts, ns.
     """
 
-    num_bytes: int
+    count: int
     exposed_ns: int
     hidden_ns: int
     wait_ns: int
     complete: int
     mismatched: int
+    seen: int
     all: Moved
     finished: Moved
     matched: Moved
     durations: tuple[Int64, ...]
 
     @property
-    def count(self) -> int:
-        return self.all.calls
+    def num_bytes(self) -> int | None:
+        """Of the calls of which they are known; None where there is no such call."""
+        return self.all.num_bytes if self.all.calls else None
+
+    @property
+    def unsized(self) -> int:
+        """Calls of which nobody told the bytes."""
+        return self.count - self.all.calls
 
     @property
     def unfinished(self) -> int:
-        return self.all.calls - self.finished.calls
+        return self.count - self.seen
 
     def __add__(self, other: CallSums) -> CallSums:
         return CallSums(
-            self.num_bytes + other.num_bytes,
+            self.count + other.count,
             self.exposed_ns + other.exposed_ns,
             self.hidden_ns + other.hidden_ns,
             self.wait_ns + other.wait_ns,
             self.complete + other.complete,
             self.mismatched + other.mismatched,
+            self.seen + other.seen,
             self.all.plus(other.all),
             self.finished.plus(other.finished),
             self.matched.plus(other.matched),
@@ -97,7 +105,8 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
     made = (calls.calls > 0)[order]
     finished = made & calls.finished[order]
     complete = made & calls.complete[order]
-    num_bytes, duration = calls.num_bytes[order], calls.duration[order]
+    told, duration = calls.num_bytes[order], calls.duration[order]
+    sized, num_bytes = made & (told >= 0), np.maximum(told, 0)
     uneven = ((calls.self_bytes >= 0) & (calls.name == all_to_all))[order]
     to_others = num_bytes - calls.self_bytes[order] if uneven.any() else num_bytes
 
@@ -116,15 +125,16 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
     return [
         CallSums(*of_group)
         for of_group in zip(
-            total(num_bytes),
+            total(made),
             total(calls.exposed[order]),
             total(calls.hidden[order]),
             total(calls.wait[order]),
             total(complete),
             total(calls.mismatched[order]),
-            sent(made, None),
-            sent(finished, duration),
-            sent(finished & complete, calls.transfer[order]),
+            total(finished),
+            sent(sized, None),
+            sent(sized & finished, duration),
+            sent(sized & finished & complete, calls.transfer[order]),
             (
                 (part[seen],)
                 for part, seen in zip(np.split(duration, begins[1:]), np.split(finished, begins[1:]), strict=True)
@@ -143,4 +153,4 @@ def _parts(column: Int64, chosen: Bool, begins: Int64) -> Iterator[tuple[Int64]]
 def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
     """The same of stalls, which make no call."""
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
-    return [CallSums(0, one, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, ()) for one in exposed.tolist()]
+    return [CallSums(0, one, 0, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, ()) for one in exposed.tolist()]

@@ -29,7 +29,7 @@ class Calls:
         role, name, group_size, nodes: codes of the role and the operation, the members of the group, and their nodes.
         group: id of the group that the call was made on.
         calls: 1 for a call, 0 for a stall.
-        num_bytes, self_bytes: as recorded.
+        num_bytes, self_bytes: as recorded; −1 where it is not known.
         duration, transfer, wait: ns in flight, after and before the last participant arrived.
         exposed: ns that the lane stood still.
         hidden: ns in flight while the lane did not stand still.
@@ -134,7 +134,7 @@ def calls_of_rows(known: CallRows, steps: Sequence[int] | None = None) -> Calls:
         nodes=roles.nodes[rows],
         group=spans.group[rows],
         calls=np.ones(len(rows), np.int64),
-        num_bytes=np.maximum(spans.bytes[rows], 0),
+        num_bytes=spans.bytes[rows],
         self_bytes=spans.self_bytes[rows],
         duration=duration,
         transfer=np.maximum(end - ready, 0),
@@ -179,6 +179,8 @@ def _merged_brackets(calls: Calls, rank: Int32, group: Int64, seq: Int64) -> Cal
     merged = calls.take(first)
     num_bytes, self_bytes, exposed = np.zeros((3, len(first)), np.int64)
     np.add.at(num_bytes, which.reshape(-1), calls.num_bytes)
+    unknown = np.bincount(which.reshape(-1), calls.num_bytes < 0, len(first)) > 0
+    num_bytes = np.where(unknown, -1, num_bytes)
     np.add.at(self_bytes, which.reshape(-1), calls.self_bytes)
     np.add.at(exposed, which.reshape(-1), calls.exposed)
     self_bytes = np.where(merged.self_bytes < 0, -1, self_bytes)

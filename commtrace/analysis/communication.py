@@ -33,17 +33,20 @@ class Communication:
         role, operation: in the field's words.
         group_size: members of the group; None where no rank told.
         inter_node: whether the members are on several nodes; None where some were not recorded.
-        size: bytes of one call, from (inclusive) and to (exclusive); None where calls of all sizes are in the row.
+        size: bytes of one call, from (inclusive) and to (exclusive); None where calls of all sizes are in the row, or
+            such as nobody told the size of.
         ranks: members of the group, where the row is of one group.
         count: calls, counted on every rank that made them; of a coalesced bracket once per operation.
-        num_bytes: of all calls, full tensors.
+        num_bytes: of the calls whose bytes are known, full tensors; None if those of none are.
+        unsized: calls whose bytes are not known.
         duration_p50_ns, duration_p99_ns, duration_max_ns, duration_sum_ns: of the calls whose end was seen (nearest
             rank); None if none was.
-        algbw_gbps, busbw_gbps: 10⁹ bytes per second over all calls; None where there is none to tell.
+        algbw_gbps, busbw_gbps: 10⁹ bytes per second over the calls whose bytes are known; None where there is none.
         bandwidth_time: ``transfer`` or ``duration``: what the bandwidths were divided by. Transfer is after the last
             participant arrived, and needs calls matched on all members; duration includes waiting for them.
         needed_busbw_gbps: the busbw at which all of these bytes would take as long as the ranks compute: below it, they
-            cannot be hidden however they are scheduled. None where nothing was computed or nothing is exposed.
+            cannot be hidden however they are scheduled. None where nothing was computed, nothing is exposed, or the
+            bytes of some calls are not known.
         exposed_ns: time the ranks' lanes stood still for these calls.
         hidden_ns: time in flight while the rank's lane stood still for no communication at all.
         wait_ns: time in flight before the last participant arrived; None if no call was matched on all members.
@@ -59,7 +62,8 @@ class Communication:
     size: tuple[int, int] | None
     ranks: tuple[int, ...] | None
     count: int
-    num_bytes: int
+    num_bytes: int | None
+    unsized: int
     duration_p50_ns: int | None
     duration_p99_ns: int | None
     duration_max_ns: int | None
@@ -91,6 +95,7 @@ class Communication:
             **({} if self.ranks is None else {"ranks": list(self.ranks)}),
             "count": self.count,
             "bytes": self.num_bytes,
+            "unsized": self.unsized,
             "duration_ns": {
                 "p50": self.duration_p50_ns,
                 "p99": self.duration_p99_ns,
@@ -208,8 +213,9 @@ def _key_columns(calls: Calls, detail: Detail) -> list[npt.NDArray[Any]]:
 
 
 def _power_of_two(num_bytes: Int64) -> Int64:
-    """Exponent of the largest power of two that is not above each number; −1 for nothing."""
-    return np.where(num_bytes > 0, np.frexp(np.maximum(num_bytes, 1))[1] - 1, -1).astype(np.int64)
+    """Exponent of the largest power of two that is not above each number; −1 for nothing, −2 where it is unknown."""
+    exponent = np.frexp(np.maximum(num_bytes, 1))[1] - 1
+    return np.where(num_bytes > 0, exponent, np.sign(num_bytes) - 1).astype(np.int64)
 
 
 def _row(run: Run, roles: Roles, key: _Key, sums: CallSums, compute_ns: int, detail: Detail) -> Communication:
@@ -225,6 +231,7 @@ def _row(run: Run, roles: Roles, key: _Key, sums: CallSums, compute_ns: int, det
         ranks=_members(run, key.detail) if detail is Detail.GROUP else None,
         count=sums.count,
         num_bytes=sums.num_bytes,
+        unsized=sums.unsized,
         duration_p50_ns=_nearest_rank(durations, 50),
         duration_p99_ns=_nearest_rank(durations, 99),
         duration_max_ns=_nearest_rank(durations, 100),
@@ -242,7 +249,9 @@ def _row(run: Run, roles: Roles, key: _Key, sums: CallSums, compute_ns: int, det
     )
 
 
-def _size(exponent: int) -> tuple[int, int]:
+def _size(exponent: int) -> tuple[int, int] | None:
+    if exponent < -1:
+        return None
     return (0, 1) if exponent < 0 else (1 << exponent, 2 << exponent)
 
 
@@ -260,7 +269,7 @@ def _bandwidth(operation: str, group_size: int, sums: CallSums) -> tuple[float |
 
 def _needed(operation: str, group_size: int, sums: CallSums, compute_ns: int) -> float | None:
     """Bytes on the bus over the time that all ranks compute in, GB/s."""
-    if not compute_ns or not _has_bandwidth(operation, group_size):
+    if not compute_ns or sums.unsized or not _has_bandwidth(operation, group_size):
         return None
     return _on_the_bus(operation, group_size, sums.all) / compute_ns or None
 

@@ -73,7 +73,9 @@ def _bandwidths(analysis: Analysis) -> dict[Link, FloatArray]:
         )
     ]
     calls = Calls.concatenate(parts)
-    matched = np.flatnonzero((calls.calls > 0) & calls.complete & calls.finished & (calls.group_size > 1))
+    matched = np.flatnonzero(
+        (calls.calls > 0) & calls.complete & calls.finished & (calls.group_size > 1) & (calls.num_bytes >= 0)
+    )
     if not len(matched):
         return {}
     calls = calls.take(matched)

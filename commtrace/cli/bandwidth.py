@@ -90,8 +90,8 @@ def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
 
 def _words(row: Communication, by: By) -> list[str]:
     words = [row.role, row.operation, _REACH[row.inter_node]]
-    if by is By.SIZE and row.size is not None:
-        words.append(f"{num_bytes(row.size[0])} – {num_bytes(row.size[1])}")
+    if by is By.SIZE:
+        words.append("unknown" if row.size is None else f"{num_bytes(row.size[0])} – {num_bytes(row.size[1])}")
     if by is By.GROUP and row.ranks is not None:
         more = "…" if len(row.ranks) > _MOST_RANKS_NAMED else ""
         words.append(" ".join(map(str, row.ranks[:_MOST_RANKS_NAMED])) + more)

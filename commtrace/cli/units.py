@@ -34,8 +34,10 @@ def share(part: float | None, whole: float = 1.0) -> str:
 _LEAST_WITHOUT_UNIT: Final = 0.01
 
 
-def num_bytes(count: float) -> str:
+def num_bytes(count: float | None) -> str:
     """``24.3 MB``: powers of ten."""
+    if count is None:
+        return UNKNOWN
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
             return f"{_three_digits(count / size)} {unit}"

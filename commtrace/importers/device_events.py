@@ -21,8 +21,12 @@ _KERNEL: Final = frozenset({"kernel", "Kernel"})
 _MEMORY: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
 _ANNOTATION: Final = "user_annotation"
 _HOST_OPERATION: Final = "cpu_op"
-_STEP_NAME: Final = re.compile(r"^ProfilerStep#(\d+)")
+_STEP_NAME: Final = re.compile(r"^ProfilerStep#(\d{1,18})\b")
 _COMMUNICATION_CALL: Final = b'"record_param_comms"'
+_LINKS: Final = ("External id", "external id")
+"""What joins a kernel and the call that launched it; small letters in traces of torch 1.8."""
+
+_DEVICE: Final = re.compile(rb'"device"\s*:\s*"?(\d{1,9})\b')
 
 
 @dataclass(slots=True)
@@ -72,7 +76,8 @@ class DeviceTrace:
         names: of kernels and copies, each once.
         kernels, memory, communication: disjoint; in the order of the file.
         profiler_steps: number, start and end of the ProfilerStep annotations, which lie on the host.
-        device: number of the first device seen; −1 where the events do not tell.
+        devices: where the events happened, as far as they tell: number of the device, and its ``pid`` in the file.
+        unreadable: device events left out: their start or duration is missing, or no time (NaN, negative).
     """
 
     path: Path
@@ -82,7 +87,13 @@ class DeviceTrace:
     memory: Work = field(default_factory=Work)
     communication: list[CommunicationKernel] = field(default_factory=list)
     profiler_steps: list[tuple[int, int, int]] = field(default_factory=list)
-    device: int = -1
+    devices: set[tuple[int, bytes]] = field(default_factory=set)
+    unreadable: int = 0
+
+    @property
+    def device(self) -> int:
+        """Number of the lowest device; −1 where the events do not tell."""
+        return min((number for number, _ in self.devices), default=-1)
 
     def bounds(self) -> tuple[int, int]:
         """Start of the first device event and end of the last."""
@@ -109,6 +120,11 @@ def read_device_trace(path: Path, communication_pattern: str | None = None) -> D
         reader.read(events)
     trace = reader.finish()
     if not (len(trace.kernels) or len(trace.memory) or trace.communication):
+        if trace.unreadable:
+            raise ImportFileError(
+                f"{path}: none of its {trace.unreadable} device events has a start and a duration that can be read. "
+                "Export it again."
+            )
         raise ImportFileError(
             f"{path} holds no device events (cat kernel, gpu_memcpy, gpu_memset). Profile with "
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and leave out ranks that used no GPU."
@@ -124,7 +140,7 @@ class _Reader:
         patterns = [COMMUNICATION_PATTERN, *([communication_pattern] if communication_pattern else [])]
         self._communicates = [re.compile(pattern) for pattern in patterns]
         self._names: dict[bytes, tuple[int, bool]] = {}
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._calls: dict[int, dict[str, Any]] = {}  # by External id
 
     def read(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -139,40 +155,53 @@ class _Reader:
                 self._annotation(event)
             elif category == _HOST_OPERATION and bytes(event.name) == _COMMUNICATION_CALL:
                 arguments = _arguments(event)
-                self._calls[integer(arguments.get("External id"))] = arguments
+                link = _link(arguments)
+                if link is not None:
+                    self._calls[link] = arguments
 
     def _kernel(self, event: Event) -> None:
-        start, end = _times(event)
+        times = self._device_times(event)
+        if times is None:
+            return
+        start, end = times
         name, communicates = self._name(event)
         if not communicates:
             self._trace.kernels.append(start, end, name)
             return
         arguments = _arguments(event)
-        self._device(arguments)
         stream = str(arguments.get("stream", bytes(event.tid).decode()))
         self._trace.communication.append(CommunicationKernel(start, end, self._trace.names[name], stream, arguments))
 
     def _copy(self, event: Event) -> None:
+        times = self._device_times(event)
+        if times is None:
+            return
         name, _ = self._name(event)
-        arguments = _arguments(event)
-        self._device(arguments)
-        self._trace.memory.append(*_times(event), name, integer(arguments.get("bytes")))
+        self._trace.memory.append(*times, name, integer(_arguments(event).get("bytes")))
 
-    def _device(self, arguments: dict[str, Any]) -> None:
-        if self._trace.device < 0:
-            self._trace.device = integer(arguments.get("device"))
+    def _device_times(self, event: Event) -> tuple[int, int] | None:
+        """When a device event ran; None, and counted, where that cannot be known."""
+        times = _times(event)
+        if times is None:
+            self._trace.unreadable += 1
+            return None
+        told = _DEVICE.search(bytes(event.args))  # most arguments are never decoded
+        if told:
+            self._trace.devices.add((int(told[1]), bytes(event.pid)))
+        return times
 
     def _annotation(self, event: Event) -> None:
-        match = _STEP_NAME.match(str(msgspec.json.decode(event.name)))
-        if match:
-            self._trace.profiler_steps.append((int(match[1]), *_times(event)))
+        match = _STEP_NAME.match(_text(event.name))
+        times = _times(event) if match else None
+        if match and times:
+            self._trace.profiler_steps.append((int(match[1]), *times))
 
     def _name(self, event: Event) -> tuple[int, bool]:
         """Position of the event's name, and whether kernels of that name communicate."""
         text = bytes(event.name)
         known = self._names.get(text)
         if known is None:
-            name = str(msgspec.json.decode(text)) if text else ""
+            name = _text(event.name)
             known = len(self._trace.names), any(pattern.search(name) for pattern in self._communicates)
             self._names[text] = known
             self._trace.names.append(name)
@@ -182,7 +211,8 @@ class _Reader:
         """Complete the arguments of kernels that came without, from the calls that launched them."""
         trace = self._trace
         for position, kernel in enumerate(trace.communication):
-            call = self._calls.get(integer(kernel.arguments.get("External id")))
+            link = _link(kernel.arguments)
+            call = None if link is None else self._calls.get(link)
             if call and not kernel.is_described:
                 trace.communication[position] = CommunicationKernel(
                     kernel.start, kernel.end, kernel.name, kernel.stream, {**kernel.arguments, **call}
@@ -204,6 +234,19 @@ def _arguments(event: Event) -> dict[str, Any]:
     return decoded if isinstance(decoded, dict) else {}
 
 
-def _times(event: Event) -> tuple[int, int]:
-    start = nanoseconds(event.ts)
-    return start, start + max(nanoseconds(event.dur), 0)
+def _link(arguments: dict[str, Any]) -> int | None:
+    number = next((integer(arguments[name]) for name in _LINKS if name in arguments), -1)
+    return number if number > 0 else None  # 0: launched outside of every operation
+
+
+def _text(raw: msgspec.Raw) -> str:
+    return str(msgspec.json.decode(raw)) if bytes(raw) else ""
+
+
+def _times(event: Event) -> tuple[int, int] | None:
+    """Start and end, ns; None where one of them is missing, no number, or the end is before the start."""
+    try:
+        start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+    except ValueError:
+        return None
+    return (start, start + duration) if duration >= 0 else None

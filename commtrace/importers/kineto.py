@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.device_events import DeviceTrace, Work, integer, read_device_trace
-from commtrace.importers.nccl_calls import Call, describe
+from commtrace.importers.nccl_calls import Call, describe, plain_name
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
 from commtrace.importers.trace_events import TraceFile
 from commtrace.trace import schema
@@ -27,6 +27,11 @@ from commtrace.trace.writer import Row
 
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _USUAL_DEVICES_PER_HOST: Final = 8
+_LARGEST_RANK: Final = 10_000_000
+_LOOKS_LIKE_COMMUNICATION: Final = re.compile(
+    r"(?i)deep_?ep|rccl|hccl|hcom_|oneccl|msccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv"
+)
+"""Words in names of kernels that communicate by other libraries, or by a GPU's own loads and stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,11 @@ def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, An
         distributed = _distributed_info(path)
         named = _RANK_IN_NAME.findall(path.name)
         rank = integer(distributed.get("rank"), int(named[-1]) if named else place)
+        if not 0 <= rank <= _LARGEST_RANK:
+            raise ImportFileError(
+                f"{path} says in its distributedInfo that it is of rank {rank}, which no job has. Take that entry out "
+                "of the file and put rank-N into its name."
+            )
         if rank in found:
             raise ImportFileError(
                 f"{found[rank][0]} and {path} are both of rank {rank}. Give one file per rank; put rank-N "
@@ -124,7 +134,7 @@ def _distributed_info(path: Path) -> dict[str, Any]:
 def _world(of_rank: Mapping[int, tuple[Path, dict[str, Any]]]) -> tuple[int, ...]:
     """All ranks of the job as far as it is known: of some, no file may have been given."""
     size = max(integer(distributed.get("world_size")) for _, distributed in of_rank.values())
-    return tuple(range(size)) if size > max(of_rank) else tuple(sorted(of_rank))
+    return tuple(range(size)) if max(of_rank) < size <= _LARGEST_RANK else tuple(sorted(of_rank))
 
 
 def _host(rank: int, trace: DeviceTrace, options: KinetoOptions) -> int:
@@ -215,16 +225,47 @@ def _work_rows(kind: int, work: Work, names: Sequence[str], base: int, steps: _S
 
 
 def _marks(trace: DeviceTrace, groups: Sequence[Group]) -> list[Row]:
-    marks = group_rows(groups)
-    if not trace.communication:
-        marks += _problem(
+    return group_rows(groups) + [mark_row("problem", {"message": message}) for message in _problems(trace)]
+
+
+def _problems(trace: DeviceTrace) -> Iterator[str]:
+    """What a reader of the numbers must know of this trace."""
+    alike = _look_like_communication(trace)
+    if alike:
+        yield (
+            f"{', '.join(alike)} looks like communication and counts as compute. If it communicates, import with "
+            "--communication-pattern and a part of that name."
+        )
+    elif not len(trace.kernels) + len(trace.communication):
+        yield "nothing but copies ran on the device: no kernel was recorded."
+    elif not trace.communication:
+        yield (
             f"none of {len(trace.kernels)} kernels is named nccl. If the job communicates with others, import it with "
             "--communication-pattern and a part of their names."
         )
-    elif not len(trace.kernels):
-        marks += _problem("all kernels communicate, none computes.")
-    return marks
+    if trace.communication and not len(trace.kernels):
+        yield "all kernels communicate, none computes."
+    if len(trace.devices) > 1:
+        yield (
+            f"the file holds {_devices(trace)}, shown as one rank: compute is when at least one of them computes, idle "
+            "when all are. Write one trace per process to see them apart."
+        )
+    if trace.unreadable:
+        yield (
+            f"{trace.unreadable} device events have no start or duration that can be read (missing, NaN, negative) "
+            "and were left out: the numbers are lower bounds."
+        )
 
 
-def _problem(message: str) -> list[Row]:
-    return [mark_row("problem", {"message": message})]
+def _look_like_communication(trace: DeviceTrace) -> list[str]:
+    """Names, short, of kernels that count as compute and are named like communication; not more than three."""
+    computing = set(trace.kernels.name)
+    names = (plain_name(name) for code, name in enumerate(trace.names) if code in computing)
+    return list(dict.fromkeys(name for name in names if _LOOKS_LIKE_COMMUNICATION.search(name)))[:3]
+
+
+def _devices(trace: DeviceTrace) -> str:
+    numbers = sorted({number for number, _ in trace.devices})
+    if len(numbers) > 1:
+        return f"devices {', '.join(map(str, numbers[:8]))}{' …' if len(numbers) > 8 else ''}"
+    return f"the devices of {len(trace.devices)} processes"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from commtrace.importers.device_events import CommunicationKernel, integer
 from commtrace.importers.groups import complete_list, named_group
-from commtrace.importers.nccl_words import DTYPES, operation_of
+from commtrace.importers.nccl_words import ANONYMOUS, DTYPES, operation_of
 from commtrace.trace.groups import Group, group_id
 
 
@@ -76,7 +76,7 @@ def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
     num_bytes = elements * size if elements >= 0 and size else -1
     return Call(
         kernel,
-        operation or _plain_name(kernel.name),
+        operation or plain_name(kernel.name),
         group.id if group else -1,
         integer(arguments.get("Seq")),
         num_bytes=num_bytes,
@@ -86,9 +86,10 @@ def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
     )
 
 
-def _plain_name(kernel: str) -> str:
+def plain_name(kernel: str) -> str:
     """``void deep_ep::intranode::dispatch<8, 768>(int4*, …)`` → ``dispatch``."""
-    return kernel.partition("(")[0].partition("<")[0].split()[-1].rpartition("::")[2] if kernel.strip() else "unknown"
+    words = kernel.replace(ANONYMOUS, "").partition("(")[0].partition("<")[0].split()
+    return (words[-1].rpartition("::")[2] if words else kernel.strip()) or "unknown"
 
 
 def _self_bytes(arguments: Mapping[str, Any], num_bytes: int, group: Group | None, rank: int) -> int:

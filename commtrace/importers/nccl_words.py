@@ -21,6 +21,9 @@ _OPERATIONS: Final = {
 }
 """By what a name contains without its underscores; the first that fits is meant."""
 
+ANONYMOUS: Final = "(anonymous namespace)::"
+"""Its bracket does not begin the arguments of a kernel."""
+
 DTYPES: Final = {
     "Float": ("float32", 4),
     "Double": ("float64", 8),
@@ -40,5 +43,5 @@ DTYPES: Final = {
 
 def operation_of(name: str) -> str:
     """The operation that ``_allgather_base``, ``nccl:all_reduce`` or ``ncclDevKernel_SendRecv(…)`` is; else empty."""
-    letters = name.partition("(")[0].replace("_", "").lower()
+    letters = name.replace(ANONYMOUS, "").partition("(")[0].replace("_", "").lower()
     return next((operation for part, operation in _OPERATIONS.items() if part in letters), "")

@@ -20,7 +20,7 @@ import re
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,10 @@ _CUT: Final = re.compile(rb"\}\s*,\s*\{")
 _WINDOWS: Final = (2**14, 2**18)
 """How far back from its end a piece is searched for cuts, before all of it is."""
 _CUTS_TRIED: Final = 4
+_LATEST_BASE_NS: Final = 2**62
+"""In the year 2116: what is later is no time, and what is counted from it would not fit into 64 bits."""
+
+_INT64_MAX: Final = 2**63 - 1
 _File = gzip.GzipFile | BufferedReader
 _OPENING: Final = b'{"traceEvents":['
 _NOTHING: Final = msgspec.Raw(b"")
@@ -51,6 +55,7 @@ class Event(msgspec.Struct, gc=False):
     name: msgspec.Raw = _NOTHING
     ts: msgspec.Raw = _NOTHING
     dur: msgspec.Raw = _NOTHING
+    pid: msgspec.Raw = _NOTHING
     tid: msgspec.Raw = _NOTHING
     args: msgspec.Raw = _NOTHING
 
@@ -83,7 +88,8 @@ class Header:
     def update(self, document: _Document) -> None:
         self.distributed = document.distributedInfo or self.distributed
         self.devices = document.deviceProperties or self.devices
-        self.base_time_ns = document.baseTimeNanoseconds or self.base_time_ns
+        base = document.baseTimeNanoseconds or 0
+        self.base_time_ns = base if 0 < base <= _LATEST_BASE_NS else self.base_time_ns
 
 
 class TraceFile:
@@ -219,8 +225,16 @@ def _decode_document(text: bytes) -> _Document | None:
         else None,
         distributedInfo=distributed if isinstance(distributed, dict) else None,
         deviceProperties=[one for one in devices if isinstance(one, dict)] if isinstance(devices, list) else None,
-        baseTimeNanoseconds=int(base) if base is not None else None,
+        baseTimeNanoseconds=_whole(base),
     )
+
+
+def _whole(number: Any) -> int | None:
+    """A number that some writers quote or write with a point; None where there is none."""
+    try:
+        return None if number is None else int(Decimal(str(number)))
+    except (ArithmeticError, ValueError):
+        return None
 
 
 def _loads(text: bytes) -> Any:
@@ -235,16 +249,27 @@ def _event(loaded: dict[str, Any]) -> Event:
     ph, cat = loaded.get("ph"), loaded.get("cat")
     raw = {
         name: msgspec.Raw(json.dumps(loaded[name]).encode())
-        for name in ("name", "ts", "dur", "tid", "args")
+        for name in ("name", "ts", "dur", "pid", "tid", "args")
         if name in loaded
     }
     return Event(ph=ph if isinstance(ph, str) else "", cat=cat if isinstance(cat, str) else None, **raw)
 
 
 def nanoseconds(microseconds: msgspec.Raw) -> int:
-    """A time in a trace, µs, as exact nanoseconds: as a float, an epoch in µs would be off by up to 256 ns."""
+    """A time in a trace, µs, as exact nanoseconds: as a float, an epoch in µs would be off by up to 256 ns.
+
+    Raises:
+        ValueError: there is none, or it is no number that a clock could show (NaN, null, a word).
+    """
     text = bytes(microseconds).strip(b'"').decode()
     whole, _, fraction = text.partition(".")
     if len(fraction) <= 3 and fraction.isdecimal() and whole.isdecimal():
-        return int(whole) * 1000 + int(fraction.ljust(3, "0"))
-    return int((Decimal(text or "0") * 1000).to_integral_value())
+        time = int(whole) * 1000 + int(fraction.ljust(3, "0"))
+    else:
+        try:
+            time = int((Decimal(text) * 1000).to_integral_value())
+        except (InvalidOperation, OverflowError, ValueError) as error:
+            raise ValueError(f"{text!r} is no time") from error
+    if abs(time) > _INT64_MAX:
+        raise ValueError(f"{text!r} is no time")
+    return time

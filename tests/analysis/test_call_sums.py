@@ -74,4 +74,24 @@ def test_stalls_add_nothing_but_the_time_that_the_lane_stood_still() -> None:
     sums = sum_stalls(stalls, np.array([2, 0, 1]), np.array([0, 1]))
 
     assert [one.exposed_ns for one in sums] == [7, 11]
-    assert all(one.count == one.num_bytes == one.unfinished == 0 for one in sums)
+    assert all(one.count == one.unsized == one.unfinished == 0 and one.num_bytes is None for one in sums)
+
+
+def test_calls_of_unknown_size_count_and_move_nothing() -> None:
+    """Their time would make the bandwidth of the others too small."""
+    calls = made(3, 0)
+    columns = {
+        "name": np.zeros(3, np.int64),
+        "num_bytes": np.array([-1, 10, 0]),
+        "self_bytes": np.full(3, -1),
+        "duration": np.array([7, 8, 9]),
+        "finished": np.ones(3, np.bool_),
+        "complete": np.ones(3, np.bool_),
+        "transfer": np.array([1, 2, 3]),
+    }
+    sums = summed(
+        Calls(**{column.name: columns.get(column.name, getattr(calls, column.name)) for column in fields(Calls)})
+    )
+
+    assert (sums.count, sums.unsized, sums.unfinished, sums.num_bytes) == (3, 1, 0, 10)
+    assert sums.matched == Moved(calls=2, num_bytes=10, even=10, uneven=0, time_ns=5)

@@ -38,6 +38,7 @@ def test_a_row_computed_by_hand() -> None:
         "inter_node": False,
         "count": 2,
         "bytes": 2_400,
+        "unsized": 0,
         "duration_ns": {"p50": 400, "p99": 700, "max": 700, "sum": 1_100},
         "algbw_gbps": 2_400 / 800,  # two calls of 1200 bytes, 400 ns of transfer each
         "busbw_gbps": 2_400 / 800,

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.communication import Communication, Detail, communication_table
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.errors import ConfigurationError, ImportFileError
@@ -20,6 +21,14 @@ from commtrace.trace.reader import load_run
 from tests.importers.kineto_files import annotation, copy, kernel, nccl, write_trace
 
 PARTS = ("compute", "exposed_total", "exposed_memory", "bubble", "idle", "data", "checkpoint", "gc", "other")
+
+
+def communication_by_size(run: Path) -> list[Communication]:
+    analysis = analyse(run)
+    context = analysis.context
+    return communication_table(
+        context.run, context.matches, analysis.partition, context.roles, context.steps, Detail.SIZE
+    )
 
 
 def rank_of(run: Path, rank: int = 0) -> dict[str, Any]:
@@ -137,7 +146,11 @@ def test_without_any_description_each_stream_is_a_group_of_all_ranks(tmp_path: P
         ("all_reduce", 2, 0),
         ("all_to_all", 2, 0),
     }
-    assert all(row["algbw_gbps"] is None for row in summary["communication"]), "bytes are not known"
+    assert [(row["bytes"], row["unsized"], row["algbw_gbps"]) for row in summary["communication"]] == [
+        (None, row["count"], None) for row in summary["communication"]
+    ]
+    rows = communication_by_size(tmp_path / "run")
+    assert {row.size for row in rows} == {None}, "unknown is no size"
 
 
 def test_a_kernel_without_description_takes_that_of_the_call_that_launched_it(tmp_path: Path) -> None:
@@ -217,6 +230,99 @@ def test_kernels_with_other_names_communicate_if_the_pattern_says_so(tmp_path: P
     assert any("--communication-pattern" in problem for problem in summarise(tmp_path / "without")["problems"])
     assert (rank_of(tmp_path / "with")["compute_ns"], rank_of(tmp_path / "with")["exposed_total_ns"]) == (2_000, 2_000)
     assert [row["operation"] for row in summarise(tmp_path / "with")["communication"]] == ["dispatch"]
+
+
+def test_kernels_that_are_named_like_communication_are_pointed_out(tmp_path: Path) -> None:
+    """They count as compute all the same: only the job's owner knows."""
+    events = [kernel(0, 2, "hcom_allReduce_17"), kernel(1, 3, "void (anonymous namespace)::deep_ep_combine<8>(int)")]
+    trace = write_trace(tmp_path / "rank-0.json", events)
+
+    import_kineto([trace], tmp_path / "run")
+
+    assert rank_of(tmp_path / "run")["compute_ns"] == 4_000
+    assert summarise(tmp_path / "run")["problems"][0] == (
+        "rank 0: hcom_allReduce_17, deep_ep_combine looks like communication and counts as compute. "
+        "If it communicates, import with --communication-pattern and a part of that name."
+    )
+
+
+@pytest.mark.parametrize("name", ["(anonymous namespace)::nccl_thing(int)", "(nccl)", "<nccl>"])
+def test_any_name_of_a_communication_kernel_is_taken(tmp_path: Path, name: str) -> None:
+    import_kineto([write_trace(tmp_path / "rank-0.json", [nccl(0, 2, name), kernel(1, 3)])], tmp_path / "run")
+
+    assert rank_of(tmp_path / "run")["exposed_total_ns"] == 1_000
+
+
+def test_a_call_without_a_number_describes_no_kernel(tmp_path: Path) -> None:
+    """Neither has an External id: nothing says that they belong together."""
+    described = nccl(0, 1, collective="_reduce_scatter_base", group="3", ranks=[0, 1, 2, 3], dtype="BFloat16", sent=100)
+    call = {**described, "cat": "cpu_op", "name": "record_param_comms"}
+    trace = write_trace(tmp_path / "rank-0.json", [call, nccl(5, 5), kernel(6, 1)])
+
+    import_kineto([trace], tmp_path / "run")
+
+    (row,) = summarise(tmp_path / "run")["communication"]
+    assert (row["operation"], row["role"]) == ("all_reduce", "world")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"ts": None},
+        {"ts": float("nan")},
+        {"ts": "NaN"},
+        {"ts": 1e30},
+        {"dur": None},
+        {"dur": -5},
+        {"dur": float("inf")},
+    ],
+)
+def test_device_events_without_a_time_are_left_out_and_counted(tmp_path: Path, odd: dict[str, Any]) -> None:
+    """An event that began nobody knows when would stretch the step to the year 1970."""
+    good = [kernel(1_000, 5), nccl(1_003, 7)]
+    missing = {name: value for name, value in kernel(0, 1).items() if name not in odd}
+    trace = write_trace(tmp_path / "rank-0.json", [*good, {**kernel(1_001, 1), **odd}, missing])
+
+    import_kineto([trace], tmp_path / "run")
+
+    row = rank_of(tmp_path / "run")
+    assert (row["wall_ns"], row["compute_ns"], row["exposed_total_ns"]) == (10_000, 5_000, 5_000)
+    assert any("2 device events have no start or duration" in text for text in summarise(tmp_path / "run")["problems"])
+
+
+def test_a_trace_in_which_no_device_event_has_a_time_is_refused(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "rank-0.json", [{**kernel(0, 1), "ts": None}])
+
+    with pytest.raises(ImportFileError, match="none of its 1 device events has a start and a duration"):
+        import_kineto([trace], tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ([(0, 0), (1, 1)], "the file holds devices 0, 1, shown as one rank"),
+        ([(0, 0), (0, 40)], "the file holds the devices of 2 processes, shown as one rank"),
+        ([(0, 0), (None, 0)], ""),
+    ],
+)
+def test_several_devices_in_one_file_are_one_rank_and_said_to_be(
+    tmp_path: Path, places: list[tuple[int | None, int]], words: str
+) -> None:
+    events = [{**kernel(10 * i, 15, device=device), "pid": pid} for i, (device, pid) in enumerate(places)]
+
+    import_kineto([write_trace(tmp_path / "rank-0.json", [*events, nccl(30, 5)])], tmp_path / "run")
+
+    assert rank_of(tmp_path / "run")["compute_ns"] == 25_000
+    said = [text for text in summarise(tmp_path / "run")["problems"] if "shown as one rank" in text]
+    assert (words in said[0]) if words else not said
+
+
+@pytest.mark.parametrize("rank", [-1, 10**12])
+def test_a_rank_that_no_job_has_is_refused(tmp_path: Path, rank: int) -> None:
+    trace = write_trace(tmp_path / "trace.json", [kernel(0, 1)], rank=rank)
+
+    with pytest.raises(ImportFileError, match=f"of rank {rank}, which no job has"):
+        import_kineto([trace], tmp_path / "run")
 
 
 def test_profiler_steps_are_steps(tmp_path: Path) -> None:

@@ -107,11 +107,27 @@ def test_what_json_does_not_allow_but_profilers_write_is_read(tmp_path: Path) ->
         (b"1.5e3", 1_500_000),
         (b"0.0004", 0),
         (b"0.00051", 1),
-        (b"", 0),
     ],
 )
 def test_times_are_exact(microseconds: bytes, expected: int) -> None:
     assert nanoseconds(msgspec.Raw(microseconds)) == expected
+
+
+@pytest.mark.parametrize("text", [b"", b"null", b"NaN", b'"NaN"', b'"Infinity"', b"1e30", b"[]", b'"soon"'])
+def test_what_is_no_time_is_not_taken_for_one(text: bytes) -> None:
+    with pytest.raises(ValueError, match="is no time"):
+        nanoseconds(msgspec.Raw(text))
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [("17", 17), ('"17"', 17), ("1.7e3", 1700), ("null", 0), ('"then"', 0), ("100000000000000000000", 0), ("-3", 0)],
+)
+def test_the_base_of_times_is_read_however_it_is_written(tmp_path: Path, base: str, expected: int) -> None:
+    file = TraceFile(written(tmp_path / "trace.json", f'{{"traceEvents": [{{}}], "baseTimeNanoseconds": {base}}}'))
+
+    assert len([event for events in file.events() for event in events]) == 1
+    assert file.header.base_time_ns == expected
 
 
 @pytest.mark.parametrize(

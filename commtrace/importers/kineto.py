@@ -27,7 +27,7 @@ from commtrace.trace.writer import Row
 
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _USUAL_DEVICES_PER_HOST: Final = 8
-_LARGEST_RANK: Final = 10_000_000
+_LARGEST_RANK: Final = 1_000_000
 _LOOKS_LIKE_COMMUNICATION: Final = re.compile(
     r"(?i)deep_?ep|rccl|hccl|hcom_|oneccl|msccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv"
 )

@@ -60,7 +60,7 @@ def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock
         steps: only the spans of these; None for all.
 
     Raises:
-        TraceFormatError: a column is missing.
+        TraceFormatError: a column is missing, or holds a word that is not known.
     """
     names: list[str] = []
     table = _together([part.table for part in tables])
@@ -109,16 +109,21 @@ def _together(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(alike).unify_dictionaries().combine_chunks()
 
 
-def _read_marks(block: Block, detail: pa.ChunkedArray, rows: Int64, names: Sequence[str]) -> list[_Told]:
+def _read_marks(block: Block, column: pa.ChunkedArray, rows: Int64, names: Sequence[str]) -> list[_Told]:
     told = [_Told(Marks(), {}) for _ in block.ranks]
     spans = block.spans
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
-    for row, owner, text in zip(rows.tolist(), owners.tolist(), _texts(detail, rows), strict=True):
+    for row, owner, text in zip(rows.tolist(), owners.tolist(), _texts(column, rows), strict=True):
         name, own = names[spans.name[row]], told[owner]
         if name == AGGREGATE:
             own.aggregates.setdefault(int(spans.step[row]), []).append(text)
         else:
-            own.marks.read(name, json.loads(text) if text else {}, int(spans.start[row]))
+            try:
+                detail = json.loads(text) if text else {}
+            except ValueError:
+                own.marks.add_problem(f"what it told of its {name} is damaged and was left out.")
+                continue
+            own.marks.read(name, detail, int(spans.start[row]))
     return told
 
 
@@ -206,7 +211,14 @@ def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:
 def _codes(column: str, words: Iterable[str], names: list[str]) -> list[int]:
     vocabulary = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}.get(column)
     if vocabulary is not None:
-        return [vocabulary.index(word) for word in words]
+        known = list(words)
+        unknown = [word for word in known if word not in vocabulary]
+        if unknown:
+            raise TraceFormatError(
+                f"column {column} of the trace holds {unknown[0]!r}, which this commtrace does not know. A newer one "
+                "wrote it (pip install --upgrade commtrace), or the file is damaged."
+            )
+        return [vocabulary.index(word) for word in known]
     position = {name: code for code, name in enumerate(names)}
     codes = []
     for word in words:

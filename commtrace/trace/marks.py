@@ -32,6 +32,11 @@ class Marks:
         self.problems: tuple[str, ...] = ()
         self.closed = False
 
+    def add_problem(self, message: str) -> None:
+        """What a reader of the rank's numbers must know; said once."""
+        if message not in self.problems:
+            self.problems = (*self.problems, message)
+
     @property
     def coordinates(self) -> Mapping[str, int]:
         """Position in each parallel dimension; empty if no integration told."""
@@ -80,7 +85,7 @@ class Marks:
             self.discarded = detail
         elif name == "trigger":
             self.triggers[detail["id"]] = detail
-        elif name == "problem" and detail["message"] not in self.problems:
-            self.problems = (*self.problems, detail["message"])
+        elif name == "problem":
+            self.add_problem(detail["message"])
         elif name == "end":
             self.closed = True

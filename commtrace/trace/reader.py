@@ -27,7 +27,7 @@ from commtrace.trace.locate import find_run_directory, rank_directories
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.step_range import StepRange
-from commtrace.trace.writer import segment_paths, segment_step_ranges
+from commtrace.trace.writer import rank_directory, segment_paths, segment_step_ranges
 
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 """Files are read side by side: threads inside of each would only wait for one another."""
@@ -130,28 +130,37 @@ def _read_block(segments: Mapping[int, list[Segment]], steps: StepRange | None) 
 def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment]:
     """The segments of all ranks, or only so many newest of each, with the metadata in their headers."""
     found = []
-    for rank_directory in rank_directories(directory):
-        for path in segment_paths(rank_directory)[-newest:]:
+    for folder in rank_directories(directory):
+        for path in segment_paths(folder)[-newest:]:
             try:
                 found.append(_read_header(path))
             except FileNotFoundError:
                 continue  # a running job has just deleted it to keep to its budget; its `discarded` mark says so
             except (pa.ArrowException, OSError) as error:
                 problems.append(f"{path}: skipped, its header is not readable ({_first_line(error)}).")
+            except TraceFormatError:
+                raise
+            except (KeyError, TypeError, ValueError) as error:  # what comes of bytes that were changed
+                why = f"its header is damaged or of another program ({_first_line(error)})"
+                problems.append(f"{path}: skipped, {why}. Copy it again.")
     return found
 
 
 def _read_header(path: Path) -> Segment:
     with pa.OSFile(str(path), "rb") as file:
-        metadata, size = pa.ipc.open_stream(file).schema.metadata or {}, file.size()
+        columns, size = pa.ipc.open_stream(file).schema, file.size()
+    metadata = columns.metadata or {}
     if schema.METADATA_KEY not in metadata:
-        raise TraceFormatError(f"{path} is an Arrow stream but not a commtrace segment.")
+        raise TypeError("an Arrow stream, but no segment of commtrace")
     version = int(metadata[b"commtrace.format"])
     if version > schema.FORMAT_VERSION:
         raise TraceFormatError(
             f"{path} has format {version}; this commtrace reads up to {schema.FORMAT_VERSION}. "
             "Update it: pip install --upgrade commtrace"
         )
+    for column in columns:
+        if column.name in schema.SCHEMA.names and not column.equals(schema.SCHEMA.field(column.name)):
+            raise TypeError(f"column {column.name} holds {column.type}")
     rank_metadata = RankMetadata.from_json(metadata[schema.METADATA_KEY])
     return Segment(path, rank_metadata, int(metadata[b"commtrace.first_step"]), size)
 
@@ -169,6 +178,7 @@ def _newest_session(segments: list[Segment], problems: list[str]) -> dict[int, l
     for rank, own in chosen.items():
         session = max(segment.metadata.session for segment in own)
         chosen[rank] = [segment for segment in own if segment.metadata.session == session]
+    _leave_out_copies(chosen, problems)
     _leave_out_an_earlier_job(chosen, problems)
     others = len(segments) - sum(map(len, chosen.values()))
     if others:
@@ -177,6 +187,20 @@ def _newest_session(segments: list[Segment], problems: list[str]) -> dict[int, l
             f"shown is run {newest.run_id}, attempt {newest.attempt}."
         )
     return chosen
+
+
+def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
+    """A rank's folder that somebody copied to another name beside it: every row would count twice."""
+    for rank, own in chosen.items():
+        folders = sorted({segment.path.parent for segment in own})
+        if len(folders) < 2:
+            continue
+        read = next(
+            (folder for folder in folders if folder.name == rank_directory(folder.parent, rank).name), folders[0]
+        )
+        chosen[rank] = [segment for segment in own if segment.path.parent == read]
+        copies = ", ".join(folder.name for folder in folders if folder != read)
+        problems.append(f"{copies}: left out, holds rank {rank} as {read.name} does. Was a folder copied or renamed?")
 
 
 def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
@@ -239,7 +263,8 @@ def _read_batches(path: Path) -> tuple[list[pa.RecordBatch], str | None]:
         stream = pa.ipc.open_stream(file, options=_READ_OPTIONS)
         try:
             for batch in stream:
-                batches.append(batch)  # noqa: PERF402 -- one at a time, so that a torn tail costs only itself
+                batch.validate(full=True)  # pyarrow would read beyond the end of a damaged column
+                batches.append(batch)  # one at a time, so that a torn tail costs only itself
         except (pa.ArrowException, OSError) as error:
             return batches, f"{path}: torn after {len(batches)} batches, read up to there ({_first_line(error)})."
     return batches, None
@@ -251,10 +276,13 @@ def missing_ranks(ranks: dict[int, RankTrace]) -> list[str]:
     missing = sorted(set(range(world_size)) - set(ranks))
     if not missing:
         return []
-    return [
-        f"{len(missing)} of {world_size} ranks have no readable files: {_abbreviated(missing)}. "
-        "Copy their rank-NNNNN folders from their nodes into the run directory, or use a shared file system."
-    ]
+    source = next(iter(ranks.values())).metadata.versions.get("imported from")
+    hint = (
+        f"Import again with their {source} files as well, if there are any."
+        if source
+        else "Copy their rank-NNNNN folders from their nodes into the run directory, or use a shared file system."
+    )
+    return [f"{len(missing)} of {world_size} ranks have no readable files: {_abbreviated(missing)}. {hint}"]
 
 
 def _abbreviated(ranks: Iterable[int], most: int = 16) -> str:

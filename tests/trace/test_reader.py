@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -305,6 +307,28 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     assert run.problems[0].startswith("2 of 4 ranks have no readable files: 1, 2. Copy their rank-NNNNN folders")
 
 
+def test_of_an_imported_run_no_folders_are_asked_for(tmp_path: Path) -> None:
+    write_rank(tmp_path, steps(0, 1), world_size=2, versions={"imported from": "kineto"})
+
+    assert load_run(tmp_path).problems == (
+        "1 of 2 ranks have no readable files: 1. Import again with their kineto files as well, if there are any.",
+    )
+
+
+def test_a_copy_of_a_ranks_folder_is_left_out(tmp_path: Path) -> None:
+    """Somebody kept a copy, or gathered nodes' folders under other names: no row counts twice."""
+    folder = write_rank(tmp_path, steps(0, 3), rank=3, world_size=4)
+    for name in ("rank-00007", "rank-3"):
+        shutil.copytree(folder, tmp_path / name)
+
+    run = load_run(tmp_path)
+
+    assert run.ranks[3].spans.step.tolist() == [0, 1, 2]
+    assert run.problems[0] == (
+        "rank-00007, rank-3: left out, holds rank 3 as rank-00003 does. Was a folder copied or renamed?"
+    )
+
+
 def test_many_missing_ranks_are_abbreviated(tmp_path: Path) -> None:
     write_rank(tmp_path, steps(0, 1), world_size=1_000)
 
@@ -334,8 +358,32 @@ def test_an_arrow_stream_of_somebody_else_is_not_a_segment(tmp_path: Path) -> No
     path = write_rank(tmp_path, steps(0, 1)) / "spans-0000.arrows"
     _rewritten(path, commtrace=b"")
 
-    with pytest.raises(TraceFormatError, match="not a commtrace segment"):
+    with pytest.raises(RunNotFoundError, match=r"skipped, .* of another program \(an Arrow stream, but no segment"):
         load_run(tmp_path)
+
+
+def test_a_damaged_header_costs_its_own_file_only(tmp_path: Path) -> None:
+    damaged = [write_rank(tmp_path, steps(0, 1), rank=rank) / "spans-0000.arrows" for rank in (0, 1, 2)][1:]
+    _rewritten(damaged[0], commtrace=b"{oops")
+    _rewritten(damaged[1], commtrace=b"")
+
+    run = load_run(tmp_path)
+
+    assert list(run.ranks) == [0]
+    assert [str(path) in problem for path, problem in zip(damaged, run.problems, strict=False)] == [True, True]
+
+
+def test_any_damage_to_a_file_is_told_and_costs_no_other_rank(tmp_path: Path) -> None:
+    """Flipped bits can point beyond a column's end: what pyarrow does not check it reads, and the process dies."""
+    path = [write_rank(tmp_path, steps(0, 50), rank=rank) / "spans-0000.arrows" for rank in (0, 1)][1]
+    whole = path.read_bytes()
+    for place in range(0, len(whole), len(whole) // 150):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x24]) + whole[place + 1 :])
+
+        run = None
+        with suppress(TraceFormatError):  # the version, the name of a column or one of its words was hit
+            run = load_run(tmp_path)
+        assert run is None or len(run.ranks[0].spans) == 50
 
 
 def test_the_parent_of_a_single_run_stands_for_it(tmp_path: Path) -> None:

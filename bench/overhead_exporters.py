@@ -96,7 +96,7 @@ def burst(operation: Callable[[], object], step: Callable[[int], Any], shape: Sh
     """Train for so many seconds."""
     number = counted = cpu = blocked = 0
     begin = time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < WARM_UP_SECONDS + seconds:
+    while (elapsed := time.perf_counter() - begin) < WARM_UP_SECONDS + seconds or not counted:
         before = blocked_ns()
         with step(number):
             start = time.thread_time_ns()

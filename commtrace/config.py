@@ -66,6 +66,7 @@ class Config:
         otlp_ranks: which ranks send spans, such as ``0,8`` or ``0:64:8``. Empty: all.
         otlp_file: directory of files with OTLP-JSON lines. They are written instead of sending.
         otlp_metrics: send the metrics of the Prometheus endpoint as well.
+        otlp_process: make, encode and send spans in a process beside the rank; otherwise on a thread of it.
         otlp_provider: hand spans to the TracerProvider that the script has installed, if there is one.
     """
 
@@ -101,6 +102,7 @@ class Config:
     otlp_ranks: str = ""
     otlp_file: str = ""
     otlp_metrics: bool = False
+    otlp_process: bool = True
     otlp_provider: bool = True
 
     @classmethod
@@ -315,6 +317,7 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_OTLP_RANKS": _ranks,
     "COMMTRACE_OTLP_FILE": _text,
     "COMMTRACE_OTLP_METRICS": _boolean,
+    "COMMTRACE_OTLP_PROCESS": _boolean,
     "COMMTRACE_OTLP_PROVIDER": _boolean,
 }
 """Every variable that commtrace reads in a training process, and how its value is parsed."""

@@ -52,6 +52,7 @@ def test_every_variable_sets_its_option() -> None:
         "COMMTRACE_OTLP_RANKS": "0, 8:64:8 ",
         "COMMTRACE_OTLP_FILE": "lines",
         "COMMTRACE_OTLP_METRICS": "1",
+        "COMMTRACE_OTLP_PROCESS": "0",
         "COMMTRACE_OTLP_PROVIDER": "0",
     }
 
@@ -89,6 +90,7 @@ def test_every_variable_sets_its_option() -> None:
         otlp_ranks="0, 8:64:8",
         otlp_file="lines",
         otlp_metrics=True,
+        otlp_process=False,
         otlp_provider=False,
     )
 
@@ -174,7 +176,7 @@ def test_a_documented_variable_has_its_meaning_its_default_and_an_example_that_w
 
 
 def test_only_the_configuration_reads_variables_of_commtrace() -> None:
-    """`commtrace run` and `commtrace bench` set them, for the processes that they start."""
+    """`commtrace run`, `commtrace bench` and the OTLP exporter set them, for the processes that they start."""
     package = ROOT / "commtrace"
     roots = [package, ROOT / "integrations", ROOT / "exporters", ROOT / "viewer"]
     sources = {path for root in roots for path in root.rglob("*.py")}
@@ -185,7 +187,12 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"COMMTRACE_\w+", node.value)
     }
 
-    assert named == {"commtrace/config.py", "commtrace/cli/bench.py", "commtrace/cli/run.py"}
+    assert named == {
+        "commtrace/config.py",
+        "commtrace/cli/bench.py",
+        "commtrace/cli/run.py",
+        "exporters/otlp/process.py",
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The exporter: the harvester leaves steps in a bounded queue; a thread of its own makes spans of them and sends them.
+"""The exporter: the harvester leaves steps in a bounded queue; a thread of its own has them sent.
+
+Spans are made, encoded and sent in a process beside the rank, see :mod:`commtrace.exporters.otlp.process`; on the
+thread itself where they go to a TracerProvider of the script, or where no process can be started.
 
 Whatever becomes of the receiver, training and recording do not notice: a full queue, a batch that is refused and what
 is left at the end are counted, and told.
@@ -6,46 +9,43 @@ is left at the end are counted, and told.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import chain, islice
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError, MissingExtraError
-
-try:
-    from opentelemetry.context import attach, set_value
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
-
-    from commtrace.exporters.otlp import file, sinks
-    from commtrace.exporters.otlp.metrics import metrics_data
-    from commtrace.exporters.otlp.resource import installed_provider, resource_of
-    from commtrace.exporters.otlp.spans import SpanMaker
-except ImportError as error:
-    raise MissingExtraError(f"OpenTelemetry is not installed ({error}): pip install 'commtrace[otlp]'") from error
-
 from commtrace.exporters.otlp.choice import Choice
-from commtrace.exporters.otlp.queue import MOST_SPANS, QUEUE_FULL, REFUSED, Account, Job, JobQueue
-from commtrace.exporters.prometheus.metrics import RankCollector
-from commtrace.exporters.prometheus.totals import StepTotals
-from commtrace.live.gil import Breath
+from commtrace.exporters.otlp.process import HelperError, HelperSender
+from commtrace.exporters.otlp.provider import installed_provider, processor_of
+from commtrace.exporters.otlp.queue import (
+    MOST_SPANS,
+    QUEUE_FULL,
+    REFUSED,
+    SPANS_PER_REQUEST,
+    Account,
+    Counts,
+    Job,
+    JobQueue,
+    Settle,
+)  # fmt: skip
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
 from commtrace.trace.writer import Row
 
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from commtrace.exporters.otlp import sinks
+
 _logger = logging.getLogger("commtrace")
 
-SPANS_PER_BATCH: Final = 512
 CLOSE_SECONDS: Final = 1.6
 ABORT_SECONDS: Final = 0.3
 """So long the end of a recording waits for what is left to be sent, and then for the thread to give up."""
@@ -62,7 +62,9 @@ def open_otlp(config: Config, rank: LiveRank) -> StepListener | None:
 
     Raises:
         ConfigurationError: OpenTelemetry is switched off, or spans and metrics both are.
+        MissingExtraError: it is not installed.
     """
+    _check_that_it_is_installed()
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         raise ConfigurationError("OTEL_SDK_DISABLED=true switches it off")
     if config.otlp_level == "none" and not config.otlp_metrics:
@@ -75,6 +77,27 @@ def open_otlp(config: Config, rank: LiveRank) -> StepListener | None:
     return OtlpExporter(config, rank)
 
 
+class SpanSender(Protocol):
+    """Sends what the exporter's thread gives it, on that thread; entered and left there."""
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long it is of no use to ask."""
+
+    def __enter__(self) -> SpanSender: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def send(self, jobs: Sequence[Job], settled: Settle) -> None:
+        """Every span of these steps is told to ``settled`` once, unless it is interrupted."""
+
+    def send_metrics(self, families: Sequence[Metric], counts: Counts, start_ns: int, now_ns: int) -> None:
+        """Send the metrics of this instant."""
+
+    def interrupt(self) -> None:
+        """From another thread: :meth:`send` must come back."""
+
+
 def _warn_of_grpc() -> None:
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol and protocol.strip().lower() != "http/protobuf":
@@ -83,6 +106,17 @@ def _warn_of_grpc() -> None:
             "HTTP port (4318 is usual), or install a TracerProvider in the script, whose exporter is then used",
             protocol,
         )
+
+
+def _check_that_it_is_installed() -> None:
+    """Without importing it: the process that sends will."""
+    for name in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "prometheus_client"):
+        try:
+            found = importlib.util.find_spec(name)
+        except ImportError:  # of a parent
+            found = None
+        if found is None:
+            raise MissingExtraError(f"OpenTelemetry is not installed ({name}): pip install 'commtrace[otlp]'")
 
 
 class _Seen(NamedTuple):
@@ -121,19 +155,13 @@ class OtlpExporter:
         self._rank = rank
         self._choice = Choice.of(config, rank.metadata.world_size)
         self._takes_spans = config.otlp_level != "none" and self._choice.takes_rank(rank.rank)
-        self._open_spans = spans or self._span_sink
-        self._open_metrics = metrics or self._metric_sink
+        self._open_spans, self._open_metrics = spans, metrics
         self.account = Account()
         self._queue = JobQueue(self.account, most_spans)
-        self._totals = StepTotals()
-        self._collector = RankCollector(rank, self._totals)
+        self._metrics = _Metrics(rank) if config.otlp_metrics else None
         self._seen = _Seen()
-        self._span_sink_open: sinks.SpanSink | None = None
-        self._metric_sink_open: sinks.MetricSink | None = None
-        self._resource: Resource | None = None
-        self._resource_key: tuple[Any, ...] = ()
-        self._start_ns = time.time_ns()
-        self._metric_seconds = _metric_seconds()
+        self._helper: HelperSender | None = None
+        self._sender: SpanSender | None = None
         self._ends = threading.Event()
         self._gave_up = threading.Event()
         self._is_off = False
@@ -142,8 +170,8 @@ class OtlpExporter:
         self._thread.start()
 
     def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
-        if self._config.otlp_metrics:
-            self._totals.add(summary)
+        if self._metrics is not None:
+            self._metrics.totals.add(summary)
         if self._takes_spans:
             self._produce(self._job(summary, rows))
         self._tell_drops()
@@ -155,7 +183,9 @@ class OtlpExporter:
         if self._thread.is_alive():
             self._gave_up.set()
             self.account.finish()
-            self._shut_down_sinks()  # interrupts an exporter that waits to try again
+            sender = self._sender or self._helper
+            if sender is not None:
+                sender.interrupt()
             self._thread.join(ABORT_SECONDS)
         self.account.finish()
         if self.account.total_dropped:
@@ -168,6 +198,8 @@ class OtlpExporter:
 
     def abandon_after_fork(self) -> None:
         """Thread and connections are the parent's. A lock of the connections may be held for ever: touch nothing."""
+        if self._helper is not None:
+            self._helper.abandon_after_fork()
 
     def _produce(self, job: Job) -> None:
         if self._is_off:
@@ -213,85 +245,104 @@ class OtlpExporter:
             )
 
     def _run(self) -> None:
-        attach(set_value("suppress_instrumentation", True))  # what instruments HTTP must not make spans of our requests
         try:
-            with sinks.QuietExporters():
-                self._export_until_the_end()
+            self._helper = self._started_helper()
+            self._export_until_the_end()
         except Exception:
             self._is_off = True
             if not self._gave_up.is_set():
                 _logger.warning("commtrace: OpenTelemetry export is off; training and the trace go on", exc_info=True)
         finally:
-            self._shut_down_sinks()
+            if self._helper is not None:
+                self._helper.close(0.0)
+
+    def _started_helper(self) -> HelperSender | None:
+        """Before training: until it is ready it takes the better part of a second."""
+        if not self._config.otlp_process or self._open_spans or self._open_metrics or self._goes_to_a_provider:
+            return None
+        try:
+            return HelperSender(self._config, self._rank)
+        except HelperError as error:
+            if not self._gave_up.is_set():
+                _logger.warning(
+                    "commtrace: OpenTelemetry spans are sent by a thread, which takes more of training's time, as no "
+                    "process can do it: %s",
+                    error,
+                )
+            return None
+
+    @property
+    def _goes_to_a_provider(self) -> bool:
+        return self._config.otlp_provider and processor_of(installed_provider()) is not None
 
     def _export_until_the_end(self) -> None:
-        if not self._config.otlp_file:
-            # The SDK would do so with the first request, when training is under way: a tenth of a second of the GIL.
-            with suppress(ImportError):
-                importlib.import_module("requests")
-        maker = SpanMaker(self._rank, self._choice, self._current_resource)
-        metrics_due = time.monotonic() + self._metric_seconds
-        while not self._gave_up.is_set():
-            job = self._queue.get(min(max(metrics_due - time.monotonic(), 0.0), _IDLE_SECONDS))
-            if job is not None:
-                self._export(maker, self._jobs_of_a_request(job))
-            ends = job is None and self._ends.is_set()
-            if self._config.otlp_metrics and (ends or time.monotonic() >= metrics_due):
-                self._export_metrics()
-            if time.monotonic() >= metrics_due:
-                metrics_due = time.monotonic() + self._metric_seconds
-            if ends:
-                return
+        # Not before there is something to send: by then, the script has installed its provider, if it ever does.
+        first = None
+        while first is None and not self._ends.is_set() and (self._metrics is None or self._metrics.due_in()):
+            first = self._next_job(None)
+        with self._chosen_sender() as self._sender:
+            while not self._gave_up.is_set():
+                job, first = first or self._next_job(self._sender), None
+                if job is not None:
+                    self._sender.send(self._jobs_of_a_request(job), self.account.settle)
+                ends = job is None and self._ends.is_set()
+                if self._metrics is not None and (ends or self._metrics.is_due()):
+                    self._sender.send_metrics(*self._metrics.newest(self.account.counts))
+                if ends:
+                    return
+
+    def _next_job(self, sender: SpanSender | None) -> Job | None:
+        """The oldest step; None where there is something else to do."""
+        if sender is not None:
+            self._ends.wait(sender.pause_seconds)
+        return self._queue.get(_IDLE_SECONDS if self._metrics is None else min(self._metrics.due_in(), _IDLE_SECONDS))
 
     def _jobs_of_a_request(self, first: Job) -> list[Job]:
         """Short steps come many at a time; a request for each would cost more than all of their spans."""
-        if first.num_spans < SPANS_PER_BATCH:
+        if first.num_spans < SPANS_PER_REQUEST:
             self._ends.wait(_GATHERING_SECONDS)
-        return self._queue.get_with(first, SPANS_PER_BATCH)
+        return self._queue.get_with(first, SPANS_PER_REQUEST)
 
-    def _export(self, maker: SpanMaker, jobs: Sequence[Job]) -> None:
-        if self._span_sink_open is None:
-            self._span_sink_open = self._open_spans()
-        left = sum(job.num_spans for job in jobs)
-        for batch in _batches(_breathing(chain.from_iterable(map(maker.spans, jobs)))):
-            left -= len(batch)
-            if self._gave_up.is_set():
-                return
-            self.account.settle(len(batch), self._span_sink_open.export(batch))
-        assert left == 0, "jobs know how many spans they make"
+    def _chosen_sender(self) -> SpanSender:
+        provider = installed_provider()
+        told = dict(provider.resource.attributes) if provider is not None else {}
+        if self._helper is not None and not self._goes_to_a_provider:
+            self._helper.told = told
+            return self._helper
+        from commtrace.exporters.otlp.sending import Sender
 
-    def _export_metrics(self) -> None:
-        if self._metric_sink_open is None:
-            self._metric_sink_open = self._open_metrics()
-        families = self._collector.collect()
-        data = metrics_data(families, self.account, self._current_resource(), self._start_ns, time.time_ns())
-        self._metric_sink_open.export(data)
+        processor = processor_of(provider) if self._config.otlp_provider else None
+        return Sender(self._config, self._rank, told, processor, spans=self._open_spans, metrics=self._open_metrics)
 
-    def _current_resource(self) -> Resource:
-        """Made anew when the framework has told more about the topology."""
-        marks = self._rank.marks
-        key = (tuple(marks.coordinates.items()), tuple(marks.parallel.items()))
-        if self._resource is None or key != self._resource_key:
-            self._resource, self._resource_key = resource_of(self._rank, installed_provider()), key
-        return self._resource
 
-    def _span_sink(self) -> sinks.SpanSink:
-        if self._config.otlp_file:
-            return file.FileSpans(Path(self._config.otlp_file), self._rank.run_id, self._rank.rank)
-        processor = sinks.processor_of(installed_provider()) if self._config.otlp_provider else None
-        return sinks.HttpSpans() if processor is None else sinks.ProviderSpans(processor)
+class _Metrics:
+    """The metrics of the Prometheus endpoint, and when they are to be sent."""
 
-    def _metric_sink(self) -> sinks.MetricSink:
-        if self._config.otlp_file:
-            return file.FileMetrics(Path(self._config.otlp_file), self._rank.run_id, self._rank.rank)
-        return sinks.HttpMetrics()
+    def __init__(self, rank: LiveRank) -> None:
+        # Imported here: of all that is exported, metrics alone need prometheus-client.
+        from commtrace.exporters.prometheus.metrics import RankCollector
+        from commtrace.exporters.prometheus.totals import StepTotals
 
-    def _shut_down_sinks(self) -> None:
-        span_sink, self._span_sink_open = self._span_sink_open, None
-        metric_sink, self._metric_sink_open = self._metric_sink_open, None
-        for sink in (span_sink, metric_sink):
-            if sink is not None:
-                sink.shutdown()
+        self.totals = StepTotals()
+        self._collector = RankCollector(rank, self.totals)
+        self._start_ns = time.time_ns()
+        self._seconds = _metric_seconds()
+        self._due = time.monotonic() + self._seconds
+
+    def due_in(self) -> float:
+        """Seconds."""
+        return max(self._due - time.monotonic(), 0.0)
+
+    def is_due(self) -> bool:
+        """Whether it is time; from then on they are due one interval later."""
+        if time.monotonic() < self._due:
+            return False
+        self._due = time.monotonic() + self._seconds
+        return True
+
+    def newest(self, counts: Counts) -> tuple[list[Metric], Counts, int, int]:
+        """What to send now, with what became of spans."""
+        return list(self._collector.collect()), counts, self._start_ns, time.time_ns()
 
 
 def _metric_seconds() -> float:
@@ -300,22 +351,3 @@ def _metric_seconds() -> float:
         return max(float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or 60_000) / 1e3, 0.1)
     except ValueError:
         return 60.0
-
-
-class _Breathing(list[ReadableSpan]):
-    """Lets training have the interpreter again and again while the SDK encodes."""
-
-    def __iter__(self) -> Iterator[ReadableSpan]:
-        return _breathing(super().__iter__())
-
-
-def _breathing(spans: Iterator[ReadableSpan]) -> Iterator[ReadableSpan]:
-    breath = Breath()
-    for span in spans:
-        breath.take()
-        yield span
-
-
-def _batches(spans: Iterator[ReadableSpan]) -> Iterator[_Breathing]:
-    while batch := _Breathing(islice(spans, SPANS_PER_BATCH)):
-        yield batch

@@ -27,7 +27,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.metrics_core import Metric as Family
 
-from commtrace.exporters.otlp.queue import Account
+from commtrace.exporters.otlp.queue import Counts
 
 _UNITS: Final[Mapping[str, str]] = {
     "_bytes_per_second": "By/s",
@@ -42,18 +42,18 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
 
 def metrics_data(
-    families: Iterable[Family], account: Account, resource: Resource, start_ns: int, now_ns: int
+    families: Iterable[Family], counts: Counts, resource: Resource, start_ns: int, now_ns: int
 ) -> MetricsData:
     """What to send now.
 
     Args:
         families: of the rank's Prometheus collector.
-        account: what became of spans.
+        counts: what became of spans.
         resource: of the rank.
         start_ns, now_ns: epoch; since when sums count, and this moment.
     """
     metrics = [metric for family in families if (metric := _metric(family, start_ns, now_ns)) is not None]
-    metrics += _of_account(account, start_ns, now_ns)
+    metrics += _of_spans(counts, start_ns, now_ns)
     scope = ScopeMetrics(InstrumentationScope("commtrace"), metrics, "")
     return MetricsData([ResourceMetrics(resource, [scope], "")])
 
@@ -98,11 +98,9 @@ def _histogram_point(family: Family, start_ns: int, now_ns: int) -> HistogramDat
     )
 
 
-def _of_account(account: Account, start_ns: int, now_ns: int) -> list[Metric]:
-    sent = NumberDataPoint({}, start_ns, now_ns, account.sent)
-    dropped = [
-        NumberDataPoint({"reason": reason}, start_ns, now_ns, count) for reason, count in account.dropped.items()
-    ]
+def _of_spans(counts: Counts, start_ns: int, now_ns: int) -> list[Metric]:
+    sent = NumberDataPoint({}, start_ns, now_ns, counts.sent)
+    dropped = [NumberDataPoint({"reason": reason}, start_ns, now_ns, count) for reason, count in counts.dropped.items()]
     return [
         Metric("commtrace.otlp.spans.sent", "Spans that were taken.", "", Sum([sent], _CUMULATIVE, True)),
         Metric("commtrace.otlp.spans.dropped", "Spans that were not.", "", Sum(dropped, _CUMULATIVE, True)),

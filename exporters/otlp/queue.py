@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from commtrace.live.summary import StepSummary
 from commtrace.trace.writer import Row
@@ -13,9 +14,22 @@ from commtrace.trace.writer import Row
 MOST_SPANS: Final = 50_000
 """So many spans wait for the receiver; of more, the newest are dropped and counted."""
 
+SPANS_PER_REQUEST: Final = 512
+
 QUEUE_FULL, REFUSED, AT_THE_END = "queue_full", "refused", "at_the_end"
 REASONS: Final = (QUEUE_FULL, REFUSED, AT_THE_END)
 """Why spans are dropped: too many wait; the receiver did not take them, or not in time; recording ended first."""
+
+
+Settle: TypeAlias = Callable[[int, bool], None]
+"""Told what became of spans: how many, and whether they were taken."""
+
+
+class Counts(NamedTuple):
+    """An :class:`Account` at one instant."""
+
+    sent: int
+    dropped: Mapping[str, int]
 
 
 class Job(NamedTuple):
@@ -43,6 +57,10 @@ class Job(NamedTuple):
     def num_spans(self) -> int:
         return len(self.rows) + self.is_root + len(self.findings)
 
+    def lean(self) -> Job:
+        """Without what spans are not made of."""
+        return self._replace(summary=replace(self.summary, operations=(), collectives=()))
+
 
 class Account:
     """Produced = sent + dropped + what waits. Several threads count; nobody holds the lock for long."""
@@ -57,6 +75,12 @@ class Account:
     @property
     def total_dropped(self) -> int:
         return sum(self.dropped.values())
+
+    @property
+    def counts(self) -> Counts:
+        """What became of spans so far."""
+        with self._lock:
+            return Counts(self.sent, dict(self.dropped))
 
     def produce(self, count: int) -> None:
         """So many spans are there to be sent."""

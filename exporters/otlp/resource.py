@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from opentelemetry import trace
 from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.util.types import AttributeValue
 
 from commtrace.live.rank import LiveRank
 
 _DIMENSIONS: Final = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "dp": "data_parallel"}
 _RUN_ID: Final = "nemo.run.id"
+
+NOTHING_TOLD: Final[Mapping[str, AttributeValue]] = {}
 
 
 class RankResource(Resource):
@@ -31,19 +31,16 @@ class RankResource(Resource):
         return known
 
 
-def installed_provider() -> TracerProvider | None:
-    """The SDK's TracerProvider that the script or its framework has installed; None if there is none."""
-    provider = trace.get_tracer_provider()
-    return provider if isinstance(provider, TracerProvider) else None
-
-
-def resource_of(rank: LiveRank, provider: TracerProvider | None = None) -> Resource:
+def resource_of(rank: LiveRank, told: Mapping[str, AttributeValue] = NOTHING_TOLD) -> Resource:
     """What is sent once with the spans of a rank.
+
+    Args:
+        rank: whose.
+        told: attributes of the resource of the TracerProvider that the script has installed.
 
     ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` win over the resource of the provider, this wins over
     defaults. Rank, run and topology are commtrace's own in any case.
     """
-    told = dict(provider.resource.attributes) if provider is not None else {}
     detected = {
         name: value
         for name, value in _of_environment().attributes.items()

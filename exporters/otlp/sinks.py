@@ -11,7 +11,7 @@ from opentelemetry.exporter.otlp.proto.http import metric_exporter, trace_export
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 
@@ -68,7 +68,7 @@ class ProviderSpans:
     of more than 2,048 spans without telling. What a processor does with a span that it took is not counted here.
 
     Args:
-        processor: see :func:`processor_of`.
+        processor: see :func:`commtrace.exporters.otlp.provider.processor_of`.
     """
 
     def __init__(self, processor: SpanProcessor) -> None:
@@ -81,17 +81,6 @@ class ProviderSpans:
 
     def shutdown(self) -> None:
         """The processors are the script's."""
-
-
-def processor_of(provider: TracerProvider | None) -> SpanProcessor | None:
-    """What a provider hands its spans to; None if that is nothing, or cannot be had from this version of the SDK.
-
-    Spans with ids of their own cannot be made with a provider's tracer, hence its processors.
-    """
-    processor: Any = getattr(provider, "_active_span_processor", None)
-    if not isinstance(processor, SpanProcessor):
-        return None
-    return processor if getattr(processor, "_span_processors", ()) else None
 
 
 class QuietExporters(logging.Filter):

@@ -25,7 +25,7 @@ def made(steps: int = 3) -> tuple[MetricsData, RankCollector]:
     account.settle(5, True)
     account.drop(4, QUEUE_FULL)
     collector = RankCollector(rank(), totals)
-    return metrics_data(collector.collect(), account, RESOURCE, 10, 20), collector
+    return metrics_data(collector.collect(), account.counts, RESOURCE, 10, 20), collector
 
 
 def by_name(data: MetricsData) -> dict[str, Any]:

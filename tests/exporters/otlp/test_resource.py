@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
 
 from commtrace.exporters.otlp.resource import resource_of
 from tests.exporters.otlp.made import RUN, live_rank
@@ -51,8 +50,7 @@ def test_variables_win_over_defaults_but_not_over_the_identity(monkeypatch: pyte
 
 def test_the_resource_of_a_provider_is_taken_over() -> None:
     theirs = Resource({"service.name": "megatron-lm", "nemo.run.id": "llama", "nv.dl.run.uuid": "u", "dl.rank": 3})
-    provider = TracerProvider(resource=theirs, shutdown_on_exit=False)
-    attributes = resource_of(live_rank(3), provider).attributes
+    attributes = resource_of(live_rank(3), theirs.attributes).attributes
 
     assert attributes["service.name"] == "megatron-lm"
     assert attributes["nemo.run.id"] == "llama"

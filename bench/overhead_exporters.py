@@ -45,6 +45,7 @@ class Cost(NamedTuple):
 
     cpu: float
     gil: float
+    threads: float
 
 
 def serve(otlp: int, metrics: int, store: int) -> None:
@@ -94,10 +95,10 @@ class Shape(NamedTuple):
 
 def burst(operation: Callable[[], object], step: Callable[[int], Any], shape: Shape, seconds: float) -> Cost:
     """Train for so many seconds."""
-    number = counted = cpu = blocked = 0
+    number = counted = cpu = blocked = others = 0
     begin = time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < WARM_UP_SECONDS + seconds or not counted:
-        before = blocked_ns()
+        before, before_of_others = blocked_ns(), others_ns()
         with step(number):
             start = time.thread_time_ns()
             for _ in range(shape.calls):
@@ -109,14 +110,20 @@ def burst(operation: Callable[[], object], step: Callable[[int], Any], shape: Sh
         if elapsed > WARM_UP_SECONDS:
             cpu += took
             blocked += blocked_ns() - before
+            others += others_ns() - before_of_others
             counted += shape.calls
-    return Cost(cpu / counted, blocked / counted)
+    return Cost(cpu / counted, blocked / counted, others / counted)
 
 
 def blocked_ns() -> int:
     """How long this thread has neither run nor been ready to run, from an arbitrary point in time."""
     running, ready = Path("/proc/thread-self/schedstat").read_text().split()[:2]
     return time.perf_counter_ns() - int(running) - int(ready)
+
+
+def others_ns() -> int:
+    """CPU time so far of all other threads of this process."""
+    return time.process_time_ns() - time.thread_time_ns()
 
 
 class Nothing:
@@ -197,7 +204,7 @@ def measure(options: argparse.Namespace, ports: Mapping[str, int]) -> None:
             dropped[variant] += sum(lost.values())
     print(f"torch {torch.__version__}, fake backend, {rounds} rounds of {seconds:g} s, load {os.getloadavg()[0]:.1f}")
     print("µs per all_reduce with its stall; medians over rounds; in brackets against recording to files alone\n")
-    print(f"{'variant':26}{'CPU':>8}{'added':>20}{'GIL':>8}{'added':>20}{'dropped':>9}")
+    print(f"{'variant':26}{'CPU':>8}{'added':>20}{'GIL':>8}{'added':>20}{'threads':>9}{'added':>20}{'dropped':>9}")
     for variant in VARIANTS:
         line = f"{variant:26}"
         for clock in Cost._fields:
@@ -205,7 +212,8 @@ def measure(options: argparse.Namespace, ports: Mapping[str, int]) -> None:
                 [getattr(cost, clock) / 1000 for cost in costs[one]] for one in (variant, "plain", "files")
             )
             added, more = (statistics.median(a - b for a, b in zip(own, one, strict=True)) for one in (plain, files))
-            line += f"{statistics.median(own):>8.2f}{f'{added:+.2f} ({more:+.2f})':>20}"
+            width = 9 if clock == "threads" else 8
+            line += f"{statistics.median(own):>{width}.2f}{f'{added:+.2f} ({more:+.2f})':>20}"
         print(f"{line}{dropped[variant]:>9}")
     dist.destroy_process_group()
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.peers import leave_one_out_median
+from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.analysis.straggler_verdict import NEXT_STEP
 from commtrace.live.window import WORK, WindowReport
 
@@ -39,6 +40,9 @@ _MAD_TO_SIGMA: Final = 1.4826
 _ERROR_OF_MEDIAN: Final = 1.2533
 _FEWEST_PEERS_FOR_SCATTER: Final = 3
 
+HOST: Final = "host"
+"""The cause where nearly all ranks of a host are slow."""
+
 FOUND, CLEARED, SILENT, BACK = "straggler", "recovered", "silent", "back"
 
 
@@ -49,6 +53,7 @@ class LiveStraggler:
     Attributes:
         rank: the slow one, of a host the slowest.
         host: its node.
+        who: the same in words, as ``commtrace straggler`` says it: a rank, or a host with its slow ranks.
         cause: ``compute``, ``data``, ``gc``, ``host`` or ``unknown``.
         since: epoch seconds: begin of the first window in which it stood out.
         cost_ms_per_step: the excess over its peers, but no more than the other ranks stood still.
@@ -59,6 +64,7 @@ class LiveStraggler:
 
     rank: int
     host: str
+    who: str
     cause: str
     since: float
     cost_ms_per_step: float
@@ -105,6 +111,7 @@ class _Record:
     since: float = 0.0
     named: LiveStraggler | None = None
     is_silent: bool = False
+    has_ended: bool = False
 
 
 class Watch:
@@ -128,9 +135,12 @@ class Watch:
 
     @property
     def stragglers(self) -> list[LiveStraggler]:
-        """Who is slow now, dearest first."""
+        """Who is slow now, dearest first; a host once."""
         named = [record.named for record in self._records.values() if record.named is not None]
-        return sorted(named, key=lambda one: (-one.cost_ms_per_step, one.rank))
+        told: dict[str, LiveStraggler] = {}
+        for one in sorted(named, key=lambda one: (-one.cost_ms_per_step, one.rank)):
+            told.setdefault(f"host {one.host}" if one.cause == HOST else one.who, one)
+        return list(told.values())
 
     @property
     def silent(self) -> list[int]:
@@ -152,8 +162,8 @@ class Watch:
         news = [report for report in reports if self._is_new(report)]
         for report in news:
             record = self._records.setdefault(report.rank, _Record(report.host, now))
-            record.window, record.heard_at = report.window, now
-        stepping = [report for report in news if report.steps]
+            record.window, record.heard_at, record.has_ended = report.window, now, report.ended
+        stepping = [report for report in news if report.steps and not report.ended]
         events = self._judge(stepping, now) if stepping else []
         return [*events, *self._listen(now)]
 
@@ -169,6 +179,8 @@ class Watch:
         events = []
         for index, report in enumerate(reports):
             record = self._records[report.rank]
+            if not table.is_known[index]:
+                continue  # nobody to compare it with in this window: what was known of it stands
             if table.stands_out[index]:
                 record.suspected, record.unsuspected = record.suspected + 1, 0
                 record.since = record.since if record.suspected > 1 else now - self._seconds
@@ -194,20 +206,25 @@ class Watch:
         slow_host: Mapping[int, str],
     ) -> LiveStraggler:
         report, excess = reports[index], float(table.excess[index])
-        cause = "host" if report.rank in slow_host else table.cause(index)
-        others = np.delete(table.waiting, index)
-        cost_ns = min(excess, float(np.median(others))) if len(others) else excess
+        who, cause = f"rank {report.rank} on {report.host}", table.cause(index)
+        if report.rank in slow_host:
+            slow_ranks = sorted(rank for rank, host in slow_host.items() if host == report.host)
+            who, cause = f"host {report.host} ({ranks_in_words(slow_ranks)})", HOST
+        waited_ns = float(np.median(np.delete(table.waiting, index)))
+        cost_ns = min(excess, waited_ns)
         share = cost_ns / max(report.duration_ns, 1)
         return LiveStraggler(
             rank=report.rank,
             host=report.host,
+            who=who,
             cause=cause,
             since=record.since,
             cost_ms_per_step=cost_ns / 1e6,
             gpu_hours_per_day=share * 24 * self._world_size,
             evidence=(
-                f"It works {table.work[index].sum() / 1e6:.1f} ms per step; ranks of its stage work "
-                f"{table.peers[index] / 1e6:.1f} ms. The others stand still for {np.median(others) / 1e6:.1f} ms."
+                f"Rank {report.rank} works {table.work[index].sum() / 1e6:.1f} ms per step: {excess / 1e6:.1f} ms more "
+                f"than the ranks of its stage, which work {table.peers[index] / 1e6:.1f} ms. The others stand still "
+                f"for {waited_ns / 1e6:.1f} ms."
             ),
             next_step=NEXT_STEP[cause],
         )
@@ -217,7 +234,7 @@ class Watch:
         events = []
         for rank, record in sorted(self._records.items()):
             quiet = now - record.heard_at
-            is_silent = quiet > SILENT_WINDOWS * self._seconds
+            is_silent = quiet > SILENT_WINDOWS * self._seconds and not record.has_ended
             if is_silent and not record.is_silent:
                 sentence = f"Rank {rank} on {record.host} has not reported for {quiet:.0f} s: dead, stuck or cut off."
                 events.append(LiveEvent(SILENT, now, rank, record.host, sentence))
@@ -266,6 +283,11 @@ class _Table:
         )
 
     @property
+    def is_known(self) -> npt.NDArray[np.bool_]:
+        """Whether there was somebody to compare it with."""
+        return ~np.isnan(self.excess)
+
+    @property
     def stands_out(self) -> npt.NDArray[np.bool_]:
         return np.asarray(np.nan_to_num(self.excess) > self.limit)
 
@@ -304,7 +326,7 @@ def _one_per_host(events: Sequence[LiveEvent]) -> list[LiveEvent]:
     """Of the ranks of one slow host, the dearest is told."""
     told: dict[Any, LiveEvent] = {}
     for event in events:
-        is_host = event.straggler is not None and event.straggler.cause == "host"
+        is_host = event.straggler is not None and event.straggler.cause == HOST
         key = (event.kind, event.host) if is_host else (event.kind, event.rank, event.time)
         known = told.get(key)
         if known is None or _cost(event) > _cost(known):
@@ -317,15 +339,19 @@ def _cost(event: LiveEvent) -> float:
 
 
 def _found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
-    who = f"Host {straggler.host}" if straggler.cause == "host" else f"Rank {straggler.rank} on {straggler.host}"
     sentence = (
-        f"{who} holds up the others ({straggler.cause}) for {now - straggler.since:.0f} s: "
-        f"{straggler.cost_ms_per_step:.1f} ms per step, {straggler.gpu_hours_per_day:.1f} {device}-hours per day. "
+        f"Straggler: {straggler.who}, {straggler.cause}: costs {straggler.cost_ms_per_step:.1f} ms per step, "
+        f"{straggler.gpu_hours_per_day:.3g} {device}-hours per day, for {_lasted(straggler, now)}. "
         f"{straggler.evidence} {straggler.next_step}"
     )
     return LiveEvent(FOUND, now, straggler.rank, straggler.host, sentence, straggler)
 
 
 def _cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
-    sentence = f"Rank {straggler.rank} on {straggler.host} is as quick as its peers again ({straggler.cause})."
+    who = straggler.who[:1].upper() + straggler.who[1:]
+    sentence = f"{who} is as quick as its peers again ({straggler.cause}), after {_lasted(straggler, now)}."
     return LiveEvent(CLEARED, now, straggler.rank, straggler.host, sentence, replace(straggler))
+
+
+def _lasted(straggler: LiveStraggler, now: float) -> str:
+    return seconds_in_words(round(1e9 * (now - straggler.since)))

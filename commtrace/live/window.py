@@ -24,6 +24,9 @@ WORK: Final = ("compute", "data", "gc", "unknown")
 
 _PHASES_OF_COMPUTE: Final = ("forward", "backward", "recompute")
 _MOST_ROLES: Final = 6
+_FEWEST_STEPS: Final = 2
+"""One step tells nothing of its scatter: steps longer than a window are gathered over several."""
+
 _MAD_TO_SIGMA: Final = 1.4826
 
 
@@ -43,6 +46,7 @@ class WindowReport:
         exposed_ns: waiting and transfer by role, bubble as ``pp``; the largest few.
         checkpoint_ns: saving.
         on_gpu: whether it trains on one.
+        ended: the rank has ended in order, and will report no more.
         block: times in flight of the newest complete block of steps, for whoever finds the least of all ranks.
     """
 
@@ -59,6 +63,7 @@ class WindowReport:
     exposed_ns: Mapping[str, int] = field(default_factory=dict)
     checkpoint_ns: int = 0
     on_gpu: bool = False
+    ended: bool = False
     block: Block = NO_BLOCK
 
     @property
@@ -106,13 +111,15 @@ class Window:
         self._last_step, self._last_end_ns = summary.step, summary.end_ns
 
     def close(self, number: int, now_ns: int) -> WindowReport:
-        """The report of what was gathered; gathering begins anew.
+        """The report of what was gathered, if that is more than one step; then gathering begins anew.
 
         Args:
             number: of the window.
             now_ns: monotonic.
         """
-        steps, self._steps = self._steps, []
+        steps: list[StepSummary] = []
+        if len(self._steps) >= _FEWEST_STEPS:
+            steps, self._steps = self._steps, []
         work = np.array([work_of(step) for step in steps], np.int64).reshape(len(steps), len(WORK))
         return WindowReport(
             rank=self._rank.rank,

@@ -74,9 +74,10 @@ class Connection:
             with self._lock:
                 self._known = None
         with self._lock:
-            if self._socket is not None:
-                _bound(self._socket)
-                weakref.finalize(self, self._socket.close).atexit = False
+            if self._socket is None:
+                raise RuntimeError("its socket cannot be told from others that were opened just now, or was cut")
+            _bound(self._socket)
+            weakref.finalize(self, self._socket.close).atexit = False
         return store
 
     def cut(self) -> None:
@@ -102,6 +103,11 @@ class Connection:
             if own != ours:
                 os.close(own)
         return socket.socket(fileno=ours) if ours is not None else None
+
+
+def can_bound() -> bool:
+    """Whether this system shows a process its own sockets; without that, a frozen store would hold up for ever."""
+    return os.path.isdir(_OWN_SOCKETS)
 
 
 def check_that_somebody_listens(host: str, port: int) -> None:

@@ -5,6 +5,7 @@ Training threads and the harvester only leave step summaries; what talks to the 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -13,15 +14,16 @@ from dataclasses import replace
 from typing import Any, Final
 
 from commtrace.config import Config
+from commtrace.errors import ConfigurationError
 from commtrace.exporters.monitor.board import Announcement, Board, BoardError, address_of_job
-from commtrace.exporters.monitor.connection import Connection
+from commtrace.exporters.monitor.connection import Connection, can_bound
 from commtrace.exporters.monitor.hangs import packed
 from commtrace.exporters.monitor.joiner import Joiner, Outlet
 from commtrace.exporters.monitor.outlets import FileOutlet, LiveOutlet, LogOutlet, WebhookOutlet
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.live.window import Window
+from commtrace.live.window import Window, WindowReport
 from commtrace.trace.writer import Row
 
 _logger = logging.getLogger("commtrace")
@@ -39,7 +41,16 @@ _FAILURES_TOLD: Final = 3
 
 
 def open_monitor(config: Config, rank: LiveRank) -> StepListener:
-    """The monitor of this rank. Rank 0 joins, unless a process with a store of its own does."""
+    """The monitor of this rank. Rank 0 joins, unless a process with a store of its own does.
+
+    Raises:
+        ConfigurationError: requests to the store could not be bounded on this system.
+    """
+    if not can_bound():
+        raise ConfigurationError(
+            "the monitor needs Linux' /proc to bound its requests, so that a store that is frozen holds up nobody. "
+            "commtrace top on the run directory tells who is slow without it"
+        )
     return MonitorExporter(config, rank)
 
 
@@ -67,6 +78,7 @@ class MonitorExporter:
         self._window = Window(rank)
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._closing = False
         self._board: Board | None = None
         self._connection: Connection | None = None
         self._suspect = False
@@ -83,6 +95,7 @@ class MonitorExporter:
             self._window.add(summary)
 
     def close(self) -> None:
+        self._closing = True
         self._stop.set()
         self._thread.join(_SECONDS_TO_END)
         if self._thread.is_alive() and self._connection is not None:
@@ -109,6 +122,17 @@ class MonitorExporter:
                     joined = reported
                     self._guarded(self._join)
                 self._guarded(self._look_for_hangs)
+        if self._closing:
+            self._say_farewell(reported)
+
+    def _say_farewell(self, window: int) -> None:
+        """That this rank ends in order, over a connection that is there: others must not take it for dead."""
+        board = self._board
+        if board is None or self._clock() < self._retry_at:
+            return
+        report = WindowReport(self._rank.rank, self._rank.metadata.node, 0, window + 1, ended=True)
+        with contextlib.suppress(BoardError):  # the store may have ended before us
+            board.put(self._rank.rank, report.to_bytes())
 
     @property
     def _joins(self) -> bool:

@@ -60,7 +60,10 @@ def test_a_slow_rank_is_named_in_the_second_window() -> None:
     assert (straggler.cause, straggler.since) == ("compute", 0.0)
     assert straggler.cost_ms_per_step == pytest.approx(12.0)
     assert straggler.gpu_hours_per_day == pytest.approx(0.12 * 24 * 8)
-    assert "Rank 5 on node1 holds up the others (compute) for 8 s: 12.0 ms per step, 23.0 GPU-hours" in event.sentence
+    assert event.sentence.startswith(
+        "Straggler: rank 5 on node1, compute: costs 12.0 ms per step, 23 GPU-hours per day, for 8.0 s. Rank 5 works "
+        "82.0 ms per step: 12.0 ms more than the ranks of its stage, which work 70.0 ms. The others stand still for 30.0 ms."
+    )
     assert [one.rank for one in watch.stragglers] == [5]
 
 
@@ -137,11 +140,12 @@ def test_a_rank_alone_at_its_stage_is_not_judged_and_that_is_said() -> None:
 
 def test_a_slow_host_is_one_finding() -> None:
     slow = dict.fromkeys((4, 5, 6, 7), (80, 5, 0, 5))
-    _, events = watched(2, slow, ranks=16)
+    watch, events = watched(2, slow, ranks=16)
     assert len(events) == 1
     assert events[0].straggler is not None
     assert (events[0].straggler.cause, events[0].host) == ("host", "node1")
-    assert events[0].sentence.startswith("Host node1 holds up the others (host)")
+    assert events[0].sentence.startswith("Straggler: host node1 (ranks 4–7), host: costs ")
+    assert [one.who for one in watch.stragglers] == ["host node1 (ranks 4–7)"]
 
 
 def test_the_cost_is_no_more_than_what_the_others_waited() -> None:
@@ -177,6 +181,25 @@ def test_a_rank_that_stops_reporting_is_told_and_told_again_when_it_is_back() ->
     assert watch.silent == [6]
     _, events = watched(1, watch=watch, begin=9)
     assert [(event.kind, event.rank) for event in events] == [(BACK, 6)]
+
+
+def test_a_rank_that_has_ended_in_order_is_not_silent() -> None:
+    """Rank 0 saves the model for minutes after the others have ended."""
+    watch, events = watched(2)
+    for window in range(2, 20):
+        reports = [report(0, window, steps=0), *(report(rank, 2, steps=0, ended=True) for rank in range(1, 8))]
+        events += watch.join(reports, now=(window + 1) * SECONDS)
+    assert events == []
+    assert watch.silent == []
+
+
+def test_a_slow_rank_without_peers_in_a_window_is_not_cleared_for_that() -> None:
+    """Its step ends behind the end of the window, those of the others before."""
+    watch, events = watched(2, {5: (80, 5, 0, 5)})
+    for window in range(2, 8):
+        events += watch.join([report(5, window, (80, 5, 0, 5))], now=(window + 1) * SECONDS)
+    assert [(event.kind, event.rank) for event in events if event.kind != SILENT] == [(FOUND, 5)]
+    assert [one.rank for one in watch.stragglers] == [5]
 
 
 def test_windows_without_steps_change_no_verdict() -> None:

@@ -64,10 +64,23 @@ def test_a_report_holds_the_means_of_its_steps() -> None:
 
 def test_a_window_without_steps_says_how_long_ago_the_last_one_was() -> None:
     gathered = window()
+    gathered.add(step(3))
     gathered.add(step(4))
     gathered.close(1, now_ns=4_100 * MS)
     report = gathered.close(2, now_ns=9_100 * MS)
     assert (report.steps, report.last_step, report.age_ns, report.work_ns) == (0, 4, 5_000 * MS, (0, 0, 0, 0))
+
+
+def test_a_step_longer_than_a_window_is_told_together_with_the_next_one() -> None:
+    """One alone tells nothing of how much steps scatter."""
+    gathered = window()
+    gathered.add(step(4, forward=60))
+    alone = gathered.close(1, now_ns=4_100 * MS)
+    gathered.add(step(5, forward=64))
+    report = gathered.close(2, now_ns=9_100 * MS)
+    assert (alone.steps, alone.last_step, alone.work_ns) == (0, 4, (0, 0, 0, 0))
+    assert (report.steps, report.last_step, report.work_ns[0]) == (2, 5, 62 * MS)
+    assert report.error_ns == round(1.4826 * 2 * MS / 2**0.5)
 
 
 def test_a_report_survives_the_store_and_is_below_a_kilobyte() -> None:

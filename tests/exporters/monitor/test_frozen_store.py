@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from commtrace.config import Config
+from commtrace.errors import ConfigurationError
 from commtrace.exporters.monitor.board import Board, BoardError
 from commtrace.exporters.monitor.connection import Connection, _sockets
-from commtrace.exporters.monitor.exporter import MonitorExporter
+from commtrace.exporters.monitor.exporter import MonitorExporter, open_monitor
 from commtrace.live.rank import LiveRank
 from tests.factory import metadata
 
@@ -52,10 +53,31 @@ def server(address: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+def _freeze(server: subprocess.Popen[str]) -> None:
+    """Not before all of its threads stand still."""
+    server.send_signal(signal.SIGSTOP)
+    tasks = Path(f"/proc/{server.pid}/task")
+    _until(lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()))
+
+
+def test_where_requests_cannot_be_bounded_there_is_no_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commtrace.exporters.monitor.connection._OWN_SOCKETS", str(tmp_path / "no-proc"))
+    with pytest.raises(ConfigurationError, match="commtrace top on the run directory"):
+        open_monitor(Config(dir=str(tmp_path)), LiveRank(metadata(1, world_size=2), tmp_path))
+
+
+def test_a_connection_whose_socket_cannot_be_found_is_not_used(
+    address: str, server: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commtrace.exporters.monitor.connection._peer_port", lambda descriptor: -1)
+    with pytest.raises(BoardError, match="cannot be told from others"):
+        Board.connect(address, "run/0")
+
+
 def test_no_request_waits_for_a_frozen_store(address: str, server: subprocess.Popen[str]) -> None:
     board = Board.connect(address, "run/0")
     board.put(0, b"report")
-    server.send_signal(signal.SIGSTOP)
+    _freeze(server)
     begin = time.monotonic()
     with pytest.raises(BoardError, match="does not answer"):
         board.get([0, 1])
@@ -74,7 +96,7 @@ def test_the_end_of_the_job_does_not_wait_for_a_frozen_store(
     exporter = MonitorExporter(config, LiveRank(metadata(1, world_size=2), tmp_path))
     board = Board.connect(address, f"{metadata(1, world_size=2).run_id}/0")
     _until(lambda: bool(board.get([1])))
-    server.send_signal(signal.SIGSTOP)
+    _freeze(server)
     time.sleep(1.0)  # by now it has something to tell, and nobody listens
     begin = time.monotonic()
     exporter.close()

@@ -130,12 +130,10 @@ def _verdict(frame: Frame, width: int) -> Iterator[Text]:
 
 
 def _slow_line(one: Slow) -> Text:
-    who = f"rank {one.rank}" if one.rank >= 0 else "moves between ranks"
-    host = f" on {one.host}" if one.host else ""
     cost = f", costs {milliseconds(one.cost_ms_per_step * 1e6)} ms per step" if one.cost_ms_per_step is not None else ""
     since = time.strftime(" since %H:%M:%S", time.localtime(one.since)) if one.since is not None else ""
     return Text.assemble(
-        (f"STRAGGLER {who}{host}: {one.cause.replace('_', ' ')}{cost}", "bold red"), f" (by the {one.told_by}{since})"
+        (f"STRAGGLER {one.who}: {one.cause.replace('_', ' ')}{cost}", "bold red"), f" (by the {one.told_by}{since})"
     )
 
 

@@ -76,7 +76,8 @@ class Slow:
         cost_ms_per_step: None where the source does not tell it.
         since: epoch seconds, of the monitor.
         evidence: a sentence with the numbers.
-        told_by: ``steps shown``, ``monitor`` or ``alert``.
+        told_by: ``steps shown``, ``monitor``, both, ``metrics`` or ``alert``.
+        who: the same as ``commtrace straggler`` names it: a rank, a host or a stage with its ranks, or that it moves.
     """
 
     rank: int
@@ -85,6 +86,7 @@ class Slow:
     cost_ms_per_step: float | None
     evidence: str
     told_by: str
+    who: str
     since: float | None = None
 
 

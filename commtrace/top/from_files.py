@@ -31,10 +31,15 @@ from commtrace.trace.tail import Newest, RunTail
 MONITOR_FILE: Final = "monitor.json"
 STEPS_SHOWN: Final = "steps shown"
 MONITOR: Final = "monitor"
+BOTH: Final = "monitor and the steps shown"
 
 _STEPS_BEFORE_STALLED: Final = 10
 _LEAST_BEFORE_STALLED_NS: Final = 5_000_000_000
 """A job whose steps take this many times as long as ever, and this long, stands still."""
+
+HOST: Final = "host"
+_NO_RANK: Final = ("stage_imbalance", "sequence_length_imbalance")
+"""Causes that are nobody's: the rank that goes with them is an example."""
 
 _OLD_MONITOR_SECONDS: Final = 60.0
 _RANKS_WITH_ALL_STEPS: Final = 256
@@ -140,7 +145,7 @@ def make_frame(
         before_ns=_median(before) if len(before) > last else None,
         before=f"{len(before)} steps of rank {min(run.ranks)}, from all over the run" if len(before) > last else "",
         ranks=tuple(rows),
-        stragglers=(*_told_by_monitor(monitor, now_ns), *_told_by_steps(findings)),
+        stragglers=_each_once([*_told_by_monitor(monitor, now_ns)], [*_told_by_steps(findings)]),
         abstentions=findings.abstentions,
         notes=tuple(_notes(run, rows, endings, steps, analysis, step_ns or _median(before), now_ns, monitor)),
     )
@@ -247,16 +252,36 @@ def _row(
 
 def _told_by_steps(findings: Findings) -> Iterator[Slow]:
     for one in findings.verdicts:
-        yield Slow(one.rank, one.host, one.cause, one.cost_ms_per_step, one.evidence, STEPS_SHOWN)
+        yield Slow(one.rank, one.host, one.cause, one.cost_ms_per_step, one.evidence, STEPS_SHOWN, one.who)
 
 
 def _told_by_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Iterator[Slow]:
     if monitor is None or now_ns / 1e9 - float(monitor.get("time", 0.0)) > _OLD_MONITOR_SECONDS:
         return
     for one in monitor.get("stragglers", ()):
+        who = one.get("who", f"rank {one['rank']} on {one['host']}")
         yield Slow(
-            one["rank"], one["host"], one["cause"], one["cost_ms_per_step"], one["evidence"], MONITOR, one["since"]
+            one["rank"], one["host"], one["cause"], one["cost_ms_per_step"], one["evidence"], MONITOR, who, one["since"]
         )
+
+
+def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow]) -> tuple[Slow, ...]:
+    """The monitor's findings first. Whom the steps shown name as well is told once, by their closer comparison."""
+    rest = list(by_steps)
+    first = []
+    for one in by_monitor:
+        closer = next((other for other in rest if _whom(other) == _whom(one)), None)
+        if closer is not None:
+            rest.remove(closer)
+            one = replace(closer, told_by=BOTH, since=one.since)
+        first.append(one)
+    return (*first, *rest)
+
+
+def _whom(one: Slow) -> tuple[str, int | str]:
+    if one.cause in _NO_RANK:
+        return one.cause, one.who
+    return (HOST, one.host) if one.cause == HOST else ("rank", one.rank)
 
 
 def _notes(

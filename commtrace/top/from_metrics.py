@@ -339,7 +339,14 @@ def _row(so_far: RankTotals, added: RankTotals | None, now_ns: int) -> RankRow:
 def _told_by_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -> Iterator[Slow]:
     for labels in alerts:
         rank = int(labels["rank"]) if labels.get("rank", "").isdigit() else -1
-        yield Slow(rank, labels.get("node", ""), "slow", None, "The alert CommtraceStraggler fires.", ALERT)
+        yield Slow(
+            rank, labels.get("node", ""), "slow", None, "The alert CommtraceStraggler fires.", ALERT, _who(labels)
+        )
+
+
+def _who(labels: Mapping[str, str]) -> str:
+    node = f" on {labels['node']}" if labels.get("node") else ""
+    return f"rank {labels.get('rank', '?')}{node}"
 
 
 def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> Iterator[Slow]:
@@ -364,7 +371,7 @@ def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> It
             evidence = f"It works {1e3 * own:.1f} ms per step; the ranks of its stage work {1e3 * typical:.1f} ms."
             labels = totals[rank].labels
             number = int(rank) if rank.isdigit() else -1
-            found.append(Slow(number, labels.get("node", ""), "own work", cost, evidence, METRICS))
+            found.append(Slow(number, labels.get("node", ""), "own work", cost, evidence, METRICS, _who(labels)))
     yield from sorted(found, key=lambda one: -(one.cost_ms_per_step or 0.0))
 
 

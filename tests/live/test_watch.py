@@ -62,7 +62,8 @@ def test_a_slow_rank_is_named_in_the_second_window() -> None:
     assert straggler.gpu_hours_per_day == pytest.approx(0.12 * 24 * 8)
     assert event.sentence.startswith(
         "Straggler: rank 5 on node1, compute: costs 12.0 ms per step, 23 GPU-hours per day, for 8.0 s. Rank 5 works "
-        "82.0 ms per step: 12.0 ms more than the ranks of its stage, which work 70.0 ms. The others stand still for 30.0 ms."
+        "82.0 ms per step: 12.0 ms more than the ranks of its stage, which work 70.0 ms. The others stand still for "
+        "30.0 ms."
     )
     assert [one.rank for one in watch.stragglers] == [5]
 

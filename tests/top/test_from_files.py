@@ -154,6 +154,18 @@ def test_the_monitor_is_told_first_while_it_speaks() -> None:
     assert "The monitor last spoke 100 s ago." in old.notes
 
 
+def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
+    job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
+    told = {"host": "n", "cause": "unknown", "cost_ms_per_step": 3.5, "evidence": "E.", "since": 5.0}
+    monitor = {"time": EPOCH_NS / 1e9, "stragglers": [{**told, "rank": 2, "who": "rank 2 on n"}, {**told, "rank": 5}]}
+    frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor)
+
+    both, other = frame.stragglers
+    assert (both.rank, both.cause, both.since) == (2, "compute", 5.0)
+    assert (both.told_by, both.evidence[:6]) == ("monitor and the steps shown", "Rank 2")
+    assert (other.who, other.told_by) == ("rank 5 on n", "monitor")
+
+
 def test_a_monitor_file_that_is_being_written_is_none(tmp_path: Path) -> None:
     assert read_monitor(tmp_path) is None
     (tmp_path / "monitor.json").write_text('{"time": 1')

@@ -144,6 +144,10 @@ def _matching(communication: Sequence[Communication]) -> Iterable[str]:
     mismatched = sum(row.mismatched for row in communication)
     if mismatched:
         yield f"{mismatched} communications differ between their members in operation, bytes or dtype."
+    unsized = sum(row.unsized for row in communication)
+    if unsized:
+        operations = ", ".join(sorted({row.operation for row in communication if row.unsized}))
+        yield f"The bytes of {unsized} communications ({operations}) are unknown: sums and bandwidths are of the others."
     unfinished = sum(row.unfinished for row in communication)
     if unfinished:
         yield f"{unfinished} communications were never seen to end (nobody waited for them): no duration is known."

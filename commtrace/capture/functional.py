@@ -172,14 +172,25 @@ class FunctionalCapture:
         operation, tensor, _, _ = message
         if not self._tracer.recording or self._tracer.groups.skips(state, peer):
             return None
-        return self._timed(operation, state, seq, (tensor.nbytes, NO_SELF_BYTES, tensor.dtype, None), peer, tensor)
+        try:
+            payload: FunctionalPayload = (tensor.nbytes, NO_SELF_BYTES, tensor.dtype, None)
+        except Exception as error:
+            payload = self._unmeasured(operation, (tensor,), error)
+        return self._timed(operation, state, seq, payload, peer, tensor)
+
+    def _unmeasured(self, operation: Operation, arguments: tuple[Any, ...], error: Exception) -> FunctionalPayload:
+        num_bytes, self_bytes, dtype, _, members = self._tracer.unmeasured(operation, arguments, error)
+        return num_bytes, self_bytes, dtype, members
 
     def _launch(
         self, operation: FunctionalOperation, arguments: tuple[Any, ...], state: GroupState, seq: int
     ) -> _Functional | None:
         if not self._tracer.recording or self._tracer.groups.skips(state):
             return None
-        payload = operation.measure(arguments, _process_group(arguments[operation.group_argument]))
+        try:
+            payload = operation.measure(arguments, _process_group(arguments[operation.group_argument]))
+        except Exception as error:
+            payload = self._unmeasured(operation.operation, arguments, error)
         root = operation.root_argument
         peer = -1 if root < 0 else state.ranks_by_group_rank[arguments[root]]
         tensor = arguments[operation.tensor_argument]

@@ -176,7 +176,7 @@ class ProcessGroupCapture:
         number = p2p_number if operation.is_p2p else collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
         launched, forgotten, unrecorded = self._launching(), self._forgotten, self._unrecorded
-        refused, blocked = self._refused, tracer.blocked
+        refused, blocked, unmeasured = self._refused, tracer.blocked, tracer.unmeasured
 
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
             launch = device_call = state = None
@@ -186,7 +186,10 @@ class ProcessGroupCapture:
                 state = states.get(id(process_group)) or register(process_group)
                 seq, peer, is_async = number(operation, state, positional)
                 if tracer.recording and not (skip_roles and skips(state, -1 if is_collective else peer)):
-                    num_bytes, self_bytes, dtype, tensor, members = measure(positional, process_group)
+                    try:
+                        num_bytes, self_bytes, dtype, tensor, members = measure(positional, process_group)
+                    except Exception as error:
+                        num_bytes, self_bytes, dtype, tensor, members = unmeasured(operation, positional, error)
                     launch = (
                         operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, tracer.coordinates,
                         members, now_ns(),

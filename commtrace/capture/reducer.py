@@ -134,7 +134,7 @@ class ReducerCapture:
         backends = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
         operation = OPERATIONS[method]
         group_argument = 2 if method == "allgather" else 1
-        failed, completions = self._tracer.failed, self._tracer.completions
+        failed, completions, unmeasured = self._tracer.failed, self._tracer.completions, self._tracer.unmeasured
 
         def kernel(*arguments: Any, **keywords: Any) -> Any:
             key: Any = None
@@ -149,7 +149,10 @@ class ReducerCapture:
                 # Of autograd's own threads, this function is the outermost frame.
                 caller = sys._getframe().f_back
                 if not traced and (caller is None or caller.f_code not in CAPTURED_CODE):
-                    payload = operation.measure(arguments, None)
+                    try:
+                        payload = operation.measure(arguments, None)
+                    except Exception as error:
+                        payload = unmeasured(operation, arguments, error)
                     root = int(arguments[2]) if operation.has_root else None
                     state = self._issued.state(arguments[group_argument])
                     seq = next(state.collective_seq)

@@ -16,6 +16,7 @@ from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.guard import Guard
 from commtrace.capture.records import Coordinates, Span, count_rows, span_rows
 from commtrace.capture.step_finder import StepFinder
+from commtrace.capture.unmeasured import Unmeasured
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
 from commtrace.trace.detail import DetailPlan
@@ -40,6 +41,7 @@ class Tracer:
         completions: callbacks that communications under way will make.
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
         unknown_methods: methods of ``ProcessGroup`` that were called and of which is not known what they send.
+        unmeasured: payload of a communication of which it cannot be read.
         open_optimizers: how many optimizer phases are open now.
         open_waits: how many ``data`` and ``checkpoint`` phases are open now; the outermost says what is waited for.
         detail: which steps are recorded in detail, whatever the window.
@@ -74,6 +76,7 @@ class Tracer:
         self.last_mark: Mark | None = None
         self.saw_graph_capture = False
         self.unknown_methods: set[str] = set()
+        self.unmeasured = Unmeasured(self.guard)
         self.open_optimizers = 0
         self.innermost: Span | None = None
         self.blocked: list[Any] = [None]

@@ -18,6 +18,14 @@ from tests.capture.recording import Recording
 OPERATIONS: Any = torch.ops._c10d_functional
 
 
+class Unreadable(torch.Tensor):
+    """A tensor that does not say how large it is."""
+
+    @property
+    def nbytes(self) -> int:
+        raise NotImplementedError("unheard of")
+
+
 @pytest.fixture
 def state(recording: Recording) -> Iterator[GroupState]:
     """Of the group of one rank that is alone under gloo, which sends nothing to itself."""
@@ -53,13 +61,34 @@ def test_a_message_that_is_refused_takes_no_number(state: GroupState) -> None:
     assert numbers(state) == {(True, 0, 3): 0, (True, 0, 0): 0, (False, 0, 0): 0}
 
 
-def _name_of_world() -> str:
-    assert dist.group.WORLD is not None
-    return str(dist.group.WORLD.group_name)
-
-
 def test_a_collective_of_cpp_that_is_refused_takes_no_number(state: GroupState) -> None:
     with pytest.raises(RuntimeError):
         dist._broadcast_coalesced(dist.group.WORLD, [torch.ones(2)], 100, 7)  # type: ignore[attr-defined]
 
     assert next(state.collective_seq) == 0
+
+
+def test_bytes_that_cannot_be_read_cost_a_communication_of_cpp_nothing_else(
+    state: GroupState, recording: Recording
+) -> None:
+    strange = torch.ones(2).as_subclass(Unreadable)
+
+    OPERATIONS.wait_tensor(OPERATIONS.all_reduce(strange, "sum", _name_of_world()))
+    torch.ops.c10d.allreduce_([strange], dist.group.WORLD.boxed(), *_of_all_reduce())  # type: ignore[union-attr]
+    recording.tracer.completions.wait(10)
+
+    rows = sorted(recording.communications(), key=lambda row: row.seq)
+    assert [(row.name, row.seq, row.bytes, row.dtype) for row in rows] == [
+        ("all_reduce", 0, -1, "float32"), ("all_reduce", 1, -1, "float32"),
+    ]  # fmt: skip
+    assert len(recording.warnings()) == 1
+
+
+def _name_of_world() -> str:
+    assert dist.group.WORLD is not None
+    return str(dist.group.WORLD.group_name)
+
+
+def _of_all_reduce() -> tuple[Any, ...]:
+    """Operation, sparse indices, asynchronous, timeout."""
+    return torch.classes.c10d.ReduceOp(), None, True, -1

@@ -367,6 +367,47 @@ def test_a_failure_of_ours_never_reaches_the_caller_and_is_told_once(
     assert caplog.text.count("capture of communication is switched off") == 1
 
 
+class Unreadable(torch.Tensor):
+    """A tensor that does not say how large it is."""
+
+    @property
+    def nbytes(self) -> int:
+        raise NotImplementedError("unheard of")
+
+    def _indices(self) -> Any:
+        raise NotImplementedError("unheard of")
+
+
+def test_a_communication_whose_bytes_cannot_be_read_is_recorded_without_them(
+    captured: Recording, caplog: pytest.LogCaptureFixture
+) -> None:
+    strange = ones(8).as_subclass(Unreadable)
+    issue: list[Callable[[], object]] = [
+        lambda: dist.all_reduce(strange),
+        lambda: dist.all_reduce(ones(8)),
+        lambda: dist.all_reduce(strange),
+        lambda: dist.send(strange, 2),
+        lambda: dist.all_to_all_single(strange, strange, [2] * 4, [2] * 4),
+    ]
+    for call in issue:
+        call()
+
+    rows = captured.communications()
+    assert [(row.name, row.seq, row.bytes, row.dtype) for row in rows] == [
+        ("all_reduce", 0, -1, "float32"),
+        ("all_reduce", 1, 32, "float32"),
+        ("all_reduce", 2, -1, "float32"),
+        ("send", 0, -1, "float32"),
+        ("all_to_all", 3, -1, "float32"),
+    ]
+    assert len(captured.stalls()) == len(rows)
+    told = captured.warnings()
+    assert [message.split(" cannot be read")[0] for message in told] == [
+        "the bytes of all_reduce", "the bytes of send", "the bytes of all_to_all",
+    ]  # fmt: skip
+    assert "switched off" not in caplog.text
+
+
 def test_a_part_that_failed_takes_its_hooks_out(recording: Recording, world: None) -> None:
     original = dist.ProcessGroup.__dict__["allreduce"]
     with recording.capturing() as capture:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication import Communication
 from commtrace.analysis.states import COMPUTE
@@ -144,10 +145,13 @@ def _matching(communication: Sequence[Communication]) -> Iterable[str]:
     mismatched = sum(row.mismatched for row in communication)
     if mismatched:
         yield f"{mismatched} communications differ between their members in operation, bytes or dtype."
-    unsized = sum(row.unsized for row in communication)
+    unsized = [row for row in communication if row.unsized and row.operation not in WITHOUT_BANDWIDTH]
     if unsized:
-        operations = ", ".join(sorted({row.operation for row in communication if row.unsized}))
-        yield f"The bytes of {unsized} communications ({operations}) are unknown: sums and bandwidths are of the others."
+        operations = ", ".join(sorted({row.operation for row in unsized}))
+        yield (
+            f"The bytes of {sum(row.unsized for row in unsized)} communications ({operations}) are unknown: sums and "
+            "bandwidths are of the others."
+        )
     unfinished = sum(row.unfinished for row in communication)
     if unfinished:
         yield f"{unfinished} communications were never seen to end (nobody waited for them): no duration is known."

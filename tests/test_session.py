@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import commtrace
-from commtrace import identity
+from commtrace import identity, session
 from commtrace.capture import instrumentation
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.trace import schema
@@ -130,6 +131,27 @@ def test_below_commtrace_run_nothing_is_said_twice(
     monkeypatch.setenv("PYTHONPATH", str(Path(commtrace._inject.__file__).parent))
     _record_one_step(tmp_path)
     assert "recording to" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_starting_collects_no_garbage_and_leaves_the_collector_as_it_was(tmp_path: Path, enabled: bool) -> None:
+    collections: list[str] = []
+    gc.callbacks.append(lambda phase, _info: collections.append(phase))
+    threshold = gc.get_threshold()
+    before = gc.isenabled()
+    gc.set_threshold(1)
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with session._no_garbage_collections():
+            collections.clear()
+            kept = [[number] for number in range(100)]
+            assert not collections
+        assert gc.isenabled() is enabled
+    finally:
+        gc.set_threshold(*threshold)
+        (gc.enable if before else gc.disable)()
+        gc.callbacks.pop()
+    assert len(kept) == 100
 
 
 def _record_one_step(directory: Path) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+"""Scripts and modules that import torch and train only in processes of their own, which come by here themselves."""
+
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -51,7 +54,22 @@ class _TorchFinder:
         loader.exec_module = exec_module
 
 
+def _is_launcher() -> bool:
+    """By what Python was started with: sys.argv is not complete yet, and a spawned process has that of its parent."""
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if word.startswith("-") and word.endswith("m"):  # also -um
+            return next(words, "") in _LAUNCHERS
+        if word in ("-X", "-W"):
+            next(words, None)  # their value
+        elif not word.startswith("-"):
+            return os.path.basename(word) in _LAUNCHERS
+    return False
+
+
 def _import_commtrace() -> None:
+    if _is_launcher():
+        return
     try:
         import commtrace.auto  # noqa: F401
     except Exception as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import statistics
 import sys
 import threading
 import time
@@ -133,6 +132,8 @@ class HangWatch:
     def _limit_ns(self) -> float:
         if self._steps_seen < _FEWEST_STEPS:
             return BEFORE_STEPS * self._least_ns
+        import statistics  # brings fractions and decimal along, which every rank would pay for at its start
+
         limit = max(self._least_ns, TIMES_MEDIAN * statistics.median(self._step_ns))
         slow = any(span["kind"] in _SLOW_KINDS for span in self._activity.described()["open"])
         return limit * BEFORE_STEPS if slow else limit

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -174,9 +174,13 @@ def _read_until(descriptor: int, wanted: bytes) -> bytes:
 
 def _injected(source: str, tmp_path: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A Python as the command starts it, in an environment whose ``torch`` is a file that we wrote."""
+    return _started_by_injected([*flags, "-c", textwrap.dedent(source)], tmp_path, **env)
+
+
+def _started_by_injected(words: Sequence[str], tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
     search_path = os.pathsep.join([INJECTED, str(tmp_path)])
     return subprocess.run(
-        [sys.executable, *flags, "-c", textwrap.dedent(source)],
+        [sys.executable, *words],
         env=_environment({"PYTHONPATH": search_path, **env}),
         cwd=tmp_path,
         capture_output=True,
@@ -215,6 +219,46 @@ def test_commtrace_is_imported_once_and_when_torch_is_whole(tmp_path: Path) -> N
     """
 
     assert _injected(source, tmp_path).stdout == "torch executes\ncommtrace.auto with True\nSourceFileLoader 0\n"
+
+
+LAUNCHER = """
+import multiprocessing
+
+def train():
+    import torch
+
+if __name__ == "__main__":
+    import torch
+    train_elsewhere = multiprocessing.get_context("spawn").Process(target=train)
+    train_elsewhere.start()
+    train_elsewhere.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "started",
+    [["bin/torchrun"], ["-um", "torch.distributed.run"], ["-X", "dev", "-m", "torch.distributed.launch", "train.py"]],
+)
+def test_a_launcher_is_not_recorded_but_the_processes_that_it_starts_are(tmp_path: Path, started: list[str]) -> None:
+    _fake_packages(tmp_path)
+    (tmp_path / "torch" / "distributed").mkdir(parents=True)
+    (tmp_path / "torch.py").rename(tmp_path / "torch" / "__init__.py")
+    (tmp_path / "bin").mkdir()
+    for place in ("bin/torchrun", "torch/distributed/run.py", "torch/distributed/launch.py"):
+        (tmp_path / place).write_text(LAUNCHER)
+
+    completed = _started_by_injected(started, tmp_path)
+
+    assert completed.stdout == "torch executes\ntorch executes\ncommtrace.auto with True\n"
+
+
+def test_a_script_whose_argument_is_a_launcher_is_recorded(tmp_path: Path) -> None:
+    _fake_packages(tmp_path)
+    (tmp_path / "train.py").write_text("import torch")
+
+    completed = _started_by_injected(["train.py", "-m", "torch.distributed.run"], tmp_path)
+
+    assert completed.stdout == "torch executes\ncommtrace.auto with True\n"
 
 
 def test_a_torch_that_cannot_be_imported_fails_as_without_commtrace(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from commtrace.analysis.align import Alignment
 from commtrace.analysis.match import Matches
-from commtrace.analysis.matched import Context, match_run
+from commtrace.analysis.matched import Context, Matched, match_run
 from commtrace.analysis.partition import Partition, partition
-from commtrace.analysis.roles import Roles, select_roles
+from commtrace.analysis.roles import Roles
 from commtrace.analysis.step_choice import StepChoice
 from commtrace.trace.run import Run
 
@@ -54,7 +54,11 @@ def analyse(source: str | Path | Run, steps: str | None = None) -> Analysis:
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    matched = match_run(source, steps)
+    return analysis_of(match_run(source, steps))
+
+
+def analysis_of(matched: Matched) -> Analysis:
+    """The rest of the chain."""
     context = matched.context
     return Analysis(
         recorded=matched.recorded,
@@ -62,7 +66,7 @@ def analyse(source: str | Path | Run, steps: str | None = None) -> Analysis:
         alignment=matched.alignment,
         steps=matched.steps,
         matches=matched.matches,
-        roles=select_roles(context.roles, matched.rows),
+        roles=matched.roles,
         partition=partition(context.run, context.matches, context.roles, context.steps),
         context=context,
     )

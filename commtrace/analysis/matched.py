@@ -12,7 +12,7 @@ from pathlib import Path
 
 from commtrace.analysis.align import Alignment, align, apply
 from commtrace.analysis.match import Matches, match
-from commtrace.analysis.roles import Roles, find_roles
+from commtrace.analysis.roles import Roles, find_roles, select_roles
 from commtrace.analysis.step_choice import (
     WHOLE_RECORDING,
     StepChoice,
@@ -70,6 +70,11 @@ class Matched:
     matches: Matches
     rows: dict[int, Bool | slice]
     context: Context
+
+    @property
+    def roles(self) -> Roles:
+        """What the communications of ``run`` are for."""
+        return select_roles(self.context.roles, self.rows)
 
 
 def match_run(source: str | Path | Run, steps: str | None = None) -> Matched:

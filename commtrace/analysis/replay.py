@@ -16,7 +16,7 @@ dimension: one column per scenario.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -66,20 +66,11 @@ class ReplayGraph:
         levels = tuple(blocks.levels(position[sources[edge_order]]))
         return cls(num_nodes, len(sources), _Order(edge_order, node_order, position), levels)
 
-    def repeated(self, copies: int) -> ReplayGraph:
-        """So many copies of this graph, nodes and edges of one numbered behind those of the one before."""
-        edges, nodes = (
-            (numbers[:, None] + np.arange(copies) * len(numbers)).reshape(-1)
-            for numbers in (self._order.edges, self._order.nodes)
-        )
-        order = _Order(edges, nodes, inverse(nodes))
-        return ReplayGraph(self.num_nodes * copies, self.num_edges * copies, order, self._levels, copies)
-
-    def renumbered(self, nodes: Int64, edges: Int64) -> ReplayGraph:
-        """The same graph; these are the new numbers of its nodes and edges."""
-        new = nodes.take(self._order.nodes)
-        order = _Order(edges.take(self._order.edges), new, inverse(new))
-        return replace(self, _order=order)
+    def repeated(self, nodes: Int64, edges: Int64) -> ReplayGraph:
+        """Copies of this graph; these are, row by row, the numbers of the nodes and edges of each."""
+        new = nodes.T.take(self._order.nodes, axis=0).reshape(-1)
+        order = _Order(edges.T.take(self._order.edges, axis=0).reshape(-1), new, inverse(new))
+        return ReplayGraph(nodes.size, edges.size, order, self._levels, len(nodes))
 
     def times(
         self, weights: npt.NDArray[np.int64], origins: Int64 | None = None, nodes: Int64 | None = None

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtrace.analysis.keys import pack
 from commtrace.analysis.replay_joins import Joins
 from commtrace.analysis.replay_lane import Lanes
-from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Bool, Int64
 
 
@@ -83,9 +81,8 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
     ends_piece = np.ones(nodes, np.bool_)
     ends_piece[lanes.first_node.reshape(-1)] = False
     into = np.flatnonzero(ends_piece)
-    launch = _launch_of_waits(lanes)
-    known = launch >= 0
-    which = np.where(known, launch, 0) if len(launches) else np.full(len(waits), -1)
+    known = waits.launch >= 0
+    which = np.maximum(waits.launch, 0)
     duration = waits.end - waits.start
     really, after = _after_communication(lanes, known, which, duration)
 
@@ -156,20 +153,3 @@ def _after_communication(lanes: Lanes, known: Bool, which: Int64, duration: Int6
     end = lanes.launches.end[which]
     really = known & (end > lanes.waits.start)
     return really, np.where(really, lanes.waits.end - end, duration)
-
-
-def _launch_of_waits(lanes: Lanes) -> Int64:
-    """Index of the launch, of the same rank in the same step, that each wait was for; −1 where it is not known."""
-    launches, waits = lanes.launches, lanes.waits
-    if not len(launches) or not len(waits):
-        return np.full(len(waits), -1)
-    count = len(launches)
-    key = pack([np.concatenate([getattr(launches, name), getattr(waits, name)]) for name in ("rank", "step")])
-    ids = np.concatenate([launches.id, waits.waited_for])
-    key = pack([key, ids])
-    offered, wanted = key[:count], key[count:]
-    order = None if (np.diff(offered) > 0).all() else stable_order(offered)
-    ordered = offered if order is None else offered[order]
-    found = np.minimum(np.searchsorted(ordered, wanted), count - 1)
-    same = (ordered[found] == wanted) & (waits.waited_for >= 0)
-    return np.where(same, found if order is None else order[found], -1)

@@ -8,7 +8,7 @@ belong to one *segment* (:mod:`.replay_segments`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -71,7 +71,7 @@ class Waits:
         rank, row: which row of which rank it is.
         step: index into the steps of the program.
         node: of the lane: the wait's end.
-        waited_for: id of the communication; −1 where it is not known.
+        launch: index of the launch, of the same rank in the same step, that it was for; −1 where it is not known.
         start, end: of the row.
     """
 
@@ -79,7 +79,7 @@ class Waits:
     row: Int64
     step: Int64
     node: Int64
-    waited_for: Int64
+    launch: Int64
     start: Int64
     end: Int64
 
@@ -149,7 +149,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) ->
         piece_segment=piece_segment,
         segments=segments,
         launches=places.launches(matches, pieces.start),
-        waits=_waits(rows, stall_rows, interval_of_stall % len(steps), stall_node),
+        waits=_waits(rows, stall_rows, interval_of_stall, len(steps), stall_node, begins),
     )
 
 
@@ -239,18 +239,32 @@ def _begins(rows: LaneRows, numbers: Int64, intervals: Disjoint) -> _Begins:
     return _Begins(found, step, interval, time)
 
 
-def _waits(rows: LaneRows, own: Int64, step: Int64, node: Int64) -> Waits:
-    spans, index = rows.spans, rows.of_row[own]
+def _waits(rows: LaneRows, own: Int64, interval: Int64, num_steps: int, node: Int64, begins: _Begins) -> Waits:
+    spans, index = rows.spans, rows.of_row.take(own)
+    # Rows that are communications themselves stand for a wait without a length.
+    waited_for = np.where(spans.kind[own] == schema.STALL, spans.stalled_on[own], spans.id[own])
     return Waits(
-        rank=rows.ranks[index],
-        row=own - rows.first[index],
-        step=step,
+        rank=rows.ranks.take(index),
+        row=own - rows.first.take(index),
+        step=interval % num_steps,
         node=node,
-        # Rows that are communications themselves stand for a wait without a length.
-        waited_for=np.where(spans.kind[own] == schema.STALL, spans.stalled_on[own], spans.id[own]),
+        launch=_launch(begins.interval, spans.id[begins.row], interval, waited_for),
         start=spans.start[own],
         end=spans.end[own],
     )
+
+
+def _launch(interval: Int64, ids: Int64, wanted_interval: Int64, wanted_id: Int64) -> Int64:
+    """Which of the launches in these intervals, with these ids, each wanted one is; −1 for none."""
+    if not len(ids) or not len(wanted_id):
+        return np.full(len(wanted_id), -1)
+    key = pack([np.concatenate([interval, wanted_interval]), np.concatenate([ids, wanted_id])])
+    offered, wanted = key[: len(ids)], key[len(ids) :]
+    order = None if (offered[1:] > offered[:-1]).all() else stable_order(offered)
+    ordered = offered if order is None else offered.take(order)
+    found = np.minimum(np.searchsorted(ordered, wanted), len(ids) - 1)
+    same = (ordered.take(found) == wanted) & (wanted_id >= 0)
+    return np.where(same, found if order is None else order.take(found), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,14 +363,19 @@ def joined_lanes(parts: Sequence[Lanes]) -> Lanes:
     """The lanes of further ranks behind those of the first."""
     if len(parts) == 1:
         return parts[0]
-    nodes, pieces, segments = (
+    nodes, pieces, segments, launches = (
         [0, *np.cumsum(sizes)[:-1].tolist()]
         for sizes in (
             [len(part.node_piece) for part in parts],
             [len(part.piece_ns) for part in parts],
             [len(part.segments) for part in parts],
+            [len(part.launches) for part in parts],
         )
     )
+    waits = [
+        replace(part.waits, launch=np.where(part.waits.launch >= 0, part.waits.launch + first, -1))
+        for part, first in zip(parts, launches, strict=True)
+    ]
     return Lanes(
         node_piece=np.concatenate([part.node_piece + piece for part, piece in zip(parts, pieces, strict=True)]),
         first_node=np.concatenate([part.first_node + node for part, node in zip(parts, nodes, strict=True)]),
@@ -369,5 +388,5 @@ def joined_lanes(parts: Sequence[Lanes]) -> Lanes:
         ),
         segments=concatenated([part.segments for part in parts]),
         launches=concatenated([part.launches for part in parts], node=nodes, piece=pieces),
-        waits=concatenated([part.waits for part in parts], node=nodes),
+        waits=concatenated(waits, node=nodes),
     )

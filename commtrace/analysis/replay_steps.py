@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.keys import pack
 from commtrace.analysis.replay import JoinedGraph, ReplayError, ReplayGraph
 from commtrace.trace.blocks import bounds_of
 from commtrace.trace.order import stable_order
@@ -37,20 +36,26 @@ def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> ReplayGraph |
     Raises:
         ReplayError: the edges form a circle.
     """
-    graph = _Steps.of(sources, targets, step)
-    alike, rest = graph.sorts()
+    all_steps = _Steps.of(sources, targets, step)
+    alike, rest = all_steps.sorts()
+    try:
+        once = [all_steps.graph(own[:1]) for own in alike]
+        others = [all_steps.graph(rest)] if rest and alike else []
+    except ReplayError:
+        alike = []  # the whole graph fails likewise, and its message counts all events
     if not alike:
         return ReplayGraph.from_edges(len(step), sources, targets)
-    try:
-        graphs = [graph.copies(steps) for steps in alike]
-        if rest:
-            graphs.append(graph.as_they_are(rest))
-    except ReplayError:
-        return ReplayGraph.from_edges(len(step), sources, targets)  # fails likewise, and counts all events
-    nodes, edges = ([numbers(steps) for steps in [*alike, rest]] for numbers in (graph.nodes, graph.edges))
-    if len(graphs) == 1:
-        return graphs[0].renumbered(nodes[0], edges[0])
-    return JoinedGraph(tuple(graphs), tuple(edges[: len(graphs)]), tuple(nodes[: len(graphs)]))
+    numbers = [all_steps.numbers(own) for own in [*alike, rest][: len(once) + len(others)]]
+    if len(numbers) == 1:
+        return once[0].repeated(*numbers[0])
+    copies = [graph.repeated(*map(_counted, own)) for graph, own in zip(once, numbers, strict=False)]
+    nodes, edges = zip(*((nodes.reshape(-1), edges.reshape(-1)) for nodes, edges in numbers), strict=True)
+    return JoinedGraph((*copies, *others), edges, nodes)
+
+
+def _counted(numbers: Int64) -> Int64:
+    """As many numbers from 0, row by row."""
+    return np.arange(numbers.size).reshape(numbers.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +63,35 @@ class _Steps:
     """Nodes and edges, step by step.
 
     Attributes:
-        node_order: the nodes, by step; ``node_bounds`` tells where each step begins among them.
-        edge_order: the edges, by step, by source and by target; ``edge_bounds`` as before.
-        source, target: of the edges in this order: numbers of nodes within their step.
+        nodes: by step; ``node_bounds`` tells where each step begins among them.
+        edges: by step, source and target; ``edge_bounds`` as before.
+        ends: of each of these edges, the number of its source within the step, times ``stride``, plus that of its
+            target.
+        stride: more than any step has nodes.
     """
 
-    node_order: Int64
+    nodes: Int64
     node_bounds: Int64
-    edge_order: Int64
+    edges: Int64
     edge_bounds: Int64
-    source: Int64
-    target: Int64
+    ends: Int64
+    stride: int
 
     @classmethod
     def of(cls, sources: Int64, targets: Int64, step: Int64) -> _Steps:
-        node_order = stable_order(step)
-        node_bounds = bounds_of(np.bincount(step))
+        nodes, node_bounds = stable_order(step), bounds_of(np.bincount(step))
+        sizes = np.diff(node_bounds)
+        stride = int(sizes.max(initial=0)) + 1
         within = np.empty(len(step), np.int64)
-        within[node_order] = np.arange(len(step)) - np.repeat(node_bounds[:-1], np.diff(node_bounds))
-        step_of_edge, source, target = step.take(sources), within.take(sources), within.take(targets)
-        edge_order = stable_order(pack((step_of_edge, source, target)))
-        edge_bounds = bounds_of(np.bincount(step_of_edge, minlength=len(node_bounds) - 1))
-        return cls(node_order, node_bounds, edge_order, edge_bounds, source.take(edge_order), target.take(edge_order))
+        within[nodes] = np.arange(len(step)) - np.repeat(node_bounds[:-1], sizes)
+        ends = (within + step * stride).take(sources)
+        ends *= stride
+        ends += within.take(targets)
+        edges = stable_order(ends)
+        ends = ends.take(edges)
+        edge_bounds = np.searchsorted(ends, np.arange(len(sizes) + 1) * stride**2)
+        ends -= np.repeat(np.arange(len(sizes)) * stride**2, np.diff(edge_bounds))
+        return cls(nodes, node_bounds, edges, edge_bounds, ends, stride)
 
     def sorts(self) -> tuple[list[list[int]], list[int]]:
         """The steps, those together that are alike; and the steps that are like few others or none."""
@@ -97,36 +109,28 @@ class _Steps:
         return [own for own in sorts if len(own) > 1], sorted(rest)
 
     def _are_alike(self, one: int, other: int) -> bool:
-        return len(self._own_nodes(one)) == len(self._own_nodes(other)) and all(
-            np.array_equal(column[self._own(one)], column[self._own(other)]) for column in (self.source, self.target)
+        sizes = np.diff(self.node_bounds)
+        return sizes[one] == sizes[other] and np.array_equal(self.ends[self._own(one)], self.ends[self._own(other)])
+
+    def graph(self, steps: Sequence[int]) -> ReplayGraph:
+        """The graph of these steps, nodes and edges of one numbered behind those of the one before."""
+        begins = bounds_of(np.diff(self.node_bounds)[[*steps]])
+        ends = [np.divmod(self.ends[self._own(step)], self.stride) for step in steps]
+        sources, targets = (
+            np.concatenate([column + begin for column, begin in zip(columns, begins[:-1], strict=True)])
+            for columns in zip(*ends, strict=True)
         )
+        return ReplayGraph.from_edges(int(begins[-1]), sources, targets)
 
-    def copies(self, steps: Sequence[int]) -> ReplayGraph:
-        """The graph of these steps, which are alike, numbered one step behind the other."""
-        return self._graph(steps[:1]).repeated(len(steps))
-
-    def as_they_are(self, steps: Sequence[int]) -> ReplayGraph:
-        """The graph of these steps, numbered likewise."""
-        return self._graph(steps)
-
-    def _graph(self, steps: Sequence[int]) -> ReplayGraph:
-        begins = bounds_of([len(self._own_nodes(step)) for step in steps])
-        source, target = (
-            np.concatenate([column[self._own(step)] + begin for step, begin in zip(steps, begins, strict=False)])
-            for column in (self.source, self.target)
-        )
-        return ReplayGraph.from_edges(int(begins[-1]), source, target)
-
-    def nodes(self, steps: Sequence[int]) -> Int64:
-        """The nodes of these steps, one step behind the other."""
-        return np.concatenate([self.node_order[:0], *(self._own_nodes(step) for step in steps)])
-
-    def edges(self, steps: Sequence[int]) -> Int64:
-        """Their edges."""
-        return np.concatenate([self.edge_order[:0], *(self.edge_order[self._own(step)] for step in steps)])
+    def numbers(self, steps: Sequence[int]) -> tuple[Int64, Int64]:
+        """In that order, which nodes and edges they are: a row for each step if all have equally many."""
+        nodes = [self.nodes[self.node_bounds[step] : self.node_bounds[step + 1]] for step in steps]
+        edges = [self.edges[self._own(step)] for step in steps]
+        return _rows(nodes), _rows(edges)
 
     def _own(self, step: int) -> slice:
         return slice(self.edge_bounds[step], self.edge_bounds[step + 1])
 
-    def _own_nodes(self, step: int) -> Int64:
-        return self.node_order[self.node_bounds[step] : self.node_bounds[step + 1]]
+
+def _rows(parts: Sequence[Int64]) -> Int64:
+    return np.stack(parts) if len({len(part) for part in parts}) == 1 else np.concatenate(parts)

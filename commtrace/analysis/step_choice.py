@@ -99,6 +99,8 @@ def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Match
 def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:
     """Only these ranks and of each these rows, matched as before."""
     taken = {rank: chosen if isinstance(chosen, slice) else contiguous(chosen) for rank, chosen in rows.items()}
+    if taken == {rank: slice(0, len(trace.spans)) for rank, trace in run.ranks.items()}:
+        return run, matches  # with its blocks, which would be copied otherwise
     ranks = {rank: replace(run.ranks[rank], spans=run.ranks[rank].spans.take(own)) for rank, own in taken.items()}
     matched = {rank: matches.ranks[rank].take(own) for rank, own in taken.items()}
     return replace(run, ranks=ranks), replace(matches, ranks=matched)

@@ -7,15 +7,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.chain import Analysis, analysis_of
 from commtrace.analysis.communication import Communication, communication_table
 from commtrace.analysis.coverage import Coverage, find_coverage
 from commtrace.analysis.detail import find_detail
 from commtrace.analysis.group_coverage import missing_numbers
+from commtrace.analysis.match import Matches
+from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.modules import ModuleTime, module_table
 from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.pipeline import reconstruct_pipeline
@@ -48,7 +50,11 @@ def summarise(source: str | Path | Run, steps: str | None = None, workers: StepW
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    return summarise_analysis(analyse(source, steps), workers, is_whole=steps is None)
+    matched = match_run(source, steps)
+    # What needs no replay, and the replay: two halves of the work that do not wait for each other.
+    with ThreadPoolExecutor(1) as beside:
+        replay = beside.submit(_replay, matched, workers)
+        return _summary(analysis_of(matched), replay, is_whole=steps is None)
 
 
 def summarise_analysis(
@@ -61,12 +67,16 @@ def summarise_analysis(
         workers: as of :func:`summarise`.
         is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
     """
-    # What one does with long columns leaves the other a core.
     with ThreadPoolExecutor(1) as beside:
-        waiting = beside.submit(_tables, analysis, is_whole)
-        ranks = rank_means(analysis.run, analysis.partition, analysis.matches)
-        pipeline, findings = _pipeline_and_findings(analysis, ranks, workers)
-        tables = waiting.result()
+        return _summary(analysis, beside.submit(_replay, analysis, workers), is_whole=is_whole)
+
+
+def _summary(analysis: Analysis, replay: Future[_Replayed], *, is_whole: bool) -> dict[str, Any]:
+    tables = _tables(analysis, is_whole)
+    ranks = rank_means(analysis.run, analysis.partition, analysis.matches)
+    pipeline, findings = replay.result()
+    if findings is None:
+        findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
         "run": _identity(analysis),
@@ -106,19 +116,22 @@ def _tables(analysis: Analysis, is_whole: bool) -> _Tables:
     )
 
 
-def _pipeline_and_findings(
-    analysis: Analysis, ranks: Sequence[RankMean], workers: StepWorkers | None
-) -> tuple[dict[str, Any] | None, Findings]:
-    """Both rest on the same replay, which is most of their work."""
-    run, matches = analysis.run, analysis.matches
-    if not analysis.steps.used:
-        return None, Findings()
+class _Replayed(NamedTuple):
+    """What rests on the replay, which is most of its work; without findings where only kernels were recorded."""
+
+    pipeline: dict[str, Any] | None
+    findings: Findings | None
+
+
+def _replay(matched: Matched | Analysis, workers: StepWorkers | None) -> _Replayed:
+    run, matches = matched.run, matched.matches
+    if not matched.steps.used:
+        return _Replayed(None, Findings())
     if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
-        return None, Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
-    program = _program(analysis, workers)
-    pipeline = reconstruct_pipeline(run, matches, program, roles=analysis.roles)
-    told = pipeline.to_json() if pipeline else None
-    return told, find_stragglers(run, matches, program=program)
+        return _Replayed(None, None)
+    program = _program(run, matches, workers)
+    pipeline = reconstruct_pipeline(run, matches, program, roles=matched.roles)
+    return _Replayed(pipeline.to_json() if pipeline else None, find_stragglers(run, matches, program=program))
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:
@@ -130,9 +143,9 @@ def _most_waited_for(ranks: Sequence[RankMean]) -> str:
     return f" Others waited longest for rank {last.rank}: {share:.0%} of all waiting."
 
 
-def _program(analysis: Analysis, workers: StepWorkers | None) -> Program | None:
+def _program(run: Run, matches: Matches, workers: StepWorkers | None) -> Program | None:
     try:
-        return build_program(analysis.run, analysis.matches, workers)
+        return build_program(run, matches, workers)
     except ReplayError:
         return None  # The search for stragglers meets the same error and tells the user.
 

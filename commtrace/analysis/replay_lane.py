@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -345,26 +345,27 @@ _OF_ROW = ("kind", "name", "peer", "op_in_seq", "bytes", "id", "start", "end")
 _Columns = TypeVar("_Columns", bound="DataclassInstance")
 
 
-def concatenated(parts: Sequence[_Columns], **offsets: Sequence[int]) -> _Columns:
-    """Dataclasses of columns one behind the other; to some columns of each part a number is added."""
+def concatenated(parts: list[_Columns], **offsets: Sequence[int]) -> _Columns:
+    """Dataclasses of columns one behind the other; to some columns of each part a number is added.
+
+    The list is emptied: of parts that nobody else holds, every column is let go as soon as it has been copied.
+    """
     if len(parts) == 1:
-        return parts[0]
-
-    def column(name: str) -> Any:
-        own = [getattr(part, name) for part in parts]
-        if name in offsets:
-            own = [values + int(offset) for values, offset in zip(own, offsets[name], strict=True)]
-        return np.concatenate(own)
-
-    return type(parts[0])(*(column(one.name) for one in fields(parts[0])))
+        return parts.pop()
+    kind = type(parts[0])
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(kind)}
+    parts.clear()
+    for name, own in offsets.items():
+        columns[name] = [values + int(offset) for values, offset in zip(columns[name], own, strict=True)]
+    return kind(*(np.concatenate(columns.pop(name)) for name in [*columns]))
 
 
-def joined_lanes(parts: Sequence[Lanes]) -> Lanes:
-    """The lanes of further ranks behind those of the first."""
+def joined_lanes(parts: list[Lanes]) -> Lanes:
+    """The lanes of further ranks behind those of the first; the list is emptied, see :func:`concatenated`."""
     if len(parts) == 1:
-        return parts[0]
+        return parts.pop()
     nodes, pieces, segments, launches = (
-        [0, *np.cumsum(sizes)[:-1].tolist()]
+        _begins_of(sizes)
         for sizes in (
             [len(part.node_piece) for part in parts],
             [len(part.piece_ns) for part in parts],
@@ -372,21 +373,29 @@ def joined_lanes(parts: Sequence[Lanes]) -> Lanes:
             [len(part.launches) for part in parts],
         )
     )
-    waits = [
-        replace(part.waits, launch=np.where(part.waits.launch >= 0, part.waits.launch + first, -1))
-        for part, first in zip(parts, launches, strict=True)
-    ]
+    each = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Lanes)}
+    parts.clear()
+    each["waits"] = [_moved(waits, launch) for waits, launch in zip(each["waits"], launches, strict=True)]
     return Lanes(
-        node_piece=np.concatenate([part.node_piece + piece for part, piece in zip(parts, pieces, strict=True)]),
-        first_node=np.concatenate([part.first_node + node for part, node in zip(parts, nodes, strict=True)]),
-        last_node=np.concatenate([part.last_node + node for part, node in zip(parts, nodes, strict=True)]),
-        step_start=np.concatenate([part.step_start for part in parts]),
-        step_end=np.concatenate([part.step_end for part in parts]),
-        piece_ns=np.concatenate([part.piece_ns for part in parts]),
+        node_piece=np.concatenate([own + piece for own, piece in zip(each.pop("node_piece"), pieces, strict=True)]),
+        first_node=np.concatenate([own + node for own, node in zip(each.pop("first_node"), nodes, strict=True)]),
+        last_node=np.concatenate([own + node for own, node in zip(each.pop("last_node"), nodes, strict=True)]),
+        step_start=np.concatenate(each.pop("step_start")),
+        step_end=np.concatenate(each.pop("step_end")),
+        piece_ns=np.concatenate(each.pop("piece_ns")),
         piece_segment=np.concatenate(
-            [part.piece_segment + segment for part, segment in zip(parts, segments, strict=True)]
+            [own + first for own, first in zip(each.pop("piece_segment"), segments, strict=True)]
         ),
-        segments=concatenated([part.segments for part in parts]),
-        launches=concatenated([part.launches for part in parts], node=nodes, piece=pieces),
-        waits=concatenated(waits, node=nodes),
+        segments=concatenated(each.pop("segments")),
+        launches=concatenated(each.pop("launches"), node=nodes, piece=pieces),
+        waits=concatenated(each.pop("waits"), node=nodes),
     )
+
+
+def _begins_of(sizes: Sequence[int]) -> list[int]:
+    return [0, *np.cumsum(sizes)[:-1].tolist()]
+
+
+def _moved(waits: Waits, launch: int) -> Waits:
+    """For launches that so many others now stand before."""
+    return replace(waits, launch=np.where(waits.launch >= 0, waits.launch + launch, -1))

@@ -10,8 +10,6 @@ import typer
 
 from commtrace.analysis.summary import summarise
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
-from commtrace.cli.console import wide_console
-from commtrace.cli.summary_view import print_summary
 from commtrace.cli.workers import ExecutorOption, step_workers
 
 
@@ -42,4 +40,7 @@ def summary(
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
         return
+    from commtrace.cli.console import wide_console  # rich, which takes a while to import: only for tables
+    from commtrace.cli.summary_view import print_summary
+
     print_summary(wide_console(), told, all_ranks=all_ranks)

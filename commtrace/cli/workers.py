@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
@@ -58,6 +57,9 @@ def step_workers(text: str) -> Iterator[StepWorkers | None]:
 def _pool(kind: str, count: int) -> Executor:
     if kind == "threads":
         return ThreadPoolExecutor(count)
+    import multiprocessing  # only here: a command that needs no processes starts quicker without
+    from concurrent.futures import ProcessPoolExecutor
+
     # Not forked: this process has threads, of pyarrow among others.
     return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
 

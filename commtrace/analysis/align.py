@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
+
 from commtrace.analysis.causality import without_violations
 from commtrace.analysis.clock_fit import LinearClock, Residual, fit_clocks, unconnected
 from commtrace.analysis.clock_observations import Observations, observe
@@ -21,7 +23,7 @@ from commtrace.analysis.clock_steps import find_steps, split_at
 from commtrace.analysis.piecewise_clock import NEVER_STEPPED, PiecewiseClock
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int32, Int64
 
 ClockKey = tuple[str, str]
 
@@ -53,7 +55,7 @@ class HostClock:
     @classmethod
     def of(cls, key: ClockKey, clock: PiecewiseClock) -> HostClock:
         first = clock.parts[0]
-        later = PiecewiseClock(clock.parts[1:], clock.begins)
+        later = PiecewiseClock(clock.parts[1:], clock.starts)
         return cls(key[0], first.offset_ns, first.drift * 1e6, first.origin_ns, key, later)
 
     @property
@@ -61,10 +63,10 @@ class HostClock:
         """Whether its times are those of the reference clock as they are."""
         return not (self.offset_ns or self.drift_ppm or self.later.parts)
 
-    def to_reference(self, times: Int64) -> Int64:
-        """These times of the host's clock, on the reference clock."""
+    def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
+        """These times of the host's clock, taken in these steps of training, on the reference clock."""
         first = LinearClock(self.origin_ns, self.offset_ns, self.drift_ppm * 1e-6)
-        return PiecewiseClock((first, *self.later.parts), self.later.begins).to_reference(times)
+        return PiecewiseClock((first, *self.later.parts), self.later.starts).to_reference(times, steps)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -133,11 +135,11 @@ def _fit(observations: Observations, count: int) -> list[PiecewiseClock]:
     if not steps or unconnected(parts, len(owner)):
         return [PiecewiseClock((clock,)) for clock in fit_clocks(observations, count)]
     fitted = fit_clocks(parts, len(owner))
-    begins = [step.at_ns for step in sorted(steps)]
+    starts = [step.begin for step in steps]
     return [
         PiecewiseClock(
             tuple(part for part, of in zip(fitted, owner, strict=True) if of == clock),
-            tuple(begin for begin, of in zip(begins, owner[count:], strict=True) if of == clock),
+            tuple(start for start, of in zip(starts, owner[count:], strict=True) if of == clock),
         )
         for clock in range(count)
     ]
@@ -157,8 +159,16 @@ def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:
     for rank, rows in block.slices().items():
         clock = clocks[rank]
         if clock is not None:
-            start[rows], end[rows] = clock.to_reference(start[rows]), clock.to_reference(end[rows])
-    return replace(block, spans=block.spans.replace(start=start, end=end))
+            steps = block.spans.step[rows]
+            start[rows], end[rows] = clock.to_reference(start[rows], steps), clock.to_reference(end[rows], steps)
+    moved = replace(block, spans=block.spans.replace(start=start, end=end))
+    return _in_order(moved) if any(clock and clock.later.goes_back for clock in clocks.values()) else moved
+
+
+def _in_order(block: Block) -> Block:
+    """The rows of each rank by start, at equal starts the longer one first, as they are in every run."""
+    spans = block.spans
+    return replace(block, spans=spans.take(np.lexsort((spans.start - spans.end, spans.start, block.rank()))))
 
 
 def _clocks_earliest_first(run: Run) -> list[ClockKey]:

@@ -16,7 +16,7 @@ from commtrace.analysis.piecewise_clock import PiecewiseClock
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Bool, Int32, Int64
 
 _OUTLIERS = 0.01
 _ENOUGH_ROWS = 400_000
@@ -46,7 +46,7 @@ def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[P
 
 def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[PiecewiseClock]) -> _Messages:
     clock_of_rank = _clock_of_rank(run, keys)
-    rows = gather(run, _between_hosts(run, clock_of_rank), IDENTITY | {"name", "start", "end"})
+    rows = gather(run, _between_hosts(run, clock_of_rank), IDENTITY | {"name", "start", "end", "step"})
     if not len(rows.rank):
         return _Messages(*(np.empty(0, np.int64) for _ in _Messages._fields))
     buckets = bucket(rows)
@@ -55,14 +55,16 @@ def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[Piecew
     two_sides = rows.is_send[one] != rows.is_send[other]
     one, other = one[two_sides], other[two_sides]
     send, receive = np.where(rows.is_send[one], one, other), np.where(rows.is_send[one], other, one)
-    finished = rows.finished[receive]
-    send, receive = send[finished], receive[finished]
-    clock = clock_of_rank[rows.rank]
+    clock, step = clock_of_rank[rows.rank], rows.spans.step
+    known = rows.finished[receive]
+    known &= _sure(rows.spans.start[send], step[send], clock[send], clocks)
+    known &= _sure(rows.spans.end[receive], step[receive], clock[receive], clocks)
+    send, receive = send[known], receive[known]
     return _Messages(
         clock[send],
         clock[receive],
-        _on_reference(rows.spans.start[send], clock[send], clocks),
-        _on_reference(rows.spans.end[receive], clock[receive], clocks),
+        _on_reference(rows.spans.start[send], step[send], clock[send], clocks),
+        _on_reference(rows.spans.end[receive], step[receive], clock[receive], clocks),
     )
 
 
@@ -91,11 +93,20 @@ def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
     return chosen
 
 
-def _on_reference(times: Int64, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Int64:
+def _on_reference(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Int64:
     moved = np.empty_like(times)
     for number, own in enumerate(clocks):
-        moved[clock == number] = own.to_reference(times[clock == number])
+        moved[clock == number] = own.to_reference(times[clock == number], steps[clock == number])
     return moved
+
+
+def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Bool:
+    """Which of these readings were not shown twice by a clock that was stepped back."""
+    sure = np.ones(len(times), np.bool_)
+    for number, own in enumerate(clocks):
+        if own.goes_back:
+            sure[clock == number] = own.is_sure(times[clock == number], steps[clock == number])
+    return sure
 
 
 def _needed(messages: _Messages) -> dict[tuple[int, int], int]:

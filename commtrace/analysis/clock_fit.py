@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.clock_observations import Observations
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int32, Int64
 
 Float64 = npt.NDArray[np.float64]
 
@@ -38,8 +38,8 @@ _FEW_READINGS = 20
 class Clock(Protocol):
     """Anything whose readings can be put on the reference clock."""
 
-    def to_reference(self, times: Int64) -> Int64:
-        """These readings, on the reference clock."""
+    def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
+        """These readings, taken in these steps of training, on the reference clock."""
 
 
 class LinearClock(NamedTuple):
@@ -49,7 +49,7 @@ class LinearClock(NamedTuple):
     offset_ns: int
     drift: float
 
-    def to_reference(self, times: Int64) -> Int64:
+    def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
         """These readings, on the reference clock."""
         drifted = np.rint((times - self.origin_ns) * self.drift).astype(np.int64)
         return np.asarray(times - self.offset_ns - drifted)
@@ -192,8 +192,9 @@ class _Design:
 
 def _on_reference(observations: Observations, clocks: Sequence[Clock]) -> tuple[Int64, Int64]:
     times_a, times_b = np.empty_like(observations.time_a), np.empty_like(observations.time_b)
+    steps = observations.step
     for number, clock in enumerate(clocks):
         a, b = observations.clock_a == number, observations.clock_b == number
-        times_a[a] = clock.to_reference(observations.time_a[a])
-        times_b[b] = clock.to_reference(observations.time_b[b])
+        times_a[a] = clock.to_reference(observations.time_a[a], None if steps is None else steps[a])
+        times_b[b] = clock.to_reference(observations.time_b[b], None if steps is None else steps[b])
     return times_a, times_b

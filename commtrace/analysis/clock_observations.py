@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int32, Int64
 
 _ENOUGH_ROWS = 300_000
 
@@ -26,12 +27,14 @@ class Observations:
     Attributes:
         clock_a, clock_b: numbers of two clocks.
         time_a, time_b: what they showed, ns.
+        step: of training, in which the collective was launched; None where nobody asked.
     """
 
     clock_a: Int64
     clock_b: Int64
     time_a: Int64
     time_b: Int64
+    step: Int32 | None = None
 
     def __len__(self) -> int:
         return len(self.time_a)
@@ -42,15 +45,15 @@ def observe(run: Run, keys: Sequence[tuple[str, str]]) -> Observations:
 
     A host's reading is the median of its ranks' ends. Of k hosts that took part, neighbours are compared: k − 1 pairs.
     """
-    group, seq, clock, end = _ends(run, keys)
+    group, seq, clock, end, step = _ends(run, keys)
     bucket = pack((numbered(group), seq))
     order = np.lexsort((end, clock, bucket))
-    bucket, clock, end = bucket[order], clock[order], end[order]
+    bucket, clock, end, step = bucket[order], clock[order], end[order], step[order]
     begins = np.flatnonzero(_changes(bucket) | _changes(clock))
     middle = (begins + np.append(begins[1:], len(end)) - 1) // 2  # lower median: ends are seen late, never early
-    bucket, clock, end = bucket[middle], clock[middle], end[middle]
+    bucket, clock, end, step = bucket[middle], clock[middle], end[middle], step[middle]
     pair = np.flatnonzero(bucket[1:] == bucket[:-1])
-    return Observations(clock[pair], clock[pair + 1], end[pair], end[pair + 1])
+    return Observations(clock[pair], clock[pair + 1], end[pair], end[pair + 1], step[pair])
 
 
 def _changes(values: Int64) -> npt.NDArray[np.bool_]:
@@ -59,8 +62,8 @@ def _changes(values: Int64) -> npt.NDArray[np.bool_]:
     return changes
 
 
-def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Int64, Int64, Int64, Int64]:
-    """Group, seq, clock and end of the synchronising collectives of all ranks."""
+def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
+    """Group, seq, clock, end and step of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
     rows = side_by_side(_synchronising, [(run, block) for block in run.blocks])
     # Which collectives are left out must not depend on the rank: every member keeps the same ones.
@@ -70,11 +73,11 @@ def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Int64, Int64, Int6
         seq = block.spans.seq[own]
         kept = own[seq % one_in == 0] if one_in > 1 else own
         clock = np.array([number[run.ranks[rank].clock_key] for rank in block.ranks])
+        spans = block.spans
         parts.append(
-            (block.spans.group[kept], block.spans.seq[kept], block.per_row(clock)[kept], block.spans.end[kept])
+            (spans.group[kept], spans.seq[kept], block.per_row(clock)[kept], spans.end[kept], spans.step[kept])
         )
-    group, seq, clock, end = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return group, seq, clock, end
+    return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
 def _synchronising(run: Run, block: Block) -> Int64:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from commtrace.analysis.align import COLLECTIVE_ENDS, align, apply
 from commtrace.analysis.clock_observations import Observations, observe
 from commtrace.analysis.clock_steps import ClockStep, find_steps, split_at
+from commtrace.synth import Job, synthesize
+from commtrace.synth import random_clocks as synthetic_clocks
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Spans
 from tests.analysis.clock_jobs import MICROSECOND, MILLISECOND, SECOND, ClockJob, TrueClock
 
 CLOSE_NS = 20 * MICROSECOND
@@ -25,7 +31,7 @@ def test_offsets_and_drifts_of_8_to_512_ranks_are_recovered(hosts: int, ranks_pe
 
 
 @pytest.mark.parametrize("stepped", [0, 1, 3, 7])
-@pytest.mark.parametrize("size_ns", [10 * SECOND, 40 * MILLISECOND, -30 * MILLISECOND, 200 * MICROSECOND])
+@pytest.mark.parametrize("size_ns", [10 * SECOND, -5 * SECOND, 40 * MILLISECOND, -30 * MILLISECOND, 200 * MICROSECOND])
 def test_a_clock_that_was_stepped_is_followed(stepped: int, size_ns: int) -> None:
     clocks = random_clocks(8, seed=stepped)
     clocks[stepped] = TrueClock(clocks[stepped].offset_ns, clocks[stepped].drift_ppm, 110 * SECOND, size_ns)
@@ -35,9 +41,54 @@ def test_a_clock_that_was_stepped_is_followed(stepped: int, size_ns: int) -> Non
     later = {clock.host: clock.later for clock in alignment.hosts if clock.later.parts}
     assert list(later) == [f"host{stepped:04}"]
     (begin,) = later[f"host{stepped:04}"].begins
-    around = clocks[stepped].read(np.array([109 * SECOND, 111 * SECOND]))
+    around = clocks[stepped].read(np.array([109, 110, 111]) * SECOND - np.array([0, 1, 0]))
     assert min(around) <= begin <= max(around)
     assert np.quantile(job.errors_ns(run), 0.99) < CLOSE_NS
+
+
+@pytest.mark.parametrize(
+    ("jumps", "wrong"),
+    [
+        ({1: (-2.0, 5.0)}, 0.0),  # shows readings of eleven steps twice
+        ({1: (-0.05, 5.0)}, 0.003),  # less than a step: in the one in which it happened nobody can tell
+        ({0: (-1.0, 4.0), 3: (3.0, 6.0)}, 0.0),
+    ],
+)
+def test_what_a_clock_showed_twice_is_told_apart_by_the_steps_of_training(
+    jumps: dict[int, tuple[float, float]], wrong: float
+) -> None:
+    """Row by row: the very times that the job would have recorded had its clocks been perfect."""
+    job = Job(pp=2, dp=4, microbatches=4, steps=120, gpus_per_host=2, seed=4)
+    clocks = dict(synthetic_clocks(job.hosts, wall_error_ns=10 * SECOND, drift_ppm=100, seed=4))
+    for host, (seconds, at) in jumps.items():
+        step_at_ns = job.start_ns + round(at * SECOND)
+        clocks[host] = replace(clocks[host], step_ns=round(seconds * SECOND), step_at_ns=step_at_ns)
+    run = synthesize(replace(job, clocks=clocks)).run
+    perfect = synthesize(job).run
+
+    aligned = apply(run, align(run))
+
+    assert all((np.diff(trace.spans.start) >= 0).all() for trace in aligned.ranks.values())
+    unmoved = next(host for host in range(job.hosts) if host not in jumps) * job.gpus_per_host
+    at, ahead = _ahead(aligned, perfect, unmoved)
+    line = np.polyfit(at - at.mean(), ahead - ahead[0], 1)  # the reference clock has a drift of its own
+    errors = []
+    for rank in run.ranks:
+        own_at, own_ahead = _ahead(aligned, perfect, rank)
+        errors.append(np.abs(own_ahead - ahead[0] - np.polyval(line, own_at - at.mean())))
+    assert np.mean(np.concatenate(errors) > CLOSE_NS) <= wrong
+
+
+def _ahead(aligned: Run, perfect: Run, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """When each row of a rank truly began, and by how much later it is said to have begun; seconds and ns."""
+    ours, true = (_in_order(run.ranks[rank].spans) for run in (aligned, perfect))
+    return true.start / SECOND, (ours.start - true.start).astype(np.float64)
+
+
+def _in_order(spans: Spans) -> Spans:
+    """By what the rows are, whenever they were."""
+    keys = (spans.chunk, spans.seq, spans.microbatch, spans.step, spans.name, spans.kind, spans.id)
+    return spans.take(np.lexsort(keys))
 
 
 def test_of_two_hosts_the_other_than_the_reference_is_taken_to_have_been_stepped() -> None:

@@ -111,7 +111,7 @@ def recorded(
     begins, completes, attach = backward.begins, backward.completes, backward.attach
     watch_inputs, watch_outputs = backward.watch_inputs, backward.watch_outputs
 
-    def _call_impl(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call_impl(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # first of all: the compiler reads no further
             return original(module, *args, **kwargs)
         label = None

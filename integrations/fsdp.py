@@ -95,7 +95,7 @@ class _States:
         failed = self._hooks.failed
 
         @functools.wraps(original)
-        def root_pre_forward(state: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        def root_pre_forward(state: Any, /, module: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(state, module, *args, **kwargs)
             try:
@@ -121,7 +121,7 @@ class _States:
         failed = self._hooks.failed
 
         @functools.wraps(original)
-        def at_the_end(state: Any, *args: Any, **kwargs: Any) -> Any:
+        def at_the_end(state: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = original(state, *args, **kwargs)
             if torch.compiler.is_compiling():
                 return result

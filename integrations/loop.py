@@ -78,7 +78,7 @@ class TrainingLoop:
         begin, end = self._unseen_by_dynamo(begin_of), self._unseen_by_dynamo(self.end_forward)
         failed = self._hooks.failed
 
-        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(module, *args, **kwargs)
             span: Span | None = None

@@ -172,7 +172,7 @@ class ModuleSpans:
         self._patch(type(module))
         compiled = module.__dict__.get("_compiled_call_impl")
         if compiled is not None:  # ``module.compile()``: torch calls this instead of _call_impl
-            replacement = functools.partial(self._recorded(lambda _module, *a, **k: compiled(*a, **k)), module)
+            replacement = functools.partial(self._recorded(lambda _module, /, *a, **k: compiled(*a, **k)), module)
             leave_to_python(replacement.func)
             module.__dict__["_compiled_call_impl"] = replacement
             self._compiled.append((alive[key], compiled, replacement))

@@ -53,7 +53,7 @@ class OptimizerPhase:
 
     def _then_note(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
-        def __init__(optimizer: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
+        def __init__(optimizer: Any, /, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
             original(optimizer, *arguments, **keywords)
             try:
                 self._tracer.steps.optimizer_made(optimizer)
@@ -64,7 +64,7 @@ class OptimizerPhase:
 
     def _also_when_skipped(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def step(scaler: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+        def step(scaler: Any, /, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
             updates = None
             try:
                 updates = self._tracer.steps.updates

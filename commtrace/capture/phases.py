@@ -119,19 +119,20 @@ class PhaseCapture:
         hooks = self._hooks
 
         @functools.wraps(original)
-        def opener(file: Any, *mode: Any, **keywords: Any) -> Any:
+        def opener(*arguments: Any, **keywords: Any) -> Any:
             span: Span | None = None
             try:
+                file, *mode = (*arguments, *keywords.values())
                 if hooks.active and _is_file(file):
-                    reads = "r" in str(*mode) or "r" in str(keywords.get("mode", ""))
+                    reads = "r" in str(mode[0] if mode else "")
                     span = self._enter_wait(schema.CHECKPOINT, "torch.load" if reads else "torch.save")
             except Exception as error:
                 hooks.failed(error)
             if span is None:
-                return original(file, *mode, **keywords)
+                return original(*arguments, **keywords)
             opened: Any = None
             try:
-                opened = original(file, *mode, **keywords)
+                opened = original(*arguments, **keywords)
             finally:
                 try:
                     if opened is None:

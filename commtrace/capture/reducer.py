@@ -61,12 +61,12 @@ class ReducerCapture:
         original = DistributedDataParallel.__dict__["__init__"]
         watch, failed = self._watch_from_now_on, self._tracer.failed
 
-        def __init__(module: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
+        def __init__(wrapper: Any, /, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
             try:
                 watch()
             except Exception as error:
                 failed(PART, error)
-            original(module, *arguments, **keywords)
+            original(wrapper, *arguments, **keywords)
 
         __init__.__wrapped__ = original  # type: ignore[attr-defined]
         __init__.__doc__ = original.__doc__

@@ -43,6 +43,15 @@ def test_sparse_gradients_are_reduced_and_seen(alone: Recording) -> None:
     assert alone.warnings() == []
 
 
+def test_every_argument_of_its_constructor_may_be_named(alone: Recording) -> None:
+    model = DistributedDataParallel(module=torch.nn.Linear(2, 1, bias=False), process_group=dist.group.WORLD)
+
+    model(torch.ones(1, 2)).sum().backward()
+
+    alone.tracer.completions.wait(5)
+    assert 8 in [row.bytes for row in alone.communications() if row.name == "all_reduce"]
+
+
 def test_a_thread_of_cpp_has_no_python_below_the_kernel(alone: Recording) -> None:
     """As autograd's threads of devices have none: the reducer sends from them."""
     DistributedDataParallel(torch.nn.Linear(2, 2))

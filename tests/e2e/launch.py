@@ -60,6 +60,8 @@ def _is_off(env: Mapping[str, str]) -> bool:
 def run(command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120.0) -> Completed:
     """Run any command from the root of the repository, with the environment and the hard timeout of :func:`launch`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
+    # Unbuffered, each word of a print is a write of its own, and the lines of several ranks run into each other.
+    inherited.pop("PYTHONUNBUFFERED", None)
     environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
     # A file, not a pipe: a process that outlives the launcher would hold a pipe open and keep us waiting.
     with tempfile.TemporaryFile() as output:

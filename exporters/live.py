@@ -12,7 +12,7 @@ from commtrace.config import Config
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.live.collector import StepCollector
 from commtrace.live.listener import StepListener
-from commtrace.live.rank import Hang, LiveRank
+from commtrace.live.rank import Hang, LiveRank, Phase
 from commtrace.recorder import Recorder
 from commtrace.trace.metadata import RankMetadata
 
@@ -28,7 +28,7 @@ LISTENERS: Final[Mapping[str, str]] = {
 """Module and function, ``module:function``, that opens each: an :data:`OpenListener`. Imported when it is wanted."""
 
 
-def live_view(config: Config) -> Callable[[RankMetadata, Path, Recorder, Hang], Sequence[StepCollector]]:
+def live_view(config: Config) -> Callable[[RankMetadata, Path, Recorder, Hang, Phase], Sequence[StepCollector]]:
     """What opens the live view that the configuration asks for.
 
     Raises:
@@ -36,8 +36,10 @@ def live_view(config: Config) -> Callable[[RankMetadata, Path, Recorder, Hang], 
     """
     wanted = exporter_names(config.export)
 
-    def opened(metadata: RankMetadata, directory: Path, recorder: Recorder, hang: Hang) -> Sequence[StepCollector]:
-        rank = LiveRank(metadata, directory, hang)
+    def opened(
+        metadata: RankMetadata, directory: Path, recorder: Recorder, hang: Hang, phase: Phase
+    ) -> Sequence[StepCollector]:
+        rank = LiveRank(metadata, directory, hang, phase)
         listeners = [listener for name in wanted if (listener := _opened(name, config, rank)) is not None]
         return (StepCollector(rank, listeners, dropped=lambda: recorder.dropped),)
 

@@ -95,6 +95,10 @@ class Activity:
             "frames": self._frames(),
         }
 
+    def open_kinds(self) -> set[str]:
+        """The kinds of the phases that are open. From any thread."""
+        return {schema.KINDS[span.kind] for span in _outwards(self._tracer.innermost)}
+
     def progress(self) -> Any:
         """A value that changes as training goes on: its place, and what it has launched."""
         return (self._tracer.coordinates, *self._launched())

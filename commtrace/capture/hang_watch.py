@@ -38,7 +38,7 @@ BEFORE_STEPS: Final = 10.0
 _TICK_SECONDS: Final = 1.0
 _FEWEST_STEPS: Final = 3
 _STEPS_KEPT: Final = 64
-_SLOW_KINDS: Final = frozenset({"checkpoint", "evaluation"})
+_SLOW_KINDS: Final = ("checkpoint", "evaluation")
 _MOST_FRAMES: Final = 64
 
 
@@ -97,6 +97,11 @@ class HangWatch:
         self._thread = None
         self._stop.set()
 
+    def slow_phase(self) -> str:
+        """``checkpoint`` or ``evaluation`` while one is open: no step ends meanwhile. Else empty. From any thread."""
+        kinds = self._activity.open_kinds()
+        return next((kind for kind in _SLOW_KINDS if kind in kinds), "")
+
     def look(self) -> None:
         """One look: what :attr:`report` says follows from it."""
         now = self._now()
@@ -135,8 +140,7 @@ class HangWatch:
         import statistics  # brings fractions and decimal along, which every rank would pay for at its start
 
         limit = max(self._least_ns, TIMES_MEDIAN * statistics.median(self._step_ns))
-        slow = any(span["kind"] in _SLOW_KINDS for span in self._activity.described()["open"])
-        return limit * BEFORE_STEPS if slow else limit
+        return limit * BEFORE_STEPS if self.slow_phase() else limit
 
     @property
     def _rank(self) -> int:

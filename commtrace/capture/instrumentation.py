@@ -68,7 +68,7 @@ class Observer(Sink, Protocol):
 Hang = Callable[[], "Mapping[str, Any] | None"]
 """What this process is in since training stopped; None while it goes on."""
 
-OpenObservers = Callable[[RankMetadata, Path, Recorder, Hang], Sequence[Observer]]
+OpenObservers = Callable[[RankMetadata, Path, Recorder, Hang, Callable[[], str]], Sequence[Observer]]
 """Opens what looks on beside the trace, when the rank is known; called on the harvester thread."""
 
 Install = Callable[[Tracer], Callable[[], None]]
@@ -279,7 +279,8 @@ class Instrumentation:
         if self._open_observers is None:
             return ()
         try:
-            return self._open_observers(metadata, directory, self.recorder, lambda: self._hang_watch.report)
+            watch = self._hang_watch
+            return self._open_observers(metadata, directory, self.recorder, lambda: watch.report, watch.slow_phase)
         except Exception as error:
             self.tracer.failed("live metrics", error)
             return ()

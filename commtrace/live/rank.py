@@ -19,6 +19,7 @@ _MOST_EVENTS: Final = 100
 
 
 Hang = Callable[[], "Mapping[str, Any] | None"]
+Phase = Callable[[], str]
 
 
 class LiveRank:
@@ -28,6 +29,7 @@ class LiveRank:
         metadata: identity.
         directory: the run directory.
         hang: what the process is in since training stopped; None while it goes on.
+        phase: ``checkpoint`` or ``evaluation`` while one is under way, in which no step ends; else empty.
         marks: process groups, topology, clock anchors, communications in flight, as far as told.
         spans: rows so far, marks left out.
         dropped: spans dropped so far, by kind.
@@ -38,9 +40,12 @@ class LiveRank:
         split: by operation and role, the exposed time of which the monitor knows how much was waiting.
     """
 
-    def __init__(self, metadata: RankMetadata, directory: Path, hang: Hang = lambda: None) -> None:
+    def __init__(
+        self, metadata: RankMetadata, directory: Path, hang: Hang = lambda: None, phase: Phase = lambda: ""
+    ) -> None:
         self.metadata = metadata
         self.hang = hang
+        self.phase = phase
         self.directory = directory
         self.marks = Marks()
         self.spans = 0

@@ -46,6 +46,7 @@ class WindowReport:
         exposed_ns: waiting and transfer by role, bubble as ``pp``; the largest few.
         checkpoint_ns: saving.
         on_gpu: whether it trains on one.
+        phase: what it is in now in which no step ends: ``checkpoint``, ``evaluation``; else empty.
         ended: the rank has ended in order, and will report no more.
         block: times in flight of the newest complete block of steps, for whoever finds the least of all ranks.
     """
@@ -63,6 +64,7 @@ class WindowReport:
     exposed_ns: Mapping[str, int] = field(default_factory=dict)
     checkpoint_ns: int = 0
     on_gpu: bool = False
+    phase: str = ""
     ended: bool = False
     block: Block = NO_BLOCK
 
@@ -135,6 +137,7 @@ class Window:
             exposed_ns=_exposed(steps),
             checkpoint_ns=_mean([step.checkpoint_ns for step in steps]),
             on_gpu=any(step.device is not None for step in steps),
+            phase=self._rank.phase(),
             block=self.waits.newest,
         )
 

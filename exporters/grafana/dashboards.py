@@ -23,6 +23,9 @@ RANK: Final = 'run_id=~"$run_id", rank=~"$rank"'
 SLOW: Final = ((1.05, "yellow"), (1.1, "red"))
 """Of the straggler score, as the alert has it."""
 
+ALERTS, FOUND = "Alerts", "Found by the monitor"
+"""Tables that are empty while all is well."""
+
 _STEPS: Final = "rate(commtrace_step_duration_seconds_count{{{where}}}[$__rate_interval]) > 0"
 _OPERATION: Final = "operation, role"
 _BUCKETS: Final = f"sum by (le) (rate(commtrace_step_duration_seconds_bucket{{{RUN}}}[$__rate_interval]))"
@@ -41,6 +44,7 @@ def dashboards() -> dict[str, Dashboard]:
 
 def _overview() -> list[list[Panel]]:
     score = f"topk(10, commtrace:straggler_score:ratio{{{RUN}}})"
+    alerts = f'ALERTS{{{RUN}, alertname=~"Commtrace.*"}}'
     mean_step = f"avg(commtrace:step_seconds:mean{{{RUN}}})"
     return [
         [
@@ -57,6 +61,26 @@ def _overview() -> list[list[Panel]]:
             number(
                 "Slowest rank", "none", Query(f"max(commtrace:straggler_score:ratio{{{RUN}}})", ""),
                 "Its own work, as a multiple of what its peers need.", SLOW,
+            ),
+            number(
+                "Hanging ranks", "none", Query(f"sum(commtrace_hung{{{RUN}}})", ""),
+                "In which nothing has moved for too long.", ((1, "red"),),
+            ),
+            number(
+                "Ranks", "none", Query(f"count(commtrace_last_step{{{RUN}}})", ""), "That have ended a step.",
+            ),
+        ],
+        [
+            table(
+                ALERTS, "none", Query(alerts, ""),
+                {"alertname": "Alert", "alertstate": "State", "rank": "Rank", "node": "Node", "severity": "Severity"},
+                "What each of them says to do is in its annotation. Empty is good.", hides=("Value", "run_id"),
+            ),
+            table(
+                FOUND, "s", Query(f"commtrace_straggler_cost_seconds{{{RUN}}}", ""),
+                {"straggler_rank": "Slow rank", "cause": "Cause", "Value": "Costs per step"},
+                "What the monitor on rank 0 has found (COMMTRACE_EXPORT=prometheus,monitor). Empty is good.",
+                hides=("run_id", "rank", "node", "local_rank", "tp", "pp", "dp"),
             ),
         ],
         [

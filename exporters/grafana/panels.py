@@ -56,17 +56,17 @@ def number(title: str, unit: str, query: Query, told: str = "", limits: Sequence
 
 def table(
     title: str, unit: str, query: Query, columns: Mapping[str, str], told: str = "",
-    limits: Sequence[tuple[float, str]] = (),
+    limits: Sequence[tuple[float, str]] = (), hides: Sequence[str] = (),
 ) -> Panel:  # fmt: skip
     """The newest value of each series, the highest first; ``columns`` are the labels shown and their headings."""
-    hidden = {"Time": True, **dict.fromkeys(("__name__", "instance", "job"), True)}
+    hidden = {"Time": True, **dict.fromkeys(("__name__", "instance", "job", *hides), True)}
     return {
         **_panel("table", title, told),
         "fieldConfig": {
             "defaults": {"custom": {"align": "left"}},
             "overrides": [_value_column(unit, limits)],
         },
-        "options": {"showHeader": True, "sortBy": [{"displayName": "Value", "desc": True}]},
+        "options": {"showHeader": True, "sortBy": [{"displayName": columns.get("Value", "Value"), "desc": True}]},
         "targets": [{**_target(0, query), "format": "table", "instant": True, "range": False}],
         "transformations": [
             {"id": "organize", "options": {"excludeByName": hidden, "renameByName": dict(columns)}},

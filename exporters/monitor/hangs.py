@@ -6,9 +6,9 @@ import json
 import logging
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commtrace.analysis.doctor import examine
 from commtrace.analysis.rank_words import ranks_in_words
@@ -22,9 +22,26 @@ from commtrace.trace.spans import Spans
 _logger = logging.getLogger("commtrace")
 
 HUNG = "hang"
-_GATHER_SECONDS = 4.0
+_GATHER_SECONDS = 6.0
+"""A window and a half: so long a rank that does not hang has to show that it goes on."""
+
 _NOT_PUBLISHED = "threads"
 """Stacks stay in the rank's own file: they are long, and of interest for the root only."""
+
+
+class Word(NamedTuple):
+    """A sign of life of a rank.
+
+    Attributes:
+        phase: what it is in in which no step ends, see :class:`commtrace.live.window.WindowReport`; else empty.
+        at: epoch seconds.
+    """
+
+    phase: str
+    at: float
+
+
+NOBODY: Mapping[int, Word] = {}
 
 
 def packed(report: Mapping[str, Any]) -> bytes:
@@ -47,7 +64,11 @@ def unpacked(told: bytes) -> dict[str, Any]:
 
 
 def hang_event(
-    reports: Sequence[Mapping[str, Any]], world_size: int, now: float, unreadable: Sequence[int] = ()
+    reports: Sequence[Mapping[str, Any]],
+    world_size: int,
+    now: float,
+    unreadable: Sequence[int] = (),
+    reporting: Collection[int] = (),
 ) -> LiveEvent:
     """What the reports of the ranks, put together, say: the same analysis that reads the files of a hung job.
 
@@ -56,11 +77,13 @@ def hang_event(
         world_size: ranks of the job.
         now: epoch seconds.
         unreadable: ranks that have said something that is not understood; they are not silent.
+        reporting: ranks whose windows still come: those that say nothing of a hang go on.
     """
     run = run_of(reports)
     # Every rank that speaks has stood still for longer than is usual: judged like a job that will not go on.
     told = examine(run, now_ns=time.time_ns(), alive=lambda metadata: False)
-    silent = sorted(set(range(world_size)) - set(run.ranks) - set(unreadable))
+    others = set(range(world_size)) - set(run.ranks) - set(unreadable)
+    silent, going_on = sorted(others.difference(reporting)), sorted(others.intersection(reporting))
     roots = [root["rank"] for root in told["hang"]["chains"]["roots"]]
     sentences = [
         f"Training has stopped: {len(run.ranks)} of {world_size} ranks say so.",
@@ -69,11 +92,12 @@ def hang_event(
             if silent
             else []
         ),
+        *([f"{ranks_in_words(going_on).capitalize()}: something still moves there."] if going_on else []),
         *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
         *told["hang"]["sentences"],
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
-    rank = roots[0] if roots else silent[0] if silent else -1
+    rank = next(iter([*roots, *silent, *going_on]), -1)
     host = run.ranks[rank].metadata.node if rank in run.ranks else ""
     return LiveEvent(HUNG, now, rank, host, " ".join(sentence.strip() for sentence in sentences))
 
@@ -127,12 +151,15 @@ class HangJoiner:
         self._told_count = 0
         self._unreadable_told = False
 
-    def look(self, board: Board, now: float) -> list[LiveEvent]:
+    def look(self, board: Board, now: float, words: Mapping[int, Word] = NOBODY) -> list[LiveEvent]:
         """Who is in a hang, if that is news.
+
+        While a rank that does not hang saves a checkpoint or evaluates, the others wait for it in good order.
 
         Args:
             board: on which ranks say so.
             now: epoch seconds.
+            words: the last ones of the ranks whose windows still come.
 
         Raises:
             BoardError: the store does not answer.
@@ -145,13 +172,16 @@ class HangJoiner:
             self._first_heard, self._told_count, self.sentence = 0.0, 0, ""
             return []
         self._first_heard = self._first_heard or now
+        if any(word.phase for rank, word in words.items() if rank not in told):
+            return []
         news = len(told) > self._told_count
         waited = now - (self._told_at if self._told_count else self._first_heard) >= _GATHER_SECONDS
         if not (news and (waited or len(told) == self._world_size)):
             return []
         self._told_at, self._told_count = now, len(told)
         unreadable = sorted(set(told) - set(reports))
-        event = hang_event(list(reports.values()), self._world_size, now, unreadable)
+        reporting = [rank for rank, word in words.items() if word.at > self._first_heard]
+        event = hang_event(list(reports.values()), self._world_size, now, unreadable, reporting)
         self.sentence = event.sentence
         return [event]
 

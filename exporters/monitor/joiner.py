@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from commtrace.exporters.monitor.board import Board, BoardError
-from commtrace.exporters.monitor.hangs import HangJoiner
+from commtrace.exporters.monitor.hangs import HangJoiner, Word
 from commtrace.live.waits import LeastTimes, by_group
-from commtrace.live.watch import LiveEvent, Watch
+from commtrace.live.watch import SILENT_WINDOWS, LiveEvent, Watch
 from commtrace.live.window import WindowReport
 
 _logger = logging.getLogger("commtrace")
@@ -35,6 +35,7 @@ class Joiner:
         self.watch = Watch(world_size, seconds)
         self._least = LeastTimes(seconds)
         self._world_size = world_size
+        self._seconds = seconds
         self._outlets = outlets
         self._hangs = HangJoiner(world_size)
         self._newest: list[WindowReport] = []
@@ -69,7 +70,7 @@ class Joiner:
         if self._hangs_failed:
             return []
         try:
-            events = self._hangs.look(board, now)
+            events = self._hangs.look(board, now, self._words())
         except BoardError:
             raise
         except Exception:
@@ -78,6 +79,15 @@ class Joiner:
             _logger.warning("commtrace: the monitor tells of no hang any more; each rank's file does", exc_info=True)
             return []
         return self._tell(events, now) if events else []
+
+    def _words(self) -> dict[int, Word]:
+        """The last words of the ranks whose reports still come."""
+        newest = max((report.window for report in self._newest), default=0)
+        return {
+            report.rank: Word(report.phase, report.window * self._seconds)
+            for report in self._newest
+            if report.window > newest - SILENT_WINDOWS and not report.ended
+        }
 
     def _tell(self, events: list[LiveEvent], now: float) -> list[LiveEvent]:
         status = self._status(self._newest, now)

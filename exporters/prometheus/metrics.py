@@ -27,6 +27,7 @@ from commtrace.trace import schema
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
 _OPERATION: Final = ("operation", "role")
 _MOST_STRAGGLERS: Final = 8
+_PAUSES: Final = ("checkpoint", "evaluation")
 
 
 class RankCollector(Collector):
@@ -182,7 +183,23 @@ class RankCollector(Collector):
         )
 
     def _of_monitor(self) -> Iterator[Metric]:
-        """Whether this process hangs; and, where the monitor joins the ranks, who is slow."""
+        """Which run it is, whether this process hangs or pauses; where the monitor joins the ranks, who is slow."""
+        metadata = self._rank.metadata
+        told = {
+            "directory": str(self._rank.directory.absolute()),
+            "attempt": str(metadata.attempt),
+            "version": metadata.versions.get("commtrace", ""),
+        }
+        info = GaugeMetricFamily("commtrace_run_info", "1; where the files of the run are.", labels=list(told))
+        info.add_metric(list(told.values()), 1)
+        yield info
+        phase = self._rank.phase()
+        pauses = GaugeMetricFamily(
+            "commtrace_open_phase", "1 while the rank is in it: no step ends meanwhile.", labels=["phase"]
+        )
+        for known in _PAUSES:
+            pauses.add_metric([known], phase == known)
+        yield pauses
         yield GaugeMetricFamily(
             "commtrace_hung", "1 while nothing has moved in this process for too long.", self._rank.hang() is not None
         )

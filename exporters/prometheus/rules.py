@@ -14,6 +14,19 @@ PEERS: Final = "run_id, pp"
 """Ranks with equal labels do the same work. Without pipeline all ranks of the run are peers."""
 
 
+_DIRECTORY: Final = (
+    '{{ with printf "last_over_time(commtrace_run_info{run_id=%q}[1h])" $labels.run_id | query }}'
+    '{{ . | first | label "directory" }}{{ else }}RUN{{ end }}'
+)
+"""In an annotation: the run's directory, as far as a rank has told it."""
+
+_TARGETS: Final = 'up{run_id!="", local_rank!=""}'
+"""The ranks that target files name."""
+
+_PAUSING: Final = "max by (run_id) (sum without (phase) (commtrace_open_phase) > 0 and commtrace_hung == 0)"
+"""Runs of which a rank saves or evaluates and does not hang: the others may well wait for it."""
+
+
 class Timing(NamedTuple):
     """How far the rules look and how long they wait, as Prometheus writes durations.
 
@@ -22,12 +35,14 @@ class Timing(NamedTuple):
         baseline: how long ago "before" was, for what went up.
         persists: how long something must be true before it is an alert.
         stalled: shortest silence that is one, seconds.
+        gone: how long a rank must not answer.
     """
 
     window: str = "5m"
     baseline: str = "1h"
     persists: str = "5m"
     stalled: int = 120
+    gone: str = "1m"
 
 
 class RecordingRule(NamedTuple):
@@ -103,14 +118,16 @@ def alerts(timing: Timing) -> tuple[Alert, ...]:
         _straggler(timing),
         _went_up(
             timing, "CommtraceExposedCommunicationUp", "commtrace:exposed:ratio", "exposed communication",
-            "commtrace summary on the run's directory tells which communication, and waiting from transfer.",
+            "Where CommtraceStraggler fires as well, the others wait for that rank. Else look at the network. Which "
+            f"communication, and waiting from transfer: commtrace summary {_DIRECTORY}.",
         ),
         _went_up(
             timing, "CommtraceBubbleUp", "commtrace:bubble:ratio", "the pipeline bubble",
-            "commtrace pipeline on the run's directory tells whether schedule, uneven stages or transfers cause it.",
+            f"Whether schedule, uneven stages, a slow rank or transfers cause it: commtrace pipeline {_DIRECTORY}.",
         ),
         _stalled(timing),
         _hung(),
+        _gone(timing),
         _dropped(timing),
         _clock(timing),
     )  # fmt: skip
@@ -128,7 +145,8 @@ def _straggler(timing: Timing) -> Alert:
         summary="Rank {{ $labels.rank }} of {{ $labels.run_id }} on {{ $labels.node }} is slow",
         description=(
             "Its own work takes {{ $value | humanize }} times that of the ranks of its stage; the others wait for it. "
-            "commtrace straggler on the run's directory tells the cause and the cost."
+            f"Cause, cost and what to do: commtrace straggler {_DIRECTORY}. On {{{{ $labels.node }}}}, look at clocks, "
+            "throttling and errors of its device and at other processes; move the rank to see whether it moves along."
         ),
     )
 
@@ -149,16 +167,19 @@ def _went_up(timing: Timing, name: str, ratio: str, what: str, advice: str) -> A
 def _stalled(timing: Timing) -> Alert:
     silence = "time() - max by (run_id) (commtrace_last_step_timestamp_seconds)"
     typical = "avg by (run_id) (commtrace_step_duration_seconds_sum / (commtrace_step_duration_seconds_count > 0))"
+    pauses = "max by (run_id) (commtrace_open_phase)"
     return Alert(
         name="CommtraceStepStalled",
-        expr=f"{silence}\n> clamp_min(10 * {typical}, {timing.stalled})",
-        operands=(silence, typical),
+        expr=f"{silence}\n> clamp_min(10 * {typical}, {timing.stalled})\n* (1 + 9 * {pauses})",
+        operands=(silence, typical, pauses),
         wait="0s",
         severity="critical",
         summary="{{ $labels.run_id }} has completed no step for {{ $value | humanizeDuration }}",
         description=(
-            "Its processes still answer, so it hangs or saves or evaluates. commtrace_communications_in_flight tells "
-            "which ranks are inside a communication, commtrace_last_step which of them are behind."
+            "Its processes still answer. Where it stands, and which rank the others wait for: commtrace doctor "
+            f"{_DIRECTORY}. Without CommtraceHung something still moves: it loads, compiles, or tries something again "
+            "and again. While a rank saves a checkpoint or evaluates (commtrace_open_phase), ten times "
+            "as long is waited."
         ),
     )
 
@@ -167,14 +188,33 @@ def _hung() -> Alert:
     hung = "sum by (run_id) (commtrace_hung)"
     return Alert(
         name="CommtraceHung",
-        expr=f"{hung} > 0",
+        expr=f"{hung} > 0\nunless {_PAUSING}",
         operands=(hung,),
         wait="0s",
         severity="critical",
         summary="{{ $labels.run_id }} hangs: {{ $value | humanize }} of its ranks say that nothing moves in them",
         description=(
-            "commtrace doctor on the run's directory tells which rank did not arrive where, and where in the program "
-            "it is; with the monitor, so does the log of rank 0."
+            f"Which rank did not arrive where, and where in the program it is: commtrace doctor {_DIRECTORY}; with the "
+            "monitor, the log of rank 0 says it. Take the stacks of that rank (py-spy dump) before the job is "
+            "restarted; nothing ends by itself."
+        ),
+    )
+
+
+def _gone(timing: Timing) -> Alert:
+    silent = f"count by (run_id) ({_TARGETS} == 0)"
+    return Alert(
+        name="CommtraceRanksGone",
+        expr=silent,
+        operands=(_TARGETS,),
+        wait=timing.gone,
+        severity="critical",
+        summary="{{ $value | humanize }} ranks of {{ $labels.run_id }} do not answer any more",
+        description=(
+            "They did not end in order: their processes were killed, their nodes are gone, or nothing lets their "
+            f'threads run. Which: up{{run_id="{{{{ $labels.run_id }}}}"}} == 0. What they did last: commtrace doctor '
+            f"{_DIRECTORY}. The next launch of the run takes their place; if there is none, delete their target files, "
+            "rank-*.json."
         ),
     )
 
@@ -189,8 +229,9 @@ def _dropped(timing: Timing) -> Alert:
         severity="warning",
         summary="commtrace loses {{ $labels.kind }} spans on rank {{ $labels.rank }} of {{ $labels.run_id }}",
         description=(
-            "{{ $value | humanize }} of them lately: what is computed from them is too small. A full disk is said in "
-            "the rank's log; a full buffer grows with COMMTRACE_BUFFER_SPANS."
+            "{{ $value | humanize }} of them lately: what is computed from them is too small; training is not "
+            "concerned. The rank's log says why: free the disk if it is full; set COMMTRACE_BUFFER_SPANS higher, or "
+            "record less (COMMTRACE_SAMPLE), if the buffer is."
         ),
     )
 
@@ -206,6 +247,7 @@ def _clock(timing: Timing) -> Alert:
         summary="The clock of rank {{ $labels.rank }} on {{ $labels.node }} cannot be read closely",
         description=(
             "Its readings are only good to {{ $value | humanizeDuration }}: times of its node cannot be compared with "
-            "those of others more closely than that. The node is overloaded, or its clock source is slow."
+            "those of others more closely than that; training is not concerned. Look for a node that is overloaded or "
+            "has a slow clock source (/sys/devices/system/clocksource/clocksource0/current_clocksource, tsc is fast)."
         ),
     )

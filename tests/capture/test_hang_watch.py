@@ -95,6 +95,7 @@ def test_one_hang_is_one_dump_and_its_end_is_noticed(tmp_path: Path, caplog: pyt
 
 @pytest.mark.parametrize("kind", [schema.CHECKPOINT, schema.EVALUATION])
 def test_saving_and_evaluating_are_given_more_time(kind: int, tmp_path: Path) -> None:
+    # what it is in is told to others as well
     watched = Watched(tmp_path)
     watched.train(10)
     watched.tracer.enter(kind, "slow")

@@ -55,6 +55,12 @@ class Prometheus:
         alerts = self._get("/api/v1/alerts")["alerts"]
         return [alert["labels"] for alert in alerts if alert["state"] == "firing"]
 
+    def alert(self, name: str) -> Mapping[str, Any]:
+        """The only alert of this name that fires."""
+        alerts = self._get("/api/v1/alerts")["alerts"]
+        (found,) = [one for one in alerts if one["labels"]["alertname"] == name and one["state"] == "firing"]
+        return dict(found)
+
     def rules(self) -> list[Mapping[str, Any]]:
         """All rules with their health."""
         return [rule for group in self._get("/api/v1/rules")["groups"] for rule in group["rules"]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commtrace.exporters.monitor import hangs
-from commtrace.exporters.monitor.hangs import HangJoiner, hang_event, packed, unpacked
+from commtrace.exporters.monitor.hangs import HangJoiner, Word, hang_event, packed, unpacked
 from commtrace.exporters.monitor.joiner import Joiner
 from tests.factory import group, metadata
 
@@ -83,18 +83,39 @@ class FakeBoard:
         return {rank: self.reports[rank] for rank in ranks if self.reports.get(rank)}
 
 
-def test_it_is_told_when_all_have_spoken_or_after_four_seconds() -> None:
+def test_it_is_told_when_all_have_spoken_or_after_six_seconds() -> None:
     board, joiner = FakeBoard(), HangJoiner(4)
     assert joiner.look(board, 0.0) == []  # type: ignore[arg-type]
     board.reports = {one["metadata"]["rank"]: packed(one) for one in hung([0, 1])}
     assert joiner.look(board, 1.0) == []  # type: ignore[arg-type]
     assert joiner.look(board, 4.0) == []  # type: ignore[arg-type]
-    (event,) = joiner.look(board, 5.0)  # type: ignore[arg-type]
+    (event,) = joiner.look(board, 7.0)  # type: ignore[arg-type]
     assert "2 of 4 ranks say so" in event.sentence
     assert joiner.look(board, 30.0) == []  # type: ignore[arg-type]
     board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
     (event,) = joiner.look(board, 31.0)  # type: ignore[arg-type]
     assert "4 of 4 ranks say so" in event.sentence
+
+
+def test_ranks_that_wait_for_one_that_saves_do_not_hang_until_it_does() -> None:
+    board, joiner = FakeBoard(), HangJoiner(4)
+    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung([0, 1, 3])}
+    for now in range(0, 300, 4):
+        assert joiner.look(board, now, {2: Word("checkpoint", now)}) == []  # type: ignore[arg-type]
+    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
+    (event,) = joiner.look(board, 304, {2: Word("checkpoint", 304)})  # type: ignore[arg-type]
+    assert event.rank == 2
+
+
+def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
+    """Rank 2 reports windows: it is busy with something that launches no communication that others wait for."""
+    for reported_at, said in ((9.0, "Rank 2: something still moves there."), (1.0, "No word from rank 2: dead")):
+        board, joiner = FakeBoard(), HangJoiner(4)
+        board.reports = {one["metadata"]["rank"]: packed(one) for one in hung([0, 1, 3])}
+        assert joiner.look(board, 4.0, {}) == []  # type: ignore[arg-type]
+        (event,) = joiner.look(board, 11.0, {2: Word("", reported_at)})  # type: ignore[arg-type]
+        assert said in event.sentence
+        assert event.rank == 2
 
 
 def test_the_next_hang_is_told_as_well() -> None:

@@ -296,7 +296,7 @@ def test_what_leaves_nothing_to_do(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     with pytest.raises(ConfigurationError, match="set COMMTRACE_OTLP_METRICS=1"):
         open_otlp(Config(otlp_level="none"), live_rank(0))
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    view = live_view(Config(export="otlp"))(live_rank(0).metadata, Path(), Recorder(list), lambda: None)
+    view = live_view(Config(export="otlp"))(live_rank(0).metadata, Path(), Recorder(list), lambda: None, str)
 
     assert view[0]._listeners == []
     assert "no export to otlp: OTEL_SDK_DISABLED=true switches it off" in caplog.text

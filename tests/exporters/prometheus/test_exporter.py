@@ -136,7 +136,7 @@ def test_a_port_in_use_is_said_once_and_everything_else_goes_on(
         taken.listen()
         port = taken.getsockname()[1]
         view = live_view(Config(export="prometheus", prometheus_port=port))
-        (collector,) = view(metadata(), tmp_path, Recorder(list), lambda: None)
+        (collector,) = view(metadata(), tmp_path, Recorder(list), lambda: None, str)
         collector.close()
 
     assert len(caplog.records) == 1

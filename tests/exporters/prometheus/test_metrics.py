@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -95,6 +96,9 @@ def test_two_steps_are_added_up() -> None:
         "commtrace_overhead_seconds_total": 0.125,
         "commtrace_communications_in_flight": 0,
         "commtrace_hung": 0,
+        f"commtrace_run_info{{attempt=0,directory={Path('run').absolute()},version=}}": 1,
+        "commtrace_open_phase{phase=checkpoint}": 0,
+        "commtrace_open_phase{phase=evaluation}": 0,
         "commtrace_clock_offset_seconds": pytest.approx(2e-6),
         "commtrace_clock_residual_seconds": pytest.approx(40e-9),
     }

@@ -1,9 +1,9 @@
-"""Trains on 4 ranks, none of them slowed, for half an hour, and reads what the monitor said of them: false alarms.
+"""Trains on some ranks, none of them slowed, for half an hour, and reads what the monitor said of them: false alarms.
 
     python bench/monitor_clean.py                       # 30 minutes, default windows
-    python bench/monitor_clean.py --minutes 5 --keep clean-run
+    python bench/monitor_clean.py --minutes 5 --ranks 8 --keep clean-run
 
-A step computes a little and mostly sleeps, so that the four ranks together need a small part of two cores. Every rank
+A step computes a little and mostly sleeps, so that four ranks together need a small part of two cores. Every rank
 notes with a clock of its own, not with commtrace's spans, how long it worked in each step. An alarm is *honest* when
 these notes say as well that the rank worked longer than the others in the windows before it, by the limits that the
 monitor promises; otherwise it is *false*. On a machine with other work to do, a rank can really be slow.
@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-RANKS: Final = 4
 SLEEP_SECONDS: Final = 0.06
 SHARE_OF_STEP: Final = 0.05
 LEAST_SECONDS: Final = 0.001
@@ -99,11 +98,11 @@ def is_honest(event: Mapping[str, Any], notes: Mapping[int, Sequence[Note]], win
     return over > max(SHARE_OF_STEP * step, LEAST_SECONDS)
 
 
-def report(folder: Path, minutes: float, window_seconds: float) -> int:
+def report(folder: Path, ranks: int, minutes: float, window_seconds: float) -> int:
     """Print what was said; 1 if some of it was false."""
     notes = {
         rank: [Note(*json.loads(line)) for line in (folder / f"rank-{rank}.jsonl").read_text().splitlines()]
-        for rank in range(RANKS)
+        for rank in range(ranks)
     }
     status = json.loads((folder / "run" / "monitor.json").read_text())
     told = folder / "run" / "monitor.jsonl"
@@ -111,7 +110,7 @@ def report(folder: Path, minutes: float, window_seconds: float) -> int:
     alarms = [event for event in events if event["kind"] != "recovered"]
     steps = [note.seconds for note in notes[0]]
     print(
-        f"{minutes:g} minutes, {RANKS} ranks, windows of {window_seconds:g} s; {len(steps)} steps, median "
+        f"{minutes:g} minutes, {ranks} ranks, windows of {window_seconds:g} s; {len(steps)} steps, median "
         f"{1e3 * statistics.median(steps):.1f} ms; load {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores"
     )
     print(f"the monitor heard {status['ranks_heard']} ranks, last step {status['last_step']}")
@@ -121,13 +120,14 @@ def report(folder: Path, minutes: float, window_seconds: float) -> int:
         false += not honest
         print(f"{'honest' if honest else 'FALSE'}: {event['sentence']}")
     print(f"alarms: {len(alarms)}, false: {false}")
-    return 1 if false or status["ranks_heard"] < RANKS else 0
+    return 1 if false or status["ranks_heard"] < ranks else 0
 
 
 def main() -> int:
     """Run the job, print what the monitor said; 1 after a false alarm."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--window", type=float, default=4.0, help="seconds; what COMMTRACE_MONITOR_SECONDS is")
     parser.add_argument("--keep", type=Path, help="a new directory for the run and the notes")
     options = parser.parse_args()
@@ -141,14 +141,14 @@ def main() -> int:
             "COMMTRACE_EXPORT": "monitor",
             "COMMTRACE_MONITOR_SECONDS": str(options.window),
         }
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
         subprocess.run(
             [*command, __file__, "--train", str(folder), str(60 * options.minutes)],
             env=environment,
             timeout=60 * options.minutes + 300,
             check=True,
         )
-        return report(folder, options.minutes, options.window)
+        return report(folder, options.ranks, options.minutes, options.window)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Rewrites a segment that is complete: many small batches become a few large ones, at about a third of the bytes.
+"""Rewrites a segment that is complete: many small batches become a few large ones, at about a quarter of the bytes.
 
 A batch every half second makes a crash cheap and compresses badly: a hundred rows bring the headers of twenty-one
-columns along. Once a segment has ended nothing can be lost any more, and its rows go into batches of many thousand.
-Rows, their order and the header stay as they are, so a reader that holds the old file and one that opens the new one
-see the same.
+columns along, and for so few rows only lz4 is quick. Once a segment has ended nothing can be lost any more, and its
+rows go into batches of many thousand, with zstd. Rows, their order and the header stay as they are, so a reader that
+holds the old file and one that opens the new one see the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_ROWS: Final = 500_000
 """A larger segment is left as it is: rewriting it would keep the harvester from its work for too long."""
 
 LARGE_BATCH: Final = 2_048
-"""Batches of so many rows, on average, gain too little to be written again."""
+"""Batches of so many rows, on average, gain too little to be written again, if they are compressed with zstd."""
 
 SUFFIX: Final = ".compacting"
 """Of the file that is being made, beside the one that it will replace."""
@@ -32,9 +32,10 @@ _READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
 _WRITE_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 6), use_threads=False)
 
 
-def is_worthwhile(num_batches: int, num_rows: int) -> bool:
-    """Whether a segment of so many batches and rows is to be compacted."""
-    return num_batches > 1 and num_rows <= MOST_ROWS and num_rows < num_batches * LARGE_BATCH
+def is_worthwhile(num_batches: int, num_rows: int, is_dense: bool) -> bool:
+    """Whether a segment of so many batches and rows is to be compacted. ``is_dense``: with zstd it was written."""
+    has_small_batches = num_rows < num_batches * LARGE_BATCH
+    return num_batches > 1 and num_rows <= MOST_ROWS and (has_small_batches or not is_dense)
 
 
 def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:

@@ -32,8 +32,14 @@ Row = tuple[Any, ...]
 SEGMENT_PATTERN: Final = re.compile(r"^spans-(\d+)\.arrows$")
 RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
 
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
-"""Threads would only add some to the training process: batches are small."""
+# Threads would only add some to the training process: batches are small.
+_QUICK = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+"""For small batches: zstd needs four to eight times as long for them, most of it to set itself up for each column. They
+are compacted when their segment is complete, which then takes a fifth of the time as well."""
+_DENSE = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+"""For batches that are large enough to stay as they are."""
+_BATCHES_SEEN: Final = 8
+"""After so many it is known whether the batches of a rank are large."""
 _CLOSED_VOCABULARIES: Final = {
     "kind": pa.array(schema.KINDS), "lane": pa.array(schema.LANES), "timing": pa.array(schema.TIMINGS),
 }  # fmt: skip
@@ -56,6 +62,7 @@ class _Complete(NamedTuple):
     path: Path
     num_batches: int
     num_rows: int
+    is_dense: bool
 
 
 class SegmentWriter:
@@ -92,6 +99,7 @@ class SegmentWriter:
         self._words: dict[str, _Vocabulary] = {"name": _Vocabulary(pa.int32()), "dtype": _Vocabulary(pa.int8())}
         self._path = self.directory
         self._num_batches = self._num_rows = 0
+        self._is_dense = False
         self._complete: _Complete | None = None
         self._lasting: dict[Row, None] = {}
         self._latest: dict[str, Row] = {}
@@ -129,6 +137,7 @@ class SegmentWriter:
         while len(spans):
             if self._stream is None:
                 inside = spans.step[spans.step >= 0]
+                self._is_dense = True
                 self._open(int(inside.min()) if len(inside) else self._first_step)
                 before = [*self._lasting, *before]
             count = int(np.searchsorted(spans.step, self._first_step + self._steps_per_segment))
@@ -145,8 +154,19 @@ class SegmentWriter:
         self._write_batch(self._batch(rows))
         self._last_step = max(self._last_step, max(row[_STEP_COLUMN] for row in rows))
         self._remember([row for row in rows if row[0] == schema.MARK])
-        if 0 < self._bytes_per_segment < self._file.tell():
+        if 0 < self._bytes_per_segment < self._file.tell() or self._is_to_be_compacted(len(rows)):
             self._end_segment()
+
+    def _is_to_be_compacted(self, next_rows: int) -> bool:
+        """Whether the segment must end now, before ``next_rows`` more, because it is compressed for small batches only:
+        it would get too long to be written again, or has large ones."""
+        if self._is_dense:
+            return False
+        has_large = self._num_batches >= _BATCHES_SEEN and self._has_large_batches()
+        return has_large or self._num_rows + next_rows > compaction.MOST_ROWS
+
+    def _has_large_batches(self) -> bool:
+        return self._num_rows >= max(self._num_batches, 1) * compaction.LARGE_BATCH
 
     def _write_batch(self, batch: pa.RecordBatch) -> None:
         try:
@@ -182,11 +202,12 @@ class SegmentWriter:
             finally:
                 file.close()
             self._discards.closed(self._path, self._first_step, self._last_step)
-            self._complete = _Complete(self._path, self._num_batches, self._num_rows)
+            self._complete = _Complete(self._path, self._num_batches, self._num_rows, self._is_dense)
+            self._is_dense = self._has_large_batches()
 
     def _compact(self, *, sync: bool) -> None:
         segment, self._complete = self._complete, None
-        if segment is None or not compaction.is_worthwhile(segment.num_batches, segment.num_rows):
+        if segment is None or not compaction.is_worthwhile(*segment[1:]):
             return
         if compaction.compact(segment.path, segment.num_rows, sync=sync):
             self._discards.rewritten(segment.path)
@@ -198,9 +219,10 @@ class SegmentWriter:
         self._num_batches = self._num_rows = 0
         metadata = {schema.METADATA_KEY: self._metadata.to_json(), b"commtrace.format": str(schema.FORMAT_VERSION)}
         metadata[b"commtrace.first_step"] = str(first_step)
+        options = _DENSE if self._is_dense else _QUICK
         self._file = pa.OSFile(str(self._path), "wb")
         try:
-            self._stream = pa.ipc.new_stream(self._file, schema.SCHEMA.with_metadata(metadata), options=_OPTIONS)
+            self._stream = pa.ipc.new_stream(self._file, schema.SCHEMA.with_metadata(metadata), options=options)
         except (OSError, pa.ArrowException):
             self._abandon()
             raise

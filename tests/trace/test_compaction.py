@@ -76,17 +76,69 @@ def test_batches_are_merged_up_to_a_size_that_bounds_memory(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("batches", "rows", "worthwhile"),
+    ("batches", "rows", "is_dense", "worthwhile"),
     [
-        (1, 100, False),
-        (2, 100, True),
-        (100, 100 * compaction.LARGE_BATCH, False),
-        (100, 100 * compaction.LARGE_BATCH - 1, True),
-        (10_000, compaction.MOST_ROWS + 1, False),
+        (1, 100, False, False),
+        (2, 100, False, True),
+        (2, 100, True, True),
+        (100, 100 * compaction.LARGE_BATCH, True, False),
+        (100, 100 * compaction.LARGE_BATCH, False, True),
+        (100, 100 * compaction.LARGE_BATCH - 1, True, True),
+        (10_000, compaction.MOST_ROWS + 1, False, False),
     ],
 )
-def test_what_has_large_batches_or_takes_too_long_stays(batches: int, rows: int, worthwhile: bool) -> None:
-    assert compaction.is_worthwhile(batches, rows) == worthwhile
+def test_what_is_dense_already_or_takes_too_long_stays(
+    batches: int, rows: int, is_dense: bool, worthwhile: bool
+) -> None:
+    assert compaction.is_worthwhile(batches, rows, is_dense) == worthwhile
+
+
+LZ4, ZSTD = b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
+"""How a frame of each begins."""
+
+
+def compressions(directory: Path) -> list[str]:
+    """Of each segment, oldest first."""
+    found = []
+    for path in sorted(directory.iterdir()):
+        content = path.read_bytes()
+        found.append("lz4" * (LZ4 in content) + "zstd" * (ZSTD in content))
+    return found
+
+
+def test_small_batches_are_compressed_quickly_and_well_once_they_are_compacted(tmp_path: Path) -> None:
+    writer = written(tmp_path, 12, steps_per_segment=5)
+
+    assert compressions(writer.directory) == ["zstd", "zstd", "lz4"]
+    writer.close()
+    assert compressions(writer.directory) == ["zstd", "zstd", "zstd"]
+
+
+def test_a_rank_with_large_batches_has_them_compressed_well_from_its_second_segment_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "LARGE_BATCH", 10)
+    writer = SegmentWriter(tmp_path, metadata())
+    for step in range(8):
+        assert compressions(writer.directory) == ["lz4"] * (step > 0)
+        writer.write([row(step=step, id=step * 10 + i) for i in range(10)])
+    for step in range(8, 10):
+        writer.write([row(step=step, id=step * 10 + i) for i in range(10)])
+    assert compressions(writer.directory) == ["zstd", "zstd"]
+    assert [content(path)[0] for path in sorted(writer.directory.iterdir())] == [[80], [10, 10]]
+    writer.close()
+
+    assert load_run(tmp_path).ranks[0].spans.id.tolist() == list(range(100))
+
+
+def test_a_segment_ends_before_it_is_too_long_to_be_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "MOST_ROWS", 55)
+    writer = written(tmp_path, 12)
+    writer.close()
+
+    assert [sum(content(path)[0]) for path in sorted(writer.directory.iterdir())] == [51, 51, 21]
+    spans = load_run(tmp_path).ranks[0].spans
+    assert spans.step[spans.kind == schema.STEP].tolist() == list(range(12))
 
 
 def test_a_full_disk_leaves_the_segment_and_is_no_error(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ Enough for whoever replays a run; :mod:`commtrace.analysis.chain` goes on to whe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from commtrace.analysis.align import Alignment, align, apply
 from commtrace.analysis.match import Matches, match
 from commtrace.analysis.roles import Roles, find_roles, select_roles
+from commtrace.analysis.side_by_side import beside
 from commtrace.analysis.step_choice import (
     WHOLE_RECORDING,
     StepChoice,
@@ -40,13 +42,6 @@ class Context:
     matches: Matches
     roles: Roles
     steps: tuple[int, ...]
-
-    @classmethod
-    def of(cls, run: Run, matches: Matches, choice: StepChoice) -> Context:
-        if set(choice.ranks) != set(run.ranks):
-            run = replace(run, ranks={rank: run.ranks[rank] for rank in choice.ranks})
-            matches = replace(matches, ranks={rank: matches.ranks[rank] for rank in choice.ranks})
-        return cls(run, matches, find_roles(run), choice.used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,22 @@ def match_run(source: str | Path | Run, steps: str | None = None) -> Matched:
     alignment = align(window.context)
     aligned = apply(whole_recording_as_step(window.context) if whole else window.context, alignment)
     wanted = replace(choice, used=WHOLE_RECORDING) if whole else choice
-    all_matches = match(aligned, clocks_agree=alignment.refused is None)
+    counted = _of_ranks(aligned, choice.ranks)
+    # What a communication is for does not depend on who took part in it.
+    with beside(find_roles, counted) as roles:
+        all_matches = match(aligned, clocks_agree=alignment.refused is None)
+        context = Context(counted, _matches_of(all_matches, choice.ranks), roles(), wanted.used)
     rows = rows_of_steps(aligned, wanted)
     run, matches = select(aligned, all_matches, rows)
-    return Matched(window.recorded, run, alignment, choice, matches, rows, Context.of(aligned, all_matches, wanted))
+    return Matched(window.recorded, run, alignment, choice, matches, rows, context)
+
+
+def _of_ranks(run: Run, ranks: Sequence[int]) -> Run:
+    """The run itself where these are all of its ranks."""
+    return run if set(ranks) == set(run.ranks) else replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
+
+
+def _matches_of(matches: Matches, ranks: Sequence[int]) -> Matches:
+    if set(ranks) == set(matches.ranks):
+        return matches
+    return replace(matches, ranks={rank: matches.ranks[rank] for rank in ranks})

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
+from commtrace.analysis.side_by_side import beside
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.unmatched import roles_of_one_rank, unmatched_roles
@@ -51,9 +51,8 @@ def summarise(source: str | Path | Run, steps: str | None = None, workers: StepW
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
     matched = match_run(source, steps)
-    # What needs no replay, and the replay: two halves of the work that do not wait for each other.
-    with ThreadPoolExecutor(1) as beside:
-        replay = beside.submit(_replay, matched, workers)
+    # The replay, and what needs none: two halves of the work that do not wait for each other.
+    with beside(_replay, matched, workers) as replay:
         return _summary(analysis_of(matched), replay, is_whole=steps is None)
 
 
@@ -67,14 +66,14 @@ def summarise_analysis(
         workers: as of :func:`summarise`.
         is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
     """
-    with ThreadPoolExecutor(1) as beside:
-        return _summary(analysis, beside.submit(_replay, analysis, workers), is_whole=is_whole)
+    with beside(_replay, analysis, workers) as replay:
+        return _summary(analysis, replay, is_whole=is_whole)
 
 
-def _summary(analysis: Analysis, replay: Future[_Replayed], *, is_whole: bool) -> dict[str, Any]:
+def _summary(analysis: Analysis, replay: Callable[[], _Replayed], *, is_whole: bool) -> dict[str, Any]:
     tables = _tables(analysis, is_whole)
     ranks = rank_means(analysis.run, analysis.partition, analysis.matches)
-    pipeline, findings = replay.result()
+    pipeline, findings = replay()
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
@@ -130,8 +129,9 @@ def _replay(matched: Matched | Analysis, workers: StepWorkers | None) -> _Replay
     if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return _Replayed(None, None)
     program = _program(run, matches, workers)
-    pipeline = reconstruct_pipeline(run, matches, program, roles=matched.roles)
-    return _Replayed(pipeline.to_json() if pipeline else None, find_stragglers(run, matches, program=program))
+    with beside(find_stragglers, run, matches, program=program) as findings:
+        pipeline = reconstruct_pipeline(run, matches, program, roles=matched.roles)
+        return _Replayed(pipeline.to_json() if pipeline else None, findings())
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

@@ -19,6 +19,7 @@ from commtrace.analysis.rank_words import ranges, ranges_in_words
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
+from commtrace.analysis.side_by_side import beside
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
@@ -92,9 +93,11 @@ def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
         program = build_program(matched.run, matched.matches, workers)
     except ReplayError as error:
         raise CommtraceError(f"{run}: the steps cannot be replayed: {error}") from error
-    findings = find_stragglers(matched.run, matched.matches, program=program)
+    with beside(find_stragglers, matched.run, matched.matches, program=program) as stragglers:
+        slowdown = _what_if(matched, program)
+        findings = stragglers()
     return {
-        **_what_if(matched, program).to_json(),
+        **slowdown.to_json(),
         "steps": len(program.steps),
         "on_gpu": on_gpu(matched.run),
         "verdicts": [verdict.to_json() for verdict in findings.verdicts],

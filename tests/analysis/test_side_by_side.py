@@ -1,0 +1,98 @@
+"""Things done at once: never on more cores than there are, in order, and each of them once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from commtrace.analysis import side_by_side as module
+from commtrace.analysis.side_by_side import beside, side_by_side
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture(params=[0, 1, 3])
+def helpers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """So many cores are free, besides the one that the test runs on; in the end they are free again."""
+    free = threading.Semaphore(request.param)
+    monkeypatch.setattr(module, "_free_cores", free)
+    yield request.param
+    assert free._value == request.param
+
+
+def test_results_are_in_the_order_of_the_arguments(helpers: int) -> None:
+    assert side_by_side(divmod, [(number, 7) for number in range(50)]) == [divmod(number, 7) for number in range(50)]
+
+
+def test_nothing_to_do_is_done(helpers: int) -> None:
+    assert side_by_side(abs, []) == []
+
+
+@pytest.mark.parametrize("helpers", [3], indirect=True)
+def test_as_many_run_at_once_as_there_are_cores(helpers: int) -> None:
+    all_of_them = threading.Barrier(helpers + 1)
+
+    assert len(set(side_by_side(all_of_them.wait, [(TIMEOUT_S,)] * (helpers + 1)))) == helpers + 1
+
+
+def test_within_one_another_they_take_no_more_cores(helpers: int) -> None:
+    threads = set[int]()
+
+    def leaf(_: int) -> int:
+        threads.add(threading.get_ident())
+        return threading.active_count()
+
+    def inner(_: int) -> int:
+        return max(side_by_side(leaf, [(number,) for number in range(8)]))
+
+    before = threading.active_count()
+    assert max(side_by_side(inner, [(number,) for number in range(8)])) <= before + helpers
+
+
+def test_the_error_of_the_first_call_that_failed_is_raised(helpers: int) -> None:
+    done = []
+
+    def fail_from(number: int) -> None:
+        done.append(number)
+        if number:
+            raise ValueError(f"call {number}")
+
+    with pytest.raises(ValueError, match="call 1"):
+        side_by_side(fail_from, [(number,) for number in range(100)])
+    assert len(done) < 100
+
+
+def test_beside_a_block_something_is_worked_out(helpers: int) -> None:
+    with beside(pow, 2, 10) as power:
+        assert power() == 1024
+        assert power() == 1024
+
+
+def test_its_error_is_that_of_whoever_asks(helpers: int) -> None:
+    with pytest.raises(ZeroDivisionError), beside(divmod, 1, 0) as result:
+        result()
+
+
+@pytest.mark.parametrize("helpers", [1], indirect=True)
+def test_whoever_waits_lends_its_core(helpers: int) -> None:
+    both, deadline = threading.Barrier(2), time.monotonic() + TIMEOUT_S
+
+    def call(number: int) -> int:
+        if number:
+            return both.wait(TIMEOUT_S)
+        while not module._free_cores._value:  # the other thread is not yet waiting
+            assert time.monotonic() < deadline
+        return -1
+
+    with beside(side_by_side, call, [(0,), (1,), (2,)]) as result:
+        assert sorted(result()) == [-1, 0, 1]
+
+
+def test_an_error_of_the_block_waits_for_what_is_beside_it(helpers: int) -> None:
+    done = []
+    with pytest.raises(KeyError), beside(done.append, 1):
+        raise KeyError
+    assert done == [1] * bool(helpers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -48,7 +48,7 @@ def doing(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[in
             {"kind": span["kind"], "name": span["name"], "for_ns": _age(trace, span["since"])}
             for span in (trace.activity.get("open", ()) if now else ())
         ],
-        "at": next((frame for frame in frames if not any(part in frame for part in _LIBRARIES)), None),
+        "at": own_frame(frames),
         "frames": frames,
         "last": _last_span(run, trace, groups),
         "in_flight": [
@@ -66,6 +66,11 @@ def doing(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[in
             for one in arrivals.in_flight[:_MOST_IN_FLIGHT]
         ],
     }
+
+
+def own_frame(frames: Sequence[str]) -> str | None:
+    """The innermost frame that is not a library's, as ``file:line function``."""
+    return next((frame for frame in frames if not any(part in frame for part in _LIBRARIES)), None)
 
 
 def _age(trace: RankTrace, since: int | None) -> int | None:

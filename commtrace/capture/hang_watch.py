@@ -22,6 +22,7 @@ from commtrace.capture.activity import Activity
 from commtrace.capture.clock import now_ns
 from commtrace.capture.records import Launch
 from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.writer import rank_directory
 
@@ -40,6 +41,9 @@ _FEWEST_STEPS: Final = 3
 _STEPS_KEPT: Final = 64
 _SLOW_KINDS: Final = ("checkpoint", "evaluation")
 _MOST_FRAMES: Final = 64
+_WORK: Final = (
+    schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.MODULE, schema.OPTIMIZER, schema.DATA, schema.EVALUATION,
+)  # fmt: skip
 
 
 class HangWatch:
@@ -106,7 +110,7 @@ class HangWatch:
         """One look: what :attr:`report` says follows from it."""
         now = self._now()
         self._learn_step(now)
-        progress = self._activity.progress()
+        progress = (self._activity.progress(), self._work_recorded())
         if progress != self._progress:
             self._progress, self._moved_at = progress, now
             if self.report is not None:
@@ -141,6 +145,14 @@ class HangWatch:
 
         limit = max(self._least_ns, TIMES_MEDIAN * statistics.median(self._step_ns))
         return limit * BEFORE_STEPS if self.slow_phase() else limit
+
+    def _work_recorded(self) -> int:
+        """How many phases have ended so far: an evaluation or a data loader may go on for long without communication.
+
+        As of the harvester's last pass; where that is stuck, this does not change, and hides nothing.
+        """
+        captured = self._tracer.recorder.captured
+        return sum(captured[kind] for kind in _WORK)
 
     @property
     def _rank(self) -> int:

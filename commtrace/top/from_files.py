@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from commtrace.analysis.arrivals import says_now
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.endings import ENDED, SILENT, STOPPED, Alive, Ending, find_endings, wall_clock_ns
 from commtrace.analysis.match import Matches
@@ -37,9 +38,13 @@ _STEPS_BEFORE_STALLED: Final = 10
 _LEAST_BEFORE_STALLED_NS: Final = 5_000_000_000
 """A job whose steps take this many times as long as ever, and this long, stands still."""
 
+_NOT_SEEN: Final = "Not, or no longer, in the steps shown."
 HOST: Final = "host"
 _NO_RANK: Final = ("stage_imbalance", "sequence_length_imbalance")
 """Causes that are nobody's: the rank that goes with them is an example."""
+
+_PAUSES: Final = {"checkpoint": "a checkpoint is saved or loaded", "evaluation": "evaluation"}
+"""Phases in which no step ends."""
 
 _OLD_MONITOR_SECONDS: Final = 60.0
 _RANKS_WITH_ALL_STEPS: Final = 256
@@ -145,7 +150,11 @@ def make_frame(
         before_ns=_median(before) if len(before) > last else None,
         before=f"{len(before)} steps of rank {min(run.ranks)}, from all over the run" if len(before) > last else "",
         ranks=tuple(rows),
-        stragglers=_each_once([*_told_by_monitor(monitor, now_ns)], [*_told_by_steps(findings)]),
+        stragglers=_each_once(
+            [*_told_by_monitor(monitor, now_ns)],
+            [*_told_by_steps(findings)],
+            judged=analysis is not None and not findings.abstentions,
+        ),
         abstentions=findings.abstentions,
         notes=tuple(_notes(run, rows, endings, steps, analysis, step_ns or _median(before), now_ns, monitor)),
     )
@@ -265,8 +274,14 @@ def _told_by_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Iterator
         )
 
 
-def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow]) -> tuple[Slow, ...]:
-    """The monitor's findings first. Whom the steps shown name as well is told once, by their closer comparison."""
+def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: bool) -> tuple[Slow, ...]:
+    """The monitor's findings first. Whom the steps shown name as well is told once, by their closer comparison.
+
+    Args:
+        by_monitor, by_steps: dearest first.
+        judged: whether the steps were looked at: the monitor takes two windows to clear somebody, and a job that stands
+            still shows it none.
+    """
     rest = list(by_steps)
     first = []
     for one in by_monitor:
@@ -274,6 +289,8 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow]) -> tuple[Sl
         if closer is not None:
             rest.remove(closer)
             one = replace(closer, told_by=BOTH, since=one.since)
+        elif judged:
+            one = replace(one, evidence=f"{one.evidence} {_NOT_SEEN}")
         first.append(one)
     return (*first, *rest)
 
@@ -305,10 +322,10 @@ def _notes(
     else:
         stalled = _stalled_ns(run, rows, endings, step_ns, now_ns)
         if stalled is not None:
-            yield (
-                f"NO STEP has ended for {seconds_in_words(stalled)}"
-                f"{f' (a step takes {seconds_in_words(step_ns)})' if step_ns else ''}: commtrace doctor {run.path}"
-            )
+            usual = f" (a step takes {seconds_in_words(step_ns)})" if step_ns else ""
+            pauses = _pauses(run)
+            words, why = ("No step", pauses) if pauses else ("NO STEP", f"commtrace doctor {run.path}")
+            yield f"{words} has ended for {seconds_in_words(stalled)}{usual}: {why}"
     if steps is None:
         yield "No step has ended on all ranks yet, or nothing marks steps: with commtrace.step(i): …"
     elif analysis is None:
@@ -324,6 +341,17 @@ def _notes(
     if monitor is not None and now_ns / 1e9 - float(monitor.get("time", 0.0)) > _OLD_MONITOR_SECONDS:
         yield f"The monitor last spoke {seconds_in_words(int(now_ns - 1e9 * float(monitor.get('time', 0.0))))} ago."
     yield from run.problems
+
+
+def _pauses(run: Run) -> str:
+    """Which ranks are in what, where that is a reason for no step to end; empty if there is none."""
+    ranks: dict[str, list[int]] = {}
+    for rank, trace in run.ranks.items():
+        open_kinds = {span["kind"] for span in trace.activity.get("open", ())} if says_now(trace) else set()
+        for kind, words in _PAUSES.items():
+            if kind in open_kinds:
+                ranks.setdefault(words, []).append(rank)
+    return ", ".join(f"{words} on {ranks_in_words(own)}" for words, own in ranks.items())
 
 
 def _stalled_ns(

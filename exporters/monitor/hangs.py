@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commtrace.analysis.doctor import examine
+from commtrace.analysis.doing import own_frame
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.board import Board
 from commtrace.live.watch import LiveEvent
@@ -35,11 +36,15 @@ class Word(NamedTuple):
     Attributes:
         phase: what it is in in which no step ends, see :class:`commtrace.live.window.WindowReport`; else empty.
         at: epoch seconds.
+        ended: it was the last one, as the rank has ended in order.
     """
 
     phase: str
     at: float
+    ended: bool = False
 
+
+_MOST_PLACES = 3
 
 NOBODY: Mapping[int, Word] = {}
 
@@ -69,6 +74,7 @@ def hang_event(
     now: float,
     unreadable: Sequence[int] = (),
     reporting: Collection[int] = (),
+    ended: Collection[int] = (),
 ) -> LiveEvent:
     """What the reports of the ranks, put together, say: the same analysis that reads the files of a hung job.
 
@@ -78,12 +84,14 @@ def hang_event(
         now: epoch seconds.
         unreadable: ranks that have said something that is not understood; they are not silent.
         reporting: ranks whose windows still come: those that say nothing of a hang go on.
+        ended: ranks that have ended in order.
     """
     run = run_of(reports)
     # Every rank that speaks has stood still for longer than is usual: judged like a job that will not go on.
     told = examine(run, now_ns=time.time_ns(), alive=lambda metadata: False)
     others = set(range(world_size)) - set(run.ranks) - set(unreadable)
-    silent, going_on = sorted(others.difference(reporting)), sorted(others.intersection(reporting))
+    gone = sorted(others.intersection(ended))
+    silent, going_on = sorted(others.difference(reporting, gone)), sorted(others.intersection(reporting))
     roots = [root["rank"] for root in told["hang"]["chains"]["roots"]]
     sentences = [
         f"Training has stopped: {len(run.ranks)} of {world_size} ranks say so.",
@@ -92,14 +100,28 @@ def hang_event(
             if silent
             else []
         ),
+        *([f"{ranks_in_words(gone).capitalize()} ended in order."] if gone else []),
         *([f"{ranks_in_words(going_on).capitalize()}: something still moves there."] if going_on else []),
         *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
-        *told["hang"]["sentences"],
+        *(told["hang"]["sentences"] or _places(reports)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
-    rank = next(iter([*roots, *silent, *going_on]), -1)
+    rank = next(iter([*roots, *silent, *going_on, *gone]), -1)
     host = run.ranks[rank].metadata.node if rank in run.ranks else ""
     return LiveEvent(HUNG, now, rank, host, " ".join(sentence.strip() for sentence in sentences))
+
+
+def _places(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where ranks are that stand still, though none waits in a communication for another one."""
+    ranks: dict[str, list[int]] = {}
+    for report in reports:
+        frames = report["activity"]["frames"]
+        place = own_frame(frames) or next(iter(frames), "a place that is not known")
+        ranks.setdefault(place, []).append(report["metadata"]["rank"])
+    return [
+        f"{ranks_in_words(own).capitalize()} in no communication, at {place}."
+        for place, own in sorted(ranks.items(), key=lambda item: -len(item[1]))[:_MOST_PLACES]
+    ]
 
 
 def run_of(reports: Sequence[Mapping[str, Any]]) -> Run:
@@ -159,7 +181,7 @@ class HangJoiner:
         Args:
             board: on which ranks say so.
             now: epoch seconds.
-            words: the last ones of the ranks whose windows still come.
+            words: the last ones of the ranks whose windows still come, and of those that have ended.
 
         Raises:
             BoardError: the store does not answer.
@@ -174,14 +196,17 @@ class HangJoiner:
         self._first_heard = self._first_heard or now
         if any(word.phase for rank, word in words.items() if rank not in told):
             return []
+        ended = [rank for rank, word in words.items() if word.ended]
+        if ended and not any(report["in_flight"] for report in reports.values()):
+            return []  # the job comes to its end, and somebody has something left to do
         news = len(told) > self._told_count
         waited = now - (self._told_at if self._told_count else self._first_heard) >= _GATHER_SECONDS
         if not (news and (waited or len(told) == self._world_size)):
             return []
         self._told_at, self._told_count = now, len(told)
         unreadable = sorted(set(told) - set(reports))
-        reporting = [rank for rank, word in words.items() if word.at > self._first_heard]
-        event = hang_event(list(reports.values()), self._world_size, now, unreadable, reporting)
+        reporting = [rank for rank, word in words.items() if word.at > self._first_heard and not word.ended]
+        event = hang_event(list(reports.values()), self._world_size, now, unreadable, reporting, ended)
         self.sentence = event.sentence
         return [event]
 

@@ -81,12 +81,12 @@ class Joiner:
         return self._tell(events, now) if events else []
 
     def _words(self) -> dict[int, Word]:
-        """The last words of the ranks whose reports still come."""
+        """The last words of the ranks whose reports still come, and of those that have ended."""
         newest = max((report.window for report in self._newest), default=0)
         return {
-            report.rank: Word(report.phase, report.window * self._seconds)
+            report.rank: Word(report.phase, report.window * self._seconds, report.ended)
             for report in self._newest
-            if report.window > newest - SILENT_WINDOWS and not report.ended
+            if report.ended or report.window > newest - SILENT_WINDOWS
         }
 
     def _tell(self, events: list[LiveEvent], now: float) -> list[LiveEvent]:

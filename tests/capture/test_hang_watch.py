@@ -105,6 +105,19 @@ def test_saving_and_evaluating_are_given_more_time(kind: int, tmp_path: Path) ->
     assert watched.watch.report is not None
 
 
+def test_an_evaluation_of_many_short_phases_is_no_hang(tmp_path: Path) -> None:
+    """No step, no communication, no phase that stays open: but batch after batch is evaluated."""
+    watched = Watched(tmp_path)
+    watched.train(10)
+    for _ in range(30):
+        watched.tracer.leave(watched.tracer.enter(schema.EVALUATION, "evaluation"))
+        watched.tracer.recorder.flush()
+        watched.wait(3)
+    assert watched.watch.report is None
+    watched.wait(12)
+    assert watched.watch.report is not None
+
+
 def test_before_three_steps_have_ended_it_is_given_more_time(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.train(3)

@@ -98,6 +98,21 @@ def test_a_rank_that_fell_silent_is_said_first() -> None:
     assert frame.notes[1].startswith("NO STEP has ended for 60 s (a step takes ")
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("checkpoint", "a checkpoint is saved or loaded on rank 1"), ("evaluation", "evaluation on rank 1")],
+)
+def test_a_job_that_saves_or_evaluates_says_why_no_step_ends(kind: str, said: str) -> None:
+    run = two_ranks()
+    now = 60_000 * MS
+    saves = {"open": [{"kind": kind, "name": kind, "since": 30 * MS}], "again_within_ns": 3_000 * MS}
+    ranks = {rank: replace(trace, last_written_ns=now) for rank, trace in run.ranks.items()}
+    ranks[1] = replace(ranks[1], activity=saves, activity_ns=now)
+    frame = make_frame(newest(replace(run, ranks=ranks), 0, 3), 3, EPOCH_NS + now)
+    assert frame.notes[0].startswith("No step has ended for 60 s (a step takes ")
+    assert frame.notes[0].endswith(said)
+
+
 def test_a_dead_process_is_said_to_be_gone() -> None:
     run = two_ranks()
     frame = make_frame(newest(run, 0, 3), 3, EPOCH_NS + 40 * MS, alive=lambda one: one.rank == 0)
@@ -164,6 +179,7 @@ def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
     assert (both.rank, both.cause, both.since) == (2, "compute", 5.0)
     assert (both.told_by, both.evidence[:6]) == ("monitor and the steps shown", "Rank 2")
     assert (other.who, other.told_by) == ("rank 5 on n", "monitor")
+    assert other.evidence == "E. Not, or no longer, in the steps shown."
 
 
 def test_a_monitor_file_that_is_being_written_is_none(tmp_path: Path) -> None:

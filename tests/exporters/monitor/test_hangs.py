@@ -118,6 +118,26 @@ def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
         assert event.rank == 2
 
 
+def test_where_nobody_is_in_a_communication_it_is_said_where_ranks_are() -> None:
+    reports = [report(rank, waits_at=None, launched=5, at=f"train.py:{7 + (rank == 3)} validate") for rank in range(4)]
+    event = hang_event(reports, 4, now=1.0)
+    assert event.sentence == (
+        "Training has stopped: 4 of 4 ranks say so. Ranks 0–2 in no communication, at train.py:7 validate. "
+        "Rank 3 in no communication, at train.py:8 validate."
+    )
+
+
+def test_a_rank_that_works_on_when_the_others_have_ended_does_not_hang_unless_it_waits_for_them() -> None:
+    ended = {rank: Word("", 1.0, ended=True) for rank in (1, 2, 3)}
+    board, joiner = FakeBoard(), HangJoiner(4)
+    board.reports = {0: packed(report(0, waits_at=None, launched=6))}
+    assert [joiner.look(board, now, ended) for now in range(0, 100, 5)] == [[]] * 20  # type: ignore[arg-type]
+    board.reports = {0: packed(report(0, waits_at=5, launched=6))}
+    (event,) = joiner.look(board, 100, ended)  # type: ignore[arg-type]
+    assert "1 of 4 ranks say so. Ranks 1–3 ended in order. Hung at seq 5 of the dp group" in event.sentence
+    assert "No word" not in event.sentence
+
+
 def test_the_next_hang_is_told_as_well() -> None:
     board, joiner = FakeBoard(), HangJoiner(4)
     board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}

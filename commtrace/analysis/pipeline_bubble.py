@@ -16,17 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.ideal import equal_stages, mean_segments, median_transfers
-from commtrace.analysis.match import Matches
+from commtrace.analysis.match import Matches, communications_of
 from commtrace.analysis.replay_program import Program, by_rank, stage_of
 from commtrace.analysis.roles import PIPELINE, Roles, find_roles, is_p2p
 from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
+from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64, Spans
 
@@ -45,6 +46,9 @@ class StageBubble:
         schedule_ns, imbalance_ns, variation_ns, p2p_ns: the causes; None where the run could not be replayed.
         transfer_ns: stalled on pipeline P2P after its last participant had arrived.
         drain_ns: waiting, after its own last backward and until that of the whole pipeline, on anything else.
+        unmatched_ns: stood still on pipeline P2P whose other side was not recorded: it counts as transfer, and what of
+            it is bubble nobody knows.
+        left_out: other ranks of the stage, of which too much is unmatched.
     """
 
     stage: int
@@ -63,11 +67,17 @@ class StageBubble:
     p2p_ns: int | None
     transfer_ns: int
     drain_ns: int
+    unmatched_ns: int = 0
+    left_out: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The fields; causes that are not known are left out."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
-        return {**known, "ranks": list(self.ranks)}
+        return {**known, "ranks": list(self.ranks), "left_out": list(self.left_out)}
+
+
+_FEW: Final = 0.05
+"""Share of a rank's waits for other stages that may be unmatched."""
 
 
 class _Measured(NamedTuple):
@@ -82,6 +92,12 @@ class _Measured(NamedTuple):
     cool_down: float
     transfer: float
     drain: float
+    unmatched: float
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the other sides of nearly all of its waits for other stages were seen."""
+        return self.unmatched <= _FEW * (self.warm_up + self.steady + self.cool_down + self.transfer)
 
 
 def measure_bubbles(
@@ -97,12 +113,7 @@ def measure_bubbles(
     stages: dict[int, list[int]] = {}
     for rank, trace in run.ranks.items():
         stages.setdefault(stage_of(trace), []).append(rank)
-    return [
-        _stage(
-            stage, stages[stage], [measured[rank] for rank in stages[stage]], [steps[r] for r in stages[stage]], causes
-        )
-        for stage in sorted(stages)
-    ]
+    return [_stage(stage, stages[stage], measured, steps, causes) for stage in sorted(stages)]
 
 
 class _Cause(NamedTuple):
@@ -173,7 +184,15 @@ def _measure(
         cool_down=float(wait[cool_down].sum()),
         transfer=float((spans.end - spans.start - wait)[between].sum()),
         drain=float(np.maximum(drain, 0).sum()),
+        unmatched=_unmatched_ns(trace, matches, np.flatnonzero(between)),
     )
+
+
+def _unmatched_ns(trace: RankTrace, matches: Matches, stalls: Int64) -> float:
+    """Of these stalls, the time in those on messages whose other side was not seen."""
+    message = communications_of(Block.of_ranks({trace.rank: trace.spans}), stalls)
+    unmatched = stalls[(message < 0) | ~matches.ranks[trace.rank].complete[message]]
+    return float((trace.spans.end[unmatched] - trace.spans.start[unmatched]).sum())
 
 
 def _in_recorded_step(spans: Spans) -> Bool:
@@ -243,10 +262,17 @@ def _phase_ns(trace: RankTrace, kind: int, stalled: Bool) -> Int64:
 
 
 def _stage(
-    stage: int, ranks: list[int], measured: list[_Measured], steps: list[int], causes: dict[int, _Cause]
+    stage: int,
+    recorded: list[int],
+    measured: Mapping[int, _Measured],
+    steps: Mapping[int, int],
+    causes: Mapping[int, _Cause],
 ) -> StageBubble:
+    """The mean over the ranks of which it is known what they waited for; over all of them, if it is of none."""
+    ranks = [rank for rank in recorded if measured[rank].is_known] or recorded
+
     def mean(name: str) -> float:
-        return float(np.mean([getattr(own, name) / count for own, count in zip(measured, steps, strict=True)]))
+        return float(np.mean([getattr(measured[rank], name) / steps[rank] for rank in ranks]))
 
     phases = {name: round(mean(name)) for name in ("warm_up", "steady", "cool_down")}
     bubble = sum(phases.values())
@@ -255,8 +281,8 @@ def _stage(
     return StageBubble(
         stage=stage,
         ranks=tuple(ranks),
-        forward_ns=round(float(np.mean([own.forward for own in measured]))),
-        backward_ns=round(float(np.mean([own.backward for own in measured]))),
+        forward_ns=round(float(np.mean([measured[rank].forward for rank in ranks]))),
+        backward_ns=round(float(np.mean([measured[rank].backward for rank in ranks]))),
         work_ns=round(mean("work")),
         wall_ns=round(mean("wall")),
         bubble_ns=bubble,
@@ -269,6 +295,8 @@ def _stage(
         p2p_ns=p2p,
         transfer_ns=round(mean("transfer")),
         drain_ns=round(mean("drain")),
+        unmatched_ns=round(mean("unmatched")),
+        left_out=tuple(rank for rank in recorded if rank not in ranks),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,8 @@ class RankMean:
         hidden_ns: communication in flight while the lane did not stand still for any.
         wait_ns: summed over communications, the time in flight before the last participant arrived, hidden or not.
         blame_ns: how long the other ranks waited, in all, for communications in which this one arrived last.
+        unmatched_ns: stood still for communications of which not all members were seen: it counts as exposed transfer,
+            and nobody knows what of it was waiting, or bubble.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class RankMean:
     of_state: dict[State, int] = field(default_factory=dict)
     wait_ns: int = 0
     blame_ns: int = 0
+    unmatched_ns: int = 0
 
     def total(self, kind: str) -> int:
         """Time in the states of a kind."""
@@ -86,6 +89,7 @@ class RankMean:
             "hidden_ns": self.hidden_ns,
             "wait_ns": self.wait_ns,
             "blame_ns": self.blame_ns,
+            "unmatched_ns": self.unmatched_ns,
             "exposed_memory_ns": self.total(MEMORY),
             "bubble_ns": self.total(BUBBLE),
             "idle_ns": self.total(IDLE),
@@ -96,15 +100,21 @@ class RankMean:
         }
 
 
-def rank_means(run: Run, partition: Partition, matches: Matches) -> list[RankMean]:
-    """The mean step of every rank that has steps, by rank."""
+def rank_means(
+    run: Run, partition: Partition, matches: Matches, unmatched_ns: Mapping[int, int] | None = None
+) -> list[RankMean]:
+    """The mean step of every rank that has steps, by rank; ``unmatched_ns`` over all of their steps, where known."""
     blame = blame_ns(run, matches)
     bounds = {rank: np.searchsorted(partition.rank, [rank, rank + 1]).tolist() for rank in run.ranks}
-    return [
+    means = (
         _mean_of_rank(run, partition, matches, rank, blame.get(rank, 0), slice(*rows))
         for rank, rows in bounds.items()
         if rows[1] > rows[0]
-    ]
+    )
+    if not unmatched_ns:
+        return list(means)
+    steps = {rank: rows[1] - rows[0] for rank, rows in bounds.items()}
+    return [replace(mean, unmatched_ns=unmatched_ns.get(mean.rank, 0) // steps[mean.rank]) for mean in means]
 
 
 def _mean_of_rank(run: Run, partition: Partition, matches: Matches, rank: int, blame: int, rows: slice) -> RankMean:

@@ -29,10 +29,11 @@ def most_waited_for(bench: Bench, matches: Matches) -> str:
     rank = max(blame, key=lambda one: (blame[one], -one))
     who = f"rank {rank} on {bench.run.ranks[rank].metadata.node}"
     share = blame[rank] / total
+    waiting = "all waiting" if len(bench.run.ranks) == bench.run.world_size else "all waiting among the ranks recorded"
     if share * len(bench.run.ranks) < _STANDS_OUT:
-        return f"No rank is waited for much more than others: for {who}, the most, {share:.1%} of all waiting."
+        return f"No rank is waited for much more than others: for {who}, the most, {share:.1%} of {waiting}."
     return (
-        f"Others waited longest for {who}: {share:.0%} of all waiting, "
+        f"Others waited longest for {who}: {share:.0%} of {waiting}, "
         f"{blame[rank] / len(bench.program.steps) / 1e6:.1f} ms per step summed over those who wait (mean). "
         f"{_why_not(bench, rank)}"
     )

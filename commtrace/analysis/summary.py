@@ -28,7 +28,7 @@ from commtrace.analysis.replay_program import Program
 from commtrace.analysis.side_by_side import beside
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
-from commtrace.analysis.unmatched import roles_of_one_rank, unmatched_roles
+from commtrace.analysis.unmatched import Unmatched, find_unmatched, roles_of_one_rank
 from commtrace.analysis.verdict import verdict
 from commtrace.trace.run import Run
 
@@ -72,7 +72,7 @@ def summarise_analysis(
 
 def _summary(analysis: Analysis, replay: Callable[[], _Replayed], *, is_whole: bool) -> dict[str, Any]:
     tables = _tables(analysis, is_whole)
-    ranks = rank_means(analysis.run, analysis.partition, analysis.matches)
+    ranks = rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks)
     pipeline, findings = replay()
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
@@ -88,19 +88,19 @@ def _summary(analysis: Analysis, replay: Callable[[], _Replayed], *, is_whole: b
         "stragglers": stragglers,
         "abstentions": list(findings.abstentions),
         "coverage": {**tables.coverage.to_json(), "missing": tables.missing},
-        "verdict": verdict(ranks, stragglers, tables.unmatched),
+        "verdict": verdict(ranks, stragglers, tables.unmatched.roles | roles_of_one_rank(tables.communication)),
         "problems": find_problems(analysis, tables.communication),
     }
 
 
 class _Tables(NamedTuple):
-    """What needs no replay; ``unmatched`` says by role why it cannot be told what is waiting."""
+    """What needs no replay."""
 
     communication: list[Communication]
     modules: list[ModuleTime]
     coverage: Coverage
     missing: int | None
-    unmatched: dict[str, str]
+    unmatched: Unmatched
 
 
 def _tables(analysis: Analysis, is_whole: bool) -> _Tables:
@@ -111,7 +111,7 @@ def _tables(analysis: Analysis, is_whole: bool) -> _Tables:
         module_table(context.run, times, context.steps),
         find_coverage(analysis.run, analysis.roles),
         missing_numbers(analysis.recorded) if is_whole else None,
-        unmatched_roles(context, times, analysis.recorded) | roles_of_one_rank(communication),
+        find_unmatched(context, times, analysis.recorded),
     )
 
 

@@ -1,9 +1,9 @@
-"""Roles of which it is not known what was waiting and what was transfer, because members were not seen."""
+"""Ranks and roles of which it is not known what was waiting and what was transfer, because members were not seen."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +23,32 @@ _FEW: Final = 0.05
 _MOST_RANKS_NAMED: Final = 8
 
 
-def unmatched_roles(context: Context, partition: Partition, recorded: Run) -> dict[str, str]:
-    """By role, for those of which more than a few percent of the stalled time is unmatched: a sentence that says why.
+class Unmatched(NamedTuple):
+    """What of the time that lanes stood still cannot be told apart.
+
+    Attributes:
+        roles: by role, for those of which more than a few percent is unmatched: a sentence that says why.
+        ranks: by rank, ns over all steps that it stood still for what was not matched on all members.
+    """
+
+    roles: dict[str, str]
+    ranks: dict[int, int]
+
+
+def find_unmatched(context: Context, partition: Partition, recorded: Run) -> Unmatched:
+    """Of a run that was analysed.
 
     Args:
         context, partition: of the analysis.
         recorded: whatever was loaded: which ranks there are.
     """
-    sums = sum(
-        side_by_side(_stood, [(context, partition, block) for block in context.run.blocks]),
-        np.zeros((2, len(context.roles.words))),
-    )
-    total, unmatched = sums
+    parts = side_by_side(_stood, [(context, partition, block) for block in context.run.blocks])
+    total, unmatched = sum((part.roles for part in parts), np.zeros((2, len(context.roles.words))))
     sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."
-    return {context.roles.words[role]: sentence for role in np.flatnonzero(unmatched > _FEW * total)}
+    return Unmatched(
+        {context.roles.words[role]: sentence for role in np.flatnonzero(unmatched > _FEW * total)},
+        {rank: time for part in parts for rank, time in part.ranks.items() if time},
+    )
 
 
 def roles_of_one_rank(communication: Iterable[Communication]) -> dict[str, str]:
@@ -48,8 +60,14 @@ def roles_of_one_rank(communication: Iterable[Communication]) -> dict[str, str]:
     return {role: sentence for role, found in sizes.items() if found == {1}}
 
 
-def _stood(context: Context, partition: Partition, block: Block) -> npt.NDArray[np.float64]:
-    """Of a block, by role: for how long the lanes stood still, and of that for what was not matched on all members."""
+class _Stood(NamedTuple):
+    """Of a block. By role: how long the lanes stood still, and for what was not matched; by rank: the latter."""
+
+    roles: npt.NDArray[np.float64]
+    ranks: dict[int, int]
+
+
+def _stood(context: Context, partition: Partition, block: Block) -> _Stood:
     stalled_ns = block.together({rank: partition.stalled_ns[rank] for rank in block.ranks})
     complete = block.together({rank: context.matches.ranks[rank].complete for rank in block.ranks})
     role = block.together({rank: context.roles.ranks[rank].role for rank in block.ranks})
@@ -59,7 +77,10 @@ def _stood(context: Context, partition: Partition, block: Block) -> npt.NDArray[
     communication = np.where(is_stall, communications_of(block, stood), stood)
     lacking = ~((communication >= 0) & complete[communication])
     role, time, count = role[stood], stood_ns[stood], len(context.roles.words)
-    return np.stack([np.bincount(role, time, count), np.bincount(role[lacking], time[lacking], count)])
+    roles = np.stack([np.bincount(role, time, count), np.bincount(role[lacking], time[lacking], count)])
+    of_rank = np.searchsorted(block.bounds, stood[lacking], side="right") - 1
+    ranks = np.bincount(of_rank, time[lacking], len(block.ranks)).astype(np.int64)
+    return _Stood(roles.astype(np.float64), dict(zip(block.ranks, ranks.tolist(), strict=True)))
 
 
 def _reason(recorded: Run) -> str:

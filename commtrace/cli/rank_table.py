@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from commtrace.cli.units import milliseconds, share
+from commtrace.cli.units import UNKNOWN, milliseconds, share
 
 Rank = Mapping[str, Any]
 
@@ -25,6 +25,9 @@ _PARTS: Final = {
 }
 _ALWAYS_SHOWN: Final = ("compute", "exposed", "bubble", "other")
 _WORTH_A_COLUMN: Final = 0.001
+_WORTH_A_MARK: Final = 0.005
+"""Share of the step that stood still for communications of which not all members were seen."""
+
 _PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
 
 
@@ -34,6 +37,7 @@ def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, s
     shown = ranks if all_ranks else _extremes(ranks, {one["rank"] for one in summary["stragglers"]})
     parts = [part for part in _PARTS if part in _ALWAYS_SHOWN or _largest_share(ranks, part) >= _WORTH_A_COLUMN]
     gap = " " if len(parts) <= _PARTS_THAT_FIT_ON_ONE_LINE else "\n"
+    communicates = any(row["count"] for row in summary["communication"])
     several_hosts = len(summary["run"]["hosts"]) > 1
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rank", justify="right", no_wrap=True)
@@ -44,14 +48,14 @@ def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, s
         table.add_column(heading, justify="right", no_wrap=True)
     for rank in shown:
         host = [rank["host"]] if several_hosts else []
-        cells = [_cell(rank[_PARTS[part]], rank["wall_ns"], gap) for part in parts]
+        cells = [_cell(rank, part, gap, communicates=communicates) for part in parts]
         table.add_row(
             str(rank["rank"]),
             *host,
             _where(rank, summary["run"]["parallel"]),
             milliseconds(rank["wall_ns"]),
             *cells,
-            milliseconds(rank["hidden_ns"]),
+            milliseconds(rank["hidden_ns"]) if communicates else UNKNOWN,
         )
     return table, _note(ranks, parts, len(ranks) - len(shown))
 
@@ -70,8 +74,14 @@ def _extremes(ranks: Sequence[Rank], named: set[int]) -> Sequence[Rank]:
     return [rank for rank in ranks if rank["rank"] in chosen]
 
 
-def _cell(part_ns: int, wall_ns: int, gap: str) -> str:
-    return f"{milliseconds(part_ns)}{gap}{share(part_ns, wall_ns):>4}"
+def _cell(rank: Rank, part: str, gap: str, *, communicates: bool) -> str:
+    part_ns, wall_ns = rank[_PARTS[part]], rank["wall_ns"]
+    of_communication = part in ("exposed", "bubble")
+    unsure = of_communication and rank["unmatched_ns"] > _WORTH_A_MARK * wall_ns
+    if not part_ns and ((unsure and part == "bubble") or (of_communication and not communicates)):
+        return f"{UNKNOWN}{gap}    "  # nothing of it was recorded, which is not that there was none
+    mark = "*" if unsure else ""
+    return f"{milliseconds(part_ns)}{mark}{gap}{share(part_ns, wall_ns):>4}"
 
 
 def _where(rank: Rank, parallel: Mapping[str, int]) -> str:
@@ -81,6 +91,12 @@ def _where(rank: Rank, parallel: Mapping[str, int]) -> str:
 
 def _note(ranks: Sequence[Rank], shown_parts: Sequence[str], hidden_ranks: int) -> str:
     note = "The parts add up to the step; other is in no span. hidden: communication behind them, not a part."
+    unsure = max(rank["unmatched_ns"] for rank in ranks)
+    if any(rank["unmatched_ns"] > _WORTH_A_MARK * rank["wall_ns"] for rank in ranks):
+        note += (
+            f"\n* up to {milliseconds(unsure)} ms of exposed is on communications whose other members are not known: "
+            "what of it\nis waiting, or bubble, nobody can tell."
+        )
     small = {part: max(rank[key] for rank in ranks) for part, key in _PARTS.items() if part not in shown_parts}
     told = [f"{part} at most {milliseconds(most)} ms" for part, most in small.items() if most]
     if told:

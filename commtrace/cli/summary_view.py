@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.cli.detail_view import detail_lines, print_sums
 from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
 from commtrace.cli.straggler_view import print_stragglers
-from commtrace.cli.units import bandwidth, duration, milliseconds, num_bytes, share
+from commtrace.cli.units import UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share
 
 Summary = Mapping[str, Any]
 
@@ -157,6 +158,7 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
     _print_table(console, "Communication, all ranks and steps", table, note)
 
 
+_FEW: Final = 0.05
 _PHASES: Final = {"warm_up_ns": "warm-up", "steady_ns": "steady", "cool_down_ns": "cool-down"}
 _CAUSES: Final = {"schedule_ns": "schedule", "imbalance_ns": "imbalance", "variation_ns": "variation", "p2p_ns": "P2P"}
 
@@ -165,20 +167,40 @@ def print_pipeline(console: Console, pipeline: Mapping[str, Any] | None) -> None
     """Print the schedule, the stages, and what their bubbles are due to; nothing without a pipeline."""
     if pipeline is None:
         return
-    bubble = pipeline["bubble_fraction_of_total"]
+    bubble, stages = pipeline["bubble_fraction_of_total"], pipeline["per_stage"]
+    unsure = [stage for stage in stages if not _is_known(stage)]
+    at_least = "at least " if unsure else ""
     chunks = f" × {pipeline['chunks']} chunks" if pipeline["chunks"] > 1 else ""
     title = (
         f"Pipeline: {pipeline['schedule']}, {pipeline['stages']} stages{chunks}, {pipeline['microbatches']} "
-        f"microbatches; bubble {share(bubble['measured'])} of the step (ideal {share(bubble['ideal'])})"
+        f"microbatches; bubble {at_least}{share(bubble['measured'])} of the step (ideal {share(bubble['ideal'])})"
     )
     table = _table([])
     columns = {"forward_ns": "forward", "backward_ns": "backward", "bubble_ns": "bubble", **_PHASES}
     for heading in ("stage", *columns.values()):
         table.add_column(heading, justify="right", no_wrap=True)
-    for stage in pipeline["per_stage"]:
-        table.add_row(str(stage["stage"]), *(milliseconds(stage[name]) for name in columns))
-    _print_table(console, title, table, "Mean ms of a forward and a backward; bubble in ms per step, by phase.")
-    _print_bubble_causes(console, pipeline["per_stage"])
+    for stage in stages:
+        table.add_row(str(stage["stage"]), *(_stage_cell(stage, name) for name in columns))
+    note = "Mean ms of a forward and a backward; bubble in ms per step, by phase."
+    left_out = [rank for stage in stages for rank in stage["left_out"]]
+    if left_out:
+        note += f"\nLeft out, because the other side of their messages is not known: {ranks_in_words(left_out)}."
+    if unsure:
+        note += "\n–: the other side of these stages' messages is not known, so what they waited is not either."
+    _print_table(console, title, table, note)
+    if not unsure:
+        _print_bubble_causes(console, stages)
+
+
+def _is_known(stage: Mapping[str, Any]) -> bool:
+    """Whether the stage's waits for others can be told from transfers: with a few exceptions, both sides were seen."""
+    return bool(stage["unmatched_ns"] <= _FEW * (stage["bubble_ns"] + stage["transfer_ns"]))
+
+
+def _stage_cell(stage: Mapping[str, Any], name: str) -> str:
+    if name in ("forward_ns", "backward_ns") or _is_known(stage):
+        return milliseconds(stage[name])
+    return UNKNOWN
 
 
 def _print_bubble_causes(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from commtrace.analysis.pipeline import Pipeline, reconstruct_pipeline
 from commtrace.analysis.pipeline_bubble import _Cause, _Measured, _stage
 from commtrace.analysis.pipeline_schedule import recognise
 from commtrace.analysis.replay import ReplayError
+from commtrace.synth import Job, synthesize
 from commtrace.trace.run import Run
 from tests.analysis.simulated_schedules import Action, gpipe, interleaved, simulate
 from tests.factory import Row, make_run, span
@@ -23,6 +24,30 @@ def pipeline_of(run: Run) -> Pipeline:
     pipeline = reconstruct_pipeline(run, match(run))
     assert pipeline is not None
     return pipeline
+
+
+def test_of_a_stage_only_ranks_count_of_which_it_is_known_what_they_waited_for() -> None:
+    """Rank 2, the other stage of rank 0, was not recorded: rank 0 seems to have waited for nobody."""
+    run = synthesize(Job(pp=2, dp=2, microbatches=4, steps=4, jitter=0.0)).run
+    whole = pipeline_of(run).per_stage
+    without = pipeline_of(replace(run, ranks={rank: trace for rank, trace in run.ranks.items() if rank != 2})).per_stage
+
+    assert [(stage.ranks, stage.left_out) for stage in whole] == [((0, 1), ()), ((2, 3), ())]
+    assert [(stage.ranks, stage.left_out) for stage in without] == [((1,), (0,)), ((3,), ())]
+    for known, part in zip(whole, without, strict=True):
+        assert part.unmatched_ns == 0
+        assert part.bubble_ns == pytest.approx(known.bubble_ns, rel=0.01)
+
+
+def test_where_of_no_rank_of_a_stage_it_is_known_that_is_told() -> None:
+    run = synthesize(Job(pp=2, dp=2, microbatches=4, steps=4, jitter=0.0)).run
+    ends_only = replace(run, ranks={rank: run.ranks[rank] for rank in (0, 3)})
+
+    first, second = pipeline_of(ends_only).per_stage
+
+    assert (first.ranks, first.left_out, first.bubble_ns) == ((0,), (), 0)
+    assert 0 < first.unmatched_ns == first.transfer_ns
+    assert 0 < second.unmatched_ns == second.transfer_ns
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "step_ms"), [(4, 8, 33), (8, 16, 69), (2, 2, 9), (4, 4, 21)])
@@ -222,12 +247,12 @@ def test_a_pipeline_as_json() -> None:
 
 @pytest.mark.parametrize(("without_transfers", "p2p"), [(4 * MS, MS), (9 * MS, 0)])
 def test_transfers_have_no_negative_share_and_the_causes_still_add_up(without_transfers: int, p2p: int) -> None:
-    measured = _Measured(MS, MS, 2 * MS, 10 * MS, 5 * MS, 0, 0, 0, 0)
+    measured = _Measured(MS, MS, 2 * MS, 10 * MS, 5 * MS, 0, 0, 0, 0, 0)
     cause = _Cause(
         steps=1, as_replayed=5 * MS, without_transfers=without_transfers, with_means=3 * MS, with_equal_stages=MS
     )
 
-    stage = _stage(0, [0], [measured], [1], {0: cause})
+    stage = _stage(0, [0], {0: measured}, {0: 1}, {0: cause})
 
     assert stage.p2p_ns == p2p
     causes = (stage.schedule_ns, stage.imbalance_ns, stage.variation_ns, stage.p2p_ns)

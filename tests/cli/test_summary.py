@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.cli.summary_view import print_summary
+from commtrace.synth import Job, synthesize
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, span, stall
 from tests.pipeline_factory import Clock, PipelineJob
@@ -53,6 +54,24 @@ def test_one_rank_is_not_plural() -> None:
     assert printed(run).startswith("Run made-run · 1 rank on node0 ·")
 
 
+def test_what_was_not_recorded_is_not_shown_as_zero() -> None:
+    alone = printed(make_run({0: [span("step", 0, 10 * MS, step=0)]}))
+    assert row(alone, "0") == ["0", "10.0", "0", "0%", "–", "–", "10.0", "100%", "–"]
+
+    whole = synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run
+    without_2 = replace(whole, ranks={rank: trace for rank, trace in whole.ranks.items() if rank != 2})
+    text = printed(without_2)
+    exposed, bubble = row(text, "0", "pp0")[5:7]
+    assert exposed.endswith("*"), "of rank 0 nobody knows what of it was waiting"
+    assert bubble == "–", "so its bubble is not 0"
+    assert "* up to" in text
+    assert "Left out, because the other side of their messages is not known: rank 0." in text
+
+    ends_only = printed(replace(whole, ranks={rank: whole.ranks[rank] for rank in (0, 3)}))
+    assert "bubble at least 0% of the step" in ends_only
+    assert "What the bubble is due to" not in ends_only
+
+
 def test_every_rank_has_its_parts_in_milliseconds_and_per_cent() -> None:
     text = printed(PipelineJob(4, 8, forward_ns=MS, backward_ns=2 * MS).run())
     heading = row(text, "rank")
@@ -70,7 +89,7 @@ def test_parts_that_no_rank_has_are_not_shown_and_those_that_one_has_are() -> No
     ]
     text = printed(make_run({0: rows}))
     assert row(text, "rank")[3:] == ["compute", "exposed", "bubble", "data", "checkpoint", "gc", "other", "hidden"]
-    assert row(text, "0")[1:] == ["10.0", "0", "0", "0", "0.98", "2.00", "0.02", "7.00", "0"]
+    assert row(text, "0")[1:] == ["10.0", "0", "–", "–", "0.98", "2.00", "0.02", "7.00", "–"]
 
 
 def test_parts_too_small_for_a_column_are_told_below_the_table() -> None:
@@ -238,6 +257,9 @@ def test_a_pipeline_is_shown_stage_by_stage_beside_its_ideal() -> None:
                 **dict.fromkeys(("schedule_ns", "imbalance_ns", "variation_ns"), 2 * MS),
                 "p2p_ns": -3 * MS,
                 "bubble_ns": 3 * MS,
+                "transfer_ns": 0,
+                "unmatched_ns": 0,
+                "left_out": [],
                 "stage": stage,
             }
             for stage in (0, 1)

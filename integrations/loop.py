@@ -120,11 +120,12 @@ class TrainingLoop:
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         begin, end = self._unseen_by_dynamo(self._begin_backward), self._unseen_by_dynamo(self._end_backward)
-        failed = self._hooks.failed
+        failed, steps = self._hooks.failed, self._tracer.steps
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            # A backward inside a backward (activation checkpointing, double differentiation) is part of that one.
-            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            # A framework's integration has spans of its own. A backward inside a backward (activation checkpointing,
+            # double differentiation) is part of that one.
+            if torch.compiler.is_compiling() or steps.is_marked_by_framework or torch._C._current_graph_task_id() != -1:
                 return original(*args, **kwargs)
             span: Span | None = None
             try:

@@ -147,7 +147,8 @@ class PhaseCapture:
 
     def _waiting(self, kind: int, name: str) -> Wrap:
         """Makes a function a wait, unless it is called inside another one."""
-        return self._hooks.around(lambda args, kwargs: self._enter_wait(kind, name), self._hooks.end)
+        enter_wait, leave = self._enter_wait, self._tracer.leave
+        return self._hooks.around(lambda args, kwargs: enter_wait(kind, name), lambda span, _: leave(span))
 
     def _enter_wait(self, kind: int, name: str) -> Span | None:
         if self._tracer.open_waits or threading.get_ident() != self._training_thread:

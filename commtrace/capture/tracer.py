@@ -6,6 +6,7 @@ One :class:`Tracer` per process. Integrations tell it about steps, microbatches 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,12 @@ _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.
 
 _WAITING_KINDS = frozenset({schema.DATA, schema.CHECKPOINT})
 
+_COUNTED_KINDS = _WAITING_KINDS | {schema.OPTIMIZER}
+
 _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
+
+_coordinates: Callable[[tuple[int, int, int, int]], Coordinates] = functools.partial(tuple.__new__, Coordinates)
+"""Without the frame of Python that ``Coordinates(…)`` makes."""
 
 
 class Tracer:
@@ -215,17 +221,18 @@ class Tracer:
         outer = self.coordinates
         lane = schema.HOST if kind in _HOST_LANE_KINDS else schema.COMPUTE
         span = Span(kind, name, lane, outer, self.clock, None)
-        self._go_to(
-            Coordinates(
-                outer.step,
-                microbatch if microbatch >= 0 else outer.microbatch,
-                chunk if chunk >= 0 else outer.chunk,
-                stage if stage >= 0 else outer.stage,
+        if microbatch >= 0 or chunk >= 0 or stage >= 0:
+            self.place = place = (
+                outer[0],
+                microbatch if microbatch >= 0 else outer[1],
+                chunk if chunk >= 0 else outer[2],
+                stage if stage >= 0 else outer[3],
             )
-        )
-        self.open_optimizers += kind == schema.OPTIMIZER
+            self.coordinates = _coordinates(place)
         span.outer, self.innermost = self.innermost, span
-        self.open_waits += kind in _WAITING_KINDS
+        if kind in _COUNTED_KINDS:
+            self.open_optimizers += kind == schema.OPTIMIZER
+            self.open_waits += kind in _WAITING_KINDS
         if self.recording:
             span.start = self.clock.mark()
         return span
@@ -237,12 +244,14 @@ class Tracer:
             self.last_mark = span.end = self.clock.mark()
             if span.kind in _WORK_KINDS:
                 self._work_end = span.end
-        self.open_optimizers -= span.kind == schema.OPTIMIZER and self.open_optimizers > 0
-        self.open_waits -= span.kind in _WAITING_KINDS and self.open_waits > 0
+        if span.kind in _COUNTED_KINDS:
+            self.open_optimizers -= span.kind == schema.OPTIMIZER and self.open_optimizers > 0
+            self.open_waits -= span.kind in _WAITING_KINDS and self.open_waits > 0
         inner, outer = self.coordinates, span.coordinates
-        # A step that began inside the phase (an iteration called from a phase of the user's) stays.
-        self._go_to(outer if outer.step == inner.step else outer._replace(step=inner.step))
-        span.coordinates = Coordinates(outer.step, *inner[1:])
+        if outer is not inner:
+            # A step that began inside the phase (an iteration called from a phase of the user's) stays.
+            self._go_to(outer if outer[0] == inner[0] else outer._replace(step=inner.step))
+            span.coordinates = inner if outer[0] == inner[0] else inner._replace(step=outer.step)
         if span.start is not None:
             self.append((span_rows, span.kind, span))
 

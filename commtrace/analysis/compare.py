@@ -4,21 +4,21 @@
 >>> comparison.is_slower(threshold=0.05)                                  # doctest: +SKIP
 
 The noise is that of the steps within each run. What differs from one start of a job to the next (the nodes that it
-got, who shares the network) is not in it.
+got, who shares the network) is in it only where a side has several runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.noise import Change, change_of_median
+from commtrace.analysis.noise import Change, change_of_runs
 from commtrace.analysis.states import State
-from commtrace.analysis.step_series import Link, StepSeries, step_series
+from commtrace.analysis.step_series import FloatArray, Link, StepSeries, step_series
 from commtrace.trace.run import Run
 
 _ABSENT: Final = "–"
@@ -34,16 +34,18 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs beside each other.
+    """Two runs, or several of each side, beside each other.
 
     Attributes:
-        steps: how many steps of each run were used.
+        runs: how many of each side.
+        steps: how many steps of each side were used, the least of its runs.
         wall_ns: length of a step, mean over the ranks, median over the steps.
         parts: the same of each state; largest absolute difference first.
         busbw_gbps: of each kind of communication that either run has; most changed first.
         circumstances: versions, environment, layout: where the runs differ.
     """
 
+    runs: tuple[int, int]
     steps: tuple[int, int]
     wall_ns: Change
     parts: Mapping[State, Change]
@@ -62,6 +64,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "runs": {"before": self.runs[0], "after": self.runs[1]},
             "steps": {"before": self.steps[0], "after": self.steps[1]},
             "wall_ns": self.wall_ns.to_json(),
             "parts_ns": [
@@ -73,49 +76,62 @@ class Comparison:
         }
 
 
-def compare(before: Analysis, after: Analysis) -> Comparison:
-    """Compare two analysed runs."""
-    return compare_series(
-        step_series(before), step_series(after), tuple(_circumstances(before.recorded, after.recorded))
-    )
+def compare(before: Analysis | Sequence[Analysis], after: Analysis | Sequence[Analysis]) -> Comparison:
+    """Compare two analysed runs, or several of one side with several of the other."""
+    sides = [[side] if isinstance(side, Analysis) else list(side) for side in (before, after)]
+    series = [[step_series(analysis) for analysis in side] for side in sides]
+    runs = [[analysis.recorded for analysis in side] for side in sides]
+    return compare_series(series[0], series[1], tuple(_circumstances(runs[0], runs[1])))
 
 
-def compare_series(before: StepSeries, after: StepSeries, circumstances: tuple[Difference, ...] = ()) -> Comparison:
+def compare_series(
+    before: Sequence[StepSeries], after: Sequence[StepSeries], circumstances: tuple[Difference, ...] = ()
+) -> Comparison:
     """The same of their series."""
     return Comparison(
-        steps=(len(before.wall_ns), len(after.wall_ns)),
-        wall_ns=change_of_median(before.wall_ns, after.wall_ns),
+        runs=(len(before), len(after)),
+        steps=(min(len(one.wall_ns) for one in before), min(len(one.wall_ns) for one in after)),
+        wall_ns=change_of_runs([one.wall_ns for one in before], [one.wall_ns for one in after]),
         parts=_parts(before, after),
         busbw_gbps=_links(before, after),
         circumstances=circumstances,
     )
 
 
-def _parts(before: StepSeries, after: StepSeries) -> dict[State, Change]:
+def _parts(before: Sequence[StepSeries], after: Sequence[StepSeries]) -> dict[State, Change]:
     # A state that a run does not have took no time in it; a bandwidth that it does not have is unknown.
-    none_before, none_after = np.zeros(len(before.wall_ns)), np.zeros(len(after.wall_ns))
-    changes = {
-        state: change_of_median(before.states.get(state, none_before), after.states.get(state, none_after))
-        for state in {**before.states, **after.states}
-    }
+    def times(side: Sequence[StepSeries], state: State) -> list[FloatArray]:
+        return [one.states.get(state, np.zeros(len(one.wall_ns))) for one in side]
+
+    states = {state: None for one in (*before, *after) for state in one.states}
+    changes = {state: change_of_runs(times(before, state), times(after, state)) for state in states}
     return dict(sorted(changes.items(), key=lambda item: (-abs(item[1].difference or 0), item[0])))
 
 
-def _links(before: StepSeries, after: StepSeries) -> dict[Link, Change]:
-    nothing = np.empty(0)
-    changes = {
-        link: change_of_median(before.busbw_gbps.get(link, nothing), after.busbw_gbps.get(link, nothing))
-        for link in {**before.busbw_gbps, **after.busbw_gbps}
-    }
+def _links(before: Sequence[StepSeries], after: Sequence[StepSeries]) -> dict[Link, Change]:
+    def bandwidths(side: Sequence[StepSeries], link: Link) -> list[FloatArray]:
+        return [one.busbw_gbps.get(link, np.empty(0)) for one in side]
+
+    links = {link: None for one in (*before, *after) for link in one.busbw_gbps}
+    changes = {link: change_of_runs(bandwidths(before, link), bandwidths(after, link)) for link in links}
     return dict(sorted(changes.items(), key=lambda item: (-abs(item[1].relative or 0), item[0])))
 
 
-def _circumstances(before: Run, after: Run) -> Iterator[Difference]:
-    told = [_told(run) for run in (before, after)]
+def _circumstances(before: Sequence[Run], after: Sequence[Run]) -> Iterator[Difference]:
+    told = [_told_of_side(side) for side in (before, after)]
     for what in sorted({*told[0], *told[1]}):
         values = [one.get(what, _ABSENT) for one in told]
         if values[0] != values[1]:
             yield Difference(what, *values)
+
+
+def _told_of_side(runs: Sequence[Run]) -> dict[str, str]:
+    """Of several runs, those values in which they differ are all listed."""
+    found: dict[str, dict[str, None]] = {}
+    for told in map(_told, runs):
+        for what, value in told.items():
+            found.setdefault(what, {})[value] = None
+    return {what: " / ".join(values) for what, values in found.items()}
 
 
 def _told(run: Run) -> dict[str, str]:

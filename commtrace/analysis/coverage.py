@@ -51,7 +51,8 @@ def find_coverage(run: Run, roles: Roles) -> Coverage:
         dropped.update(trace.dropped)
     skipped = {str(role) for trace in run.ranks.values() for role in trace.recording.get("skip_roles", ())}
     told = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
-    paths = (*sorted(told), *_invisible_paths(run), *_skipped(skipped), *_silent_dimensions(run, roles, skipped))
+    silent = _silent_dimensions(run, roles, skipped) if any(len(block) for block in run.blocks) else ()
+    paths = (*sorted(told), *_invisible_paths(run), *_skipped(skipped), *silent)
     return Coverage(dict(captured), dict(dropped), paths)
 
 

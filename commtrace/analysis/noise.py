@@ -1,11 +1,15 @@
 """How far a median moves by chance: what two recordings must differ by before the difference means anything.
 
+Where a side was recorded more than once, chance is also what differs from one start of a job to the next, and that is
+seen from the medians of its recordings.
+
 >>> change = change_of_median(before, after)  # doctest: +SKIP
 >>> change.is_real                            # doctest: +SKIP
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,11 +24,14 @@ FEWEST_SAMPLES: Final = 5
 _RESAMPLES: Final = 1000
 _SEED: Final = 20_260_101
 _COVERAGE_PERCENT: Final = 95.0
+_STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+"""Student's t for 95 %, both sides, of 1, 2, … degrees of freedom."""
+_STUDENT_OF_MORE: Final = 2.1
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A median in two recordings.
+    """A median in two recordings, or the mean of the medians where a side was recorded several times.
 
     Attributes:
         before, after: the medians; None where a recording has none.
@@ -61,6 +68,40 @@ class Change:
             "noise": self.noise,
             "is_real": self.is_real,
         }
+
+
+def change_of_runs(before: Sequence[Samples], after: Sequence[Samples]) -> Change:
+    """Compare two series that were each taken one or several times; recordings without a sample do not count.
+
+    Of several, the noise is the larger one of what the steps within them make likely and of what the medians of one
+    side differ by: half of Student's interval of the difference of two means, with one variance for both sides.
+    """
+    before, after = ([samples for samples in side if len(samples)] for side in (before, after))
+    if len(before) < 2 and len(after) < 2:
+        return change_of_median(*(side[0] if side else np.empty(0) for side in (before, after)))
+    medians = [np.array([float(np.median(samples)) for samples in side]) for side in (before, after)]
+    means = [float(side.mean()) if len(side) else None for side in medians]
+    if not (before and after) or min(len(samples) for side in (before, after) for samples in side) < FEWEST_SAMPLES:
+        return Change(means[0], means[1], None)
+    within = _noise_within(before, after)
+    return Change(means[0], means[1], max(within, _noise_between(medians)))
+
+
+def _noise_within(before: Sequence[Samples], after: Sequence[Samples]) -> float:
+    random = np.random.default_rng(_SEED)
+    spread = np.zeros(_RESAMPLES)
+    for side in (before, after):
+        for samples in side:
+            spread += (_resampled_medians(samples, random) - np.median(samples)) / len(side)
+    return float(np.percentile(np.abs(spread), _COVERAGE_PERCENT))
+
+
+def _noise_between(medians: Sequence[npt.NDArray[np.float64]]) -> float:
+    """Half of Student's interval of the difference of the two means."""
+    freedom = sum(len(side) - 1 for side in medians)
+    variance = sum(float(((side - side.mean()) ** 2).sum()) for side in medians) / freedom
+    student = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _STUDENT_OF_MORE
+    return student * float(np.sqrt(variance * sum(1 / len(side) for side in medians)))
 
 
 def change_of_median(before: Samples, after: Samples) -> Change:

@@ -13,7 +13,7 @@ from commtrace.analysis.states import COMPUTE
 from commtrace.analysis.step_choice import DURATION_ONLY, WARM_UP
 from commtrace.analysis.unreached import unreached_steps
 from commtrace.trace import schema
-from commtrace.trace.run import RankTrace
+from commtrace.trace.run import RankTrace, Run
 
 NO_COMMUNICATION = "No communication was recorded in these steps."
 NO_COMPUTE = (
@@ -23,6 +23,11 @@ NO_COMPUTE = (
 
 _COARSE_RESIDUAL_NS = 1_000_000
 _MOST_RANKS_LISTED = 16
+_ENOUGH_ROWS = 200_000
+_MOST_APART = 0.3
+"""Share of the matched rows that may be in another step than the first row of their communication: what one rank
+launches at the end of a step another may launch at the start of the next."""
+
 _MOST_RANGES_LISTED = 4
 
 
@@ -31,10 +36,12 @@ def find_problems(analysis: Analysis, communication: Sequence[Communication]) ->
     return [
         *analysis.recorded.problems,
         *_steps(analysis),
+        *_apart_in_number(analysis),
+        *_backwards(analysis.recorded),
         *_endings(analysis.recorded.ranks.values()),
         *_drops(analysis.recorded.ranks.values()),
         *_clocks(analysis),
-        *_matching(communication),
+        *_matching(communication, steps_are_shown=bool(analysis.steps.used) or not analysis.steps.left_out),
         *_computing(analysis, communication),
     ]
 
@@ -72,7 +79,57 @@ def _steps(analysis: Analysis) -> Iterable[str]:
         yield f"Left out, because they recorded no complete step: {_ranks(silent)}."
     incomplete = sum(reason not in (WARM_UP, DURATION_ONLY) for reason in choice.left_out.values())
     if choice.used and incomplete:
-        yield f"{incomplete} steps were left out because not every rank recorded them in full."
+        were = "step was" if incomplete == 1 else "steps were"
+        yield f"{incomplete} {were} left out because not every rank recorded them in full."
+
+
+def _apart_in_number(analysis: Analysis) -> Iterable[str]:
+    """Ranks whose steps of one number are not the same step: their communications meet those of other numbers."""
+    found = _steps_that_meet(analysis)
+    if found is None:
+        return
+    (rank, step), (other, other_step) = found
+    yield (
+        f"Ranks number their steps differently: what rank {rank} does in step {step} meets what rank {other} does in "
+        f"step {other_step}. Whatever compares ranks step by step compares different steps: give commtrace.step the "
+        "same number on all ranks."
+    )
+
+
+def _steps_that_meet(analysis: Analysis) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Of matched communications, an example of two rows in different steps; None where most are of one step."""
+    context = analysis.context
+    # Of very many communications some: chosen by their numbers, and so on all of their members.
+    one_in = max(1, sum(map(len, context.run.blocks)) // _ENOUGH_ROWS)
+    rows = []
+    for rank, matches in context.matches.ranks.items():
+        own = np.flatnonzero(matches.participants > 1)
+        own = own[matches.bucket[own] % one_in == 0] if one_in > 1 else own
+        own = own[context.run.ranks[rank].spans.step[own] >= 0]
+        rows.append((matches.bucket[own], context.run.ranks[rank].spans.step[own], np.full(len(own), rank)))
+    if len(rows) < 2:
+        return None
+    bucket, step, whose = (np.concatenate(columns) for columns in zip(*rows, strict=True))
+    first = np.full(int(bucket.max(initial=-1)) + 1, -1, np.int64)
+    first[bucket[::-1]] = np.arange(len(bucket))[::-1]  # of equal ones the first row stays
+    apart = np.flatnonzero(step != step[first[bucket]])
+    if len(apart) < _MOST_APART * (len(bucket) - (first >= 0).sum()):
+        return None
+    example = apart[len(apart) // 2] if len(apart) else None
+    if example is None:
+        return None
+    meets = first[bucket[example]]
+    return (int(whose[meets]), int(step[meets])), (int(whose[example]), int(step[example]))
+
+
+def _backwards(run: Run) -> Iterable[str]:
+    backwards = {trace.rank: int((trace.spans.end < trace.spans.start).sum()) for trace in run.ranks.values()}
+    ranks = [rank for rank, count in backwards.items() if count]
+    if ranks:
+        yield (
+            f"{sum(backwards.values())} spans of {_ranks(ranks)} end before they start, and count as 0 ns: the clock "
+            "they were taken with is not to be trusted."
+        )
 
 
 def _apart(traces: Iterable[RankTrace]) -> str:
@@ -132,9 +189,9 @@ def _clocks(analysis: Analysis) -> Iterable[str]:
         yield f"Clocks of the hosts agree only to {residual:.1f} ms (p99): waits between hosts are no finer than that."
 
 
-def _matching(communication: Sequence[Communication]) -> Iterable[str]:
+def _matching(communication: Sequence[Communication], *, steps_are_shown: bool) -> Iterable[str]:
     calls = sum(row.count for row in communication)
-    if not calls:
+    if not calls and steps_are_shown:
         yield NO_COMMUNICATION
     unmatched = sum(row.unmatched for row in communication)
     if unmatched:

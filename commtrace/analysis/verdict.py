@@ -34,7 +34,8 @@ def verdict(
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
-        return "No step was recorded by all ranks: there is nothing to judge."
+        none = "The steps have no length" if ranks else "No step was recorded by all ranks"
+        return f"{none}: there is nothing to judge."
     if stragglers:
         return _straggler_sentence(max(stragglers, key=lambda one: one["cost_ms_per_step"]), wall / len(ranks))
     worst = max(_losses(ranks, unmatched or {}), key=lambda loss: loss.time_ns)
@@ -75,10 +76,16 @@ def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str]) -> list[_Lo
         _Loss(
             over_ranks(OTHER),
             "time in no span",
-            "It is not communication; name it with commtrace.span to see what it is.",
+            _what_is_in_no_span(ranks),
         ),
         *_exposed(ranks, unmatched),
     ]
+
+
+def _what_is_in_no_span(ranks: Sequence[RankMean]) -> str:
+    if all(rank.total(OTHER) == rank.wall_ns and not rank.hidden_ns for rank in ranks):
+        return "Nothing but steps was recorded: neither what computes nor what communicates, so it may be either."
+    return "It is no communication that was seen; name it with commtrace.span to see what it is."
 
 
 def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str]) -> list[_Loss]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.analysis.chain import analyse
+from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.compare import Comparison, Difference
 from commtrace.analysis.compare import compare as compare_runs
 from commtrace.analysis.noise import FEWEST_SAMPLES, Change
@@ -36,34 +36,64 @@ def compare(
         str,
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
     ] = "",
+    more_before: Annotated[
+        list[Path] | None,
+        typer.Option("--before", help="One more run like BEFORE; repeatable.", show_default=False),
+    ] = None,
+    more_after: Annotated[
+        list[Path] | None,
+        typer.Option("--after", help="One more run like AFTER; repeatable.", show_default=False),
+    ] = None,
     threshold: Annotated[float, typer.Option(help="Percent by which a step may take longer.", min=0)] = 5.0,
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
 ) -> None:
     """Print what changed between two runs: step time, each part of it, bandwidths, versions and environment.
 
+    What differs from one start of a job to the next is in the noise only where a side was recorded more than once: name
+    the further runs with --before and --after.
+
     The exit code is for use in CI: 0 where a step is not slower, 1 where its median is slower by more than the
     threshold and by more than the noise of the steps, 2 where that cannot be told.
     """
-    directories = [find_run_directory(run) for run in (before, after)]
-    if directories[0].resolve() == directories[1].resolve():
-        raise ConfigurationError(f"{before} and {after} are the same run ({directories[0]}): name another one.")
-    analyses = [analyse(run, steps or None) for run in directories]
-    for run, analysis in zip((before, after), analyses, strict=True):
-        if not analysis.steps.used:
-            raise ConfigurationError(f"{run}: no step was recorded in full, so nothing can be compared.")
-    comparison = compare_runs(analyses[0], analyses[1])
+    sides = [before, *(more_before or ())], [after, *(more_after or ())]
+    directories = _different_runs([*sides[0], *sides[1]])
+    names = [", ".join(directories[run].name for run in side) for side in sides]
+    comparison = compare_runs(*([_analysed(run, steps) for run in side] for side in sides))
     if json_output:
         sys.stdout.write(json.dumps({**comparison.to_json(), "verdict": _verdict(comparison, threshold)}) + "\n")
     else:
         console = wide_console()
-        console.print(
-            f"[bold]{escape(directories[0].name)}[/] (before) and [bold]{escape(directories[1].name)}[/] (after)"
-        )
+        console.print(f"[bold]{escape(names[0])}[/] (before) and [bold]{escape(names[1])}[/] (after)")
         _print(console, comparison, threshold)
     if not comparison.can_be_judged:
         raise typer.Exit(_CANNOT_TELL)
     if comparison.is_slower(threshold / 100):
         raise typer.Exit(_SLOWER)
+
+
+def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:
+    """The directory of each run.
+
+    Raises:
+        ConfigurationError: two of them are the same run.
+    """
+    directories: dict[Path, Path] = {}
+    for run in runs:
+        directory = find_run_directory(run)
+        for other, known in directories.items():
+            if known.resolve() == directory.resolve():
+                raise ConfigurationError(f"{other} and {run} are the same run ({directory}): name another one.")
+        if run in directories:
+            raise ConfigurationError(f"{run} is named twice: name another one.")
+        directories[run] = directory
+    return directories
+
+
+def _analysed(run: Path, steps: str) -> Analysis:
+    analysis = analyse(run, steps or None)
+    if not analysis.steps.used:
+        raise ConfigurationError(f"{run}: no step was recorded in full, so nothing can be compared.")
+    return analysis
 
 
 def _print(console: Console, comparison: Comparison, threshold: float) -> None:
@@ -91,11 +121,18 @@ def _print_parts(console: Console, comparison: Comparison) -> None:
         if change.is_real or abs(change.difference or 0) > _SMALLEST_SHARE * wall:
             _add_change(table, _name(state), change)
     console.print(table)
-    console.print(
-        f"Medians over {comparison.steps[0]} and {comparison.steps[1]} steps of the mean over ranks. * more than "
-        "chance among the steps of these runs;\nwhat changes from one start of a job to the next is not in it.\n",
-        style="dim",
-    )
+    medians = f"edians over {comparison.steps[0]} and {comparison.steps[1]} steps of the mean over ranks"
+    if max(comparison.runs) > 1:
+        told = (
+            f"Means over {comparison.runs[0]} and {comparison.runs[1]} runs of m{medians} (the least of the runs).\n"
+            "* more than chance among these runs and their steps.\n"
+        )
+    else:
+        told = (
+            f"M{medians}. * more than chance among the steps of these runs;\nwhat changes from one start of a job to "
+            "the next is not in it: record each side again, and add the runs with --before and --after.\n"
+        )
+    console.print(told, style="dim")
 
 
 def _add_change(table: Table, name: str, change: Change) -> None:

@@ -85,7 +85,7 @@ def test_a_faster_run_is_not_slower() -> None:
 def test_a_state_that_one_run_lacks_took_no_time_in_it() -> None:
     before = after = step_series(analyse(job()))
     states = {**after.states, State(BUBBLE): np.full(7, 7.0)}
-    comparison = compare_series(before, replace(after, states=states))
+    comparison = compare_series([before], [replace(after, states=states)])
     assert comparison.parts[State(BUBBLE)].difference == 7.0
     assert State(OTHER) not in comparison.parts
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from commtrace.analysis.problems import NO_COMMUNICATION, NO_COMPUTE
 from commtrace.analysis.summary import summarise
 from commtrace.errors import ConfigurationError, RunNotFoundError
+from commtrace.synth import Job, synthesize
+from commtrace.trace import schema
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import Clock, PipelineJob
@@ -95,6 +99,51 @@ def test_nothing_recorded_is_told_as_such(tmp_path: Any) -> None:
         summarise(tmp_path)
 
 
+def test_ranks_that_number_their_steps_differently_are_told_of() -> None:
+    """Rank 1 resumed from another checkpoint: its step 4 is everybody else's step 1."""
+    run = synthesize(Job(pp=2, dp=2, microbatches=4, steps=8)).run
+    shifted = run.ranks[1].spans.replace(step=run.ranks[1].spans.step + np.int32(3))
+    told = summarised(replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=shifted)}))
+
+    (problem,) = [text for text in told["problems"] if "number their steps differently" in text]
+    found = re.search(r"what rank (\d) does in step (\d+) meets what rank (\d) does in step (\d+)", problem)
+    assert found
+    one, step, other, other_step = map(int, found.groups())
+    assert 1 in (one, other)
+    assert abs(step - other_step) == 3
+    assert not any("number their steps differently" in text for text in summarised(run)["problems"])
+
+
+def test_spans_that_end_before_they_start_are_told_of() -> None:
+    run = synthesize(Job(dp=2, microbatches=2, steps=4)).run
+    spans = run.ranks[1].spans
+    end = spans.end.copy()
+    end[spans.kind == schema.FORWARD] -= 10**9
+    told = summarised(replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=spans.replace(end=end))}))
+
+    assert any("8 spans of rank 1 end before they start" in text for text in told["problems"])
+    assert all(
+        sum(row[f"{part}_ns"] for part in ("compute", "exposed_total", "bubble", "data", "other", "gc", "checkpoint"))
+        == row["wall_ns"]
+        for row in told["ranks"]
+    )
+
+
+def test_of_no_step_nothing_is_said_to_be_missing() -> None:
+    run = synthesize(Job(dp=2, microbatches=2, steps=4)).run
+    halves = {
+        rank: replace(trace, spans=trace.spans.take(np.flatnonzero((trace.spans.step < 2) == (rank == 0))))
+        for rank, trace in run.ranks.items()
+    }
+    told = summarised(replace(run, ranks=halves))
+
+    assert told["coverage"]["not_visible"] == []
+    assert told["problems"] == [
+        "No step was recorded in full by every rank; there is nothing to show. The ranks number their steps "
+        "differently: 0–1; 2–3."
+    ]
+
+
 def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
     run = PipelineJob(2, 2, steps=4).run()
     last = run.ranks[1].spans
@@ -106,7 +155,7 @@ def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
     assert (told["run"]["steps"]["first"], told["run"]["steps"]["last"]) == (1, 2)
     assert "Not ended in order (killed, or still running): rank 1." in told["problems"]
     assert "Rank 1 was last seen in recv number 9." in told["problems"]
-    assert "1 steps were left out because not every rank recorded them in full." in told["problems"]
+    assert "1 step was left out because not every rank recorded them in full." in told["problems"]
 
 
 def test_a_run_without_steps_is_shown_whole() -> None:

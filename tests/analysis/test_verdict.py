@@ -76,6 +76,16 @@ def test_time_in_no_span_is_not_excused() -> None:
     assert "time in no span, 60.0%" in verdict([mean(other=60)], [])
 
 
+def test_where_nothing_but_steps_was_recorded_nothing_is_ruled_out() -> None:
+    steps_only = RankMean(0, "node0", {}, 100 * MS, 0, {State("other"): 100 * MS})
+    assert "so it may be either" in verdict([steps_only], [])
+    assert "It is no communication that was seen" in verdict([mean(other=40)], [])
+
+
+def test_steps_without_length_are_not_said_to_be_missing() -> None:
+    assert verdict([RankMean(0, "node0", {}, 0, 0, {})], []) == "The steps have no length: there is nothing to judge."
+
+
 def test_small_losses_are_not_made_large() -> None:
     assert verdict([mean(gc=2)], []) == (
         "The ranks compute; the largest loss is garbage collection with 2.0% of the step. Nothing stands out."

@@ -38,6 +38,33 @@ def test_an_equal_run_passes(tmp_path: Path) -> None:
     assert "No change beyond chance" in result.output
 
 
+def test_further_runs_of_a_side_tell_what_differs_from_start_to_start(tmp_path: Path) -> None:
+    """One pair alone calls +28.6 % real; the runs of one side differ by as much."""
+    runs = {name: record(job(transfer=time), tmp_path / name) for name, time in (("a", 40), ("a2", 75), ("b", 80))}
+    more = ["--before", str(runs["a2"])]
+
+    alone = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"])])
+    result = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more])
+    told = json.loads(runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more, "--json"]).stdout)
+
+    assert (alone.exit_code, result.exit_code) == (1, 0)
+    assert "add the runs with --before and --after" in " ".join(alone.output.split())
+    output = " ".join(result.output.split())
+    assert "a, a2 (before) and b (after)" in output
+    assert "Means over 2 and 1 runs" in output
+    assert "No change beyond chance" in output
+    assert told["runs"] == {"before": 2, "after": 1}
+    assert told["wall_ns"]["before"] == 157.5
+
+
+def test_no_run_counts_twice(tmp_path: Path) -> None:
+    before, after = record(job(), tmp_path / "a"), record(job(), tmp_path / "b")
+    for again in (before, after):
+        result = runner.invoke(app, ["compare", str(before), str(after), "--before", str(again)])
+        assert result.exit_code == 2
+        assert "are the same run" in result.output
+
+
 def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     """``compare runs/fast runs/latest`` must not pass because fast is the latest."""
     run = record(job(), tmp_path / "runs" / "fast")

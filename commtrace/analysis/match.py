@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from commtrace.analysis.join import IDENTITY, Buckets, Rows, bucket, concatenate, gather_blocks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.operations import BYTES_DIFFER, ROOTED, SYNCHRONISING, communication_rows, named
-from commtrace.analysis.side_by_side import side_by_side
+from commtrace.analysis.side_by_side import beside, side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.run import Run
@@ -52,6 +53,7 @@ class RankMatches:
         stall_ready: for a stall row: the instant from which the communication that it stalled on waited for nobody.
             The row's start for other rows, and for stalls on what was not recorded: nothing says that somebody was
             late, so such a stall is transfer.
+        stall_complete: for a stall row: whether that communication is complete. False for other rows.
     """
 
     bucket: Int64
@@ -62,6 +64,7 @@ class RankMatches:
     last_rank: Int32
     ready: Int64
     stall_ready: Int64
+    stall_complete: Bool
 
     def take(self, rows: Bool | Int64 | slice) -> RankMatches:
         """Only these rows, matched as they are."""
@@ -100,13 +103,16 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
     """
     parts = gather_blocks(run, columns=_JOINED)
     rows = concatenate(parts, _JOINED)
+    positions = [part.position for part in parts]
+    del parts  # what is made of the rows takes their memory
     joined = _join(run, rows, clocks_agree) if len(rows.rank) else None
-    bounds = bounds_of([len(part.rank) for part in parts])
+    del rows
+    bounds = bounds_of([len(own) for own in positions])
     of_blocks = side_by_side(
         _matches_of_block,
         [
-            (block, part, joined, slice(begin, end))
-            for block, part, (begin, end) in zip(run.blocks, parts, pairwise(bounds.tolist()), strict=True)
+            (block, position, joined, slice(begin, end))
+            for block, position, (begin, end) in zip(run.blocks, positions, pairwise(bounds.tolist()), strict=True)
         ],
     )
     ranks = {
@@ -117,16 +123,18 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
     return Matches(ranks, clocks_agree)
 
 
-def _matches_of_block(block: Block, rows: Rows, joined: RankMatches | None, own: slice) -> RankMatches:
-    """What is known of all rows of a block; of its communications, what these of the joined rows say."""
+def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, own: slice) -> RankMatches:
+    """What is known of all rows of a block; of its communications, at these positions, what their joined rows say."""
     matches = unmatched(block.spans)
     if joined is not None:
-        for column in ("bucket", "participants", "complete", "mismatched", "last_start", "last_rank", "ready"):
-            getattr(matches, column)[rows.position] = getattr(joined, column)[own]
+        for column in _Joined._fields:
+            getattr(matches, column)[position] = getattr(joined, column)[own]
         stalls = np.flatnonzero(block.spans.kind == schema.STALL)
         communications = communications_of(block, stalls)
         found = communications >= 0
-        matches.stall_ready[stalls[found]] = matches.ready[communications[found]]
+        stalls, communications = stalls[found], communications[found]
+        matches.stall_ready[stalls] = matches.ready[communications]
+        matches.stall_complete[stalls] = matches.complete[communications]
     return matches
 
 
@@ -178,24 +186,36 @@ def unmatched(spans: Spans) -> RankMatches:
         last_rank=np.full(count, -1, np.int32),
         ready=spans.start.copy(),
         stall_ready=spans.start.copy(),
+        stall_complete=np.zeros(count, np.bool_),
     )
 
 
-def _join(run: Run, rows: Rows, clocks_agree: bool) -> RankMatches:
-    """What is known of each communication row, aligned with the gathered rows."""
+class _Joined(NamedTuple):
+    """What is known of each communication row, aligned with the gathered rows; as in :class:`RankMatches`."""
+
+    bucket: Int64
+    participants: Int32
+    complete: Bool
+    mismatched: Bool
+    last_start: Int64
+    last_rank: Int32
+    ready: Int64
+
+
+def _join(run: Run, rows: Rows, clocks_agree: bool) -> _Joined:
     buckets = bucket(rows)
     of_row = buckets.of_row()
-    last_start, last_rank, comparable = _last_arrival(run, rows, buckets, of_row, clocks_agree)
-    return RankMatches(
-        bucket=of_row,
-        participants=buckets.size.astype(np.int32)[of_row],
-        complete=comparable & (buckets.size == _expected_participants(run, rows, buckets))[of_row],
-        mismatched=_mismatched(run, rows, buckets)[of_row],
-        last_start=last_start,
-        last_rank=last_rank,
-        ready=_ready(run, rows, last_start),
-        stall_ready=rows.spans.start,
-    )
+    with beside(_mismatched, run, rows, buckets) as mismatched:
+        last_start, last_rank, comparable = _last_arrival(run, rows, buckets, of_row, clocks_agree)
+        return _Joined(
+            bucket=of_row,
+            participants=buckets.size.astype(np.int32)[of_row],
+            complete=comparable & (buckets.size == _expected_participants(run, rows, buckets))[of_row],
+            last_start=last_start,
+            last_rank=last_rank,
+            ready=_ready(run, rows, last_start),
+            mismatched=mismatched()[of_row],
+        )
 
 
 def _last_arrival(

@@ -23,7 +23,7 @@ from commtrace.analysis.step_choice import (
     select,
     whole_recording_as_step,
 )
-from commtrace.analysis.window import load_window
+from commtrace.analysis.window import Window, load_window
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool
 
@@ -72,9 +72,10 @@ class Matched:
         return select_roles(self.context.roles, self.rows)
 
 
-def match_run(source: str | Path | Run, steps: str | None = None) -> Matched:
-    """Run this part of the chain. Arguments and errors are those of :func:`commtrace.analysis.chain.analyse`."""
-    window = load_window(source, steps)
+def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Matched:
+    """Run this part of the chain. Arguments and errors are those of :func:`commtrace.analysis.chain.analyse`; steps
+    that were loaded already may be given as they are."""
+    window = source if isinstance(source, Window) else load_window(source, steps)
     choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
     whole = not choice.used and not choice.left_out
     alignment = align(window.context)

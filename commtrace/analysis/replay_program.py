@@ -14,7 +14,7 @@ the measured durations gives the measured times back; replaying others answers "
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -137,12 +137,18 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
     Raises:
         ReplayError: what was recorded contradicts itself.
     """
-    ranks = np.array(sorted(run.ranks), np.int64)
+    program, step = _without_graph(run, matches, steps)
+    # Launches and waits are gone by now: the graph takes their memory.
+    return replace(program, graph=graph_of_steps(program.edges.source, program.edges.target, step))
+
+
+def _without_graph(run: Run, matches: Matches, steps: Int64) -> tuple[Program, Int64]:
+    """The program but for its graph, and the index of the step of each node."""
     lanes = joined_lanes(side_by_side(_lanes_of, [(run, block, matches, steps) for block in run.blocks]))
     joins = join_launches(run, lanes.launches, clocks_agree=matches.clocks_agree)
     edges, stalls = connect(lanes, joins)
-    return Program(
-        graph=graph_of_steps(edges.source, edges.target, _step_of_node(lanes, joins)),
+    program = Program(
+        graph=JoinedGraph((), (), ()),
         edges=edges,
         segments=lanes.segments,
         transfers=joins.transfers,
@@ -150,13 +156,14 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
         piece_ns=lanes.piece_ns,
         piece_segment=lanes.piece_segment,
         steps=steps,
-        ranks=ranks,
+        ranks=np.array(sorted(run.ranks), np.int64),
         first_node=lanes.first_node,
         last_node=lanes.last_node,
         start_ns=lanes.step_start,
         end_ns=lanes.step_end,
         work=same_work(lanes.segments),
     )
+    return program, _step_of_node(lanes, joins)
 
 
 def _step_of_node(lanes: Lanes, joins: Joins) -> Int64:

@@ -124,13 +124,17 @@ class _Steps:
 
     def numbers(self, steps: Sequence[int]) -> tuple[Int64, Int64]:
         """In that order, which nodes and edges they are: a row for each step if all have equally many."""
-        nodes = [self.nodes[self.node_bounds[step] : self.node_bounds[step + 1]] for step in steps]
-        edges = [self.edges[self._own(step)] for step in steps]
-        return _rows(nodes), _rows(edges)
+        return _of_steps(self.nodes, self.node_bounds, steps), _of_steps(self.edges, self.edge_bounds, steps)
 
     def _own(self, step: int) -> slice:
         return slice(self.edge_bounds[step], self.edge_bounds[step + 1])
 
 
-def _rows(parts: Sequence[Int64]) -> Int64:
-    return np.stack(parts) if len({len(part) for part in parts}) == 1 else np.concatenate(parts)
+def _of_steps(numbers: Int64, bounds: Int64, steps: Sequence[int]) -> Int64:
+    """See :meth:`_Steps.numbers`; no copy of those of steps that follow one another."""
+    if steps[-1] - steps[0] + 1 == len(steps):
+        own = numbers[bounds[steps[0]] : bounds[steps[-1] + 1]]
+    else:
+        own = np.concatenate([numbers[bounds[step] : bounds[step + 1]] for step in steps])
+    sizes = np.diff(bounds)[[*steps]]
+    return own.reshape(len(steps), -1) if (sizes == sizes[0]).all() else own

@@ -30,14 +30,17 @@ from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.unmatched import Unmatched, find_unmatched, roles_of_one_rank
 from commtrace.analysis.verdict import verdict
+from commtrace.analysis.window import Window
 from commtrace.trace.run import Run
 
 
-def summarise(source: str | Path | Run, steps: str | None = None, workers: StepWorkers | None = None) -> dict[str, Any]:
+def summarise(
+    source: str | Path | Run | Window, steps: str | None = None, workers: StepWorkers | None = None
+) -> dict[str, Any]:
     """Where the time of a run went.
 
     Args:
-        source: a run directory or a loaded run.
+        source: a run directory, a loaded run, or these steps of one as they were loaded.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first (the warm-up).
         workers: who analyses ranges of steps side by side.
 

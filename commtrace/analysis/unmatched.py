@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.communication import Communication
-from commtrace.analysis.match import communications_of
 from commtrace.analysis.matched import Context
 from commtrace.analysis.partition import Partition
 from commtrace.analysis.side_by_side import side_by_side
@@ -69,13 +68,14 @@ class _Stood(NamedTuple):
 
 def _stood(context: Context, partition: Partition, block: Block) -> _Stood:
     stalled_ns = block.together({rank: partition.stalled_ns[rank] for rank in block.ranks})
-    complete = block.together({rank: context.matches.ranks[rank].complete for rank in block.ranks})
+    complete, stall_complete = (
+        block.together({rank: getattr(context.matches.ranks[rank], column) for rank in block.ranks})
+        for column in ("complete", "stall_complete")
+    )
     role = block.together({rank: context.roles.ranks[rank].role for rank in block.ranks})
     stood_ns = stalled_ns[:, 0] + stalled_ns[:, 1]
     stood = np.flatnonzero(stood_ns)
-    is_stall = block.spans.kind[stood] == schema.STALL
-    communication = np.where(is_stall, communications_of(block, stood), stood)
-    lacking = ~((communication >= 0) & complete[communication])
+    lacking = ~np.where(block.spans.kind[stood] == schema.STALL, stall_complete[stood], complete[stood])
     role, time, count = role[stood], stood_ns[stood], len(context.roles.words)
     roles = np.stack([np.bincount(role, time, count), np.bincount(role[lacking], time[lacking], count)])
     of_rank = np.searchsorted(block.bounds, stood[lacking], side="right") - 1

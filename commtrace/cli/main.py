@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
+from commtrace.cli.garbage import leave_everything_at_the_end, look_for_no_garbage
 from commtrace.cli.linear_algebra import use_one_thread
 from commtrace.cli.memory import keep_freed_memory
 from commtrace.errors import CommtraceError
@@ -66,6 +67,7 @@ class _LazyGroup(TyperGroup):
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
             keep_freed_memory()
             use_one_thread()
+            look_for_no_garbage(context)
         return name, command and load_command(str(name)), rest
 
     def invoke(self, context: Any) -> Any:
@@ -124,4 +126,5 @@ def commtrace(
 
 def main() -> None:
     """Entry point of the ``commtrace`` command."""
+    leave_everything_at_the_end()
     app(prog_name="commtrace")

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from commtrace.analysis.summary import summarise
+from commtrace.analysis.side_by_side import beside
+from commtrace.analysis.window import load_window
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.workers import ExecutorOption, step_workers
 
@@ -35,8 +36,10 @@ def summary(
     pipeline, stragglers, and one sentence that says what to look at. The first step is left out as warm-up unless
     --steps says which steps to use.
     """
-    with step_workers(executor) as workers:
-        told = summarise(run, steps or None, workers)
+    with step_workers(executor) as workers, beside(load_window, run, steps or None) as window:
+        from commtrace.analysis.summary import summarise  # while the files are read
+
+        told = summarise(window(), steps or None, workers)
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
         return

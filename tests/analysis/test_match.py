@@ -236,5 +236,6 @@ def test_stalls_find_what_they_wait_for_however_far_apart_the_ids_are(apart: int
 
     for rank in rows:
         assert matches.ranks[rank].stall_ready[:3].tolist() == [40, 1, 30]
+        assert matches.ranks[rank].stall_complete.tolist() == [True, False, True, False, False]
         communications = communication_of(run.ranks[rank].spans, np.arange(3))
         assert [int(run.ranks[rank].spans.seq[row]) if row >= 0 else None for row in communications] == [1, None, 0]

@@ -11,7 +11,7 @@ from commtrace.analysis.flight_calls import FlightCall
 from commtrace.errors import ImportFileError
 from commtrace.importers.flight_record import read_flight_record
 
-_ENDS_WITH_RANK: Final = re.compile(r"\d+(\.(pkl|pickle|bin))?$")
+_ENDS_WITH_RANK: Final = re.compile(r"\d+(\.(pkl|pickle|bin|json))?$")
 
 
 def read_flight_calls(paths: Sequence[Path]) -> list[FlightCall]:

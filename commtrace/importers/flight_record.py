@@ -1,11 +1,12 @@
 """Reads a dump of torch's flight recorder: what a rank had enqueued, started and completed when it hung or died.
 
-A dump is a pickle. A pickle can run any code while it is loaded, so only plain containers, numbers and words are let
-in.
+A dump is a pickle, or JSON where it was asked for over HTTP. A pickle can run any code while it is loaded, so only
+plain containers, numbers and words are let in.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import re
@@ -20,6 +21,8 @@ from commtrace.importers.nccl_words import DTYPES, operation_of
 from commtrace.trace.groups import Group
 
 _PEERS: Final = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
+_TIMES: Final = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
+_LATEST_NS: Final = 2**62
 _RANK: Final = re.compile(r"(\d+)(?:\.\w+)?$")
 
 
@@ -34,7 +37,8 @@ class Entry:
         peer: global rank of the other side; −1 for collectives.
         state: ``scheduled``, ``started`` or ``completed``.
         created_ns: epoch ns at which it was enqueued.
-        completed_ns: epoch ns at which a poll found it completed: later than it was. None if none did.
+        completed_ns: epoch ns at which a poll found it completed: later than it was. None if none did, or if it is not
+            known when it was enqueued.
         num_bytes, dtype: of the tensor; −1 and None where it is not told.
         frames: where in the program, innermost first: name, file and line.
     """
@@ -85,8 +89,12 @@ def read_flight_record(path: Path) -> FlightRecord:
     if not match:
         raise ImportFileError(f"{path}: the name of a dump ends with its rank, as in nccl_trace_rank_3. Rename it.")
     loaded = _load(path)
+    if isinstance(loaded, list) and all(
+        isinstance(entry, dict) for entry in loaded
+    ):  # torch 2.1 and 2.2: the entries alone
+        loaded = {"entries": loaded}
     if not isinstance(loaded, dict) or not isinstance(loaded.get("entries"), list):
-        raise ImportFileError(f"{path} is a pickle, but no dump of the flight recorder: it has no list of entries.")
+        raise ImportFileError(f"{path} can be read, but is no dump of the flight recorder: it has no list of entries.")
     rank = int(match[1])
     groups = _groups(loaded)
     entries = [_entry(entry, groups) for entry in loaded["entries"] if isinstance(entry, dict)]
@@ -97,7 +105,9 @@ def read_flight_record(path: Path) -> FlightRecord:
 def _load(path: Path) -> Any:
     try:
         with path.open("rb") as file:
-            return _PlainUnpickler(file).load()
+            is_json = file.read(1) in (b"{", b"[")  # a pickle begins with the number of its protocol
+            file.seek(0)
+            return json.load(file) if is_json else _PlainUnpickler(file).load()
     except OSError as error:
         raise ImportFileError(f"{path} cannot be read: {error.strerror or error}.") from error
     # A damaged pickle raises nearly anything: https://docs.python.org/3/library/pickle.html#pickle.UnpicklingError
@@ -120,18 +130,18 @@ def _groups(loaded: Mapping[str, Any]) -> dict[str, Group]:
 def _entry(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Entry:
     name = str((entry.get("process_group") or ("",))[0])
     group = groups.get(name)
-    words = str(entry.get("profiling_name", "")).rpartition(":")[2]  # nccl:all_reduce, nccl:send 1->2
+    words = str(entry.get("profiling_name") or "").rpartition(":")[2]  # nccl:all_reduce, nccl:send 1->2
     is_p2p = bool(entry.get("is_p2p"))
     dtype = next(iter(_list(entry.get("input_dtypes")) or _list(entry.get("output_dtypes"))), None)
     operation = operation_of(words) or words or "unknown"
     return Entry(
         operation=operation,
         group=group,
-        seq=int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id") or 0),
+        seq=int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id") or entry.get("seq_id") or 0),
         peer=_peer(words, group) if is_p2p else -1,
         state=str(entry.get("state", "")),
-        created_ns=int(entry.get("time_created_ns") or 0),
-        completed_ns=entry.get("time_discovered_completed_ns") or None,
+        created_ns=next(filter(None, (_time(entry, name) for name in _TIMES)), 0),
+        completed_ns=_time(entry, "time_discovered_completed_ns") if _time(entry, "time_created_ns") else None,
         num_bytes=_num_bytes(operation, entry, dtype),
         dtype=DTYPES.get(str(dtype), (None, 0))[0],
         is_p2p=is_p2p,
@@ -139,6 +149,15 @@ def _entry(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Entry:
             f"{frame.get('name')} {frame.get('filename')}:{frame.get('line')}" for frame in _list(entry.get("frames"))
         ),
     )
+
+
+def _time(entry: Mapping[str, Any], name: str) -> int | None:
+    """Epoch ns; None where there is none, or nothing that a clock could show."""
+    try:
+        time = int(entry.get(name) or 0)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return time if 0 < time <= _LATEST_NS else None
 
 
 def _list(value: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from commtrace.analysis.match import match
 from commtrace.analysis.summary import summarise
+from commtrace.cli.flight_records import read_flight_calls
 from commtrace.errors import ImportFileError
 from commtrace.importers.flight_record import read_flight_record
 from commtrace.importers.flight_recorder import import_flight_recorder
@@ -120,6 +122,41 @@ def test_an_operation_of_several_parts_takes_one_number(tmp_path: Path) -> None:
 class Malicious:
     def __reduce__(self) -> Any:
         return (print, ("this must not run",))
+
+
+def test_a_dump_may_be_json(tmp_path: Path) -> None:
+    """As torch serves it over HTTP: tuples are lists there."""
+    pickled = write_dump(tmp_path / "nccl_trace_rank_1", entry(1, 10), entry(2, 2_000, state="started"))
+    as_json = tmp_path / "nccl_trace_rank_1.json"
+    as_json.write_text(json.dumps(pickle.loads(pickled.read_bytes())))
+
+    one, other = read_flight_record(pickled), read_flight_record(as_json)
+
+    assert one.entries == other.entries
+    assert one.groups == other.groups
+    assert (other.rank, other.version) == (1, "2.10")
+    assert [call.seq for call in read_flight_calls([tmp_path / "nccl_trace"])] == [1, 2, 1, 2]
+
+
+def test_dumps_of_old_versions_are_lists_of_entries(tmp_path: Path) -> None:
+    """torch 2.1: no version, no groups, one count of all operations."""
+    old = {key: value for key, value in entry(0, 10).items() if key not in ("process_group", "collective_seq_id")}
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps([{**old, "seq_id": 7}]))
+
+    (read,) = read_flight_record(path).entries
+
+    assert (read.operation, read.group, read.seq, read.completed_ns) == ("all_reduce", None, 7, EPOCH + 510)
+
+
+@pytest.mark.parametrize("created", [None, "soon", -5, 10**30, float("nan")])
+def test_an_operation_that_was_enqueued_nobody_knows_when_has_no_duration(tmp_path: Path, created: Any) -> None:
+    path = write_dump(tmp_path / "nccl_trace_rank_1", entry(1, 10, time_created_ns=created))
+
+    import_flight_recorder([path], tmp_path / "run")
+
+    (row,) = summarise(tmp_path / "run")["communication"]
+    assert (row["unfinished"], row["duration_ns"]["max"]) == (1, None)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -295,19 +295,30 @@ function showPipeline() {
     return;
   }
   const { measured, ideal } = pipeline.bubble_fraction_of_total || {};
+  const unsure = (pipeline.per_stage || []).some((stage) => !waitsAreKnown(stage));
   byId("pipeline").append(element("p", joined([
     pipeline.schedule, `${pipeline.stages} stages`, pipeline.chunks > 1 ? `${pipeline.chunks} chunks per rank` : "",
     `${pipeline.microbatches} microbatches`,
-    `bubble ${formatPercent(measured)} of the step, ideal ${formatPercent(ideal)}`,
+    `bubble ${unsure ? "at least " : ""}${formatPercent(measured)} of the step, ideal ${formatPercent(ideal)}`,
   ])));
   const stages = pipeline.per_stage || [];
   if (!stages.length) return;
   const columns = PIPELINE_COLUMNS.filter(([name]) => name in stages[0]);
+  const cell = (stage, name) => {
+    if (!waitsAreKnown(stage) && !["stage", "ranks", "forward_ns", "backward_ns"].includes(name)) return "–";
+    return name.endsWith("_ns") ? formatMilliseconds(stage[name]) : formatCell(name, stage[name]);
+  };
   byId("pipeline").append(table(columns.map(([, heading]) => heading), stages.map((stage) =>
-    columns.map(([name]) => (name.endsWith("_ns") ? formatMilliseconds(stage[name]) : formatCell(name, stage[name]))))));
+    columns.map(([name]) => cell(stage, name)))));
   byId("pipeline").append(element("p", "ms per step; forward and backward: mean ms of one. The bubble by phase (warm-up, "
     + "steady, cool-down) and by cause: what equal stages would wait (schedule), stages that differ (imbalance; negative: "
-    + "a slow stage waits less for the others), microbatches and ranks that differ (variation), transfers (P2P).", "hint"));
+    + "a slow stage waits less for the others), microbatches and ranks that differ (variation), transfers (P2P)."
+    + (unsure ? " –: the other side of these stages' messages is not known, so what they waited is not either." : ""), "hint"));
+}
+
+// With a few exceptions, both sides of the stage's messages were recorded: waiting can be told from transfer.
+function waitsAreKnown(stage) {
+  return (stage.unmatched_ns || 0) <= 0.05 * (stage.bubble_ns + stage.transfer_ns);
 }
 
 function formatCell(name, value) {
@@ -324,21 +335,23 @@ function showCommunication() {
     byId("communication").append(element("p", "No communication was recorded.", "empty"));
     return;
   }
-  const bandwidth = (value) => {
+  const during = (row) => (row.bandwidth_time === "duration" ? "*" : "");
+  const bandwidth = (value, row) => {
     if (value === null || value === undefined) return "–";
-    return value < 0.001 ? value.toExponential(1) : significant(value);
+    return (value < 0.01 ? `${formatBytes(value * 1e9)}/s` : significant(value)) + during(row);
   };
   byId("communication").append(table(
     ["<role", "<operation", "group size", "count", "bytes", "p50", "p99", "max", "algbw GB/s", "busbw GB/s", "exposed", "hidden", "wait"],
     rows.map((row) => [
       row.role, row.operation, row.group_size, row.count, formatBytes(row.bytes),
       formatDuration(row.duration_ns.p50), formatDuration(row.duration_ns.p99), formatDuration(row.duration_ns.max),
-      bandwidth(row.algbw_gbps), bandwidth(row.busbw_gbps),
+      bandwidth(row.algbw_gbps, row), bandwidth(row.busbw_gbps, row),
       formatDuration(row.exposed_ns), formatDuration(row.hidden_ns), formatDuration(row.wait_ns),
     ]),
   ));
   byId("communication").append(element("p", "Counts, bytes, exposed, hidden and wait are sums over all ranks and steps. "
     + "Exposed: the rank stood still for it. Wait: before its last member arrived."
+    + (rows.some(during) ? " * not matched on all members: bytes per duration, waiting included." : "")
     + (alone ? ` Left out: ${alone} calls on groups of one rank, which send nothing.` : ""), "hint"));
 }
 

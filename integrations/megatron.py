@@ -13,9 +13,8 @@
   the last backward;
 * the roles of all groups are read whenever ``megatron.core.parallel_state`` has set them up.
 
-With ``overlap_moe_expert_parallel_comm`` Megatron interleaves one microbatch's forward with another one's backward,
-layer by layer. There is a span of each, from the begin of the two to their end: the forward lies inside the backward,
-which has its own microbatch and chunk, and the time of both counts as forward.
+Where Megatron interleaves one microbatch's forward with another one's backward, layer by layer
+(``overlap_moe_expert_parallel_comm``), see :mod:`commtrace.integrations.megatron_combined`.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from typing import Any, Final, NamedTuple
 from commtrace.capture.hooks import RAISED, Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
+from commtrace.integrations.megatron_combined import Combined, CombinedSteps
 from commtrace.integrations.megatron_topology import collection_roles, framework, group_roles, topology
 from commtrace.trace import schema
 
@@ -87,6 +87,7 @@ class MegatronIntegration:
         self._forwards: Counter[int] = Counter()
         self._backwards: Counter[int] = Counter()
         self._awaiting_backward: dict[int, Place] = {}
+        self._combined = CombinedSteps(tracer, self._hooks, self._open_combined)
 
     def install(self) -> None:
         """Register the hooks."""
@@ -94,6 +95,7 @@ class MegatronIntegration:
             "megatron.core.parallel_state": self._hook_parallel_state,
             "megatron.core.pipeline_parallel.schedules": self._hook_schedules,
             "megatron.core.pipeline_parallel.combined_1f1b": self._hook_combined,
+            "megatron.core.pipeline_parallel.utils": self._combined.hook_nodes,
             "megatron.core.distributed.finalize_model_grads": self._hook_finalization,
             **{f"megatron.core.optimizer.{name}": self._hook_optimizers for name in _OPTIMIZER_MODULES},
         }
@@ -236,33 +238,25 @@ class MegatronIntegration:
         return self._hooks.around(begin, self._hooks.end)(original)
 
     def _hook_combined(self, module: ModuleType) -> None:
-        self._hooks.replace(module, "combined_forward_backward_step", self._wrap_combined)
+        self._combined.hook_steps(module, _argument_getter)
 
-    def _wrap_combined(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _open_combined(self, argument: Callable[[str], Any]) -> Combined:
         """Either model is None in the steps that only run the other direction."""
-        argument = _argument_getter(original)
+        opened: list[Span] = []
+        backward = None
+        if argument("b_model") is not None:
+            place = self._place_of_combined_backward(argument("b_model"))
+            opened.append(self._enter(schema.BACKWARD, "backward", place))
+            backward = self._tracer.coordinates
+        if argument("f_model") is not None:
+            opened.append(self._enter(schema.FORWARD, "forward", self._place_of_combined_forward(argument)))
+        return Combined(opened, backward)
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Span]:
-            opened = []
-            model = argument(args, kwargs, "b_model")
-            if model is not None:
-                opened.append(self._enter(schema.BACKWARD, "backward", self._place_of_combined_backward(model)))
-            if argument(args, kwargs, "f_model") is not None:
-                place = self._place_of_combined_forward(argument, args, kwargs)
-                opened.append(self._enter(schema.FORWARD, "forward", place))
-            return opened
-
-        def end(opened: list[Span], _result: Any) -> None:
-            for span in reversed(opened):
-                self._tracer.leave(span)
-
-        return self._hooks.around(begin, end)(original)
-
-    def _place_of_combined_forward(self, argument: Callable[..., Any], args: Any, kwargs: Any) -> Place:
-        chunk = argument(args, kwargs, "f_model_chunk_id")
+    def _place_of_combined_forward(self, argument: Callable[[str], Any]) -> Place:
+        chunk = argument("f_model_chunk_id")
         if chunk is None:
-            chunk = self._chunk_of_model(argument(args, kwargs, "f_model"))
-        microbatch = argument(args, kwargs, "current_microbatch")
+            chunk = self._chunk_of_model(argument("f_model"))
+        microbatch = argument("current_microbatch")
         if microbatch is None:
             microbatch = self._forwards[chunk]
         self._forwards[chunk] += 1

@@ -203,6 +203,12 @@ class Tracer:
             self.discard_step()
         self._close_step(self.last_mark if self._work_end is None else self._work_end)
 
+    def be_at(self, coordinates: Coordinates) -> Coordinates:
+        """Go elsewhere in the schedule without a phase of its own; returns where it was, for going back."""
+        before = self.coordinates
+        self._go_to(coordinates)
+        return before
+
     def _go_to(self, coordinates: Coordinates) -> None:
         self.coordinates = coordinates
         self.place: tuple[int, ...] = tuple(coordinates)

@@ -47,6 +47,12 @@ def test_dispatch_and_combine_in_both_schedules(tmp_path: Path) -> None:
                 assert {phase: count for phase, count in phases.items() if phase[0] in ("dispatch", "combine")} == {
                     (name, microbatch): LAYERS for name in ("dispatch", "combine") for microbatch in range(MICROBATCHES)
                 }
+                places = Counter(
+                    row["microbatch"]
+                    for row in rows(run, rank, schema.COLLECTIVE, step=step)
+                    if row["name"] == "all_to_all"
+                )
+                assert places == dict.fromkeys(range(MICROBATCHES), 2 * 3 * LAYERS), "half of them of its backward"
                 sent = Counter(
                     (row["name"], role_of(trace, row["group"])) for row in rows(run, rank, schema.COLLECTIVE, step=step)
                 )
@@ -89,6 +95,14 @@ def test_combined_forwards_and_backwards_in_an_interleaved_pipeline(tmp_path: Pa
         )
         assert set(phases.values()) == {LAYERS}
         assert len(phases) == 2 * 2 * MICROBATCHES
+        sent = Counter(
+            (row["microbatch"], row["chunk"])
+            for row in rows(run, rank, schema.COLLECTIVE, step=1)
+            if row["name"] == "all_to_all"
+        )
+        assert set(sent.values()) == {2 * 3 * LAYERS}
+        assert len(sent) == 2 * MICROBATCHES
+        assert {row["microbatch"] for row in rows(run, rank, schema.P2P, step=1)} == {-1}
     analysis = analyse(run)
     pipeline = reconstruct_pipeline(analysis.run, analysis.matches)
     assert pipeline is not None

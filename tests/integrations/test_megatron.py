@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from commtrace.capture.records import Coordinates
 from commtrace.integrations import megatron
+from commtrace.integrations.megatron_combined import _MESSAGES
 from commtrace.trace import schema
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
@@ -26,6 +29,7 @@ with warnings.catch_warnings():
     from megatron.core.optimizer import optimizer as optimizers
     from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
     from megatron.core.pipeline_parallel import combined_1f1b, schedules
+    from megatron.core.pipeline_parallel import utils as megatron_utils
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.moe import token_dispatcher
 
@@ -43,6 +47,7 @@ class NotingTracer:
         self.roles: dict[int, str] = {}
         self.topology: dict[str, Any] = {}
         self.failures: list[str] = []
+        self.coordinates = Coordinates()
 
     def begin_step(self, number: int | None = None) -> None:
         self.notes.append("step")
@@ -51,7 +56,12 @@ class NotingTracer:
         word = schema.KINDS[kind]
         place = "" if microbatch < 0 else f" m{microbatch} c{chunk} s{stage}"
         self.notes.append(f"+{word}{place}")
+        self.coordinates = Coordinates(-1, microbatch, chunk, stage)
         return word
+
+    def be_at(self, coordinates: Coordinates) -> Coordinates:
+        before, self.coordinates = self.coordinates, coordinates
+        return before
 
     def end_iteration(self) -> None:
         self.notes.append("end")
@@ -353,10 +363,48 @@ def test_a_combined_step_is_a_forward_and_a_backward_of_different_microbatches(m
     assert combined_1f1b.combined_forward_backward_step is step
 
 
+def test_what_a_combined_step_issues_has_the_place_of_what_issued_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes run forward or backward; messages to other stages have no place, as in all other schedules."""
+    tracer = NotingTracer()
+    seen: list[tuple[str, int, int]] = []
+
+    def note(what: str) -> None:
+        seen.append((what, tracer.coordinates.microbatch, tracer.coordinates.chunk))
+
+    def step(f_model: Any, b_model: Any, post_forward: Any, post_backward: Any, current_microbatch: Any = None) -> None:
+        node = megatron_utils.ScheduleNode(lambda: note("forward"), None, None)
+        node.forward()
+        node.backward(None)
+        for message in (post_forward, post_backward):
+            message()
+        note("after")
+
+    monkeypatch.setattr(combined_1f1b, "combined_forward_backward_step", step)
+    monkeypatch.setattr(megatron_utils.ScheduleNode, "_forward", lambda node, *_: node.forward_func())
+    monkeypatch.setattr(megatron_utils.ScheduleNode, "_backward", lambda node, *_: note("backward"))
+    uninstall = megatron.install(tracer)
+    message = functools.partial(note, "message")
+    chunks = [SimpleNamespace(vp_stage=number) for number in (0, 1)]
+    for forward, backward in ((chunks[1], chunks[0]), (chunks[1], None)):
+        tracer.coordinates = Coordinates()
+        combined_1f1b.combined_forward_backward_step(
+            forward, backward, post_forward=message, post_backward=message, current_microbatch=3
+        )
+    uninstall()
+
+    assert seen == [
+        ("forward", 3, 1), ("backward", 0, 0), ("message", -1, -1), ("message", -1, -1), ("after", 3, 1),
+        ("forward", 3, 1), ("backward", 3, 1), ("message", -1, -1), ("message", -1, -1), ("after", 3, 1),
+    ]  # fmt: skip
+    assert tracer.failures == []
+
+
 def test_the_real_combined_step_has_the_parameters_that_are_read() -> None:
     parameters = inspect.signature(combined_1f1b.combined_forward_backward_step).parameters
 
-    assert {"f_model", "b_model", "f_model_chunk_id", "current_microbatch"} <= set(parameters)
+    assert {"f_model", "b_model", "f_model_chunk_id", "current_microbatch", *_MESSAGES} <= set(parameters)
+    assert "backward" in vars(megatron_utils.ScheduleNode)
+    assert "pre_forward=pre_forward" in inspect.getsource(combined_1f1b), "passed by keyword"
 
 
 def test_parts_of_the_work_are_phases(tracer: NotingTracer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import dis
 import functools
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -115,8 +116,25 @@ def broken(place: Place, error: BaseException) -> Iterator[Fault]:
             raise error
         return check
 
-    with _tracing(lambda frame, _event, _argument: check if frame.f_code is code else None):
-        yield fault
+    try:
+        with _tracing(lambda frame, _event, _argument: check if frame.f_code is code else None):
+            yield fault
+    finally:
+        _let_go(error)
+
+
+def _let_go(error: BaseException) -> None:
+    """Of what was going on when it was raised: whoever keeps the error (torch does, of a backward that it ended) would
+    keep the models of the job as well, and tests that look for all models would find them."""
+    seen: list[BaseException] = []
+    rest: list[BaseException | None] = [error]
+    while rest:
+        one = rest.pop()
+        if one is not None and one not in seen:
+            seen.append(one)
+            traceback.clear_frames(one.__traceback__)
+            one.__traceback__ = None
+            rest += [one.__context__, one.__cause__]
 
 
 @contextmanager

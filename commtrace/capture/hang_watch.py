@@ -115,7 +115,8 @@ class HangWatch:
             self._progress, self._moved_at = progress, now
             if self.report is not None:
                 self.report = None
-                _logger.warning("commtrace: training goes on again on rank %d", self._rank)
+                if self._speaks:
+                    _logger.warning("commtrace: training goes on again on rank %d", self._rank)
             return
         in_flight = self._activity.in_flight(self._unfinished())
         quiet_ns = now - self._moved_at
@@ -158,6 +159,11 @@ class HangWatch:
     def _rank(self) -> int:
         return -1 if self._metadata is None else self._metadata.rank
 
+    @property
+    def _speaks(self) -> bool:
+        """A thousand ranks of a job that stands still have one thing to say."""
+        return self._rank <= 0
+
     def _dump(self, quiet_ns: int, in_flight: Sequence[Mapping[str, Any]]) -> None:
         coordinates = self._tracer.topology()[1]
         self.report = {
@@ -173,7 +179,7 @@ class HangWatch:
         }
         self._dumps += 1
         where = self._written(self.report)
-        if self._rank <= 0:
+        if self._speaks:
             _logger.warning(
                 "commtrace: nothing has moved for %.0f s on rank %d: training hangs, or waits for another rank. %s Ask "
                 "for all ranks: commtrace doctor RUN",

@@ -1,6 +1,6 @@
 """A frame from metrics: of one rank's endpoint, or of a Prometheus that watches all of them.
 
-Metrics know less than files: not who waited for whom, nor waiting from transfer. That stays None.
+Metrics know less than files: not who waited for whom, nor, without the monitor, waiting from transfer. That stays None.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from commtrace.top.http import MetricsError, fetch, shown
 
 ALERT: Final = "alert"
 METRICS: Final = "metrics"
+MONITOR: Final = "monitor"
 
 _PARTS: Final = ("bubble", "data", "checkpoint", "gc", "other")
 _SHORTEST_WINDOW_SECONDS: Final = 60
@@ -59,6 +60,7 @@ class RankTotals:
         dropped: spans.
         last_step: −1 before the first.
         ended: epoch seconds of its end.
+        split: by role, of the calls that the monitor compared: waiting for the last rank, and transfer.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class RankTotals:
     dropped: float | None = None
     last_step: int = -1
     ended: float | None = None
+    split: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def since(self, before: RankTotals) -> RankTotals:
         """What has been added; everything so far, where the rank was started again meanwhile."""
@@ -81,6 +84,10 @@ class RankTotals:
             seconds=self.seconds - before.seconds,
             parts={part: value - before.parts.get(part, 0.0) for part, value in self.parts.items()},
             exposed={role: value - before.exposed.get(role, 0.0) for role, value in self.exposed.items()},
+            split={
+                role: (wait - before.split.get(role, (0.0, 0.0))[0], transfer - before.split.get(role, (0.0, 0.0))[1])
+                for role, (wait, transfer) in self.split.items()
+            },
             work=None if self.work is None else self.work - (before.work or 0.0),
         )
 
@@ -183,7 +190,8 @@ class PrometheusSource:
         alerts = self._query(
             f'ALERTS{{alertname="CommtraceStraggler",alertstate="firing",run_id={json.dumps(run_id)}}}'
         )
-        frame = frame_of_totals(shown(self._url), added, total, time.time_ns(), [one.labels for one in alerts])
+        found = self._query(f"commtrace_straggler_cost_seconds{chosen}")
+        frame = frame_of_totals(shown(self._url), added, total, time.time_ns(), [one.labels for one in alerts], found)
         others = sorted(set(newest) - {run_id})
         notes = [*frame.notes, f"Means over the last {window} s."]
         if others and not self._run_id:
@@ -220,6 +228,7 @@ _COUNTERS: Final = {
     "commtrace_step_duration_seconds_sum": "",
     "commtrace_compute_seconds_total": "phase",
     "commtrace_exposed_seconds_total": "operation",
+    "commtrace_exposed_split_seconds_total": "operation",
     **{f"commtrace_{part}_seconds_total": "" for part in (*_PARTS, "work")},
     "commtrace_spans_dropped_total": "kind",
 }
@@ -253,6 +262,11 @@ def totals_of(samples: Iterable[Sample]) -> Totals:
         elif name == "commtrace_exposed_seconds_total":
             role = labels.get("role", "other")
             one.exposed[role] = one.exposed.get(role, 0.0) + value
+        elif name == "commtrace_exposed_split_seconds_total":
+            role = labels.get("role", "other")
+            wait, transfer = one.split.get(role, (0.0, 0.0))
+            is_wait = labels.get("part") == "wait"
+            one.split[role] = (wait + value, transfer) if is_wait else (wait, transfer + value)
         elif name == "commtrace_work_seconds_total":
             one.work = value
         elif name == "commtrace_spans_dropped_total":
@@ -267,7 +281,12 @@ def totals_of(samples: Iterable[Sample]) -> Totals:
 
 
 def frame_of_totals(
-    source: str, shown_totals: Totals, so_far: Totals, now_ns: int, alerts: Sequence[Mapping[str, str]] = ()
+    source: str,
+    shown_totals: Totals,
+    so_far: Totals,
+    now_ns: int,
+    alerts: Sequence[Mapping[str, str]] = (),
+    found: Sequence[Sample] = (),
 ) -> Frame:
     """The frame.
 
@@ -277,6 +296,7 @@ def frame_of_totals(
         so_far: what was told since the ranks began.
         now_ns: epoch ns.
         alerts: the labels of the alerts about stragglers that fire.
+        found: what slow ranks cost per step, seconds, as the monitor says.
     """
     rows = tuple(sorted((_row(so_far[rank], shown_totals.get(rank), now_ns) for rank in so_far), key=_by_rank))
     ids = {one.labels["run_id"] for one in so_far.values() if "run_id" in one.labels}
@@ -284,7 +304,10 @@ def frame_of_totals(
     steps_ns = [row.step_ns for row in rows if row.step_ns is not None]
     all_steps, all_seconds = _steps(so_far), sum(one.seconds for one in so_far.values())
     least = round(min((one.steps for one in shown_totals.values() if one.steps), default=0))
-    stragglers = (*_told_by_alerts(alerts, rows), *_told_by_work(shown_totals, rows, {one["rank"] for one in alerts}))
+    by_monitor = {one.rank: one for one in _told_by_monitor(found, rows)}
+    by_alert = [one for one in _told_by_alerts(alerts, rows) if one.rank not in by_monitor]
+    told = {str(one.rank) for one in (*by_monitor.values(), *by_alert)}
+    stragglers = (*by_monitor.values(), *by_alert, *_told_by_work(shown_totals, rows, told))
     return Frame(
         source=source,
         time_ns=now_ns,
@@ -332,8 +355,17 @@ def _row(so_far: RankTotals, added: RankTotals | None, now_ns: int) -> RankRow:
         row,
         step_ns=round(1e9 * added.seconds / added.steps),
         parts={**per_step, "exposed": sum(exposed.values())},
-        exposed={role: Exposed(ns) for role, ns in exposed.items() if ns},
+        exposed={role: _split(ns, *added.split.get(role, (0.0, 0.0))) for role, ns in exposed.items() if ns},
     )
+
+
+def _split(exposed_ns: int, wait: float, transfer: float) -> Exposed:
+    """All that was exposed, divided as the calls are that the monitor compared; not divided where it compared none."""
+    compared = wait + transfer
+    if compared <= 0:
+        return Exposed(exposed_ns)
+    wait_ns = round(exposed_ns * wait / compared)
+    return Exposed(exposed_ns, wait_ns, exposed_ns - wait_ns)
 
 
 def _told_by_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -> Iterator[Slow]:
@@ -342,6 +374,17 @@ def _told_by_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]
         yield Slow(
             rank, labels.get("node", ""), "slow", None, "The alert CommtraceStraggler fires.", ALERT, _who(labels)
         )
+
+
+def _told_by_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterator[Slow]:
+    hosts = {row.rank: row.host for row in rows}
+    for one in sorted(found, key=lambda one: -one.value):
+        number = one.labels.get("straggler_rank", "")
+        rank = int(number) if number.isdigit() else -1
+        node = hosts.get(rank, "")
+        cause, who = one.labels.get("cause", "unknown"), _who({"rank": number, "node": node})
+        evidence = "The monitor on rank 0 names it; its log has the numbers and what to do."
+        yield Slow(rank, node, cause, 1e3 * one.value, evidence, MONITOR, who)
 
 
 def _who(labels: Mapping[str, str]) -> str:

@@ -155,7 +155,8 @@ def test_nobody_at_an_address_is_said_with_the_address() -> None:
 class Answers:
     """A Prometheus whose ranks make a step a second: 20 of 0.5 s, then, in the last minute, 4 of 1 s."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, has_monitor: bool = False) -> None:
+        self.has_monitor = has_monitor
         monkeypatch.setattr("commtrace.top.from_metrics.fetch", self.fetch)
         self.asked: list[str] = []
 
@@ -181,6 +182,13 @@ class Answers:
                 for rank in ("1", "0"):
                     labels = {"run_id": "new", "rank": rank, **({"role": "dp"} if "exposed" in name else {})}
                     yield {"metric": labels, "value": [0, str(value)]}
+        if self.has_monitor and "exposed_split" in query:
+            for part, value in (("wait", steps * 0.03), ("transfer", steps * 0.01)):
+                labels = {"run_id": "new", "rank": "0", "role": "dp", "part": part}
+                yield {"metric": labels, "value": [0, str(value)]}
+        if self.has_monitor and "straggler_cost" in query:
+            labels = {"run_id": "new", "rank": "0", "straggler_rank": "1", "cause": "compute"}
+            yield {"metric": labels, "value": [0, "0.012"]}
 
 
 def test_of_a_prometheus_the_newest_run_is_shown_over_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +203,18 @@ def test_of_a_prometheus_the_newest_run_is_shown_over_the_last_minute(monkeypatc
         "Of 2 runs this is the one with the newest step; --run-id for: old",
     )
     assert 'commtrace_bubble_seconds_total{run_id="new"} offset 60s' in answers.asked
+
+
+def test_what_the_monitor_has_found_is_shown_with_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    Answers(monkeypatch, has_monitor=True)
+    frame = PrometheusSource("http://p", 20).look()
+
+    (slow,) = frame.stragglers
+    assert (slow.rank, slow.who, slow.cause, slow.cost_ms_per_step, slow.told_by) == (
+        1, "rank 1", "compute", 12.0, "monitor",
+    )  # fmt: skip
+    assert frame.ranks[0].exposed == {"dp": Exposed(500_000_000, 375_000_000, 125_000_000)}
+    assert frame.ranks[1].exposed == {"dp": Exposed(500_000_000)}, "nothing of it was compared"
 
 
 def test_a_run_that_a_prometheus_does_not_know_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

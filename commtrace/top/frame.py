@@ -12,7 +12,7 @@ PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "mem
 MOST_STEPS: Final = 20
 """So many of the newest steps are shown where nothing else is wished."""
 
-URGENT: Final = ("SILENT", "NO STEP")
+URGENT: Final = ("SILENT", "NO STEP", "STOPPED")
 """How notes begin that cannot wait until the morning."""
 
 

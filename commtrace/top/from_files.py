@@ -319,6 +319,11 @@ def _notes(
         yield f"SILENT: {ranks_in_words(silent)} said nothing for {seconds_in_words(quiet)}{why}."
     if all(ending.state == ENDED for ending in endings.values()):
         yield "The run has ended: these are its last steps."
+    elif stopped := [rank for rank, ending in endings.items() if ending.state == STOPPED]:
+        yield (
+            f"STOPPED: no rank writes any more, and {ranks_in_words(stopped)} did not end in order, as ranks that are "
+            f"killed or crash do not: commtrace doctor {run.path}"
+        )
     else:
         stalled = _stalled_ns(run, rows, endings, step_ns, now_ns)
         if stalled is not None:

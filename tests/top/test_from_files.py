@@ -127,6 +127,12 @@ def test_a_run_that_has_ended_is_not_silent() -> None:
     assert frame.notes == ("The run has ended: these are its last steps.",)
 
 
+def test_a_job_that_was_killed_is_said_to_have_stopped() -> None:
+    frame = make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS + 10**12)
+    assert {row.state for row in frame.ranks} == {"stopped"}
+    assert frame.notes[0].startswith("STOPPED: no rank writes any more, and ranks 0–1 did not end in order")
+
+
 def test_steps_that_were_only_summed_up_have_a_length_and_no_parts() -> None:
     frame = make_frame(newest(two_ranks(sampled=True), 0, 3), 3, EPOCH_NS + 30 * MS)
     assert (frame.num_steps, frame.step_ns) == (0, 10 * MS)

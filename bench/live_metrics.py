@@ -26,6 +26,7 @@ from commtrace.live.summary import StepSummary
 from commtrace.recorder import mark_row
 from commtrace.trace import schema
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.row_batch import RowBatch
 from commtrace.trace.writer import Row, SegmentWriter
 
 PASSES = 15
@@ -84,31 +85,35 @@ def metadata() -> RankMetadata:
     return RankMetadata("bench", 0, 1, 0, 0, 4, "host", "host", "", 1, "gloo", "cpu", "")
 
 
-def measure(calls: int, directory: Path) -> tuple[float, float, RankCollector]:
-    """CPU ms per step: of writing the trace, and of summing up the step."""
+def measure(calls: int, directory: Path) -> tuple[tuple[float, ...], RankCollector]:
+    """CPU ms per step: of writing the trace alone; of summing up the step, and of writing the trace after that."""
     rank, listener = LiveRank(metadata(), directory), Adding()
     collector = StepCollector(rank, [listener])
-    writer = SegmentWriter(directory / str(calls), metadata())
+    writer, second = (SegmentWriter(directory / f"{calls}-{which}", metadata()) for which in ("alone", "beside"))
     collector.write([mark_row("process_group", _ROLES)])
     steps_per_pass = max(1, 300 // calls)
-    written, summed = [], []
+    alone, summed, beside = [], [], []
     for number in range(PASSES):
         steps = range(number * steps_per_pass, (number + 1) * steps_per_pass)
         rows = [one for step in steps for one in step_rows(step, calls)]
-        written.append(cpu_ms(writer.write, rows) / steps_per_pass)
-        summed.append(cpu_ms(collector.write, rows) / steps_per_pass)
+        alone.append(cpu_ms(writer.write, RowBatch(rows)) / steps_per_pass)
+        batch = RowBatch(rows)  # as the recorder hands it to both, one after the other
+        summed.append(cpu_ms(collector.write, batch) / steps_per_pass)
+        beside.append(cpu_ms(second.write, batch) / steps_per_pass)
     writer.close()
+    second.close()
     # The first pass has no step to close yet.
-    return statistics.median(written[1:]), statistics.median(summed[1:]), RankCollector(rank, listener.totals)
+    return tuple(statistics.median(one[1:]) for one in (alone, summed, beside)), RankCollector(rank, listener.totals)
 
 
 def main() -> None:
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    print("| rows per step | writing the trace, ms per step | live metrics, ms per step |\n|---|---|---|")
+    print("| rows per step | writing the trace alone, ms per step | live metrics | writing beside them |")
+    print("|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory:
         for calls in CALLS_PER_STEP:
-            written, summed, samples = measure(calls, Path(directory))
-            print(f"| {3 * calls + 1:,} | {written:.2f} | {summed:.2f} |")
+            (alone, summed, beside), samples = measure(calls, Path(directory))
+            print(f"| {3 * calls + 1:,} | {alone:.2f} | {summed:.2f} | {beside:.2f} |")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(samples)
     times = [cpu_ms(lambda _rows: scrape(registry), []) for _ in range(101)]

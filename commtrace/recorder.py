@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
 from commtrace.trace.mark_rows import mark_row as mark_row
+from commtrace.trace.row_batch import RowBatch
 from commtrace.trace.writer import Row
 
 _logger = logging.getLogger("commtrace")
@@ -301,7 +302,8 @@ class Recorder:
         """Hand rows to the sinks; False if they could not take them, which is counted."""
         # Every sink for itself: a full disk takes nothing from those that do not write. Passes without rows are told as
         # well: a sink may wait for what does not come any more.
-        taken = [self._hand_to(sink, rows) for sink in self._sinks or ()]
+        batch = RowBatch(rows)
+        taken = [self._hand_to(sink, batch) for sink in self._sinks or ()]
         if not rows:
             return True
         if not all(taken):

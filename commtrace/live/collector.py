@@ -21,6 +21,7 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
+from commtrace.trace.row_batch import RowBatch
 from commtrace.trace.spans import Int64, Spans
 from commtrace.trace.writer import Row
 
@@ -74,7 +75,7 @@ class StepCollector:
         if self._is_off or not self._listeners:
             return
         try:
-            self._take(rows)
+            self._take(rows if isinstance(rows, RowBatch) else RowBatch(rows))
         except Exception:
             self._is_off = True
             _logger.warning("commtrace: live metrics are off; training and the trace go on", exc_info=True)
@@ -92,13 +93,13 @@ class StepCollector:
         for listener in self._listeners:
             listener.abandon_after_fork()
 
-    def _take(self, rows: Sequence[Row]) -> None:
+    def _take(self, rows: RowBatch) -> None:
         marks = [row for row in rows if row[_KIND] == schema.MARK]
         for mark in marks:
             self.rank.learn(mark)
         self.rank.spans += len(rows) - len(marks)
         before = len(self._pending)
-        self._pending.add([row for row in rows if row[_KIND] != schema.MARK or row[_STEP] >= 0] if marks else rows)
+        self._pending.add(rows)
         self.rank.dropped = dict(self._dropped())
         self.rank.overhead_ns = self._thread_ns()
         if self._steps_are_ripe:

@@ -8,10 +8,11 @@ from typing import Final
 import numpy as np
 
 from commtrace.live.gil import Breath
+from commtrace.trace import schema
+from commtrace.trace.row_batch import RowBatch
 from commtrace.trace.spans import Bool, Int64, Spans
 from commtrace.trace.writer import Row
 
-_ROWS_AT_A_TIME: Final = 500
 _SPARE_NAMES: Final = 1_000
 """Names that no row bears any more are forgotten when there are this many and twice as many as rows."""
 
@@ -49,13 +50,27 @@ class PendingRows:
         self._handed = [np.concatenate([np.empty(0, np.bool_), *self._handed])]
         return self._handed[0]
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Take new ones."""
-        for begin in range(0, len(rows), _ROWS_AT_A_TIME):
-            self._columns.append(Spans.from_tuples(rows[begin : begin + _ROWS_AT_A_TIME], self.names))
-            self._breath.take()
+    def add(self, batch: RowBatch) -> None:
+        """Take new ones; of marks, those of a step."""
+        spans, rows = batch.columns, list[Row](batch)
+        is_wanted = (spans.kind != schema.MARK) | (spans.step >= 0)
+        if not is_wanted.all():
+            kept = np.flatnonzero(is_wanted)
+            spans, rows = spans.take(kept), [batch[at] for at in kept.tolist()]
+        self._columns.append(self._recoded(spans, batch.names))
         self._handed.append(np.zeros(len(rows), np.bool_))
         self.rows += rows
+        self._breath.take()
+
+    def _recoded(self, spans: Spans, words: Sequence[str]) -> Spans:
+        """With our codes for the words."""
+        own = {name: code for code, name in enumerate(self.names)}
+        for word in words:
+            if word not in own:
+                own[word] = len(self.names)
+                self.names.append(word)
+        codes = np.array([*(own[word] for word in words), schema.NOT_APPLICABLE], np.int32)  # −1 is the last one
+        return spans.replace(name=codes[spans.name], dtype=codes[spans.dtype])
 
     def keep(self, kept: Int64, handed: Bool) -> None:
         """Only these rows, ascending.

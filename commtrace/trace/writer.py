@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,7 @@ from commtrace.trace import compaction, schema
 from commtrace.trace.budget import Budget, Discards
 from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.row_batch import RowBatch
 from commtrace.trace.spans import Spans
 
 Row = tuple[Any, ...]
@@ -49,6 +51,7 @@ _LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "trigger"})
 """Of these, later segments repeat the last one, for the same reason."""
 
 _STEP_COLUMN: Final = schema.SCHEMA.get_field_index("step")
+_step_of: Final = itemgetter(_STEP_COLUMN)
 
 
 def rank_directory(run_directory: Path, rank: int) -> Path:
@@ -115,8 +118,11 @@ class SegmentWriter:
                 self._open(max(self._last_step, min(steps, default=self._first_step)))
                 rows = [*self._lasting, *self._latest.values(), *self._discarded(), *rows]
             end = self._first_step + self._steps_per_segment
-            current = [row for row in rows if row[_STEP_COLUMN] < end]
-            rows = [row for row in rows if row[_STEP_COLUMN] >= end]
+            if max(map(_step_of, rows)) < end:
+                current, rows = rows, []
+            else:
+                current = [row for row in rows if row[_STEP_COLUMN] < end]
+                rows = [row for row in rows if row[_STEP_COLUMN] >= end]
             if current:
                 self._append(current)
             if rows:
@@ -152,7 +158,7 @@ class SegmentWriter:
 
     def _append(self, rows: Sequence[Row]) -> None:
         self._write_batch(self._batch(rows))
-        self._last_step = max(self._last_step, max(row[_STEP_COLUMN] for row in rows))
+        self._last_step = max(self._last_step, max(map(_step_of, rows)))
         self._remember([row for row in rows if row[0] == schema.MARK])
         if 0 < self._bytes_per_segment < self._file.tell() or self._is_to_be_compacted(len(rows)):
             self._end_segment()
@@ -238,11 +244,24 @@ class SegmentWriter:
             self._path.unlink(missing_ok=True)
 
     def _batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        if isinstance(rows, RowBatch) and rows.has_columns:
+            return self._batch_of_columns(rows)
         columns = list(zip(*rows, strict=True))
         return pa.RecordBatch.from_arrays(
             [self._array(field, values) for field, values in zip(schema.SCHEMA, columns, strict=True)],
             schema=schema.SCHEMA,
         )
+
+    def _batch_of_columns(self, rows: RowBatch) -> pa.RecordBatch:
+        """Of rows whose columns another sink has needed already."""
+        columns, names = rows.columns, rows.names
+        arrays = [
+            pa.array([row[-1] for row in rows], field.type)
+            if field.name == "detail"
+            else self._column(field, getattr(columns, field.name), names)
+            for field in schema.SCHEMA
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema.SCHEMA)
 
     def _batch_of_spans(
         self, spans: Spans, names: Sequence[str], before: Sequence[Row], after: Sequence[Row]

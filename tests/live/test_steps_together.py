@@ -15,6 +15,7 @@ from commtrace.live.pending import PendingRows
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
+from commtrace.trace.row_batch import RowBatch
 from commtrace.trace.writer import Row
 from tests.factory import group
 from tests.live.test_summarise import Listener, told
@@ -100,7 +101,7 @@ def test_steps_of_the_same_times_are_told_each_with_its_own_row() -> None:
 def test_names_that_no_row_bears_any_more_are_forgotten() -> None:
     pending = PendingRows(Breath())
     for number in range(30):
-        pending.add([row(name=f"{number}.{at}", step=number) for at in range(100)])
+        pending.add(RowBatch(row(name=f"{number}.{at}", step=number) for at in range(100)))
         pending.drop_oldest(len(pending) - 10)
 
     assert len(pending.names) < 1_200

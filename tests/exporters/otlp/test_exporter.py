@@ -81,6 +81,7 @@ def test_a_receiver_gets_every_span(
         monkeypatch.setenv("OTEL_SERVICE_NAME", "gpt")
         exporter = opened(rank=0)
         run_steps(exporter, 0, 3)
+        until(lambda: is_settled(exporter))  # the end of a job waits less than two seconds
         exporter.close()
 
     made = [span for step in range(3) for span in job_spans(step)[0]]
@@ -250,6 +251,7 @@ def test_a_provider_is_left_alone_if_told_so(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         exporter = opened(rank=0, config=Config(otlp_level="steps", otlp_provider=False))
         run_steps(exporter, 0, 2)
+        until(lambda: is_settled(exporter))
         exporter.close()
     provider.shutdown()
 
@@ -284,6 +286,7 @@ def test_findings_of_the_monitor_are_told_once(opened: Callable[..., OtlpExporte
     run_steps(exporter, 1, 2)
     exporter._rank.events.append({**finding, "kind": "back", "time": 1.8e9})
     run_steps(exporter, 3, 1)
+    until(lambda: is_settled(exporter))
     exporter.close()
 
     (path,) = tmp_path.glob("*traces*")

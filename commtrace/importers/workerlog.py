@@ -26,13 +26,15 @@ from commtrace.trace.writer import Row
 
 _JOB: Final = re.compile(
     r"Profiler Info: Job \(\d+\), type = (?P<type>[a-zA-Z_]+?)(?P<chunk>\d*), micro_batch_id = (?P<microbatch>-?\d+), "
-    r"job_start_time = (?P<start>[\d.]+), job_end_time = (?P<end>[\d.]+)"
+    r"job_start_time = (?P<start>[^\s,]+), job_end_time = (?P<end>[^\s,]+)"
 )
+_LINE: Final = "Profiler Info: Job ("
 _FIRST_STEP: Final = re.compile(r"Schedule Profiler start at step (\d+)")
 _NAME: Final = re.compile(r"workerlog\.(\d+)$")
 _MACHINE: Final = re.compile(r"^machine(\d+)$")
 _KINDS: Final = {"forward": schema.FORWARD, "backward": schema.BACKWARD, "optimizer": schema.OPTIMIZER}
 _NS_PER_MS: Final = 1_000_000
+_LATEST_NS: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class _Log(NamedTuple):
     local_rank: int
     first_step: int
     jobs: list[_Job]
+    unreadable: int = 0
 
 
 class _Message(NamedTuple):
@@ -116,6 +119,12 @@ def import_workerlog(
             "framework": {"name": "paddle"},
         }
         marks = [*group_rows([group]), mark_row("topology", topology)]
+        if log.unreadable:
+            message = (
+                f"{log.unreadable} `Profiler Info: Job` lines of {log.path.name} cannot be read (cut off, no number, "
+                "or a job that ends before it starts) and were left out: what is before the next job counts as waiting."
+            )
+            marks.append(mark_row("problem", {"message": message}))
         num_spans += write_rank(output, metadata, _rows(rank, log, messages[rank], group), marks)
     return Imported(len(logs), num_spans)
 
@@ -146,7 +155,10 @@ def _read(path: Path) -> _Log:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ImportFileError(f"{path} cannot be read: {error.strerror or error}.") from error
-    jobs = [_job(match) for match in _JOB.finditer(text)]
+    lines = text.count(_LINE)
+    jobs = [job for match in _JOB.finditer(text) for job in (_job(match),) if job is not None]
+    if lines and not jobs:
+        raise ImportFileError(f"{path}: none of its {lines} `Profiler Info: Job` lines can be read. Copy it again.")
     if not jobs:
         raise ImportFileError(
             f"{path} has no `Profiler Info: Job` lines. Turn the executor's job schedule profiler on for a few steps."
@@ -154,21 +166,23 @@ def _read(path: Path) -> _Log:
     first_step = _FIRST_STEP.search(text)
     node = path.parent.name if _MACHINE.match(path.parent.name) else "host0"
     local_rank = int(_NAME.findall(path.name)[0])
-    return _Log(path, node, local_rank, int(first_step[1]) if first_step else 0, _with_steps(jobs))
+    return _Log(path, node, local_rank, int(first_step[1]) if first_step else 0, _with_steps(jobs), lines - len(jobs))
 
 
-def _job(match: re.Match[str]) -> _Job:
-    return _Job(
-        type=match["type"],
-        chunk=int(match["chunk"] or 0),
-        microbatch=int(match["microbatch"]),
-        start=_nanoseconds(match["start"]),
-        end=_nanoseconds(match["end"]),
-    )
+def _job(match: re.Match[str]) -> _Job | None:
+    """None where a time is no number, or the job ended before it started: the line is damaged."""
+    start, end = _nanoseconds(match["start"]), _nanoseconds(match["end"])
+    if start is None or end is None or end < start:
+        return None
+    return _Job(match["type"], int(match["chunk"] or 0), int(match["microbatch"]), start, end)
 
 
-def _nanoseconds(milliseconds: str) -> int:
-    return int(Decimal(milliseconds) * _NS_PER_MS)
+def _nanoseconds(milliseconds: str) -> int | None:
+    try:
+        time = int(Decimal(milliseconds) * _NS_PER_MS)
+    except (ArithmeticError, ValueError):
+        return None
+    return time if 0 <= time <= _LATEST_NS else None
 
 
 def _with_steps(jobs: Sequence[_Job]) -> list[_Job]:

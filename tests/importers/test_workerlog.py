@@ -47,11 +47,36 @@ def test_a_gap_before_a_job_is_the_wait_for_its_neighbour(tmp_path: Path) -> Non
 
 
 def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
-    line = job("forward", 0, 0, 1).replace(f"{BASE_MS}.000000", "1697793307213.760986")
+    line = job("forward", 0, 0, 300).replace(f"{BASE_MS}.000000", "1697793307213.760986")
 
     import_workerlog([write_log(tmp_path / "workerlog.0", line)], tmp_path / "run")
 
     assert load_run(tmp_path / "run").ranks[0].spans.start[0] == 1_697_793_307_213_760_986
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        job("forward", 1, 20, 30)[:-30],  # cut off while it was written
+        job("forward", 1, 20, 30)[:-12] + "\n",  # cut inside of its last number: ends in the past
+        job("forward", 1, 20, 30).replace(f"{BASE_MS + 20:.6f}", "nan"),
+        job("forward", 1, 20, 30).replace(f"{BASE_MS + 30:.6f}", "1.2.3"),
+        job("forward", 1, 30, 20),
+    ],
+)
+def test_lines_that_cannot_be_read_are_left_out_and_told_of(tmp_path: Path, damaged: str) -> None:
+    log = write_log(tmp_path / "workerlog.0", job("forward", 0, 0, 10), damaged)
+
+    import_workerlog([log], tmp_path / "run")
+
+    run = load_run(tmp_path / "run")
+    assert run.ranks[0].spans.microbatch[run.ranks[0].spans.kind == schema.FORWARD].tolist() == [0]
+    assert any("1 `Profiler Info: Job` lines of workerlog.0 cannot be read" in problem for problem in run.problems)
+
+
+def test_a_log_of_damaged_lines_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImportFileError, match="none of its 1 `Profiler Info: Job` lines can be read"):
+        import_workerlog([write_log(tmp_path / "workerlog.0", job("forward", 1, 30, 20))], tmp_path / "run")
 
 
 def test_a_step_is_over_when_a_job_comes_again(tmp_path: Path) -> None:

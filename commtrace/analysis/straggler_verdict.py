@@ -50,6 +50,11 @@ class Verdict:
         return asdict(self)
 
 
+def cause_in_words(cause: str) -> str:
+    """``stage imbalance``; ``cause unknown`` where the evidence does not tell."""
+    return "cause unknown" if cause == "unknown" else cause.replace("_", " ")
+
+
 def on_gpu(run: Run) -> bool:
     """Whether the job ran on GPUs, as far as was recorded: then lost time is told in GPU-hours too."""
     device = run.any_metadata.device

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from commtrace.analysis.rank_means import RankMean
 from commtrace.analysis.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER
+from commtrace.analysis.straggler_verdict import cause_in_words
 
 _WORTH_A_LOOK: Final = 0.05
 """Share of the step below which nothing is singled out."""
@@ -49,7 +50,7 @@ def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> st
     cost_ns = straggler["cost_ms_per_step"] * 1e6
     who = "Now one rank, now another" if straggler["rank"] < 0 else straggler["who"][:1].upper() + straggler["who"][1:]
     return (
-        f"{who} holds up the others ({straggler['cause'].replace('_', ' ')}): it costs {_ms(cost_ns)} of every step, "
+        f"{who} holds up the others ({cause_in_words(straggler['cause'])}): it costs {_ms(cost_ns)} of every step, "
         f"{cost_ns / mean_wall_ns:.1%} of it. {straggler['next_step']}"
     )
 

@@ -110,7 +110,9 @@ def _print_groups(console: Console, told: Told) -> None:
     silent = [group["group"] for group in told["groups"] if not group["collectives"] and not group["messages"]]
     if silent:
         named = ", ".join(dict.fromkeys(group["role"] for group in silent))
-        console.print(f"{len(silent)} groups in which nothing was seen: {escape(named)}", style="dim")
+        console.print(
+            f"{len(silent)} group{'s' * (len(silent) != 1)} in which nothing was seen: {escape(named)}", style="dim"
+        )
     for drop in told["drops"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in drop["dropped"].items())
         console.print(f"[yellow]Dropped on rank {drop['rank']}:[/] {kinds}{_between(drop)}")

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from commtrace.analysis.straggler_verdict import cause_in_words
 from commtrace.cli.units import milliseconds
 
 
@@ -20,7 +21,7 @@ def print_stragglers(
         hours = f", {straggler['gpu_hours_per_day']:.3g} GPU-hours per day" if on_gpu else ""
         typical = "mean" if straggler["cause"] in ("data", "gc") else "median"
         console.print(
-            f"[bold red]Straggler: {escape(straggler['who'])}[/], {straggler['cause'].replace('_', ' ')}: "
+            f"[bold red]Straggler: {escape(straggler['who'])}[/], {cause_in_words(straggler['cause'])}: "
             f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step ({typical}){hours}"
         )
         for text in (straggler["evidence"], *([straggler["next_step"]] if with_next_step else [])):

@@ -90,6 +90,19 @@ def _clock_line(alignment: Mapping[str, Any]) -> str:
     )
 
 
+def _waits_are_bubble(summary: Summary, role: str) -> bool:
+    return role == "pp" and any(rank["bubble_ns"] for rank in summary["ranks"])
+
+
+def _mean_wait(summary: Summary, role: str, wait_ns: float) -> str:
+    """A wait of 0 is none only where members were matched: then it would have been seen."""
+    if wait_ns == 0 and _waits_are_bubble(summary, role):
+        return "bubble"
+    calls = [row for row in summary["communication"] if row["role"] == role and row["group_size"] != 1]
+    matched = not calls or any(row["wait_ns"] is not None for row in calls)
+    return milliseconds(wait_ns) if wait_ns or matched else UNKNOWN
+
+
 def _print_exposed(console: Console, summary: Summary) -> None:
     """Time that the lanes stood still, by role: the mean over ranks, and the rank that lost most."""
     ranks = summary["ranks"]
@@ -107,13 +120,16 @@ def _print_exposed(console: Console, summary: Summary) -> None:
         most, on_rank = max((sum(part.values()), -rank["rank"]) for part, rank in zip(parts, ranks, strict=True))
         table.add_row(
             role + "*" * (role in alone),
-            milliseconds(wait / len(ranks)),
+            _mean_wait(summary, role, wait / len(ranks)),
             milliseconds(transfer / len(ranks)),
             share(wait + transfer, wall),
             milliseconds(most),
             str(-on_rank),
         )
-    note = "* calls on groups of one rank, which send nothing." if alone.intersection(roles) else ""
+    notes = ["* calls on groups of one rank, which send nothing."] if alone.intersection(roles) else []
+    if any(_waits_are_bubble(summary, role) for role in roles):
+        notes.append("bubble: waiting for pipeline messages is not here but in the bubble above.")
+    note = "\n".join(notes)
     _print_table(console, "Standing still for communication, ms per step", table, note)
 
 

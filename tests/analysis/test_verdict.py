@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from commtrace.analysis.rank_means import RankMean
 from commtrace.analysis.states import State
+from commtrace.analysis.straggler_verdict import cause_in_words
 from commtrace.analysis.verdict import verdict
 
 MS = 1_000_000
@@ -84,6 +85,14 @@ def test_where_nothing_but_steps_was_recorded_nothing_is_ruled_out() -> None:
 
 def test_steps_without_length_are_not_said_to_be_missing() -> None:
     assert verdict([RankMean(0, "node0", {}, 0, 0, {})], []) == "The steps have no length: there is nothing to judge."
+
+
+def test_a_cause_that_is_not_known_is_called_so() -> None:
+    assert [cause_in_words(cause) for cause in ("unknown", "stage_imbalance", "gc")] == [
+        "cause unknown",
+        "stage imbalance",
+        "gc",
+    ]
 
 
 def test_small_losses_are_not_made_large() -> None:

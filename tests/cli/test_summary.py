@@ -72,6 +72,24 @@ def test_what_was_not_recorded_is_not_shown_as_zero() -> None:
     assert "What the bubble is due to" not in ends_only
 
 
+def test_a_wait_that_nobody_can_know_is_not_none() -> None:
+    """Of two ranks, one was recorded: its all_reduce stood still for somebody, or for the network."""
+    dp = group("dp", 0, 1)
+    reduce = collective("all_reduce", dp, 0, 2 * MS, 5 * MS, step=0, id=1)
+    rows = [span("step", 0, 10 * MS, step=0), reduce, stall(reduce, 2 * MS, 5 * MS)]
+    alone = make_run({0: rows}, [dp], world_size=2)
+    both = make_run({0: rows, 1: rows}, [dp])
+
+    assert row(printed(alone), "dp")[1:3] == ["–", "3.00"]
+    assert row(printed(both), "dp")[1:3] == ["0", "3.00"]
+
+
+def test_where_waiting_for_messages_is_bubble_the_table_of_roles_says_so() -> None:
+    text = printed(synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run)
+    assert row(text[text.index("Standing still") :], "pp")[1] == "bubble"
+    assert "waiting for pipeline messages is not here but in the bubble above" in text
+
+
 def test_every_rank_has_its_parts_in_milliseconds_and_per_cent() -> None:
     text = printed(PipelineJob(4, 8, forward_ns=MS, backward_ns=2 * MS).run())
     heading = row(text, "rank")

@@ -107,12 +107,12 @@ def test_the_device_is_told_once_it_is_used(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(identity, "device", lambda number=None: (f"GPU {number}", "u"))
     cuda = SimulatedCuda(3)
     clock = CudaClock(cuda, cuda, cuda.host_ns)
-    recorder = instrumentation.Instrumentation(commtrace.Config(dir=str(tmp_path)))
-    assert "topology" not in dict(recorder._marks())
+    marks = instrumentation.Instrumentation(commtrace.Config(dir=str(tmp_path)))._marks.since_last_pass
+    assert "topology" not in dict(marks())
     with cuda.device(3):
         clock.mark()
-    assert dict(recorder._marks())["topology"]["device"] == {"name": "GPU 3", "uuid": "u"}
-    assert "topology" not in dict(recorder._marks())
+    assert dict(marks())["topology"]["device"] == {"name": "GPU 3", "uuid": "u"}
+    assert "topology" not in dict(marks())
 
 
 def test_rank_0_says_where_it_records(

@@ -8,22 +8,18 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commtrace import identity
 from commtrace.capture import module_selection, triggers
-from commtrace.capture.activity import PART as ACTIVITY
-from commtrace.capture.activity import Activity
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.garbage import GarbageCollections
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.hang_watch import HangWatch
-from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
-from commtrace.capture.invisible import PART as INVISIBLE
 from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.module_selection import ModuleSelection
 from commtrace.capture.optimizers import OptimizerPhase
@@ -31,6 +27,7 @@ from commtrace.capture.phases import PhaseCapture
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.records import Launch
 from commtrace.capture.reducer import ReducerCapture
+from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.config import Config
@@ -43,12 +40,6 @@ from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter, rank_directory, segment_paths
 
 _logger = logging.getLogger("commtrace")
-
-ANCHOR_SECONDS: Final = 10.0
-"""How often the monotonic clock is compared with the wall clock."""
-
-MOST_IN_FLIGHT: Final = 32
-"""The oldest so many unfinished communications are told: the first one is what a hung rank hangs in."""
 
 SETTLE_SECONDS: Final = 1.0
 """A thread of the backend drops its references as soon as it gets a core."""
@@ -97,7 +88,7 @@ class Instrumentation:
         self._observers: Sequence[Observer] = ()
         self._run_id = identity.run_id(config)
         self.recorder = Recorder(
-            self._open_sinks, ready=self._is_rank_known, capacity=config.buffer_spans, before_pass=self._marks
+            self._open_sinks, ready=self._is_rank_known, capacity=config.buffer_spans, before_pass=self._since_last_pass
         )
         self._device_clock = _device_clock()
         window = StepRange.parse(config.steps) if config.steps else None
@@ -109,7 +100,7 @@ class Instrumentation:
             detail=DetailPlan(config.sample),
         )
         self._modules = ModuleSelection(self.tracer, config.modules)
-        self._triggers: Triggers | None = Triggers(self.tracer, self._modules)
+        self._triggers = Triggers(self.tracer, self._modules)
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
         self._functional = FunctionalCapture(self.tracer, self._process_groups.devices)
         self._issued = IssuedCalls(self.tracer, self._process_groups.devices)
@@ -117,17 +108,9 @@ class Instrumentation:
         self._optimizers = OptimizerPhase(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
+        self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished)
         self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
-        self._told_groups: dict[int, Any] = {}
-        self._told_groups_version = -1
-        self._told_topology_version = 0
-        self._told_device: int | None = None
-        self._next_anchor_ns = 0
-        self._ended = False
-        self._told_in_flight: list[Any] = []
-        self._activity: Activity | None = Activity(self.tracer)
-        self._told_invisible: dict[str, str] | None = {}
 
     def start(self) -> None:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
@@ -180,7 +163,7 @@ class Instrumentation:
         self.recorder.start()
 
     def _listen(self) -> None:
-        if self._triggers is not None and self._config.trigger_signal:
+        if self._config.trigger_signal:
             listening = partial(self._triggers.listen, self._config.trigger_signal)
             self._install(triggers.PART, listening, self._triggers.uninstall)
 
@@ -200,7 +183,7 @@ class Instrumentation:
                 uninstall()  # They begin where they were interrupted.
             self._uninstallers.pop()
         self._hang_watch.stop()
-        self._ended = True
+        self._marks.has_ended = True
         self.recorder.stop()
 
     @property
@@ -269,8 +252,7 @@ class Instrumentation:
             self._hang_watch.start(directory, metadata)
         # Before the writer, which may thin out what it is given.
         self._observers = self._opened_observers(metadata, directory)
-        if self._triggers is not None:
-            self._triggers.open(directory, metadata)
+        self._triggers.open(directory, metadata)
         detail = self.tracer.detail
         thinned = writer if detail.every == 1 else AggregatingSink(writer, detail.details)
         return [*self._observers, thinned]
@@ -292,114 +274,8 @@ class Instrumentation:
         # worker) is no rank.
         return self.tracer.has_begun_a_step and multiprocessing.parent_process() is None
 
-    def _marks(self) -> Iterator[tuple[str, Any]]:
-        """What has changed since the last pass and is not a span. Runs on the harvester thread."""
-        self._refresh_device_clock()
-        self._tell_device()
-        yield from self._group_marks()
-        self._look_for_invisible_paths()
-        topology_version, topology = self.tracer.topology()
-        if topology_version != self._told_topology_version:
-            self._told_topology_version = topology_version
-            yield "topology", topology
-        for message in self.tracer.guard.take_untold():
-            yield "problem", {"message": message}
-        anchor = identity.clock_anchor()
-        if anchor.monotonic_ns >= self._next_anchor_ns:
-            self._next_anchor_ns = anchor.monotonic_ns + int(ANCHOR_SECONDS * 1e9)
-            yield "clock_anchor", asdict(anchor)
-            if not self.tracer.recording:
-                yield from self._progress()
-        elif self._ended and self._config.steps:
-            yield from self._progress()
-        yield from self._requests()
-        yield from self._what_is_going_on()
-
-    def _progress(self) -> Iterator[tuple[str, Any]]:
-        """Where a rank is that records nothing now."""
-        if self.tracer.latest_step >= 0:
-            yield "progress", {"step": self.tracer.latest_step}
-
-    def _requests(self) -> list[tuple[str, Any]]:
-        if self._triggers is None:
-            return []
-        try:
-            return list(self._triggers.marks())
-        except Exception as error:
-            self._triggers = None
-            self.tracer.failed(triggers.PART, error)
-            return []
-
-    def _what_is_going_on(self) -> list[tuple[str, Any]]:
-        """The marks that a hang report starts from."""
-        if self._activity is None:
-            return []
-        marks: list[tuple[str, Any]] = []
-        try:
-            in_flight = self._in_flight(self._activity)
-            if in_flight != self._told_in_flight:
-                self._told_in_flight = in_flight
-                marks.append(("in_flight", in_flight))
-            marks += self._activity.marks()
-        except Exception as error:
-            self._activity = None
-            self.tracer.failed(ACTIVITY, error)
-        return marks
-
-    def _look_for_invisible_paths(self) -> None:
-        told = self._told_invisible
-        if told is None:
-            return
-        try:
-            found = find_invisible()
-            if self.tracer.saw_graph_capture:
-                found[CAPTURED_COMMUNICATION] = ACTIVE
-            found.update({f"ProcessGroup.{name}": ACTIVE for name in sorted(self.tracer.unknown_methods)})
-            # What was active once stays told: what it communicated is missing from the recording.
-            found = {**told, **{name: ACTIVE if told.get(name) == ACTIVE else state for name, state in found.items()}}
-            if found != told:
-                self._told_invisible = found
-                self.tracer.set_topology({"invisible_paths": found})
-        except Exception as error:
-            self._told_invisible = None
-            self.tracer.failed(INVISIBLE, error)
-
-    def _refresh_device_clock(self) -> None:
-        clock = self._device_clock
-        if clock is None or clock.is_off:
-            return
-        try:
-            clock.refresh()
-        except Exception as error:
-            clock.switch_off()
-            self.tracer.failed("timing of the device", error)
-
-    def _tell_device(self) -> None:
-        """When the rank became known it may not have used its device yet."""
-        used = None if self._device_clock is None else self._device_clock.used_device
-        if used is None or used == self._told_device:
-            return
-        self._told_device = used
-        try:
-            name, uuid = identity.device(used)
-            self.tracer.set_topology({"device": {"name": name, "uuid": uuid}})
-        except Exception as error:
-            self.tracer.failed("the name of the device", error)
-
-    def _group_marks(self) -> Iterator[tuple[str, Any]]:
-        groups = self.tracer.groups
-        version = groups.version
-        if version == self._told_groups_version:
-            return
-        self._told_groups_version = version
-        for group in groups.known_groups():
-            if self._told_groups.get(group.id) != group:
-                self._told_groups[group.id] = group
-                yield "process_group", {**group._asdict(), "ranks": list(group.ranks)}
-
-    def _in_flight(self, activity: Activity) -> list[dict[str, Any]]:
-        """Communications that have been under way since before the last pass: what a hang report starts from."""
-        return activity.in_flight(self._unfinished())[:MOST_IN_FLIGHT]
+    def _since_last_pass(self) -> Iterator[tuple[str, Any]]:
+        return self._marks.since_last_pass()
 
     def _unfinished(self) -> list[Launch]:
         return [*self._process_groups.unfinished(), *self._functional.unfinished(), *self._issued.unfinished()]

@@ -1,0 +1,171 @@
+"""What a rank tells beside its spans: groups, topology, anchors of its clock, problems, what it is in.
+
+Runs on the harvester thread, once per pass. Every part of it fails for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from commtrace import identity
+from commtrace.capture import triggers
+from commtrace.capture.activity import PART as ACTIVITY
+from commtrace.capture.activity import Activity
+from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
+from commtrace.capture.invisible import PART as INVISIBLE
+from commtrace.capture.records import Launch
+from commtrace.capture.tracer import Tracer
+from commtrace.capture.triggers import Triggers
+
+ANCHOR_SECONDS: Final = 10.0
+"""How often the monotonic clock is compared with the wall clock."""
+
+MOST_IN_FLIGHT: Final = 32
+"""The oldest so many unfinished communications are told: the first one is what a hung rank hangs in."""
+
+
+class RunMarks:
+    """Finds out what has changed since the last pass and is not a span: pairs of a mark's name and detail.
+
+    Args:
+        tracer: of the process.
+        device_clock: to be refreshed in each pass; None where there is no accelerator.
+        requests: who may ask for steps in detail.
+        unfinished: communications whose end nobody has seen, oldest first.
+
+    Attributes:
+        has_ended: the recording is being stopped.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        device_clock: CudaClock | None,
+        requests: Triggers,
+        unfinished: Callable[[], list[Launch]],
+    ) -> None:
+        self.has_ended = False
+        self._tracer = tracer
+        self._device_clock = device_clock
+        self._triggers: Triggers | None = requests
+        self._unfinished = unfinished
+        self._told_groups: dict[int, Any] = {}
+        self._told_groups_version = -1
+        self._told_topology_version = 0
+        self._told_device: int | None = None
+        self._next_anchor_ns = 0
+        self._told_in_flight: list[Any] = []
+        self._activity: Activity | None = Activity(tracer)
+        self._told_invisible: dict[str, str] | None = {}
+
+    def since_last_pass(self) -> Iterator[tuple[str, Any]]:
+        """The marks of this pass."""
+        self._refresh_device_clock()
+        self._tell_device()
+        yield from self._group_marks()
+        self._look_for_invisible_paths()
+        topology_version, topology = self._tracer.topology()
+        if topology_version != self._told_topology_version:
+            self._told_topology_version = topology_version
+            yield "topology", topology
+        for message in self._tracer.guard.take_untold():
+            yield "problem", {"message": message}
+        anchor = identity.clock_anchor()
+        if anchor.monotonic_ns >= self._next_anchor_ns:
+            self._next_anchor_ns = anchor.monotonic_ns + int(ANCHOR_SECONDS * 1e9)
+            yield "clock_anchor", asdict(anchor)
+            if not self._tracer.recording:
+                yield from self._progress()
+        elif self.has_ended and self._tracer.window is not None:
+            yield from self._progress()
+        yield from self._requests()
+        yield from self._what_is_going_on()
+
+    def _progress(self) -> Iterator[tuple[str, Any]]:
+        """Where a rank is that records nothing now."""
+        if self._tracer.latest_step >= 0:
+            yield "progress", {"step": self._tracer.latest_step}
+
+    def _requests(self) -> list[tuple[str, Any]]:
+        if self._triggers is None:
+            return []
+        try:
+            return list(self._triggers.marks())
+        except Exception as error:
+            self._triggers = None
+            self._tracer.failed(triggers.PART, error)
+            return []
+
+    def _what_is_going_on(self) -> list[tuple[str, Any]]:
+        """The marks that a hang report starts from."""
+        if self._activity is None:
+            return []
+        marks: list[tuple[str, Any]] = []
+        try:
+            in_flight = self._in_flight(self._activity)
+            if in_flight != self._told_in_flight:
+                self._told_in_flight = in_flight
+                marks.append(("in_flight", in_flight))
+            marks += self._activity.marks()
+        except Exception as error:
+            self._activity = None
+            self._tracer.failed(ACTIVITY, error)
+        return marks
+
+    def _look_for_invisible_paths(self) -> None:
+        told = self._told_invisible
+        if told is None:
+            return
+        try:
+            found = find_invisible()
+            if self._tracer.saw_graph_capture:
+                found[CAPTURED_COMMUNICATION] = ACTIVE
+            found.update({f"ProcessGroup.{name}": ACTIVE for name in sorted(self._tracer.unknown_methods)})
+            # What was active once stays told: what it communicated is missing from the recording.
+            found = {**told, **{name: ACTIVE if told.get(name) == ACTIVE else state for name, state in found.items()}}
+            if found != told:
+                self._told_invisible = found
+                self._tracer.set_topology({"invisible_paths": found})
+        except Exception as error:
+            self._told_invisible = None
+            self._tracer.failed(INVISIBLE, error)
+
+    def _refresh_device_clock(self) -> None:
+        clock = self._device_clock
+        if clock is None or clock.is_off:
+            return
+        try:
+            clock.refresh()
+        except Exception as error:
+            clock.switch_off()
+            self._tracer.failed("timing of the device", error)
+
+    def _tell_device(self) -> None:
+        """When the rank became known it may not have used its device yet."""
+        used = None if self._device_clock is None else self._device_clock.used_device
+        if used is None or used == self._told_device:
+            return
+        self._told_device = used
+        try:
+            name, uuid = identity.device(used)
+            self._tracer.set_topology({"device": {"name": name, "uuid": uuid}})
+        except Exception as error:
+            self._tracer.failed("the name of the device", error)
+
+    def _group_marks(self) -> Iterator[tuple[str, Any]]:
+        groups = self._tracer.groups
+        version = groups.version
+        if version == self._told_groups_version:
+            return
+        self._told_groups_version = version
+        for group in groups.known_groups():
+            if self._told_groups.get(group.id) != group:
+                self._told_groups[group.id] = group
+                yield "process_group", {**group._asdict(), "ranks": list(group.ranks)}
+
+    def _in_flight(self, activity: Activity) -> list[dict[str, Any]]:
+        """Communications that have been under way since before the last pass: what a hang report starts from."""
+        return activity.in_flight(self._unfinished())[:MOST_IN_FLIGHT]

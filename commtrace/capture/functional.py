@@ -25,8 +25,8 @@ from commtrace.capture.functional_operations import (
 )
 from commtrace.capture.groups import GroupState
 from commtrace.capture.operations import NO_SELF_BYTES, Operation
-from commtrace.capture.process_groups import CAPTURED_CODE, kind_of
-from commtrace.capture.records import DeviceCall, Launch, forgotten_rows, next_id, stall_rows, waited_rows
+from commtrace.capture.process_groups import CAPTURED_CODE
+from commtrace.capture.records import DeviceCall, Launch, forgotten_rows, kind_of, next_id, stall_rows, waited_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 

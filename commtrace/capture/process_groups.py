@@ -20,8 +20,8 @@ from functools import partial
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
-from commtrace.capture.call_arguments import barrier_device, by_position, collective_number, from_anybody, p2p_number
-from commtrace.capture.clock import Mark, now_ns
+from commtrace.capture.call_arguments import barrier_device, by_position, collective_number, p2p_number
+from commtrace.capture.clock import now_ns
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.groups import GroupState
@@ -30,15 +30,17 @@ from commtrace.capture.records import (
     ENDED,
     NUMBER,
     WAITED,
-    DeviceCall,
     Launch,
     completed_rows,
     forgotten_rows,
+    kind_of,
     next_id,
     stall_rows,
+    waited_kinds,
     waited_rows,
 )
 from commtrace.capture.tracer import Tracer
+from commtrace.capture.work_waits import waiting, waiting_beside
 from commtrace.trace import schema
 
 PART: Final = "capture of communication"
@@ -47,9 +49,6 @@ _TOLD: Final = -1
 CAPTURED_CODE: Final[set[CodeType]] = set()
 """Code of the functions that have counted a communication before they hand it on. Kernels in the dispatcher, which what
 these functions call will pass, look for it in the frame below theirs."""
-
-_COLLECTIVE_AND_STALL: Final = (schema.COLLECTIVE, schema.STALL)
-_P2P_AND_STALL: Final = (schema.P2P, schema.STALL)
 
 
 class Pending(NamedTuple):
@@ -112,9 +111,7 @@ class ProcessGroupCapture:
         for work_type in (Work, *_subclasses(Work)):
             if "wait" in work_type.__dict__:
                 original = work_type.__dict__["wait"]
-                devices = self._devices
-                wait = self._waiting(original) if devices is None else self._waiting_beside(devices, original)
-                self._replace(work_type, "wait", wait)
+                self._replace(work_type, "wait", self._waiting(original))
             # Where there is no accelerator it does nothing, and is no wait.
             if "synchronize" in work_type.__dict__ and self._devices is not None:
                 synchronize = self._devices.synchronizing(work_type.__dict__["synchronize"])
@@ -151,7 +148,7 @@ class ProcessGroupCapture:
         tracer = self._tracer
         tracer.last_mark = end
         if completion is None:
-            tracer.append((waited_rows, _waited_kinds(launch), launch, tracer.coordinates, start, end))
+            tracer.append((waited_rows, waited_kinds(launch), launch, tracer.coordinates, start, end))
         else:
             completion[WAITED] = end
             tracer.append((stall_rows, schema.STALL, launch, completion[NUMBER], tracer.coordinates, start, end))
@@ -162,6 +159,11 @@ class ProcessGroupCapture:
             launch for launch, completion in list(self._pending.values()) if completion is None or not completion[ENDED]
         ]
         return waiting + ([] if self._devices is None else self._devices.unfinished())
+
+    def _waiting(self, original: Any) -> Callable[..., Any]:
+        if self._devices is None:
+            return waiting(original, self._tracer, self._pending, PART)
+        return waiting_beside(original, self._tracer, self._pending, PART, self._devices)
 
     def _replace(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
@@ -278,7 +280,7 @@ class ProcessGroupCapture:
         def launched(launch: Launch, work: Any) -> None:
             if work is None:  # It was blocking.
                 tracer.last_mark = end = now_ns()
-                tracer.append((waited_rows, _waited_kinds(launch), launch, tracer.coordinates, launch[-1], end))
+                tracer.append((waited_rows, waited_kinds(launch), launch, tracer.coordinates, launch[-1], end))
                 return
             key = id(work)
             if key in pending:
@@ -289,7 +291,8 @@ class ProcessGroupCapture:
                 pending[key] = (launch, None)
                 return
             pending[key] = entry = (launch, [next_id(), 0, 0])
-            completions.add(future, partial(completed, completions.alive, entry))
+            # completions.add, without its frame
+            future.add_done_callback(partial(completed, completions.alive, entry))
 
         return launched
 
@@ -328,102 +331,6 @@ class ProcessGroupCapture:
         if self._devices is not None:
             self._devices.forget(work)
 
-    def _waiting(self, original: Any) -> Callable[..., Any]:
-        pending, tracer, blocked = self._pending, self._tracer, self._tracer.blocked
-        buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
-
-        def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            start = 0
-            try:
-                key = id(work)
-                ours = pending.get(key)
-                if ours is not None:
-                    blocked[0] = ours[0]
-                    start = now_ns()
-            except Exception as error:
-                tracer.failed(PART, error)
-            if not start:
-                return original(work, *arguments, **keywords)
-            try:
-                result = original(work, *arguments, **keywords)
-            finally:
-                try:
-                    blocked[0] = None
-                except Exception as error:
-                    tracer.failed(PART, error)
-            try:
-                end = now_ns()
-                waited_for = pending.pop(key, None)
-                if waited_for is None:  # Another thread has waited for it too, and told.
-                    return result
-                launch, completion = waited_for
-                entry: tuple[Any, ...]
-                tracer.last_mark = end
-                if launch[2] < 0 and launch[0].is_p2p:
-                    launch = from_anybody(launch, work)
-                if completion is None:
-                    kinds = _P2P_AND_STALL if launch[0].is_p2p else _COLLECTIVE_AND_STALL
-                    entry = (waited_rows, kinds, launch, tracer.coordinates, start, end)
-                else:
-                    completion[WAITED] = end
-                    entry = (stall_rows, schema.STALL, launch, completion[NUMBER], tracer.coordinates, start, end)
-                if len(buffer) < capacity:
-                    buffer.append(entry)
-                else:
-                    drop(entry)
-            except Exception as error:
-                tracer.failed(PART, error)
-            return result
-
-        return wait
-
-    def _waiting_beside(self, devices: DeviceCalls, original: Any) -> Callable[..., Any]:
-        """``wait`` where there is an accelerator: while its stream is busy, it misses nothing when the host waits."""
-        pending, tracer, blocked = self._pending, self._tracer, self._tracer.blocked
-
-        def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            calls: tuple[DeviceCall, ...] | None = None
-            stall_start: Mark | None = None
-            try:
-                ours = pending.get(id(work))
-                if ours is not None:
-                    blocked[0], stall_start = ours[0], devices.mark()
-                else:
-                    calls, stall_start = devices.about_to_wait(work)
-                    if calls is not None:
-                        blocked[0] = calls[0]
-            except Exception as error:
-                tracer.failed(PART, error)
-            if stall_start is None:
-                return original(work, *arguments, **keywords)
-            try:
-                result = original(work, *arguments, **keywords)
-            finally:
-                try:
-                    blocked[0] = None
-                except Exception as error:
-                    tracer.failed(PART, error)
-            try:
-                if calls is not None:
-                    devices.waited_by_its_work(work, calls, stall_start)
-                    return result
-                end, stall_end = now_ns(), devices.mark()
-                waited_for = pending.pop(id(work), None)
-                if waited_for is None or stall_end is None:
-                    return result
-                launch, completion = waited_for
-                if completion is None:
-                    number = next_id()
-                    tracer.append((completed_rows, kind_of(launch), launch, number, end, ()))
-                else:
-                    number, completion[WAITED] = completion[NUMBER], end
-                devices.host_stalled(launch, number, stall_start, stall_end)
-            except Exception as error:
-                tracer.failed(PART, error)
-            return result
-
-        return wait
-
 
 def unknown_methods(owner: type) -> list[str]:
     """Methods of ``ProcessGroup`` of which is not known whether they communicate."""
@@ -436,15 +343,6 @@ def unknown_methods(owner: type) -> list[str]:
         and callable(value)
         and not isinstance(value, (type, staticmethod, classmethod))
     ]
-
-
-def _waited_kinds(launch: Launch) -> tuple[int, int]:
-    return _P2P_AND_STALL if launch[0].is_p2p else _COLLECTIVE_AND_STALL
-
-
-def kind_of(launch: Launch) -> int:
-    """Kind of its row."""
-    return schema.P2P if launch[0].is_p2p else schema.COLLECTIVE
 
 
 def _subclasses(owner: type) -> list[type]:

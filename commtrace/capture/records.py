@@ -35,6 +35,9 @@ NUMBER, WAITED, ENDED = range(3)
 """What there is of a communication whose completion calls back, in a list: its id, the end of the wait for it, and what
 the callback read; 0 before that."""
 
+COLLECTIVE_AND_STALL: Final = (schema.COLLECTIVE, schema.STALL)
+P2P_AND_STALL: Final = (schema.P2P, schema.STALL)
+
 next_id: Final[Callable[[], int]] = itertools.count().__next__
 """Numbers communications: unique in the process. Atomic under the GIL."""
 
@@ -46,6 +49,16 @@ class Coordinates(NamedTuple):
     microbatch: int = _NO
     chunk: int = _NO
     stage: int = _NO
+
+
+def kind_of(launch: Launch) -> int:
+    """Kind of a communication's row."""
+    return schema.P2P if launch[0].is_p2p else schema.COLLECTIVE
+
+
+def waited_kinds(launch: Launch) -> tuple[int, int]:
+    """Kinds of the rows that :func:`waited_rows` makes."""
+    return P2P_AND_STALL if launch[0].is_p2p else COLLECTIVE_AND_STALL
 
 
 def waited_rows(entry: Entry) -> list[Row]:

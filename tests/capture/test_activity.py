@@ -13,6 +13,7 @@ from commtrace.capture.groups import GroupState
 from commtrace.capture.operations import OPERATIONS
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.records import Coordinates, Launch
+from commtrace.capture.work_waits import waiting
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
 from tests.factory import group
@@ -147,7 +148,7 @@ def test_a_wait_that_blocks_is_seen_from_outside() -> None:
 
     capture, work, pending = ProcessGroupCapture(tracer), SlowWork(), launch(5)
     capture._pending[id(work)] = (pending, None)
-    capture._waiting(SlowWork.wait)(work)
+    waiting(SlowWork.wait, tracer, capture._pending, "waits")(work)
 
     assert seen == [pending]
     assert tracer.blocked[0] is None

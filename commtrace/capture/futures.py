@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from commtrace.capture.clock import now_ns
-from commtrace.capture.hooks import Hooks
-from commtrace.capture.process_groups import ProcessGroupCapture
+from commtrace.capture.hooks import Hooks, installed
+from commtrace.capture.process_groups import Pending, ProcessGroupCapture
 from commtrace.capture.tracer import Tracer
 
 PART: Final = "capture of waits for futures"
@@ -22,19 +22,40 @@ PART: Final = "capture of waits for futures"
 
 def install(tracer: Tracer, process_groups: ProcessGroupCapture) -> Callable[[], None]:
     """Replace ``Work.get_future`` and the wait of futures; returns the function that puts the originals back."""
-    import torch
-    from torch.distributed import Work
+    return installed(FutureWaits(tracer, process_groups))
 
-    hooks = Hooks(PART, tracer)
-    failed = hooks.failed
-    # By id of the future: what it belongs to, and the reference that takes it out of here when it dies.
-    known: dict[int, tuple[Any, weakref.ref[Any]]] = {}
 
-    def handing_out(original: Any) -> Callable[..., Any]:
+class FutureWaits:
+    """The futures that captured Works have handed out, and the waits for them."""
+
+    def __init__(self, tracer: Tracer, process_groups: ProcessGroupCapture) -> None:
+        self._tracer = tracer
+        self._process_groups = process_groups
+        self._hooks = Hooks(PART, tracer)
+        # By id of the future: what it belongs to, and the reference that takes it out of here when it dies.
+        self._known: dict[int, tuple[Pending, weakref.ref[Any]]] = {}
+
+    def install(self) -> None:
+        """Replace ``get_future`` of every kind of Work, and the wait of futures."""
+        import torch
+        from torch.distributed import Work
+
+        for work_type in (Work, *Work.__subclasses__()):
+            self._hooks.replace(work_type, "get_future", self._handing_out)
+        self._hooks.replace(torch._C.Future, "wait", self._waiting)
+
+    def uninstall(self) -> None:
+        """Put the originals back."""
+        self._hooks.restore()
+        self._known.clear()
+
+    def _handing_out(self, original: Any) -> Callable[..., Any]:
+        pending_of, remember, failed = self._process_groups.pending, self._remember, self._hooks.failed
+
         def get_future(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
             future = original(work, *arguments, **keywords)
             try:
-                pending = process_groups.pending(work)
+                pending = pending_of(work)
                 if pending is not None:
                     remember(future, pending)
             except Exception as error:
@@ -43,15 +64,16 @@ def install(tracer: Tracer, process_groups: ProcessGroupCapture) -> Callable[[],
 
         return get_future
 
-    def remember(future: Any, pending: Any) -> None:
-        key = id(future)
+    def _remember(self, future: Any, pending: Pending) -> None:
+        key, known = id(future), self._known
         known[key] = (pending, weakref.ref(future, lambda _: known.pop(key, None)))
 
-    def waiting(original: Any) -> Callable[..., Any]:
-        blocked = tracer.blocked
+    def _waiting(self, original: Any) -> Callable[..., Any]:
+        known, hooks, failed, blocked = self._known, self._hooks, self._hooks.failed, self._tracer.blocked
+        waited_for = self._process_groups.waited_for_future
 
         def wait(future: Any, /, *arguments: Any, **keywords: Any) -> Any:
-            pending: Any = None
+            pending: Pending | None = None
             start = 0
             try:
                 ours = known.pop(id(future), None)
@@ -61,7 +83,7 @@ def install(tracer: Tracer, process_groups: ProcessGroupCapture) -> Callable[[],
                     start = now_ns()
             except Exception as error:
                 failed(error)
-            if not start:
+            if pending is None or not start:
                 return original(future, *arguments, **keywords)
             try:
                 result = original(future, *arguments, **keywords)
@@ -71,22 +93,9 @@ def install(tracer: Tracer, process_groups: ProcessGroupCapture) -> Callable[[],
                 except Exception as error:
                     failed(error)
             try:
-                process_groups.waited_for_future(pending, start, now_ns())
+                waited_for(pending, start, now_ns())
             except Exception as error:
                 failed(error)
             return result
 
         return wait
-
-    def uninstall() -> None:
-        hooks.restore()
-        known.clear()
-
-    try:
-        for work_type in (Work, *Work.__subclasses__()):
-            hooks.replace(work_type, "get_future", handing_out)
-        hooks.replace(torch._C.Future, "wait", waiting)
-    except BaseException:
-        uninstall()
-        raise
-    return uninstall

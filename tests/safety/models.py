@@ -213,7 +213,7 @@ def _open_requests(current: Any, directory: Path) -> None:
 
 def harvest_requests(current: Any) -> None:
     """What the harvester's thread does in every pass."""
-    thread = threading.Thread(target=current._requests)
+    thread = threading.Thread(target=current._marks._requests)
     thread.start()
     thread.join()
 

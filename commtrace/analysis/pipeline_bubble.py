@@ -80,6 +80,10 @@ _FEW: Final = 0.05
 """Share of a rank's waits for other stages that may be unmatched."""
 
 
+_NEVER: Final = -(2**62)
+"""Before every reading of a clock, and so far from the ends of 64 bits that differences do not leave them."""
+
+
 class _Measured(NamedTuple):
     """Of one rank, ns summed over its steps; forward and backward are means of single ones."""
 
@@ -171,7 +175,7 @@ def _measure(
     draining = stall & ~between & (spans.start >= last_backward[step])
     replica = _replica(trace)
     numbers, number = np.unique(step[draining], return_inverse=True)
-    ends = np.array([pipeline_ends.get((replica, one), 0) for one in numbers.tolist()], np.int64)[number.reshape(-1)]
+    ends = np.array([pipeline_ends.get((replica, one), _NEVER) for one in numbers.tolist()], np.int64)[number.reshape(-1)]
     drain = np.minimum(ready[draining], ends) - spans.start[draining]
     forward, backward = (_phase_ns(trace, kind, between) for kind in (schema.FORWARD, schema.BACKWARD))
     return _Measured(
@@ -242,7 +246,7 @@ def _pipeline_ends(run: Run) -> dict[tuple[int, int], int]:
         ordered = backward[np.lexsort((spans.end[backward], spans.step[backward]))]
         last = ordered[np.diff(spans.step[ordered], append=np.iinfo(np.int32).max) != 0]  # of each step
         for step, end in zip(spans.step[last].tolist(), spans.end[last].tolist(), strict=True):
-            ends[replica, step] = max(ends.get((replica, step), 0), end)
+            ends[replica, step] = max(ends.get((replica, step), end), end)
     return ends
 
 

@@ -39,6 +39,21 @@ def test_of_a_stage_only_ranks_count_of_which_it_is_known_what_they_waited_for()
         assert part.bubble_ns == pytest.approx(known.bubble_ns, rel=0.01)
 
 
+@pytest.mark.parametrize("shift_ns", [-(10**15), -1_500_000_000, 10**15])
+def test_nothing_depends_on_where_the_clocks_begin(shift_ns: int) -> None:
+    """Times of imported traces may be negative: they count from somewhere in the middle."""
+    run = synthesize(Job(pp=4, dp=2, microbatches=4, steps=4)).run
+    moved = {
+        rank: replace(
+            trace, spans=trace.spans.replace(start=trace.spans.start + shift_ns, end=trace.spans.end + shift_ns)
+        )
+        for rank, trace in run.ranks.items()
+    }
+
+    assert pipeline_of(replace(run, ranks=moved)) == pipeline_of(run)
+    assert pipeline_of(run).drain_fraction_of_total > 0
+
+
 def test_where_of_no_rank_of_a_stage_it_is_known_that_is_told() -> None:
     run = synthesize(Job(pp=2, dp=2, microbatches=4, steps=4, jitter=0.0)).run
     ends_only = replace(run, ranks={rank: run.ranks[rank] for rank in (0, 3)})

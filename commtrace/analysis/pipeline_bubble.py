@@ -175,7 +175,8 @@ def _measure(
     draining = stall & ~between & (spans.start >= last_backward[step])
     replica = _replica(trace)
     numbers, number = np.unique(step[draining], return_inverse=True)
-    ends = np.array([pipeline_ends.get((replica, one), _NEVER) for one in numbers.tolist()], np.int64)[number.reshape(-1)]
+    ends_of_steps = [pipeline_ends.get((replica, one), _NEVER) for one in numbers.tolist()]
+    ends = np.array(ends_of_steps, np.int64)[number.reshape(-1)]
     drain = np.minimum(ready[draining], ends) - spans.start[draining]
     forward, backward = (_phase_ns(trace, kind, between) for kind in (schema.FORWARD, schema.BACKWARD))
     return _Measured(

@@ -10,6 +10,7 @@ whatif`` is analysed by these rules, and not by those for runs that commtrace re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -50,6 +51,8 @@ def whatif_trace_of(run: Run) -> WhatIfTrace:
     steps, step = np.unique(step, return_inverse=True)
     step = step.reshape(-1)
     order = np.lexsort((dp_rank, step, seq, order_of_type[optype], stage))
+    if not _is_regular((stage[order], optype[order], seq[order]), (step[order], dp_rank[order])):
+        raise TraceFormatError(_what_is_irregular(run, steps, (stage, optype, seq), step, dp_rank))
     first = np.full(len(steps), np.iinfo(np.int64).max)
     np.minimum.at(first, step, start)
     names: npt.NDArray[Any] = np.array(types)[optype]
@@ -68,6 +71,30 @@ def whatif_trace_of(run: Run) -> WhatIfTrace:
         step=step[order].astype(np.int64),
         start_ns=(start - first[step])[order],
         duration_ns=duration[order],
+    )
+
+
+def _is_regular(operation: Sequence[Int64], copy: Sequence[Int64]) -> bool:
+    """Whether every step of every replica holds the same operations, each once; rows are ordered by both."""
+    count = len(np.unique(copy[0])) * len(np.unique(copy[1]))
+    if len(copy[0]) % count:
+        return False
+    alike = all((column.reshape(-1, count) == column[::count, np.newaxis]).all() for column in operation)
+    return alike and all((column.reshape(-1, count) == column[:count]).all() for column in copy)
+
+
+def _what_is_irregular(run: Run, steps: Int64, operation: Sequence[Int64], step: Int64, dp_rank: Int64) -> str:
+    _, which = np.unique(pack(list(operation)), return_inverse=True)
+    _, copy = np.unique(pack((step, dp_rank)), return_inverse=True)
+    times = np.zeros((int(which.max()) + 1, int(copy.max()) + 1), np.int64)
+    np.add.at(times, (which.reshape(-1), copy.reshape(-1)), 1)
+    odd = (times != np.median(times, axis=1, keepdims=True)).any(axis=0)
+    irregular = steps[np.unique(step[odd[copy.reshape(-1)]])].tolist()
+    named = ", ".join(map(str, irregular[:8])) + (" …" if len(irregular) > 8 else "")
+    what = f"steps {named} hold others than the rest" if irregular else "some come several times in a step"
+    return (
+        f"{run.path}: the study's rules compare operations one by one, and {what}: rows of the trace are missing or "
+        "doubled. Leave those steps out of the trace and import it again, or choose others with --steps A:B."
     )
 
 

@@ -31,6 +31,7 @@ from commtrace.trace.spans import Int64
 _COLUMNS: Final = (
     "dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc",
 )  # fmt: skip
+_LONGEST_SECONDS: Final = 10_000_000
 _SIZES: Final = {"pp_size": "pp", "dp_size": "dp", "tp_size": "tp", "vpp_size": "vpp"}
 
 
@@ -104,6 +105,7 @@ def _table(path: Path) -> pa.Table:
 
 def _understood(path: Path, table: pa.Table) -> tuple[Job, Operations]:
     columns = {name: table[name].to_numpy() for name in _COLUMNS if name != "optype"}
+    _check_times(path, columns)
     workers, worker = _workers(path, columns)
     optypes, optype = _types(table["optype"])
     types = [operation_type(one) for one in optypes]
@@ -116,6 +118,20 @@ def _understood(path: Path, table: pa.Table) -> tuple[Job, Operations]:
     return job, Operations(worker, optype, step, start, end, seq, chunk, microbatch).take(order)
 
 
+def _check_times(path: Path, columns: Mapping[str, Any]) -> None:
+    for name in ("start_ts", "duration"):
+        seconds = columns[name].astype(np.float64)
+        bad = int((~(np.abs(seconds) <= _LONGEST_SECONDS)).sum())  # NaN compares as False
+        if bad:
+            raise ImportFileError(
+                f"{path}: {name} of {bad} of {len(seconds)} rows is no time in seconds within its step (missing, NaN, "
+                f"or more than {_LONGEST_SECONDS:,} s). Write seconds since the start of the step, and leave out steps "
+                "of which rows are missing."
+            )
+    if not (columns["duration"] > 0).any():
+        raise ImportFileError(f"{path}: no operation takes any time. Is duration in seconds?")
+
+
 def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[Worker], Int64]:
     """The workers, ascending by rank, and of each row the position of its worker."""
     ranks, example, which = np.unique(columns["rank"], return_index=True, return_inverse=True)
@@ -123,6 +139,14 @@ def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[Worker], Int6
     if any((columns[name] != place[which]).any() for name, place in zip(("stage", "dp_rank"), places, strict=True)):
         raise ImportFileError(f"{path}: a rank is on more than one stage or data-parallel rank.")
     workers = [Worker(*map(int, place)) for place in zip(ranks, *places, strict=True)]
+    there = {(worker.stage, worker.dp_rank) for worker in workers}
+    stages, dp_ranks = (sorted(set(values)) for values in zip(*there, strict=True))
+    absent = [(stage, dp_rank) for stage in stages for dp_rank in dp_ranks if (stage, dp_rank) not in there]
+    if absent:
+        raise ImportFileError(
+            f"{path}: stage {absent[0][0]} of data-parallel rank {absent[0][1]} has no rows, and the study's rules "
+            f"need all {len(stages)} stages of all {len(dp_ranks)} data-parallel ranks ({len(absent)} missing)."
+        )
     return workers, which.astype(np.int64)
 
 

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.summary import summarise
+from commtrace.analysis.whatif_run import whatif_trace_of
 from commtrace.cli.main import app
-from commtrace.errors import ImportFileError
+from commtrace.errors import ImportFileError, TraceFormatError
 from commtrace.importers.whatif import import_whatif
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
@@ -144,6 +145,47 @@ def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path) -> None:
     two = CliRunner().invoke(app, ["import", "whatif", str(good), str(good), "-o", str(tmp_path / "run")])
     assert two.exit_code == 2
     assert "takes the one Parquet file" in two.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"duration": float("nan")}, "duration of 1 of 9 rows is no time in seconds"),
+        ({"start_ts": 1.7e18}, "start_ts of 1 of 9 rows is no time in seconds"),
+    ],
+)
+def test_rows_without_a_time_are_refused(tmp_path: Path, change: Operation, message: str) -> None:
+    first, *others = two_stages()
+
+    with pytest.raises(ImportFileError, match=message):
+        import_whatif(write_trace(tmp_path / "trace.parquet", [{**first, **change}, *others]), tmp_path / "run")
+
+
+def test_a_trace_in_which_nothing_takes_time_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImportFileError, match="no operation takes any time"):
+        import_whatif(
+            write_trace(tmp_path / "trace.parquet", [{**one, "duration": 0.0} for one in two_stages()]),
+            tmp_path / "run",
+        )
+
+
+def test_a_stage_of_which_a_replica_has_no_rows_is_named(tmp_path: Path) -> None:
+    other = [{**one, "dp_rank": 1, "rank": 2} for one in two_stages() if one["stage"] == 0]
+
+    with pytest.raises(ImportFileError, match="stage 1 of data-parallel rank 1 has no rows"):
+        import_whatif(write_trace(tmp_path / "trace.parquet", [*two_stages(), *other]), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("doubled", "left_out"), [(1, 0), (0, 1), (0, 5)])
+def test_steps_that_hold_other_operations_than_the_rest_are_named(tmp_path: Path, doubled: int, left_out: int) -> None:
+    steps = {step: two_stages(step) for step in (7, 8, 9)}
+    steps[8] = [*steps[8][left_out:], *steps[8][:doubled]]
+    trace = write_trace(tmp_path / "trace.parquet", [one for own in steps.values() for one in own])
+    import_whatif(trace, tmp_path / "run")
+
+    with pytest.raises(TraceFormatError, match="steps 8 hold others than the rest"):
+        whatif_trace_of(load_run(tmp_path / "run"))
+    assert len(whatif_trace_of(load_run(tmp_path / "run", "9")).steps) == 1
 
 
 def test_a_real_job(tmp_path: Path) -> None:

@@ -175,13 +175,14 @@ class Watch:
         table = _Table.of(reports)
         self.step_ns = int(np.median(table.duration))
         self.peers_missing = bool(np.isnan(table.peers).any())
-        slow_host = _slow_hosts(reports, table.stands_out)
+        stands_out, is_clear, is_known = table.stands_out, table.is_clear, table.is_known
+        slow_host = _slow_hosts(reports, stands_out)
         events = []
         for index, report in enumerate(reports):
             record = self._records[report.rank]
-            if not table.is_known[index]:
+            if not is_known[index]:
                 continue  # nobody to compare it with in this window: what was known of it stands
-            if table.stands_out[index]:
+            if stands_out[index]:
                 record.suspected, record.unsuspected = record.suspected + 1, 0
                 record.since = record.since if record.suspected > 1 else now - self._seconds
                 straggler = self._straggler(reports, table, index, record, slow_host)
@@ -190,7 +191,7 @@ class Watch:
                     events.append(_found(straggler, now, "GPU" if report.on_gpu else "rank"))
                 elif record.named is not None:
                     record.named = straggler
-            elif table.is_clear[index] or record.named is None:
+            elif is_clear[index] or record.named is None:
                 record.suspected, record.unsuspected = 0, record.unsuspected + 1
                 if record.named is not None and record.unsuspected >= WINDOWS_TO_CLEAR:
                     events.append(_cleared(record.named, now))

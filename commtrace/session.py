@@ -197,7 +197,7 @@ def _started(config: Config) -> Instrumentation:
 @contextmanager
 def _no_garbage_collections() -> Iterator[None]:
     """What is imported to start stays for good. The garbage collector would look through it some twenty times, and
-    once, for 60 ms, through all that torch has brought along: that is more than the imports take by themselves."""
+    often once through all that torch has brought along, which takes as long as the imports."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,10 +1,10 @@
 """Evaluation in loops without a wrapper around their model: from ``model.eval()`` to ``model.train()``.
 
 A bare ``nn.Module`` has no forward of its own kind to be hooked. But its loop says in which mode it is: the time
-from ``eval()`` until ``train()`` of the same module is an ``evaluation`` span named ``eval() to train()``, if nothing
-was trained meanwhile. Else the mode says something else (a frozen teacher, frozen batch norms), and there is none; nor
-is there one of a model that is never put back into training. What an evaluation loads, saves or collects is in it, with
-spans of its own.
+from ``eval()`` (or ``train(False)``, which some classes make of it) until ``train()`` of the same module is an
+``evaluation`` span named ``eval() to train()``, if nothing was trained meanwhile. Else the mode says something else (a
+frozen teacher, frozen batch norms), and there is none; nor is there one of a model that is never put back into
+training. What an evaluation loads, saves or collects is in it, with spans of its own.
 """
 
 from __future__ import annotations
@@ -63,15 +63,24 @@ class EvaluationMode:
 
     def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Called for every module in a model: little more than a look whether any model is in evaluation mode."""
-        failed, ends, opened = self._hooks.failed, self._ends, self._open
+        failed, begins, ends, opened = self._hooks.failed, self._begins, self._ends, self._open
+        leaving = False  # a module leaves training, and with it its children
 
         @functools.wraps(original)
         def train(module: Any, mode: bool = True) -> Any:
-            result = original(module, mode)
-            if torch.compiler.is_compiling() or not opened or not mode:
-                return result
+            nonlocal leaving
+            if torch.compiler.is_compiling() or (leaving and not mode):
+                return original(module, mode)
+            leaving = not mode
             try:
-                ends(module)
+                result = original(module, mode)
+            finally:
+                leaving = False
+            try:
+                if not mode:
+                    begins(module)
+                elif opened:
+                    ends(module)
             except Exception as error:
                 failed(error)
             return result

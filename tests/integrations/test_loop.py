@@ -172,8 +172,19 @@ def evaluations(recording: Recording) -> list[tuple[str, int, int]]:
 IN_MODE = "eval() to train()"
 
 
-def test_a_bare_model_is_evaluated_from_eval_to_train(watched: Recording) -> None:
-    trained = model()
+class Own(nn.Sequential):
+    """As models of transformers do it."""
+
+    def eval(self) -> Own:
+        return self.train(False)
+
+    def train(self, mode: bool = True) -> Own:
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("wrapper", [nn.Sequential, Own])
+def test_a_bare_model_is_evaluated_from_eval_to_train(watched: Recording, wrapper: type[nn.Sequential]) -> None:
+    trained = wrapper(model())
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     train(trained, optimizer)
     evaluate(trained)

@@ -74,6 +74,14 @@ def test_every_communication_is_recorded_once_where_torch_checks_the_calls_of_al
     assert_agrees(run, tmp_path, 2)
 
 
+def test_every_communication_of_deepspeed_is_recorded_once(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install 'commtrace[deepspeed]'")
+
+    run = run_program("origins_deepspeed.py", 2, tmp_path)
+
+    assert_agrees(run, tmp_path, 2)
+
+
 def test_every_communication_of_a_graph_compiled_by_inductor_is_recorded_once(tmp_path: Path) -> None:
     own_cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
@@ -87,8 +95,8 @@ def test_every_communication_of_a_graph_compiled_by_inductor_is_recorded_once(tm
 def test_every_communication_on_meshes_is_recorded_once_with_its_dimension_as_role(tmp_path: Path) -> None:
     run = run_program("origins_mesh.py", 4, tmp_path)
 
-    hybrid = 1
-    assert_agrees(run, tmp_path, lambda section: 2 if section == hybrid else 4)
+    hybrid, pipelines = 1, 5
+    assert_agrees(run, tmp_path, lambda section: 2 if section in (hybrid, pipelines) else 4)
     for rank, trace in run.ranks.items():
         first = rows(run, rank, schema.COLLECTIVE, step=0)
         roles = {row["bytes"] // 4: trace.groups[row["group"]].role for row in first}

@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.e2e.programs.watched import watch
 
@@ -78,6 +80,39 @@ def two_dimensional_redistribution() -> None:
     value.redistribute(placements=[Replicate(), Shard(0)]).full_tensor()
 
 
+def pipelines_of_sharded_stages() -> None:
+    """Two stages, each of two ranks: FSDP2 inside them, then DDP."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "inside"))
+    stage = mesh.get_local_rank("stage")
+    for wrap in (
+        lambda layer: fully_shard(layer, mesh=mesh["inside"]),
+        lambda layer: DistributedDataParallel(layer, process_group=mesh.get_group("inside")),
+    ):
+        part = PipelineStage(wrap(nn.Linear(8, 8)), stage, 2, torch.device("cpu"), group=mesh.get_group("stage"))
+        schedule = Schedule1F1B(part, 4, loss_fn=lambda output, target: (output - target).pow(2).mean())
+        for _ in range(2):
+            schedule.step(tensor(8, 8)) if stage == 0 else schedule.step(target=tensor(8, 8))
+
+
+def groups_in_odd_orders() -> None:
+    pair, _ = dist.new_subgroups(2)
+    dist.all_reduce(tensor(3), group=pair)
+    dist.barrier(group=pair)
+    three = dist.new_group([3, 1, 0])
+    if RANK != 2:
+        dist.broadcast(tensor(4), src=3, group=three)
+        dist.all_to_all_single(tensor(3), tensor(3), group=three)
+    if RANK in (1, 3):
+        late = dist.new_group([1, 3], use_local_synchronization=True)
+        dist.all_reduce(tensor(5), group=late)
+        dist.send(tensor(2), 3, group=late) if RANK == 1 else dist.recv(tensor(2), group=late)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    watch([each_dimension, hybrid_fsdp1, hybrid_fsdp2, fsdp2_with_tensor_parallelism, two_dimensional_redistribution])
+    watch(
+        [
+            each_dimension, hybrid_fsdp1, hybrid_fsdp2, fsdp2_with_tensor_parallelism, two_dimensional_redistribution,
+            pipelines_of_sharded_stages, groups_in_odd_orders,
+        ]
+    )  # fmt: skip

@@ -22,12 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.ideal import equal_stages, mean_segments, median_transfers
-from commtrace.analysis.match import Matches, communications_of
+from commtrace.analysis.match import Matches, communication_of
 from commtrace.analysis.replay_program import Program, by_rank, stage_of
 from commtrace.analysis.roles import PIPELINE, Roles, find_roles, is_p2p
 from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
-from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64, Spans
 
@@ -195,7 +194,7 @@ def _measure(
 
 def _unmatched_ns(trace: RankTrace, matches: Matches, stalls: Int64) -> float:
     """Of these stalls, the time in those on messages whose other side was not seen."""
-    message = communications_of(Block.of_ranks({trace.rank: trace.spans}), stalls)
+    message = communication_of(trace.spans, stalls)
     unmatched = stalls[(message < 0) | ~matches.ranks[trace.rank].complete[message]]
     return float((trace.spans.end[unmatched] - trace.spans.start[unmatched]).sum())
 

@@ -30,7 +30,7 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
 
 
 def seconds_in_words(time_ns: int) -> str:
-    """``3 ms``, ``0.4 s``, ``42 s``, ``7 min``, ``3.2 h``."""
+    """``3 ms``, ``0.4 s``, ``42 s``, ``7 min``, ``3.2 h``, ``12 days``."""
     seconds = time_ns / 1e9
     if seconds < 0.1:
         return f"{seconds * 1e3:.0f} ms" if seconds >= 1e-3 else "less than 1 ms"
@@ -38,4 +38,6 @@ def seconds_in_words(time_ns: int) -> str:
         return f"{seconds:.1f} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days"

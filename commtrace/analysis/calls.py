@@ -17,7 +17,7 @@ from commtrace.analysis.roles import RankRoles
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace
-from commtrace.trace.spans import Bool, Int32, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,27 @@ def calls_of_rank(
     """The calls that one rank made, in these steps if any are given, and what else its lane stood still for."""
     block = Block.of_ranks({trace.rank: trace.spans})
     rows = CallRows(block, matches, roles, stalled_ns, unfinished_rows(trace))
-    return calls_of_rows(rows, steps), stalls_of_rows(rows, steps)
+    return calls_and_stalls(rows, steps)
 
 
-def stalls_of_rows(known: CallRows, steps: Sequence[int] | None = None) -> Calls:
-    """What the lanes stood still for and is no call in these steps."""
+def calls_and_stalls(known: CallRows, steps: Sequence[int] | None = None) -> tuple[Calls, Calls]:
+    """The calls that ranks made, in these steps if any are given, and what else their lanes stood still for."""
+    made = communication_rows(known.block.spans)
+    if steps is not None:
+        made &= np.isin(known.block.spans.step, steps)
+    return _calls(known, np.flatnonzero(made)), _stalls(known, ~made)
+
+
+def calls_of_rows(known: CallRows) -> Calls:
+    """All calls that ranks made."""
+    return _calls(known, np.flatnonzero(communication_rows(known.block.spans)))
+
+
+def _stalls(known: CallRows, among: Bool) -> Calls:
+    """What the lanes stood still for, among these rows."""
     spans, roles, stalled_ns = known.block.spans, known.roles, known.stalled_ns
     stood = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
-    stalls = np.flatnonzero(stood & ~_made(spans, steps))
+    stalls = np.flatnonzero(stood & among)
     return Calls.empty(
         len(stalls),
         step=spans.step[stalls],
@@ -120,10 +133,9 @@ def stalls_of_rows(known: CallRows, steps: Sequence[int] | None = None) -> Calls
     )
 
 
-def calls_of_rows(known: CallRows, steps: Sequence[int] | None = None) -> Calls:
-    """The calls that ranks made, in these steps if any are given."""
+def _calls(known: CallRows, rows: Int64) -> Calls:
+    """The calls that these rows are."""
     spans, matches, roles = known.block.spans, known.matches, known.roles
-    rows = np.flatnonzero(_made(spans, steps))
     start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
     duration = np.maximum(end - start, 0)
     calls = Calls(
@@ -152,11 +164,6 @@ def calls_of_rows(known: CallRows, steps: Sequence[int] | None = None) -> Calls:
     rank = known.block.rank()[rows[members]]
     merged = _merged_brackets(calls.take(members), rank, spans.group[rows[members]], spans.seq[rows[members]])
     return Calls.concatenate([calls.take(np.flatnonzero(~collective)), merged])
-
-
-def _made(spans: Spans, steps: Sequence[int] | None) -> Bool:
-    made = communication_rows(spans)
-    return made if steps is None else made & np.isin(spans.step, steps)
 
 
 def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factor
 from commtrace.analysis.call_sums import CallSums, Moved, sum_calls, sum_stalls
-from commtrace.analysis.calls import CallRows, Calls, calls_of_rows, stalls_of_rows
+from commtrace.analysis.calls import CallRows, Calls, calls_and_stalls
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.match import Matches, RankMatches
 from commtrace.analysis.operations import of_one_sort, unfinished_rows_of
@@ -177,7 +177,7 @@ def _sums_of_block(
         block.together({rank: partition.stalled_ns[rank] for rank in block.ranks}),
         unfinished_rows_of(run, block),
     )
-    calls, stalls = calls_of_rows(known, steps), stalls_of_rows(known, steps)
+    calls, stalls = calls_and_stalls(known, steps)
     sums: dict[_Key, CallSums] = {}
     if len(calls):
         keys, order, begins = _grouped(calls, detail)

@@ -12,8 +12,8 @@ from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.peers import Float64, grouped_median
 from commtrace.analysis.replay_joins import Transfers
 from commtrace.analysis.replay_program import Program
-from commtrace.analysis.replay_segments import BACKWARD, FORWARD
-from commtrace.trace.spans import Int64
+from commtrace.analysis.replay_segments import BACKWARD, FORWARD, Segments
+from commtrace.trace.spans import Bool, Int64
 
 
 def mean_segments(program: Program) -> Int64:
@@ -25,12 +25,20 @@ def mean_segments(program: Program) -> Int64:
 
 def equal_stages(program: Program, means: Int64) -> Int64:
     """These means, scaled so that forwards (and backwards) of all stages and chunks take the mean of all of them."""
-    segments = program.segments
-    phase = np.isin(segments.kind, (FORWARD, BACKWARD))
-    place = pack([segments.kind, np.where(phase, segments.stage, -1), np.where(phase, segments.chunk, -1)])
-    here, everywhere = _mean_of_phase(program, place), _mean_of_phase(program, segments.kind)
+    if not len(means):
+        return means
+    segments, work = program.segments, program.work
+    # All of this is equal for segments that are the same work, of which one each is looked at.
+    example = np.empty(int(work.max()) + 1, np.int64)
+    example[work] = np.arange(len(work))
+    kind = segments.kind[example]
+    phase = np.isin(kind, (FORWARD, BACKWARD))
+    place = pack([kind, *(np.where(phase, column[example], -1) for column in (segments.stage, segments.chunk))])
+    first_of_phase = _first_of_phase(segments)
+    total_ns = segments.total_ns.astype(np.float64)
+    here, everywhere = (_mean_of_phase(own, work, first_of_phase, total_ns) for own in (place, kind))
     scale = np.where(phase & (here > 0), everywhere / np.maximum(here, 1e-9), 1.0)
-    return np.asarray(np.rint(means * scale), np.int64)
+    return np.asarray(np.rint(means * scale[work]), np.int64)
 
 
 def median_transfers(program: Program) -> Int64:
@@ -48,14 +56,18 @@ def transfer_keys(transfers: Transfers) -> Int64:
     return pack([transfers.name, transfers.bytes, transfers.participants])
 
 
-def _mean_of_phase(program: Program, group: Int64) -> Float64:
-    """Of each segment: what a whole phase of its group takes in the mean."""
-    segments = program.segments
-    _, index = grouped(group)
-    # The segments of a phase are neighbours.
-    first_of_phase = np.ones(len(index), np.bool_)
-    first_of_phase[1:] = segments.instance[1:] != segments.instance[:-1]
+def _first_of_phase(segments: Segments) -> Bool:
+    """The first segment of each phase, whose segments are neighbours."""
+    first = np.ones(len(segments), np.bool_)
+    first[1:] = segments.instance[1:] != segments.instance[:-1]
     for column in (segments.rank, segments.step):
-        first_of_phase[1:] |= column[1:] != column[:-1]
-    total = np.bincount(index, segments.total_ns.astype(np.float64))
-    return np.asarray((total / np.bincount(index[first_of_phase], minlength=len(total)))[index])
+        first[1:] |= column[1:] != column[:-1]
+    return first
+
+
+def _mean_of_phase(group: Int64, work: Int64, first_of_phase: Bool, total_ns: Float64) -> Float64:
+    """Of each work, which is of one of these groups: what a whole phase of its group takes in the mean."""
+    _, of_work = grouped(group)
+    index = of_work.take(work)
+    total = np.bincount(index, total_ns)
+    return np.asarray((total / np.bincount(index[first_of_phase], minlength=len(total)))[of_work])

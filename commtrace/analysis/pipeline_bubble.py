@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.ideal import equal_stages, mean_segments, median_transfers
-from commtrace.analysis.match import Matches, communication_of
+from commtrace.analysis.match import Matches
 from commtrace.analysis.replay_program import Program, by_rank, stage_of
 from commtrace.analysis.roles import PIPELINE, Roles, find_roles, is_p2p
 from commtrace.analysis.side_by_side import side_by_side
@@ -161,23 +161,24 @@ def _measure(
 ) -> _Measured:
     spans = trace.spans
     step_start, step_end = (values[spans.kind == schema.STEP] for values in (spans.start, spans.end))
-    stall = (spans.kind == schema.STALL) & _in_recorded_step(spans)
-    ready = matches.ranks[trace.rank].stall_ready
-    wait = np.clip(ready, spans.start, spans.end) - spans.start
-    between = stall & between_stages
+    stalls = np.flatnonzero(spans.kind == schema.STALL)
+    stalls = stalls[_in_recorded_step(spans, stalls)]
+    start, end, step = spans.start[stalls], spans.end[stalls], spans.step[stalls]
+    ready = matches.ranks[trace.rank].stall_ready[stalls]
+    wait = np.clip(ready, start, end) - start
+    between = between_stages[stalls]
     first_backward, last_forward, last_backward = _turning_points(trace)
-    step = spans.step
-    warm_up = between & (spans.start < first_backward[step])
-    cool_down = between & ~warm_up & (spans.start >= last_forward[step])
+    warm_up = between & (start < first_backward[step])
+    cool_down = between & ~warm_up & (start >= last_forward[step])
     steady = between & ~warm_up & ~cool_down
 
-    draining = stall & ~between & (spans.start >= last_backward[step])
+    draining = ~between & (start >= last_backward[step])
     replica = _replica(trace)
     numbers, number = np.unique(step[draining], return_inverse=True)
     ends_of_steps = [pipeline_ends.get((replica, one), _NEVER) for one in numbers.tolist()]
     ends = np.array(ends_of_steps, np.int64)[number.reshape(-1)]
-    drain = np.minimum(ready[draining], ends) - spans.start[draining]
-    forward, backward = (_phase_ns(trace, kind, between) for kind in (schema.FORWARD, schema.BACKWARD))
+    drain = np.minimum(ready[draining], ends) - start[draining]
+    forward, backward = (_phase_ns(trace, kind, stalls[between]) for kind in (schema.FORWARD, schema.BACKWARD))
     return _Measured(
         forward=float(forward.mean()) if len(forward) else 0.0,
         backward=float(backward.sum()) / max(_whole_backwards(run, trace), 1),
@@ -186,25 +187,18 @@ def _measure(
         warm_up=float(wait[warm_up].sum()),
         steady=float(wait[steady].sum()),
         cool_down=float(wait[cool_down].sum()),
-        transfer=float((spans.end - spans.start - wait)[between].sum()),
+        transfer=float((end - start - wait)[between].sum()),
         drain=float(np.maximum(drain, 0).sum()),
-        unmatched=_unmatched_ns(trace, matches, np.flatnonzero(between)),
+        unmatched=float((end - start)[between & ~matches.ranks[trace.rank].stall_complete[stalls]].sum()),
     )
 
 
-def _unmatched_ns(trace: RankTrace, matches: Matches, stalls: Int64) -> float:
-    """Of these stalls, the time in those on messages whose other side was not seen."""
-    message = communication_of(trace.spans, stalls)
-    unmatched = stalls[(message < 0) | ~matches.ranks[trace.rank].complete[message]]
-    return float((trace.spans.end[unmatched] - trace.spans.start[unmatched]).sum())
-
-
-def _in_recorded_step(spans: Spans) -> Bool:
-    """Rows of steps that are there themselves."""
+def _in_recorded_step(spans: Spans, rows: Int64) -> Bool:
+    """Which of these rows are of steps that are there themselves."""
     numbers = spans.step[spans.kind == schema.STEP]
     recorded = np.zeros(max(int(spans.step.max(initial=-1)), -1) + 2, np.bool_)  # the last entry: outside of any step
     recorded[numbers] = True
-    return recorded[spans.step]
+    return recorded[spans.step[rows]]
 
 
 def _whole_backwards(run: Run, trace: RankTrace) -> int:
@@ -250,13 +244,12 @@ def _pipeline_ends(run: Run) -> dict[tuple[int, int], int]:
     return ends
 
 
-def _phase_ns(trace: RankTrace, kind: int, stalled: Bool) -> Int64:
-    """Durations of the phases of a kind, without the stalls on other stages inside them."""
+def _phase_ns(trace: RankTrace, kind: int, waits: Int64) -> Int64:
+    """Durations of the phases of a kind, without the stalls on other stages, these rows, inside them."""
     spans = trace.spans
     rows = np.flatnonzero(spans.kind == kind)
     if not len(rows):
         return np.zeros(0, np.int64)
-    waits = np.flatnonzero(stalled)
     total = np.concatenate([[0], np.cumsum(spans.end[waits] - spans.start[waits])])
     inside = (
         total[np.searchsorted(spans.start[waits], spans.end[rows])]

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.keys import grouped_rows
-from commtrace.analysis.operations import communication_rows
+from commtrace.analysis.operations import codes_named, communication_rows
 from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -86,8 +86,8 @@ def role_of(run: Run, trace: RankTrace, group: int, peer: int = schema.NOT_APPLI
 
 def is_p2p(run: Run, spans: Spans) -> Bool:
     """Point-to-point rows, and stalls on them."""
-    sides = [run.name_code("send"), run.name_code("recv")]
-    return np.asarray((spans.kind == schema.P2P) | ((spans.kind == schema.STALL) & np.isin(spans.name, sides)))
+    sides = codes_named(run, spans.name, ("send", "recv"))
+    return np.asarray((spans.kind == schema.P2P) | ((spans.kind == schema.STALL) & sides))
 
 
 def _roles_of_block(run: Run, block: Block, groups: Mapping[int, Group], words: tuple[str, ...]) -> RankRoles:

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
-from commtrace.cli.garbage import leave_everything_at_the_end, look_for_no_garbage
+from commtrace.cli.interpreter import leave_everything_at_the_end, run_for_analysis
 from commtrace.cli.linear_algebra import use_one_thread
 from commtrace.cli.memory import keep_freed_memory
 from commtrace.errors import CommtraceError
@@ -67,7 +67,7 @@ class _LazyGroup(TyperGroup):
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
             keep_freed_memory()
             use_one_thread()
-            look_for_no_garbage(context)
+            run_for_analysis(context)
         return name, command and load_command(str(name)), rest
 
     def invoke(self, context: Any) -> Any:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import gc
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -50,15 +48,3 @@ def test_memory_is_set_up_before_numpy_reads_its_settings() -> None:
     code = "import commtrace.cli.main, sys; sys.exit(bool({'numpy', 'pyarrow'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
-
-
-def test_no_garbage_is_looked_for_while_a_command_analyses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    looks: list[bool] = []
-    monkeypatch.setattr("commtrace.analysis.summary.summarise", lambda *_: looks.append(gc.isenabled()) or {})
-    monkeypatch.setattr("commtrace.cli.summary.load_window", lambda *_: None)
-    assert gc.isenabled()
-
-    CliRunner().invoke(app, ["summary", str(tmp_path), "--json"], catch_exceptions=False)
-
-    assert looks == [False]
-    assert gc.isenabled()

@@ -71,11 +71,14 @@ class EvaluationMode:
             nonlocal leaving
             if torch.compiler.is_compiling() or (leaving and not mode):
                 return original(module, mode)
-            leaving = not mode
-            try:
+            if mode:
                 result = original(module, mode)
-            finally:
-                leaving = False
+            else:
+                leaving = True
+                try:
+                    result = original(module, mode)
+                finally:
+                    leaving = False
             try:
                 if not mode:
                     begins(module)

@@ -16,6 +16,7 @@ from rich.table import Table
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import Communication, Detail, communication_table
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import UNKNOWN, duration, num_bytes, share
 from commtrace.cli.units import bandwidth as gigabytes_per_second
@@ -52,11 +53,14 @@ def bandwidth(
     """
     analysis = analyse(run, steps or None)
     rows = _rows(analysis, _DETAIL[by])
+    basis = basis_of(analysis.recorded, analysis.alignment)
     if json_output:
-        sys.stdout.write(json.dumps([row.to_json() for row in rows], allow_nan=False) + "\n")
+        told = {"run": analysis.recorded.any_metadata.run_id, **basis, "communication": [row.to_json() for row in rows]}
+        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     elif rows:
         console = wide_console()
         console.print(f"Run {escape(analysis.recorded.any_metadata.run_id)}", style="dim")
+        print_basis(console, basis)
         _print(console, rows, by)
     else:
         typer.echo(f"{run}: no communication was recorded in these steps. That is not 0: it may be on a path that "

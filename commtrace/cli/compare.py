@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -19,6 +20,7 @@ from commtrace.analysis.compare import compare as compare_runs
 from commtrace.analysis.noise import FEWEST_SAMPLES, Change
 from commtrace.analysis.states import State
 from commtrace.analysis.step_series import Link
+from commtrace.cli.basis import basis_of, clock_line
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import UNKNOWN, bandwidth, milliseconds
 from commtrace.errors import ConfigurationError
@@ -58,17 +60,32 @@ def compare(
     sides = [before, *(more_before or ())], [after, *(more_after or ())]
     directories = _different_runs([*sides[0], *sides[1]])
     names = [", ".join(directories[run].name for run in side) for side in sides]
-    comparison = compare_runs(*([_analysed(run, steps) for run in side] for side in sides))
+    analyses = [[_analysed(run, steps) for run in side] for side in sides]
+    comparison = compare_runs(*analyses)
+    bases = [[basis_of(one.recorded, one.alignment) for one in side] for side in analyses]
     if json_output:
-        sys.stdout.write(json.dumps({**comparison.to_json(), "verdict": _verdict(comparison, threshold)}) + "\n")
+        rests_on = {"basis": {"before": bases[0], "after": bases[1]}}
+        told = {**comparison.to_json(), **rests_on, "verdict": _verdict(comparison, threshold)}
+        sys.stdout.write(json.dumps(told) + "\n")
     else:
         console = wide_console()
         console.print(f"[bold]{escape(names[0])}[/] (before) and [bold]{escape(names[1])}[/] (after)")
+        _print_bases(console, sides, bases)
         _print(console, comparison, threshold)
     if not comparison.can_be_judged:
         raise typer.Exit(_CANNOT_TELL)
     if comparison.is_slower(threshold / 100):
         raise typer.Exit(_SLOWER)
+
+
+def _print_bases(console: Console, sides: Sequence[Sequence[Path]], bases: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """Of each run its clocks, where it has several, and its problems."""
+    for run, basis in zip(chain(*sides), chain(*bases), strict=True):
+        alignment = basis["alignment"]
+        if alignment["observations"] or alignment["refused"]:
+            console.print(f"{escape(str(run))}: {clock_line(alignment)}", style="dim")
+        for problem in basis["problems"]:
+            console.print(f"[yellow]![/] {escape(str(run))}: {escape(problem)}")
 
 
 def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from commtrace.analysis.hang_story import activity_words
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
-from commtrace.cli.units import duration
+from commtrace.cli.basis import clock_line
 
 Told = Mapping[str, Any]
 
@@ -64,23 +64,11 @@ def _header(told: Told, now_ns: int) -> Iterable[str]:
     )
     if run["missing_ranks"]:
         yield f"[yellow]No files of {ranks_in_words(run['missing_ranks'])}.[/]"
-    yield _clocks(told["alignment"])
+    yield clock_line(told["alignment"])
 
 
 def _ranges_of(told: Told, state: str) -> list[tuple[int, int]]:
     return ranges(one["rank"] for one in told["ranks"] if one["state"] == state)
-
-
-def _clocks(alignment: Mapping[str, Any]) -> str:
-    residual = alignment["residual_ns"]
-    if residual is None:
-        return f"Clocks: [yellow]{alignment['method']}[/]: {escape(alignment['refused'])}"
-    if not alignment["observations"]:
-        return f"Clocks: {alignment['method']}"
-    return (
-        f"Clocks: {alignment['method']}, {alignment['observations']} observations, residual "
-        f"{duration(residual['p50'])} (p50), {duration(residual['p99'])} (p99), {duration(residual['max'])} (max)"
-    )
 
 
 def _print_groups(console: Console, told: Told) -> None:

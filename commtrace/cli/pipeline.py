@@ -12,6 +12,7 @@ from rich.markup import escape
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_pipeline
 from commtrace.cli.workers import ExecutorOption, step_workers
@@ -39,7 +40,7 @@ def pipeline(
             if analysis.steps.used
             else None
         )
-    told = found.to_json() if found else None
+    told = {**found.to_json(), **basis_of(analysis.recorded, analysis.alignment)} if found else None
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     elif told is None:
@@ -47,5 +48,6 @@ def pipeline(
     else:
         console = wide_console()
         console.print(f"Run {escape(analysis.recorded.any_metadata.run_id)}", style="dim")
+        print_basis(console, told)
         print_pipeline(console, told)
         console.print(f"Whether one slow rank is behind it: commtrace straggler {escape(str(run))}", style="dim")

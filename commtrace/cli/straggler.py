@@ -27,11 +27,11 @@ from commtrace.analysis.whatif import WhatIf, what_if
 from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
 from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.straggler_view import print_stragglers
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
-from commtrace.trace.locate import find_run_directory
 
 _SLICES: Final = {
     "operation": "S_by_operation",
@@ -79,7 +79,8 @@ def straggler(
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     else:
         console = wide_console()
-        console.print(f"Run {escape(find_run_directory(run).name)}", style="dim")
+        console.print(f"Run {escape(told['run'])}", style="dim")
+        print_basis(console, told)
         _print(console, told)
 
 
@@ -97,6 +98,8 @@ def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
         slowdown = _what_if(matched, program)
         findings = stragglers()
     return {
+        "run": matched.recorded.any_metadata.run_id,
+        **basis_of(matched.recorded, matched.alignment),
         **slowdown.to_json(),
         "steps": len(program.steps),
         "on_gpu": on_gpu(matched.run),

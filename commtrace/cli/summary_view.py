@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.cli.basis import clock_line
 from commtrace.cli.detail_view import detail_lines, print_sums
 from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
@@ -63,7 +64,7 @@ def _header(summary: Summary) -> Iterable[str]:
     yield " · ".join(filter(None, [parallel, framework, *versions]))
     yield _steps_line(run["steps"]) + (", inferred from the period of communication" if run["steps_inferred"] else "")
     yield from detail_lines(summary["detail"])
-    yield _clock_line(summary["alignment"])
+    yield clock_line(summary["alignment"])
 
 
 def _steps_line(steps: Mapping[str, Any]) -> str:
@@ -76,18 +77,6 @@ def _steps_line(steps: Mapping[str, Any]) -> str:
 
 def _range(steps: Mapping[str, int]) -> str:
     return str(steps["first"]) if steps["first"] == steps["last"] else f"{steps['first']}–{steps['last']}"
-
-
-def _clock_line(alignment: Mapping[str, Any]) -> str:
-    residual = alignment["residual_ns"]
-    if residual is None:
-        return f"Clocks: [yellow]{alignment['method']}[/]"
-    if not alignment["observations"]:
-        return f"Clocks: {alignment['method']}"
-    return (
-        f"Clocks: {alignment['method']}, {alignment['observations']} observations, residual "
-        f"{duration(residual['p50'])} (p50), {duration(residual['p99'])} (p99), {duration(residual['max'])} (max)"
-    )
 
 
 def _waits_are_bubble(summary: Summary, role: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.console import Console
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.window import load_window
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.units import duration
 from commtrace.exporters import chrome_trace, perfetto
 
 _MANY_SLICES = 2_000_000
@@ -52,8 +54,8 @@ def export(
         num_slices = (perfetto if native else chrome_trace).write(
             timeline.outline(), map(timeline.step, timeline.steps), target
         )
-    for problem in window.recorded.problems:
-        console.print(f"note: {problem}", markup=False)
+    for note in (*_clocks(timeline), *window.recorded.problems):
+        console.print(f"note: {note}", markup=False)
     if format is Format.PERFETTO and not native:
         console.print(
             f"The perfetto package is not installed ({perfetto.INSTALL}), so this is Chrome JSON.", markup=False
@@ -62,3 +64,12 @@ def export(
         console.print("That is more than a browser draws smoothly: choose steps with --steps A:B.")
     num_steps = f"{len(timeline.steps)} step{'s' * (len(timeline.steps) != 1)}"
     typer.echo(f"{target}: {num_steps}, {num_slices} slices. Next: open it at https://ui.perfetto.dev")
+
+
+def _clocks(timeline: Timeline) -> Iterator[str]:
+    outline = timeline.outline()
+    residual = outline["residual_ns"]
+    if residual is None:
+        yield "the hosts' clocks could not be brought together: what lies beside what on different hosts is unknown."
+    elif len({rank["host"] for rank in outline["ranks"]}) > 1:
+        yield f"the hosts' clocks agree to {duration(residual['p99'])} (p99)."

@@ -51,3 +51,7 @@ def test_compare_tells_it_of_either_side(recorded: Path, tmp_path: Path) -> None
     assert f"{other}: Clocks: collective ends" in shown
     told = json.loads(words("compare", recorded, other, "--json"))
     assert [side[0]["alignment"]["method"] for side in told["basis"].values()] == ["collective ends"] * 2
+
+
+def test_export_tells_how_well_the_clocks_agree(recorded: Path, tmp_path: Path) -> None:
+    assert "note: the hosts' clocks agree to" in words("export", recorded, "-o", tmp_path / "trace")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from commtrace.trace.locate import LATEST, RUNS
+from commtrace.trace.locate import NEWEST_RUN, RUNS
 
-NEWEST_RUN: Final = RUNS / LATEST
-"""What a command reads that is told of no run."""
+__all__ = ["NEWEST_RUN", "RunArgument"]
 
 RunArgument = Annotated[
     Path, typer.Argument(help=f"The run directory. Default: the newest run below {RUNS}.", show_default=False)

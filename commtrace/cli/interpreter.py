@@ -12,19 +12,20 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 _TURN_S: Final = 0.0002
 
 
-def run_for_analysis(context: Any) -> None:
-    """Until the click context of the command is closed."""
+def run_for_analysis(at_end: Callable[[Callable[[], None]], object]) -> None:
+    """Until what is handed to ``at_end`` is called, as that of the command's click context does when it is closed."""
     if gc.isenabled():
         gc.disable()
-        context.call_on_close(gc.enable)
+        at_end(gc.enable)
     before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_S)
-    context.call_on_close(lambda: sys.setswitchinterval(before))
+    at_end(lambda: sys.setswitchinterval(before))
 
 
 def leave_everything_at_the_end() -> None:

@@ -11,12 +11,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
+from commtrace.cli.failures import USER_ERROR, in_words
 from commtrace.cli.interpreter import leave_everything_at_the_end, run_for_analysis
 from commtrace.cli.linear_algebra import use_one_thread
 from commtrace.cli.memory import keep_freed_memory
 from commtrace.errors import CommtraceError
-
-_USER_ERROR = 2
 
 
 class _Command(NamedTuple):
@@ -67,7 +66,7 @@ class _LazyGroup(TyperGroup):
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
             keep_freed_memory()
             use_one_thread()
-            run_for_analysis(context)
+            run_for_analysis(context.call_on_close)
         return name, command and load_command(str(name)), rest
 
     def invoke(self, context: Any) -> Any:
@@ -78,14 +77,8 @@ class _LazyGroup(TyperGroup):
         except (CommtraceError, OSError) as error:
             if context.params["traceback"]:
                 raise
-            typer.echo(f"commtrace: {_in_words(error)}", err=True)
-            raise typer.Exit(_USER_ERROR) from error
-
-
-def _in_words(error: CommtraceError | OSError) -> str:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+            typer.echo(f"commtrace: {in_words(error)}", err=True)
+            raise typer.Exit(USER_ERROR) from error
 
 
 def command_function(name: str) -> Callable[..., None]:
@@ -125,6 +118,6 @@ def commtrace(
 
 
 def main() -> None:
-    """Entry point of the ``commtrace`` command."""
+    """Every call of the ``commtrace`` command that :mod:`commtrace.cli.start` does not answer by itself."""
     leave_everything_at_the_end()
     app(prog_name="commtrace")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated
 
 import typer
 
-from commtrace.analysis.side_by_side import beside
-from commtrace.analysis.window import load_window
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.summary_told import tell_summary
 from commtrace.cli.workers import ExecutorOption, step_workers
 
 
@@ -36,14 +33,5 @@ def summary(
     pipeline, stragglers, and one sentence that says what to look at. The first step is left out as warm-up unless
     --steps says which steps to use.
     """
-    with step_workers(executor) as workers, beside(load_window, run, steps or None) as window:
-        from commtrace.analysis.summary import summarise  # while the files are read
-
-        told = summarise(window(), steps or None, workers)
-    if json_output:
-        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
-        return
-    from commtrace.cli.console import wide_console  # rich, which takes a while to import: only for tables
-    from commtrace.cli.summary_view import print_summary
-
-    print_summary(wide_console(), told, all_ranks=all_ranks)
+    with step_workers(executor) as workers:
+        tell_summary(run, steps or None, workers, json_output=json_output, all_ranks=all_ranks)

@@ -16,6 +16,9 @@ LATEST: Final = "latest"
 RUNS: Final = Path("commtrace-runs")
 """Where runs are recorded unless somebody says otherwise."""
 
+NEWEST_RUN: Final = RUNS / LATEST
+"""What a command reads that is told of no run."""
+
 _MOST_RUNS: Final = 12
 
 

@@ -20,7 +20,7 @@ def test_only_while_a_command_analyses_python_runs_in_another_way(
         return {}
 
     monkeypatch.setattr("commtrace.analysis.summary.summarise", summarise)
-    monkeypatch.setattr("commtrace.cli.summary.load_window", lambda *_: None)
+    monkeypatch.setattr("commtrace.cli.summary_told.load_window", lambda *_: None)
     before = (gc.isenabled(), sys.getswitchinterval())
 
     CliRunner().invoke(app, ["summary", str(tmp_path), "--json"], catch_exceptions=False)

@@ -1,0 +1,16 @@
+"""What the ``commtrace`` command says of an error that its user can do something about."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from commtrace.errors import CommtraceError
+
+USER_ERROR: Final = 2
+"""The exit status."""
+
+
+def in_words(error: CommtraceError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

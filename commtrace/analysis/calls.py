@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.intervals import union
 from commtrace.analysis.keys import pack
-from commtrace.analysis.match import RankMatches
+from commtrace.analysis.match import RankMatches, communications_of
 from commtrace.analysis.operations import communication_rows, is_kernel_trace, unfinished_rows
 from commtrace.analysis.roles import RankRoles
 from commtrace.trace import schema
@@ -23,6 +23,8 @@ from commtrace.trace.spans import Bool, Int32, Int64
 @dataclass(frozen=True, slots=True)
 class Calls:
     """Calls, column by column; a stall is a row that makes no call and has nothing but ``exposed``.
+
+    Where they are asked for, it has the bytes of the call that it waited for, too.
 
     Attributes:
         step: of the launch; equal in all rows of a bracket.
@@ -103,12 +105,20 @@ def calls_of_rank(
     return calls_and_stalls(rows, steps)
 
 
-def calls_and_stalls(known: CallRows, steps: Sequence[int] | None = None) -> tuple[Calls, Calls]:
-    """The calls that ranks made, in these steps if any are given, and what else their lanes stood still for."""
+def calls_and_stalls(
+    known: CallRows, steps: Sequence[int] | None = None, *, sizes_of_stalls: bool = False
+) -> tuple[Calls, Calls]:
+    """The calls that ranks made, in these steps if any are given, and what else their lanes stood still for.
+
+    Args:
+        known: the rows.
+        steps: of the calls.
+        sizes_of_stalls: also look up the bytes of what was stalled on.
+    """
     made = communication_rows(known.block.spans)
     if steps is not None:
         made &= np.isin(known.block.spans.step, steps)
-    return _calls(known, np.flatnonzero(made)), _stalls(known, ~made)
+    return _calls(known, np.flatnonzero(made)), _stalls(known, ~made, sizes_of_stalls)
 
 
 def calls_of_rows(known: CallRows) -> Calls:
@@ -116,7 +126,7 @@ def calls_of_rows(known: CallRows) -> Calls:
     return _calls(known, np.flatnonzero(communication_rows(known.block.spans)))
 
 
-def _stalls(known: CallRows, among: Bool) -> Calls:
+def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> Calls:
     """What the lanes stood still for, among these rows."""
     spans, roles, stalled_ns = known.block.spans, known.roles, known.stalled_ns
     stood = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
@@ -130,7 +140,29 @@ def _stalls(known: CallRows, among: Bool) -> Calls:
         nodes=roles.nodes[stalls],
         group=spans.group[stalls],
         exposed=stalled_ns[stalls, 0] + stalled_ns[stalls, 1],
+        **({"num_bytes": _bytes_stalled_on(known.block, stalls)} if with_sizes else {}),
     )
+
+
+def _bytes_stalled_on(block: Block, stalls: Int64) -> Int64:
+    """Bytes of the call, of a bracket as a whole, that each of these rows names or is; −1 where it was not recorded."""
+    spans = block.spans
+    communicates = communication_rows(spans)
+    calls = np.where(communicates[stalls], stalls, communications_of(block, stalls))
+    num_bytes = np.where(calls >= 0, spans.bytes[calls], -1)
+    brackets = np.flatnonzero(communicates & (spans.kind == schema.COLLECTIVE))
+    if not spans.op_in_seq[brackets].any():
+        return num_bytes
+    rows = np.concatenate([brackets, np.maximum(calls, 0)])
+    key = pack((block.rank()[rows], spans.step[rows], spans.group[rows], spans.seq[rows], spans.name[rows]))
+    _, which = np.unique(key, return_inverse=True)
+    of_bracket, of_stall = np.split(which.reshape(-1), [len(brackets)])
+    sums, unknown = np.zeros((2, int(which.max()) + 1), np.int64)
+    np.add.at(sums, of_bracket, spans.bytes[brackets])
+    np.add.at(unknown, of_bracket, spans.bytes[brackets] < 0)
+    whole = np.where(unknown > 0, -1, sums)[of_stall]
+    in_bracket = (calls >= 0) & (spans.kind[calls] == schema.COLLECTIVE)
+    return np.where(in_bracket, whole, num_bytes)
 
 
 def _calls(known: CallRows, rows: Int64) -> Calls:

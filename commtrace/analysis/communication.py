@@ -177,7 +177,7 @@ def _sums_of_block(
         block.together({rank: partition.stalled_ns[rank] for rank in block.ranks}),
         unfinished_rows_of(run, block),
     )
-    calls, stalls = calls_and_stalls(known, steps)
+    calls, stalls = calls_and_stalls(known, steps, sizes_of_stalls=detail is Detail.SIZE)
     sums: dict[_Key, CallSums] = {}
     if len(calls):
         keys, order, begins = _grouped(calls, detail)

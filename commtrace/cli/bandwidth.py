@@ -18,12 +18,12 @@ from commtrace.analysis.communication import Communication, Detail, communicatio
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
-from commtrace.cli.units import UNKNOWN, duration, num_bytes, share
+from commtrace.cli.units import UNKNOWN, duration, num_bytes, power_of_two, share
 from commtrace.cli.units import bandwidth as gigabytes_per_second
 
 _MOST_ROWS: Final = 60
 _MOST_RANKS_NAMED: Final = 8
-_REACH: Final = {True: "between nodes", False: "in a node", None: "?"}
+_NODES: Final = {True: ">1", False: "1", None: "?"}
 
 
 class By(str, Enum):
@@ -73,18 +73,21 @@ def _rows(analysis: Analysis, detail: Detail) -> list[Communication]:
 
 
 def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for word in ("role", "operation", "reach", *{By.SIZE: ["size of a call"], By.GROUP: ["ranks"]}.get(by, [])):
-        table.add_column(word, overflow="fold")
-    for heading in ("n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "needed", "exposed"):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for word in ("role", "operation", "nodes", *{By.SIZE: ["size"], By.GROUP: ["ranks"]}.get(by, [])):
+        table.add_column(word, overflow="fold", no_wrap=word != "ranks")
+    numbers = [_numbers(row) for row in rows[:_MOST_ROWS]]
+    # Of calls of one size, their number tells the bytes: a column less keeps the table within a terminal.
+    headings = [heading for heading in numbers[0] if not (by is By.SIZE and heading == "bytes")]
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows[:_MOST_ROWS]:
-        table.add_row(*_words(row, by), *_numbers(row))
+    for row, own in zip(rows, numbers, strict=False):
+        table.add_row(*_words(row, by), *(own[heading] for heading in headings))
     console.print(table)
     if len(rows) > _MOST_ROWS:
         console.print(f"({len(rows) - _MOST_ROWS} more that are less exposed: --json)", style="dim")
     console.print(
-        "Bandwidths of transfer, in GB/s where no unit stands. "
+        "nodes: >1 where the group spans several. Bandwidths of transfer, in GB/s where no unit stands. "
         "needed: the busbw below which the bytes take longer than the ranks compute.",
         style="dim",
     )
@@ -93,25 +96,26 @@ def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
 
 
 def _words(row: Communication, by: By) -> list[str]:
-    words = [row.role, row.operation, _REACH[row.inter_node]]
+    words = [row.role, row.operation, _NODES[row.inter_node]]
     if by is By.SIZE:
-        words.append("unknown" if row.size is None else f"{num_bytes(row.size[0])} – {num_bytes(row.size[1])}")
+        words.append("unknown" if row.size is None else power_of_two(row.size[0]))
     if by is By.GROUP and row.ranks is not None:
         more = "…" if len(row.ranks) > _MOST_RANKS_NAMED else ""
         words.append(" ".join(map(str, row.ranks[:_MOST_RANKS_NAMED])) + more)
     return [escape(word) for word in words]
 
 
-def _numbers(row: Communication) -> list[str]:
+def _numbers(row: Communication) -> dict[str, str]:
+    """By the headings of their columns."""
     during = "*" if row.bandwidth_time == "duration" else ""
-    return [
-        str(row.group_size or "?"),
-        str(row.count),
-        num_bytes(row.num_bytes),
-        duration(row.duration_p50_ns),
-        duration(row.duration_p99_ns),
-        UNKNOWN if row.algbw_gbps is None else gigabytes_per_second(row.algbw_gbps) + during,
-        UNKNOWN if row.busbw_gbps is None else gigabytes_per_second(row.busbw_gbps) + during,
-        gigabytes_per_second(row.needed_busbw_gbps),
-        share(row.exposed_ratio),
-    ]
+    return {
+        "n": str(row.group_size or "?"),
+        "calls": str(row.count),
+        "bytes": num_bytes(row.num_bytes),
+        "p50": duration(row.duration_p50_ns),
+        "p99": duration(row.duration_p99_ns),
+        "algbw": UNKNOWN if row.algbw_gbps is None else gigabytes_per_second(row.algbw_gbps) + during,
+        "busbw": UNKNOWN if row.busbw_gbps is None else gigabytes_per_second(row.busbw_gbps) + during,
+        "needed": gigabytes_per_second(row.needed_busbw_gbps),
+        "exposed": share(row.exposed_ratio),
+    }

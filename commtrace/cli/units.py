@@ -32,6 +32,7 @@ def share(part: float | None, whole: float = 1.0) -> str:
 
 
 _LEAST_WITHOUT_UNIT: Final = 0.01
+_BINARY: Final = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
 
 
 def num_bytes(count: float | None) -> str:
@@ -42,6 +43,14 @@ def num_bytes(count: float | None) -> str:
         if count >= size:
             return f"{_three_digits(count / size)} {unit}"
     return f"{count:.0f} B"
+
+
+def power_of_two(num_bytes: int) -> str:
+    """Sizes from a power of two, up to the next: ``32–64 KiB``, ``0.5–1 MiB``; ``0 B`` alone."""
+    if num_bytes == 0:
+        return "0 B"
+    exponent, unit = next((exponent, unit) for exponent, unit in _BINARY if num_bytes >= 1 << max(exponent - 1, 0))
+    return f"{num_bytes / (1 << exponent):g}–{2 * num_bytes / (1 << exponent):g} {unit}"
 
 
 def bandwidth(gigabytes_per_second: float | None) -> str:

@@ -121,6 +121,31 @@ def test_calls_are_told_apart_by_size(num_bytes: int, size: tuple[int, int]) -> 
     assert (row.to_json()["bytes_from"], row.to_json()["bytes_to"]) == size
 
 
+def by_size(run: Run) -> dict[tuple[str, tuple[int, int] | None], tuple[int, int]]:
+    """Calls and exposed time by operation and size."""
+    matches, roles = match(run), find_roles(run)
+    rows = communication_table(run, matches, partition(run, matches, roles), roles, detail=Detail.SIZE)
+    return {(row.operation, row.size): (row.count, row.exposed_ns) for row in rows}
+
+
+def test_what_was_stood_still_for_has_the_size_of_its_call() -> None:
+    small = collective("all_reduce", PAIR, 0, 0, 100, id=1, bytes=8)
+    large = collective("all_reduce", PAIR, 1, 100, 900, id=2, bytes=4_096)
+    run = make_run({0: step(small, stall(small, 10, 100), large, stall(large, 300, 900))}, [PAIR], world_size=2)
+    assert by_size(run) == {("all_reduce", (8, 16)): (1, 90), ("all_reduce", (4_096, 8_192)): (1, 600)}
+
+
+def test_what_was_stood_still_for_a_bracket_has_the_size_of_the_whole() -> None:
+    members = [collective("all_reduce", PAIR, 0, 0, 100, op_in_seq=index, bytes=600, id=index) for index in (0, 1)]
+    run = make_run({0: step(*members, stall(members[1], 10, 100))}, [PAIR], world_size=2)
+    assert by_size(run) == {("all_reduce", (1_024, 2_048)): (1, 90)}
+
+
+def test_the_size_of_what_was_not_recorded_is_unknown() -> None:
+    lost = collective("all_reduce", PAIR, 0, 0, 100, id=1, bytes=8)
+    assert by_size(make_run({0: step(stall(lost, 10, 100))}, [PAIR], world_size=2)) == {("all_reduce", None): (0, 90)}
+
+
 def test_calls_are_told_apart_by_group() -> None:
     pairs = [group("tp", 0, 1), group("tp", 2, 3)]
     rows = {

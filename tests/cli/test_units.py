@@ -35,3 +35,9 @@ def test_bytes_are_powers_of_ten(count: int, text: str) -> None:
 def test_an_unknown_bandwidth_is_not_zero() -> None:
     assert (units.bandwidth(None), units.bandwidth(12.34)) == ("–", "12.3")
     assert (units.bandwidth(0.00004), units.bandwidth(9.6e-7), units.bandwidth(0.0)) == ("40.0 kB/s", "960 B/s", "0")
+
+
+def test_sizes_by_powers_of_two() -> None:
+    sizes = [units.power_of_two(1 << exponent) for exponent in (0, 8, 9, 10, 19, 20, 35)]
+    assert sizes == ["1–2 B", "256–512 B", "0.5–1 KiB", "1–2 KiB", "0.5–1 MiB", "1–2 MiB", "32–64 GiB"]
+    assert units.power_of_two(0) == "0 B"

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import Communication, Detail, communication_table
+from commtrace.analysis.rank_words import ranges, ranges_in_words
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
@@ -22,7 +23,7 @@ from commtrace.cli.units import UNKNOWN, duration, num_bytes, power_of_two, shar
 from commtrace.cli.units import bandwidth as gigabytes_per_second
 
 _MOST_ROWS: Final = 60
-_MOST_RANKS_NAMED: Final = 8
+_WIDTHS: Final = {"ranks": 10}
 _NODES: Final = {True: ">1", False: "1", None: "?"}
 
 
@@ -33,6 +34,9 @@ class By(str, Enum):
     SIZE = "size"
     GROUP = "group"
 
+
+_LEFT_OUT: Final = {By.OPERATION: (), By.SIZE: ("bytes",), By.GROUP: ("n", "p99")}
+"""Columns that leave room for the one that is more: the table has to stay within a terminal."""
 
 _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Detail.GROUP}
 
@@ -75,10 +79,9 @@ def _rows(analysis: Analysis, detail: Detail) -> list[Communication]:
 def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for word in ("role", "operation", "nodes", *{By.SIZE: ["size"], By.GROUP: ["ranks"]}.get(by, [])):
-        table.add_column(word, overflow="fold", no_wrap=word != "ranks")
+        table.add_column(word, overflow="fold", no_wrap=word != "ranks", min_width=_WIDTHS.get(word))
     numbers = [_numbers(row) for row in rows[:_MOST_ROWS]]
-    # Of calls of one size, their number tells the bytes: a column less keeps the table within a terminal.
-    headings = [heading for heading in numbers[0] if not (by is By.SIZE and heading == "bytes")]
+    headings = [heading for heading in numbers[0] if heading not in _LEFT_OUT[by]]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row, own in zip(rows, numbers, strict=False):
@@ -100,8 +103,7 @@ def _words(row: Communication, by: By) -> list[str]:
     if by is By.SIZE:
         words.append("unknown" if row.size is None else power_of_two(row.size[0]))
     if by is By.GROUP and row.ranks is not None:
-        more = "…" if len(row.ranks) > _MOST_RANKS_NAMED else ""
-        words.append(" ".join(map(str, row.ranks[:_MOST_RANKS_NAMED])) + more)
+        words.append(ranges_in_words(ranges(row.ranks)) or UNKNOWN)
     return [escape(word) for word in words]
 
 

@@ -44,14 +44,15 @@ class Coverage:
 def find_coverage(run: Run, roles: Roles) -> Coverage:
     """Add up all ranks. ``topology["not_visible"]`` of a rank is where integrations name paths that they found."""
     captured, dropped = Counter[str](), Counter[str]()
-    for block in run.blocks:
-        counts = np.bincount(block.spans.kind, minlength=len(schema.KINDS))
+    for part in run.parts:
+        kinds = part.column("kind", len(schema.KINDS))
+        counts = np.bincount(kinds, minlength=len(schema.KINDS) + 1)[:-1]
         captured.update({kind: int(count) for kind, count in zip(schema.KINDS, counts, strict=True) if count})
     for trace in run.ranks.values():
         dropped.update(trace.dropped)
     skipped = {str(role) for trace in run.ranks.values() for role in trace.recording.get("skip_roles", ())}
     told = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
-    silent = _silent_dimensions(run, roles, skipped) if any(len(block) for block in run.blocks) else ()
+    silent = _silent_dimensions(run, roles, skipped) if any(len(trace.spans) for trace in run.ranks.values()) else ()
     paths = (*sorted(told), *_invisible_paths(run), *_skipped(skipped), *silent)
     return Coverage(dict(captured), dict(dropped), paths)
 
@@ -91,7 +92,6 @@ def _silent_dimensions(run: Run, roles: Roles, skipped: Collection[str]) -> Iter
 
 def _roles_that_communicated(run: Run, roles: Roles) -> set[str]:
     heard = np.zeros(len(roles.words), np.bool_)
-    for block in run.blocks:
-        role = block.together({rank: roles.ranks[rank].role for rank in block.ranks})
-        heard[role[communication_rows(block.spans)]] = True
+    for rank, trace in run.ranks.items():
+        heard[roles.ranks[rank].role[communication_rows(trace.spans)]] = True
     return {word for word, is_heard in zip(roles.words, heard, strict=True) if is_heard}

@@ -81,6 +81,7 @@ IDENTITY: Final = frozenset({"kind", "group", "seq", "op_in_seq", "peer"})
 """The columns by which rows are recognised as one communication."""
 
 _EMPTY: Final = Spans.empty()
+_OF_ROWS: Final = ("rank", "clock", "position", "is_send", "finished")
 
 
 def gather(run: Run, chosen: Callable[[Block], Bool] | None = None, columns: Collection[str] | None = None) -> Rows:
@@ -120,30 +121,23 @@ def gather_blocks(
 def concatenate(parts: Sequence[Rows], columns: Collection[str] | None = None) -> Rows:
     """Rows one behind the other; ``columns`` as of :func:`gather`."""
     spans = [part.spans for part in parts]
-    return Rows(
-        np.concatenate([part.rank for part in parts]),
-        np.concatenate([part.clock for part in parts]),
-        np.concatenate([part.position for part in parts]),
-        np.concatenate([part.is_send for part in parts]),
-        np.concatenate([part.finished for part in parts]),
-        Spans.concatenate(spans) if columns is None else _concatenated(spans, columns),
+    copied = [name for name in DTYPE_OF_COLUMN if columns is None or name in columns]
+    together: list[npt.NDArray[Any]] = side_by_side(
+        np.concatenate,
+        [([getattr(own, name) for own in spans],) for name in copied]
+        + [([getattr(part, name) for part in parts],) for name in _OF_ROWS],
     )
+    count = sum(map(len, spans))
+    of_spans = dict(zip(copied, together, strict=False))
+    rank, clock, position, is_send, finished = together[len(copied) :]
+    own_columns = (of_spans[name] if name in of_spans else _nothing(name, count) for name in DTYPE_OF_COLUMN)
+    return Rows(rank, clock, position, is_send, finished, Spans(*own_columns))
 
 
 def _columns(spans: Spans, rows: Int64, columns: Collection[str]) -> Spans:
     """Only some columns; the others are filled in when the ranks are put together, which is cheaper."""
     return Spans(
         *(getattr(spans, name)[rows] if name in columns else getattr(_EMPTY, name) for name in DTYPE_OF_COLUMN)
-    )
-
-
-def _concatenated(parts: Sequence[Spans], columns: Collection[str]) -> Spans:
-    count = sum(map(len, parts))
-    return Spans(
-        *(
-            np.concatenate([getattr(part, name) for part in parts]) if name in columns else _nothing(name, count)
-            for name in DTYPE_OF_COLUMN
-        )
     )
 
 

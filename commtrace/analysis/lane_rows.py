@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from commtrace.analysis.operations import unfinished_ids
-from commtrace.trace.blocks import Block
+from commtrace.trace import schema
+from commtrace.trace.blocks import BlockPart
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
+
+NO_MATTER: Final = schema.MODULE
+"""A kind of row that is nothing to a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +27,9 @@ class LaneRows:
 
     Attributes:
         ranks: their numbers, ascending.
-        first: of each rank, its first row; and behind the last one how many there are.
+        first: of each rank, its first row; and behind the last one how many rows there are.
         of_row: of each row, the index of its rank.
-        spans: the rows.
+        spans: the rows; what is not to be looked at between those of two ranks is of kind ``NO_MATTER``.
         shift: of each rank, what brings its times behind those of the ranks before it.
     """
 
@@ -36,14 +41,15 @@ class LaneRows:
     shift: Int64
 
     @classmethod
-    def of(cls, run: Run, block: Block) -> LaneRows:
-        """The rows of a block of the run."""
+    def of(cls, run: Run, part: BlockPart) -> LaneRows:
+        """The rows of a part of the run."""
+        block = part.block
         return cls(
             run=run,
             ranks=np.array(block.ranks, np.int64),
-            first=block.bounds,
+            first=np.append(part.begins, len(block)),
             of_row=block.per_row(np.arange(len(block.ranks))),
-            spans=block.spans,
+            spans=block.spans.replace(kind=part.column("kind", NO_MATTER)),
             shift=block.end_to_end(),
         )
 

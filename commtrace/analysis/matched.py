@@ -78,14 +78,18 @@ def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Ma
     window = source if isinstance(source, Window) else load_window(source, steps)
     choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
     whole = not choice.used and not choice.left_out
-    alignment = align(window.context)
-    aligned = apply(whole_recording_as_step(window.context) if whole else window.context, alignment)
+    read = whole_recording_as_step(window.context) if whole else window.context
     wanted = replace(choice, used=WHOLE_RECORDING) if whole else choice
+    # What a communication is for does not depend on who took part in it, nor on when it was.
+    with beside(find_roles, _of_ranks(read, choice.ranks)) as roles_as_read:
+        alignment = align(window.context)
+        aligned = apply(read, alignment)
+        roles = roles_as_read()
     counted = _of_ranks(aligned, choice.ranks)
-    # What a communication is for does not depend on who took part in it.
-    with beside(find_roles, counted) as roles:
-        all_matches = match(aligned, clocks_agree=alignment.refused is None)
-        context = Context(counted, _matches_of(all_matches, choice.ranks), roles(), wanted.used)
+    if not alignment.keeps_order:
+        roles = find_roles(counted)
+    all_matches = match(aligned, clocks_agree=alignment.refused is None)
+    context = Context(counted, _matches_of(all_matches, choice.ranks), roles, wanted.used)
     rows = rows_of_steps(aligned, wanted)
     run, matches = select(aligned, all_matches, rows)
     return Matched(window.recorded, run, alignment, choice, matches, rows, context)

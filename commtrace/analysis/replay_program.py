@@ -31,7 +31,7 @@ from commtrace.analysis.replay_segments import Segments, same_work
 from commtrace.analysis.replay_steps import graph_of_steps
 from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
-from commtrace.trace.blocks import Block
+from commtrace.trace.blocks import BlockPart
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
 
@@ -144,7 +144,7 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
 
 def _without_graph(run: Run, matches: Matches, steps: Int64) -> tuple[Program, Int64]:
     """The program but for its graph, and the index of the step of each node."""
-    lanes = joined_lanes(side_by_side(_lanes_of, [(run, block, matches, steps) for block in run.blocks]))
+    lanes = joined_lanes(side_by_side(_lanes_of, [(run, part, matches, steps) for part in run.parts]))
     joins = join_launches(run, lanes.launches, clocks_agree=matches.clocks_agree)
     edges, stalls = connect(lanes, joins)
     program = Program(
@@ -173,9 +173,9 @@ def _step_of_node(lanes: Lanes, joins: Joins) -> Int64:
     return np.concatenate([np.repeat(np.tile(np.arange(steps), ranks), per_step), joins.step])
 
 
-def _lanes_of(run: Run, block: Block, matches: Matches, steps: Int64) -> Lanes:
-    stages = np.array([stage_of(run.ranks[rank]) for rank in block.ranks], np.int64)
-    return read_lanes(LaneRows.of(run, block), matches, stages, steps)
+def _lanes_of(run: Run, part: BlockPart, matches: Matches, steps: Int64) -> Lanes:
+    stages = np.array([stage_of(run.ranks[rank]) for rank in part.block.ranks], np.int64)
+    return read_lanes(LaneRows.of(run, part), matches, stages, steps)
 
 
 def common_steps(run: Run) -> Int64:

@@ -76,13 +76,15 @@ def summarise_analysis(
 def _summary(analysis: Analysis, replay: Callable[[], _Replayed], *, is_whole: bool) -> dict[str, Any]:
     tables = _tables(analysis, is_whole)
     ranks = rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks)
+    identity, detail = _identity(analysis), find_detail(analysis.recorded)
+    problems = find_problems(analysis, tables.communication)
     pipeline, findings = replay()
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
-        "run": _identity(analysis),
-        "detail": find_detail(analysis.recorded),
+        "run": identity,
+        "detail": detail,
         "alignment": analysis.alignment.to_json(),
         "ranks": [rank.to_json() for rank in ranks],
         "communication": [row.to_json() for row in tables.communication],
@@ -92,7 +94,7 @@ def _summary(analysis: Analysis, replay: Callable[[], _Replayed], *, is_whole: b
         "abstentions": list(findings.abstentions),
         "coverage": {**tables.coverage.to_json(), "missing": tables.missing},
         "verdict": verdict(ranks, stragglers, tables.unmatched.roles | roles_of_one_rank(tables.communication)),
-        "problems": find_problems(analysis, tables.communication),
+        "problems": problems,
     }
 
 

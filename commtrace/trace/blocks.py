@@ -99,6 +99,46 @@ class Block:
         return end_to_end(self.spans.start, self.spans.end, self.bounds)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """Of each rank of a block some rows that follow one another: what is left when a step is left out, without a copy.
+
+    Attributes:
+        begins, ends: rank ``block.ranks[i]`` has rows ``begins[i]`` to ``ends[i]`` of the block.
+    """
+
+    block: Block
+    begins: Int64
+    ends: Int64
+
+    @classmethod
+    def whole(cls, block: Block) -> BlockPart:
+        return cls(block, block.bounds[:-1], block.bounds[1:])
+
+    def part(self, rows: Mapping[int, slice]) -> BlockPart:
+        """By rank, these of its rows."""
+        own = [
+            rows[rank].indices(end - begin)
+            for rank, begin, end in zip(self.block.ranks, self.begins.tolist(), self.ends.tolist(), strict=True)
+        ]
+        return BlockPart(
+            self.block,
+            self.begins + np.array([begin for begin, _, _ in own], np.int64),
+            self.begins + np.array([max(begin, end) for begin, end, _ in own], np.int64),
+        )
+
+    def column(self, name: str, outside: int) -> npt.NDArray[Any]:
+        """A column of the block, with this value in all other rows."""
+        values: npt.NDArray[Any] = getattr(self.block.spans, name)
+        if int((self.ends - self.begins).sum()) == len(self.block):
+            return values
+        values = values.copy()
+        gaps = zip([0, *self.ends.tolist()], [*self.begins.tolist(), len(values)], strict=True)
+        for end, begin in gaps:
+            values[end:begin] = outside
+        return values
+
+
 def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
     """What to add to the times of each rank so that no time of a rank is in another one's part of the axis.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commtrace.trace.blocks import Block, blocks_of
+from commtrace.trace.blocks import Block, BlockPart, blocks_of
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.spans import Spans
@@ -106,6 +106,12 @@ class Run:
     problems: tuple[str, ...] = ()
     steps_inferred: bool = False
     _blocks: list[Block] = field(default_factory=list, init=False, repr=False, compare=False)
+    _parts: list[BlockPart] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def parts(self) -> tuple[BlockPart, ...]:
+        """The same rows as in :attr:`blocks`, which need not be copied for it where they are parts of larger blocks."""
+        return tuple(self._parts) or tuple(map(BlockPart.whole, self.blocks))
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -124,6 +130,13 @@ class Run:
         }
         made = replace(self, ranks=ranks)
         made._blocks.extend(blocks)
+        return made
+
+    def with_rows(self, rows: Mapping[int, slice]) -> Run:
+        """This run with only these rows of each rank, none of which is copied."""
+        ranks = {rank: replace(trace, spans=trace.spans.take(rows[rank])) for rank, trace in self.ranks.items()}
+        made = replace(self, ranks=ranks)
+        made._parts.extend(part.part(rows) for part in self.parts)
         return made
 
     @property

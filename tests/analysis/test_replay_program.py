@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from commtrace.analysis.match import match
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
+from commtrace.analysis.step_choice import choose_steps, restrict
+from commtrace.synth import Job, synthesize
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
 
@@ -146,3 +150,18 @@ def test_where_the_time_of_a_segment_went() -> None:
 def test_ranks_without_a_common_step() -> None:
     with pytest.raises(ReplayError, match="No step was recorded by all ranks"):
         program_of({0: [span("step", 0, 10)], 1: [span("forward", 0, 10)]})
+
+
+def test_steps_that_were_left_out_change_nothing_though_their_rows_are_still_there() -> None:
+    job = synthesize(Job(pp=2, dp=2, microbatches=3, steps=4)).run
+    run, matches = restrict(job, match(job), choose_steps(job, keep_warm_up=False))
+    copied = replace(run)  # without the larger blocks that its rows lie in
+
+    assert sum(map(len, run.blocks)) < sum(len(part.block) for part in run.parts)
+    program, expected = build_program(run, matches), build_program(copied, matches)
+
+    for part in ("edges", "segments", "transfers", "stalls"):
+        for own, other in zip(astuple(getattr(program, part)), astuple(getattr(expected, part)), strict=True):
+            assert np.array_equal(own, other), part
+    assert np.array_equal(program.start_ns, expected.start_ns)
+    assert np.array_equal(program.times(), expected.times())

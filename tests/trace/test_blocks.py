@@ -12,7 +12,7 @@ import pytest
 from commtrace.errors import TraceFormatError
 from commtrace.trace import blocks as blocks_module
 from commtrace.trace import run as run_module
-from commtrace.trace.blocks import Block, end_to_end
+from commtrace.trace.blocks import Block, BlockPart, end_to_end
 from commtrace.trace.reader import load_run
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
@@ -101,3 +101,16 @@ def test_times_that_add_up_to_more_than_64_bits_are_an_error_and_not_another_ran
     start = np.array([0, 2**62, 0, 2**62])
     with pytest.raises(TraceFormatError, match="times that no clock showed"):
         end_to_end(start, start + 1, np.array([0, 2, 4]))
+
+
+def test_parts_of_a_block_are_no_copies_and_hide_the_other_rows() -> None:
+    block = Block.of_ranks({0: _spans((0, 1), (1, 2), (2, 3)), 1: _spans((5, 6), (6, 7)), 2: _spans((9, 9))})
+
+    whole = BlockPart.whole(block)
+    part = whole.part({0: slice(1, 3), 1: slice(0, 1), 2: slice(0, 0)})
+    smaller = part.part({0: slice(1, 2), 1: slice(0, 1), 2: slice(0, 0)})
+
+    assert whole.column("start", -1) is block.spans.start
+    assert part.column("start", -1).tolist() == [-1, 1, 2, 5, -1, -1]
+    assert smaller.column("start", -1).tolist() == [-1, -1, 2, 5, -1, -1]
+    assert block.spans.start.tolist() == [0, 1, 2, 5, 6, 9]

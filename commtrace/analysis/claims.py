@@ -129,12 +129,12 @@ def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping
     for kind, claim in claim_of_kind.items():
         state_of_kind[kind] = states.index(claim.state)
         priority_of_kind[kind] = claim.priority
-    rows = np.flatnonzero((state_of_kind >= 0)[spans.kind])
+    rows = np.flatnonzero((state_of_kind >= 0).take(spans.kind))
     kinds = spans.kind[rows]
     # Modules and users' spans on the host lane run beside the lane and say nothing about it.
     beside = (spans.lane[rows] != schema.COMPUTE) & np.isin(kinds, (schema.MODULE, schema.USER, schema.PHASE))
     rows, kinds = rows[~beside], kinds[~beside]
-    return Claims(spans.start[rows], spans.end[rows], state_of_kind[kinds], priority_of_kind[kinds], rows)
+    return Claims(spans.start[rows], spans.end[rows], state_of_kind.take(kinds), priority_of_kind.take(kinds), rows)
 
 
 def _standing_claims(
@@ -152,8 +152,8 @@ def _standing_claims(
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
     # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.
     bubble = is_p2p(run, spans)[rows] & (role == roles.code(PIPELINE))
-    wait = np.where(bubble, states.index(State(BUBBLE)), wait_of_role[role]).astype(np.int32)
+    wait = np.where(bubble, states.index(State(BUBBLE)), wait_of_role.take(role)).astype(np.int32)
     start, end = spans.start[rows], spans.end[rows]
     cut = np.clip(ready, start, np.maximum(start, end))
     priorities = np.full(len(rows), priority, np.int32)
-    return Claims(start, cut, wait, priorities, rows), Claims(cut, end, transfer_of_role[role], priorities, rows)
+    return Claims(start, cut, wait, priorities, rows), Claims(cut, end, transfer_of_role.take(role), priorities, rows)

@@ -42,7 +42,7 @@ def codes_named(run: Run, codes: Int32, operations: Iterable[str]) -> Bool:
     """Which of these codes of names stand for one of these names."""
     chosen = np.zeros(max(len(run.names), 1) + 1, np.bool_)
     chosen[[code for operation in operations if (code := run.name_code(operation)) >= 0]] = True
-    return chosen[codes]  # name −1 reads the last entry, which is never chosen
+    return chosen.take(codes)  # name −1 reads the last entry, which is never chosen
 
 
 def is_kernel_trace(spans: Spans) -> bool:

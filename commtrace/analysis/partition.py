@@ -177,7 +177,7 @@ def _painted(run: Run, block: Block, matches: Matches, roles: Roles, wanted: Seq
     states = states_of(roles.words)
     unclaimed = State(IDLE if is_kernel_trace(block.spans) else OTHER)
     state = np.append(claims.state, states.index(unclaimed))[segments.winner]
-    stalled = np.array([one.kind in (WAIT, TRANSFER, BUBBLE) for one in states])[state]
+    stalled = np.array([one.kind in (WAIT, TRANSFER, BUBBLE) for one in states]).take(state)
     inside = _segments_of_steps(segments, start, end)
     return _Painted(steps, axis, start, end, claims, segments, inside, states, state, stalled)
 
@@ -277,7 +277,7 @@ def _per_stall(
     claim = segments.winner[inside.segment[standing]]
     stood = np.rint(np.bincount(claim, inside.length[standing], len(claims.row))).astype(np.int64)
     of_claims = np.flatnonzero(stood)
-    is_transfer = np.array([state.kind == TRANSFER for state in states])[claims.state[of_claims]]
+    is_transfer = np.array([state.kind == TRANSFER for state in states]).take(claims.state[of_claims])
     per_stall = np.zeros((spans, 2), np.int64)
     per_stall[claims.row[of_claims], is_transfer.astype(np.int64)] = stood[of_claims]
     return per_stall

@@ -84,12 +84,16 @@ class Program:
         Every step of every rank starts when it was measured to start.
         """
         work_ns = self._work_ns(segment_ns)
-        times = self.graph.times(self._weights(work_ns, transfer_ns), self._origins(self.start_ns))
         stalls, lane_edge = self.stalls, self.stalls.lane_edge[chosen]
-        begin = times[self.edges.source[lane_edge]] + work_ns[lane_edge]
         join = stalls.join_node[chosen]
-        ready = np.where(join >= 0, times[join], begin)
-        return np.asarray(np.maximum(np.minimum(ready, times[stalls.node[chosen]]) - begin, 0))
+        before, joined, after = self.graph.times(
+            self._weights(work_ns, transfer_ns),
+            self._origins(self.start_ns),
+            np.concatenate([self.edges.source[lane_edge], np.maximum(join, 0), stalls.node[chosen]]),
+        ).reshape(3, -1)
+        begin = before + work_ns[lane_edge]
+        ready = np.where(join >= 0, joined, begin)
+        return np.asarray(np.maximum(np.minimum(ready, after) - begin, 0))
 
     def step_times(
         self, segment_ns: npt.NDArray[np.int64] | None = None, transfer_ns: npt.NDArray[np.int64] | None = None

@@ -113,7 +113,7 @@ class Phases(NamedTuple):
         """The phases that begin in the steps; what is nested in another one is left out."""
         kinds = np.zeros(len(schema.KINDS), np.int64)
         kinds[list(_KIND_OF_SPAN)] = list(_KIND_OF_SPAN.values())
-        chosen = np.flatnonzero((kinds > 0)[rows.spans.kind] & (rows.spans.lane == schema.COMPUTE))
+        chosen = np.flatnonzero((kinds > 0).take(rows.spans.kind) & (rows.spans.lane == schema.COMPUTE))
         start = rows.start(chosen)
         inside = intervals.holding(start) >= 0
         chosen, start = chosen[inside], start[inside]
@@ -229,7 +229,7 @@ def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
     share_of_kind = np.full(len(schema.KINDS), -1, np.int8)
     for number, kinds in enumerate(_SHARES.values()):
         share_of_kind[list(kinds)] = number
-    share = share_of_kind[rows.spans.kind]
+    share = share_of_kind.take(rows.spans.kind)
     shares = {}
     for number, name in enumerate(_SHARES):
         own = np.flatnonzero(share == number)

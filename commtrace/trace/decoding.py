@@ -200,7 +200,7 @@ def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:
     code_of_word = np.array(_codes(name, array.dictionary.to_pylist(), names) or [schema.NOT_APPLICABLE], dtype)
     indices = array.indices
     if not indices.null_count:
-        return code_of_word[indices.to_numpy(zero_copy_only=False)]
+        return code_of_word.take(indices.to_numpy(zero_copy_only=False))
     present = _present(indices)
     coded = np.full(len(array), schema.NOT_APPLICABLE, dtype)
     # With nothing in some rows, numpy gets the indices as floating-point numbers, which hold them exactly.

@@ -17,12 +17,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
 from commtrace.called import recorded
 from commtrace.capture.module_backward import BackwardSpans, leave_to_python
 from commtrace.capture.module_names import PART, find_models, placed_modules
-from commtrace.capture.optimizer_hooks import OptimizerHook
+from commtrace.capture.optimizer_hooks import BEFORE_STEP, OptimizerHook
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.module_choice import ModuleChoice
@@ -84,7 +82,7 @@ class ModuleSpans:
         self.clear()
         self._choice = parsed
         self._tracer.step_listeners.append(self._step_begins)
-        self._optimizer_hook = OptimizerHook(register_optimizer_step_pre_hook, self._optimizer_steps, self._failed)
+        self._optimizer_hook = OptimizerHook(BEFORE_STEP, self._optimizer_steps, self._failed)
         self._look()
         self._looks_left = 2
 
@@ -122,8 +120,6 @@ class ModuleSpans:
             if self._looks_left == 2:
                 self._looks_left = 1
                 self._look()
-            elif not self._looks_left and self._optimizer_hook is not None and self._optimizer_hook.remove():
-                self._optimizer_hook = None
         except Exception as error:
             self._tracer.failed(PART, error)
 
@@ -134,8 +130,7 @@ class ModuleSpans:
             self._look()
             if not self._labels:
                 _logger.warning("commtrace: no module has a name or depth that COMMTRACE_MODULES asks for")
-        if self._optimizer_hook is not None:
-            self._optimizer_hook.remove()
+        self._wait_for_no_optimizer()
 
     def _failed(self, error: Exception) -> None:
         self._tracer.failed(PART, error)
@@ -143,7 +138,11 @@ class ModuleSpans:
     def _stop_listening(self) -> None:
         if self._step_begins in self._tracer.step_listeners:
             self._tracer.step_listeners.remove(self._step_begins)
-        if self._optimizer_hook is not None and self._optimizer_hook.remove():
+        self._wait_for_no_optimizer()
+
+    def _wait_for_no_optimizer(self) -> None:
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
             self._optimizer_hook = None
 
     def _look(self) -> None:

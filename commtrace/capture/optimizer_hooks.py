@@ -1,61 +1,129 @@
-"""Hooks of torch's optimizers that can be taken out at any time, also while torch calls them."""
+"""Hooks of torch's optimizers that can come and go at any time, also while torch calls hooks.
+
+torch goes through two tables of hooks while it calls them, and raises into ``optimizer.step()`` when a table changes
+meanwhile and another hook follows: a script that starts or stops the recording in a hook of its own would die of it. So
+ours are never put into a table. While there are some, a stand-in has the table's place in :mod:`torch.optim.optimizer`,
+where torch looks it up for each round of calls: a round that has begun ends as it would have, and the table itself
+changes only when others register their hooks or take them out.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from types import ModuleType
+from typing import Any, Final
+
+BEFORE_STEP: Final = "_global_optimizer_pre_hooks"
+AFTER_STEP: Final = "_global_optimizer_post_hooks"
+"""The tables of torch.optim.optimizer, by their names there."""
+
+
+class HookTable(MutableMapping[int, Any]):
+    """One of torch's tables, with our hooks in front of it when it is gone through; for everything else, the table.
+
+    Attributes:
+        table: torch's own.
+        ours: hooks, in the order in which they are called.
+    """
+
+    def __init__(self, table: MutableMapping[int, Any]) -> None:
+        self.table = table
+        self.ours: list[OptimizerHook] = []
+        self.original: Callable[[], Iterable[Any]] = table.values
+
+    def values(self) -> Iterable[Any]:  # type: ignore[override]
+        """All hooks. Ours are those of now; a change of the table meanwhile is noticed as torch notices it."""
+        ours: tuple[OptimizerHook, ...] = ()
+        try:
+            ours = tuple(self.ours)
+        except Exception as error:
+            self._failed(error)
+        theirs = self.original()
+        try:
+            return itertools.chain(ours, theirs)
+        except Exception as error:
+            self._failed(error)
+        return theirs
+
+    def __getitem__(self, number: int) -> Any:
+        return self.table[number]
+
+    def __setitem__(self, number: int, hook: Any) -> None:
+        self.table[number] = hook
+
+    def __delitem__(self, number: int) -> None:
+        del self.table[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __reduce__(self) -> Any:
+        return self.table.__reduce__()
+
+    def _failed(self, error: Exception) -> None:
+        for hook in tuple(self.ours):
+            hook.failed(error)
+
+
+_stand_ins: Final[list[HookTable]] = []
+"""One for each table, kept for good: handles of hooks that others register while it stands in refer to it weakly, and
+must still find the table when it does so no more."""
 
 
 class OptimizerHook:
-    """One hook for the steps of all optimizers.
-
-    torch goes through the table of its hooks while it calls them, and raises into ``optimizer.step()`` when an entry
-    leaves the table meanwhile and another one follows. A hook that fails, or has done its work, is taken out by itself:
-    it then does nothing any more, and leaves the table when :meth:`remove` is called again.
+    """One hook for the steps of all optimizers, called before those that others have registered.
 
     Args:
-        register: ``register_optimizer_step_pre_hook`` or ``…_post_hook``.
+        table: :data:`BEFORE_STEP` or :data:`AFTER_STEP`.
         call: gets what torch passes.
         failed: is told what fails.
+
+    Raises:
+        AttributeError: this version of torch has no such table.
     """
 
-    def __init__(
-        self, register: Callable[[Any], Any], call: Callable[..., None], failed: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, table: str, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
+        self._name = table
         self._call = call
-        self._failed = failed
+        self.failed = failed
         self._is_off = False
-        self._handle: Any = register(self)
+        module = _module()
+        self._stand_in = _stand_in_for(getattr(module, table))
+        self._stand_in.ours.append(self)
+        setattr(module, table, self._stand_in)
 
     def __call__(self, *arguments: Any) -> None:
         try:
             if not self._is_off:
                 self._call(*arguments)
         except Exception as error:
-            self._failed(error)
+            self.failed(error)
 
-    def remove(self) -> bool:
-        """Take the hook out. False while an optimizer steps: ask again later."""
+    def remove(self) -> None:
+        """Take the hook out; it is not called again, not even in a round of calls that has begun."""
         self._is_off = True
-        if self._handle is not None:
-            if _an_optimizer_steps():
-                return False
-            self._handle.remove()
-            self._handle = None
-        return True
+        stand_in, module = self._stand_in, _module()
+        if self in stand_in.ours:
+            stand_in.ours.remove(self)
+        if not stand_in.ours and getattr(module, self._name) is stand_in:
+            setattr(module, self._name, stand_in.table)
 
 
-def _an_optimizer_steps() -> bool:
-    """Whether any thread is inside of what torch puts around ``step``, and so may be going through its table."""
-    from torch.optim import Optimizer
+def _module() -> ModuleType:
+    from torch.optim import optimizer
 
-    around = Optimizer.profile_hook_step(lambda: None).__code__
-    frame: FrameType | None
-    for frame in sys._current_frames().values():
-        while frame is not None:
-            if frame.f_code is around:
-                return True
-            frame = frame.f_back
-    return False
+    return optimizer
+
+
+def _stand_in_for(table: MutableMapping[int, Any]) -> HookTable:
+    if isinstance(table, HookTable):
+        return table
+    for stand_in in _stand_ins:
+        if stand_in.table is table:
+            return stand_in
+    _stand_ins.append(HookTable(table))
+    return _stand_ins[-1]

@@ -1,4 +1,4 @@
-"""The optimizer phase of any training loop: ``step`` of every ``torch.optim.Optimizer``, by torch's own global hooks.
+"""The optimizer phase of any training loop: ``step`` of every ``torch.optim.Optimizer``, by hooks for all of them.
 
 An optimizer that steps inside another one (Megatron's and DeepSpeed's wrap torch's) is part of the outer one's
 phase: only the outermost is recorded. Where nobody marks steps, they end with the optimizers
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from commtrace.capture.hooks import Hooks
-from commtrace.capture.optimizer_hooks import OptimizerHook
+from commtrace.capture.optimizer_hooks import AFTER_STEP, BEFORE_STEP, OptimizerHook
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -32,23 +32,21 @@ class OptimizerPhase:
         self._replaced = Hooks(PART, tracer)
 
     def install(self) -> None:
-        """Register the hooks with torch. Idempotent."""
+        """Have the hooks called. Idempotent."""
         from torch.amp.grad_scaler import GradScaler
-        from torch.optim.optimizer import (
-            Optimizer,
-            register_optimizer_step_post_hook,
-            register_optimizer_step_pre_hook,
-        )
+        from torch.optim.optimizer import Optimizer
 
         if not self._hooks:
             self._replaced.replace(Optimizer, "__init__", self._then_note)
             self._replaced.replace(GradScaler, "step", self._also_when_skipped)
-            self._hooks.append(OptimizerHook(register_optimizer_step_pre_hook, self._before, self._failed))
-            self._hooks.append(OptimizerHook(register_optimizer_step_post_hook, self._after, self._failed))
+            self._hooks.append(OptimizerHook(BEFORE_STEP, self._before, self._failed))
+            self._hooks.append(OptimizerHook(AFTER_STEP, self._after, self._failed))
 
     def uninstall(self) -> None:
         """Remove the hooks."""
-        self._hooks = [hook for hook in self._hooks if not hook.remove()]
+        while self._hooks:
+            self._hooks[-1].remove()
+            self._hooks.pop()
         self._replaced.restore()
 
     def _then_note(self, original: Callable[..., None]) -> Callable[..., None]:

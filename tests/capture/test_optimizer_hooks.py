@@ -1,15 +1,36 @@
-"""Hooks that are taken out while torch calls them: no optimizer notices."""
+"""Hooks that come and go while torch calls hooks: no optimizer notices, and no table of torch's changes."""
 
 from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch.optim import optimizer as torch_optimizer
 
 from commtrace.capture import optimizers
-from commtrace.capture.optimizer_hooks import OptimizerHook
+from commtrace.capture.optimizer_hooks import AFTER_STEP, BEFORE_STEP, HookTable, OptimizerHook
 from commtrace.capture.optimizers import OptimizerPhase
 from tests.capture.recording import Recording
+
+REGISTER: dict[str, Callable[..., Any]] = {
+    BEFORE_STEP: torch_optimizer.register_optimizer_step_pre_hook,
+    AFTER_STEP: torch_optimizer.register_optimizer_step_post_hook,
+}
+tables = pytest.mark.parametrize("table", REGISTER)
+
+
+@pytest.fixture(autouse=True)
+def torch_is_as_before() -> Iterator[None]:
+    before = {name: getattr(torch_optimizer, name) for name in REGISTER}
+    contents = {name: dict(table) for name, table in before.items()}
+    yield
+    assert {name: getattr(torch_optimizer, name) for name in REGISTER} == before
+    assert all(getattr(torch_optimizer, name) is table for name, table in before.items())
+    assert {name: dict(table) for name, table in before.items()} == contents
 
 
 def stepped() -> torch.Tensor:
@@ -19,43 +40,108 @@ def stepped() -> torch.Tensor:
     return weight.detach()
 
 
-def test_a_hook_that_takes_itself_out_leaves_the_hooks_behind_it_alone() -> None:
-    table = torch_optimizer._global_optimizer_pre_hooks
+@tables
+def test_a_hook_that_takes_itself_out_leaves_the_hooks_behind_it_alone(table: str) -> None:
     calls: list[str] = []
-    before = len(table)
 
     def once(*_arguments: object) -> None:
         calls.append("ours")
-        assert not hook.remove()
+        hook.remove()
 
-    hook = OptimizerHook(torch_optimizer.register_optimizer_step_pre_hook, once, pytest.fail)
-    behind = torch_optimizer.register_optimizer_step_pre_hook(lambda *_arguments: calls.append("theirs"))
-    try:
+    hook = OptimizerHook(table, once, pytest.fail)
+    with REGISTER[table](lambda *_arguments: calls.append("theirs")):
         results = [stepped(), stepped()]
-    finally:
-        behind.remove()
 
     assert [result.tolist() for result in results] == [[0.0, 0.0]] * 2
     assert calls == ["ours", "theirs", "theirs"]
-    assert hook.remove()
-    assert hook.remove()
-    assert len(table) == before
+
+
+@tables
+def test_a_hook_of_somebody_else_puts_ours_in_and_takes_it_out_again(table: str) -> None:
+    calls: list[str] = []
+    hooks: list[OptimizerHook] = []
+
+    def switches(*_arguments: object) -> None:
+        if hooks:
+            hooks.pop().remove()
+        else:
+            hooks.append(OptimizerHook(table, lambda *_: calls.append("ours"), pytest.fail))
+
+    with REGISTER[table](switches), REGISTER[table](lambda *_arguments: calls.append("theirs")):
+        for _ in range(4):
+            stepped()
+
+    assert calls == ["theirs", "ours", "theirs", "theirs", "ours", "theirs"]
+
+
+@tables
+def test_one_of_ours_takes_another_one_out_that_would_be_next(table: str) -> None:
+    calls: list[str] = []
+    first = OptimizerHook(table, lambda *_: second.remove(), pytest.fail)
+    second = OptimizerHook(table, lambda *_: calls.append("second"), pytest.fail)
+    third = OptimizerHook(table, lambda *_: calls.append("third"), pytest.fail)
+
+    stepped()
+    first.remove()
+    third.remove()
+
+    assert calls == ["third"]
+
+
+@tables
+def test_handles_of_others_work_whether_ours_are_there_or_not(table: str) -> None:
+    calls: list[str] = []
+    earlier = REGISTER[table](lambda *_: calls.append("earlier"))
+    hook = OptimizerHook(table, lambda *_: None, pytest.fail)
+    meanwhile = REGISTER[table](lambda *_: calls.append("meanwhile"))
+    earlier.remove()
+    stepped()
+    hook.remove()
+    stepped()
+    meanwhile.remove()
+    stepped()
+
+    assert calls == ["meanwhile", "meanwhile"]
+
+
+@tables
+def test_for_others_the_table_is_what_it_is(table: str) -> None:
+    torchs = getattr(torch_optimizer, table)
+    hook = OptimizerHook(table, lambda *_: None, pytest.fail)
+    with REGISTER[table](len) as handle:
+        stand_in = getattr(torch_optimizer, table)
+        assert isinstance(stand_in, HookTable)
+        assert dict(stand_in.items()) == dict(torchs)
+        assert (handle.id in stand_in, stand_in[handle.id], len(stand_in)) == (True, len, len(torchs))
+    copy = pickle.loads(pickle.dumps(HookTable(OrderedDict({7: len}))))
+    hook.remove()
+
+    assert copy == OrderedDict({7: len})
+    assert type(copy) is OrderedDict
+
+
+@tables
+def test_somebody_who_replaces_the_table_too_is_left_in_place(table: str) -> None:
+    torchs = getattr(torch_optimizer, table)
+    hook = OptimizerHook(table, pytest.fail, pytest.fail)
+    theirs = HookTable(getattr(torch_optimizer, table))
+    setattr(torch_optimizer, table, theirs)
+    try:
+        hook.remove()
+        assert getattr(torch_optimizer, table) is theirs
+        stepped()
+    finally:
+        setattr(torch_optimizer, table, torchs)
 
 
 def test_an_optimizer_steps_although_our_hook_fails(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     phase = OptimizerPhase(recording.tracer)
-    before = len(torch_optimizer._global_optimizer_pre_hooks), len(torch_optimizer._global_optimizer_post_hooks)
     phase.install()
     recording.tracer.guard.on_failure(optimizers.PART, phase.uninstall)
-    behind = torch_optimizer.register_optimizer_step_pre_hook(lambda *_arguments: None)
     monkeypatch.setattr(recording.tracer, "enter", None)
-    try:
+    with torch_optimizer.register_optimizer_step_pre_hook(lambda *_arguments: None):
         assert stepped().tolist() == [0.0, 0.0]
         assert stepped().tolist() == [0.0, 0.0]
-    finally:
-        behind.remove()
     phase.uninstall()
 
     assert len(recording.warnings()) == 1
-    after = len(torch_optimizer._global_optimizer_pre_hooks), len(torch_optimizer._global_optimizer_post_hooks)
-    assert after == before

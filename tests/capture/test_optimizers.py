@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from commtrace.capture.optimizer_hooks import AFTER_STEP, BEFORE_STEP
 from commtrace.capture.optimizers import OptimizerPhase
 from commtrace.trace import schema
 from tests.capture.recording import Recording
@@ -82,18 +83,18 @@ def test_a_step_that_raised_does_not_hide_the_following_ones(optimizing: Recordi
     assert [(row.name, row.step) for row in optimizing.rows(schema.OPTIMIZER)] == [("SGD", 1), ("SGD", 3)]
 
 
-def test_the_hooks_are_registered_once_and_removed(recording: Recording) -> None:
-    hooks = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
-    before = [dict(registered) for registered in hooks]
+def test_the_hooks_are_there_once_and_removed(recording: Recording) -> None:
+    before = [getattr(torch_optimizer, name) for name in (BEFORE_STEP, AFTER_STEP)]
     phase = OptimizerPhase(recording.tracer)
     phase.install()
     phase.install()
-    assert [len(registered) - len(earlier) for registered, earlier in zip(hooks, before, strict=True)] == [1, 1]
+    assert [len(getattr(torch_optimizer, name).ours) for name in (BEFORE_STEP, AFTER_STEP)] == [1, 1]
 
     phase.uninstall()
     phase.uninstall()
 
-    assert [dict(registered) for registered in hooks] == before
+    after = [getattr(torch_optimizer, name) for name in (BEFORE_STEP, AFTER_STEP)]
+    assert all(now is earlier for now, earlier in zip(after, before, strict=True))
     torch.optim.SGD([parameter()]).step()
     assert recording.rows() == []
 

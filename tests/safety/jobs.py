@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import commtrace
-from commtrace.capture.completions import CompletionCallbacks
 from tests.capture.recording import fake_backend
 
 WORLD = 4
@@ -216,10 +215,13 @@ def alone() -> Iterator[None]:
 
 
 def call_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Completion callbacks run on the thread that asks for them: only there can their lines be broken."""
+    """Completion callbacks run on the thread that asks for them: only there can their lines be broken, whoever is
+    faster."""
+    future_type: Any = torch._C.Future
+    wait = future_type.wait
 
-    def add(_callbacks: CompletionCallbacks, future: Any, completed: Callable[[Any], None]) -> None:
-        future.wait()
+    def add_done_callback(future: Any, completed: Callable[[Any], None]) -> None:
+        wait(future)
         completed(future)
 
-    monkeypatch.setattr(CompletionCallbacks, "add", add)
+    monkeypatch.setattr(future_type, "add_done_callback", add_done_callback)

@@ -32,6 +32,7 @@ import commtrace
 from commtrace import session
 from commtrace.capture import compiler, garbage
 from commtrace.capture.instrumentation import Instrumentation
+from commtrace.capture.optimizer_hooks import AFTER_STEP, BEFORE_STEP, HookTable
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
 from commtrace.trace import trigger
@@ -181,9 +182,10 @@ def replaced_now() -> dict[tuple[Any, str], Any]:
         torch.nn.Module, torch.optim.Optimizer,
     ]  # fmt: skip
     attributes = {(owner, name): value for owner in owners for name, value in vars(owner).items() if callable(value)}
-    callbacks = {(gc, str(index)): value for index, value in enumerate(gc.callbacks)}
-    for table in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
-        callbacks |= {(_OPTIMIZERS, str(number)): hook for number, hook in table.items()}
+    callbacks: dict[tuple[Any, str], Any] = {(gc, str(index)): value for index, value in enumerate(gc.callbacks)}
+    for name in (BEFORE_STEP, AFTER_STEP):
+        table = getattr(optimizer, name)
+        callbacks |= {(_OPTIMIZERS, name): id(table), **{(_OPTIMIZERS, str(key)): hook for key, hook in table.items()}}
     return attributes | callbacks | {(_WAITING, module): tuple(hooks) for module, hooks in _WAITING_HOOKS.items()}
 
 
@@ -191,9 +193,11 @@ def put_back(before: dict[tuple[Any, str], Any]) -> None:
     for (owner, name), value in before.items():
         if owner not in (gc, _OPTIMIZERS, _WAITING) and vars(owner).get(name) is not value:
             setattr(owner, name, value)
-    for table in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
-        for number in [number for number in table if (_OPTIMIZERS, str(number)) not in before]:
-            del table[number]
+    for name in (BEFORE_STEP, AFTER_STEP):
+        table = getattr(optimizer, name)
+        if isinstance(table, HookTable):
+            table.ours.clear()
+            setattr(optimizer, name, table.table)
     gc.callbacks[:] = [value for (owner, _), value in before.items() if owner is gc]
     _WAITING_HOOKS.clear()
     _WAITING_HOOKS.update({module: list(hooks) for (owner, module), hooks in before.items() if owner is _WAITING})

@@ -137,7 +137,8 @@ class Recorder:
         self.recording = False
         self._stopping = True
         self._wake.set()
-        if self._thread is not None:
+        # An object of the script's that stops the recording when it dies may die on the harvester's thread.
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)
             if self._thread.is_alive():
                 _logger.warning(

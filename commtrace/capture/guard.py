@@ -14,9 +14,15 @@ _logger = logging.getLogger("commtrace")
 
 
 class Guard:
-    """The parts of commtrace that have failed in this process."""
+    """The parts of commtrace that have failed in this process.
+
+    Attributes:
+        has_ended: everything has been taken out. What a hook misses that was running meanwhile (a signal's handler has
+            stopped the recording) is no failure to tell anybody of; what it has put in since then is taken out again.
+    """
 
     def __init__(self) -> None:
+        self.has_ended = False
         self._lock = threading.RLock()
         self._failed: dict[str, str] = {}
         self._untold: list[str] = []
@@ -36,8 +42,9 @@ class Guard:
                 "affected; what this part would have recorded is missing."
             )
             self._failed[part] = message
-            self._untold.append(message)
-        _logger.warning("commtrace: %s", message, exc_info=error)
+            if not self.has_ended:
+                self._untold.append(message)
+        _logger.log(logging.DEBUG if self.has_ended else logging.WARNING, "commtrace: %s", message, exc_info=error)
         switch_off = self._switches.get(part)
         if switch_off is not None:
             try:

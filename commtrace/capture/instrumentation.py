@@ -182,6 +182,7 @@ class Instrumentation:
                 self.tracer.failed(name, error)
                 uninstall()  # They begin where they were interrupted.
             self._uninstallers.pop()
+        self.tracer.guard.has_ended = True
         self._hang_watch.stop()
         self._marks.has_ended = True
         self.recorder.stop()

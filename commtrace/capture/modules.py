@@ -128,7 +128,7 @@ class ModuleSpans:
         if self._looks_left:
             self._looks_left = 0
             self._look()
-            if not self._labels:
+            if not self._labels and self._choice is not None:
                 _logger.warning("commtrace: no module has a name or depth that COMMTRACE_MODULES asks for")
         self._wait_for_no_optimizer()
 
@@ -141,8 +141,9 @@ class ModuleSpans:
         self._wait_for_no_optimizer()
 
     def _wait_for_no_optimizer(self) -> None:
-        if self._optimizer_hook is not None:
-            self._optimizer_hook.remove()
+        hook = self._optimizer_hook
+        if hook is not None:
+            hook.remove()
             self._optimizer_hook = None
 
     def _look(self) -> None:
@@ -157,6 +158,8 @@ class ModuleSpans:
             label = Label(placed.name, len(placed.modules) > 1 or any(map(_calls_twice, placed.modules)))
             for module in placed.modules:
                 self._add(module, label)
+        if self._choice is None:  # A signal's handler has stopped the recording meanwhile.
+            self.clear()
 
     def _add(self, module: Any, label: Label) -> None:
         key = id(module)

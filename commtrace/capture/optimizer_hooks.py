@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final
 
@@ -93,8 +94,12 @@ class OptimizerHook:
         self._is_off = False
         module = _module()
         self._stand_in = _stand_in_for(getattr(module, table))
-        self._stand_in.ours.append(self)
-        setattr(module, table, self._stand_in)
+        try:
+            self._stand_in.ours.append(self)
+            setattr(module, table, self._stand_in)
+        except BaseException:
+            self.remove()
+            raise
 
     def __call__(self, *arguments: Any) -> None:
         try:
@@ -107,7 +112,7 @@ class OptimizerHook:
         """Take the hook out; it is not called again, not even in a round of calls that has begun."""
         self._is_off = True
         stand_in, module = self._stand_in, _module()
-        if self in stand_in.ours:
+        with suppress(ValueError):  # It has been taken out before.
             stand_in.ours.remove(self)
         if not stand_in.ours and getattr(module, self._name) is stand_in:
             setattr(module, self._name, stand_in.table)

@@ -118,6 +118,8 @@ class ReducerCapture:
     def _watch(self) -> None:
         if self._library is None:
             self._register()
+            if not self._hooks.active:  # A signal's handler has stopped the recording meanwhile.
+                self._unregister()
 
     def _register(self) -> None:
         import torch

@@ -123,6 +123,21 @@ def broken(place: Place, error: BaseException) -> Iterator[Fault]:
         _let_go(error)
 
 
+@contextmanager
+def interrupted(place: Place, handler: Callable[[], None]) -> Iterator[None]:
+    """Within, the handler is called before the line the first time that training gets there, as a signal's would be."""
+    code, line = place.path[-1]
+    waiting = [handler]
+
+    def check(frame: FrameType, event: str, _argument: Any) -> Any:
+        if event == "line" and frame.f_lineno == line and waiting and _place(frame) == place:
+            waiting.pop()()
+        return check
+
+    with _tracing(lambda frame, _event, _argument: check if frame.f_code is code else None):
+        yield
+
+
 def _let_go(error: BaseException) -> None:
     """Of what was going on when it was raised: whoever keeps the error (torch does, of a backward that it ended) would
     keep the models of the job as well, and tests that look for all models would find them."""

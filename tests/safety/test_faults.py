@@ -245,31 +245,6 @@ def interrupt_lines(job: Callable[[], str], record: Callable[[], Any]) -> None:
     assert interrupted > 10
 
 
-def stop_in_every_line(job: Callable[[], str], record: Callable[[], Any]) -> None:
-    """A signal's handler stops the recording in any line of the hooks: it has stopped, and nothing else happens."""
-    expected = job()
-    with record() as recording:
-        recording.run(job)
-        found = [place for place in faults.places(lambda: recording.run(job)) if is_of_a_hook(place)]
-    ways = {(place.path[0], place.path[-1]): place for place in reversed(found)}
-    wrong: dict[Place, list[str]] = {}
-    for place in ways.values():
-        before, problems = replaced_now(), []
-        with record() as recording, faults.interrupted(place, commtrace.stop):
-            if recording.run(job) != expected:
-                problems.append("the result differs")
-        problems += recording.messages
-        after = replaced_now()
-        if after != before:
-            problems += [str(name) for name in {*before, *after} if before.get(name) != after.get(name)]
-            put_back(before)
-        if problems:
-            wrong[place] = problems
-    text = "\n".join(f"{place}: {'; '.join(problems)}" for place, problems in wrong.items())
-    assert not wrong, f"{len(wrong)} of {len(ways)} lines:\n{text}"
-    assert ways
-
-
 def is_of_a_hook(place: Place) -> bool:
     return not is_of_start_or_stop(place) and place.path[0][0] not in NO_HOOKS
 
@@ -297,19 +272,6 @@ def test_an_interrupt_of_a_model_passes_through_unchanged(
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
         interrupt_lines(ALONE[name], recorded)
-
-
-@pytest.mark.parametrize("name", ["collectives", "functional_collectives", "meshes"])
-def test_a_signal_stops_in_any_line(name: str, recorded: Any) -> None:
-    with jobs.rank_1_of_4():
-        stop_in_every_line(jobs.OF_FOUR[name], recorded)
-
-
-@pytest.mark.parametrize("name", ["data_parallel", "found_steps", "fully_sharded", "module_spans"])
-def test_a_signal_stops_in_any_line_of_a_model(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs.call_back_at_once(monkeypatch)
-    with jobs.alone():
-        stop_in_every_line(ALONE[name], recorded)
 
 
 def test_start_and_stop(recorded: Any) -> None:

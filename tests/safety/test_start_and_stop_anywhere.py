@@ -26,10 +26,13 @@ from torch.utils.data import DataLoader, Dataset
 
 import commtrace
 from commtrace import session
-from tests.safety import jobs
+from tests.safety import faults, jobs
+from tests.safety.faults import Place
 from tests.safety.jobs import digest
 from tests.safety.models import Net, batch, local
-from tests.safety.test_faults import replaced_now
+from tests.safety.test_faults import ALONE, is_of_a_hook, put_back, pytestmark, recorded, replaced_now
+
+__all__ = ["pytestmark", "recorded"]  # filters of warnings, and a fixture
 
 Act = Callable[..., None]
 STEPS: Final = 3
@@ -252,3 +255,41 @@ def test_starting_and_stopping(name: str, config: commtrace.Config, failures: li
         commtrace.stop()
         assert replaced_now() == before
         assert {"on", "off"} == set(switched)
+
+
+def stop_in_every_line(job: Callable[[], str], record: Callable[[], Any]) -> None:
+    """A signal's handler stops the recording in any line of the hooks: it has stopped, and nothing else happens."""
+    expected = job()
+    with record() as recording:
+        recording.run(job)
+        found = [place for place in faults.places(lambda: recording.run(job)) if is_of_a_hook(place)]
+    ways = {(place.path[0], place.path[-1]): place for place in reversed(found)}
+    wrong: dict[Place, list[str]] = {}
+    for place in ways.values():
+        before, problems = replaced_now(), []
+        with record() as recording, faults.interrupted(place, commtrace.stop):
+            if recording.run(job) != expected:
+                problems.append("the result differs")
+        problems += recording.messages
+        after = replaced_now()
+        if after != before:
+            problems += [str(name) for name in {*before, *after} if before.get(name) != after.get(name)]
+            put_back(before)
+        if problems:
+            wrong[place] = problems
+    text = "\n".join(f"{place}: {'; '.join(problems)}" for place, problems in wrong.items())
+    assert not wrong, f"{len(wrong)} of {len(ways)} lines:\n{text}"
+    assert ways
+
+
+@pytest.mark.parametrize("name", ["collectives", "functional_collectives", "meshes"])
+def test_a_signal_stops_in_any_line(name: str, recorded: Any) -> None:
+    with jobs.rank_1_of_4():
+        stop_in_every_line(jobs.OF_FOUR[name], recorded)
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "found_steps", "fully_sharded", "module_spans"])
+def test_a_signal_stops_in_any_line_of_a_model(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.call_back_at_once(monkeypatch)
+    with jobs.alone():
+        stop_in_every_line(ALONE[name], recorded)

@@ -190,6 +190,8 @@ class ModuleSpans:
             leave_to_python(replacement)
         self._patched[owner] = (own, replacement)
         owner._call_impl = replacement  # type: ignore[attr-defined]
+        # Again: a signal's handler may have cleared everything in between.
+        self._patched[owner] = (own, replacement)
 
     def _original(self, owner: type) -> Callable[..., Any]:
         """What ``_call_impl`` of a class would be without us."""

@@ -179,7 +179,7 @@ def replaced_now() -> dict[tuple[Any, str], Any]:
     """What hooks stand in for, and what waits to be imported to be hooked."""
     owners = [
         dist.ProcessGroup, dist.Work, dist.distributed_c10d, DeviceMesh, DistributedDataParallel, torch.autograd,
-        torch.nn.Module, torch.optim.Optimizer,
+        torch.nn.Module, torch.optim.Optimizer, torch.nn.Linear, models.Net, models.Block,
     ]  # fmt: skip
     attributes = {(owner, name): value for owner in owners for name, value in vars(owner).items() if callable(value)}
     callbacks: dict[tuple[Any, str], Any] = {(gc, str(index)): value for index, value in enumerate(gc.callbacks)}

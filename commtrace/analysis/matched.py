@@ -22,6 +22,7 @@ from commtrace.analysis.step_choice import (
     rows_of_steps,
     select,
     whole_recording_as_step,
+    without_torn_steps,
 )
 from commtrace.analysis.window import Window, load_window
 from commtrace.trace.run import Run
@@ -88,6 +89,8 @@ def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Ma
     counted = _of_ranks(aligned, choice.ranks)
     if not alignment.keeps_order:
         roles = find_roles(counted)
+        if not whole:
+            choice = wanted = without_torn_steps(choice, counted)
     all_matches = match(aligned, clocks_agree=alignment.refused is None)
     context = Context(counted, _matches_of(all_matches, choice.ranks), roles, wanted.used)
     rows = rows_of_steps(aligned, wanted)

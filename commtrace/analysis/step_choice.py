@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
@@ -18,6 +18,7 @@ _ENOUGH_STEPS_FOR_A_WARM_UP: Final = 3
 _NO_STEP: Final = -1
 WARM_UP: Final = "warm-up"
 DURATION_ONLY: Final = "not in detail"
+TORN: Final = "a clock was stepped back in it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,28 @@ def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
 def _recorded_steps(trace: RankTrace) -> list[int]:
     spans = trace.spans
     return [int(step) for step in np.unique(spans.step[spans.kind == schema.STEP])]
+
+
+def without_torn_steps(choice: StepChoice, run: Run) -> StepChoice:
+    """Without the steps that a rank's clock, stepped back in them, makes end before they begin, or overlap.
+
+    Args:
+        choice: as it was before.
+        run: on one clock.
+    """
+    torn = set[int]().union(*(_torn(run.ranks[rank].spans, choice.used) for rank in choice.ranks))
+    if not torn:
+        return choice
+    used = tuple(step for step in choice.used if step not in torn)
+    return replace(choice, used=used, left_out=dict(sorted({**choice.left_out, **dict.fromkeys(torn, TORN)}.items())))
+
+
+def _torn(spans: Spans, used: Sequence[int]) -> set[int]:
+    rows = np.flatnonzero((spans.kind == schema.STEP) & np.isin(spans.step, used))
+    rows = rows[np.argsort(spans.step[rows], kind="stable")]
+    step, start, end = spans.step[rows], spans.start[rows], spans.end[rows]
+    overlap = np.flatnonzero(start[1:] < end[:-1])
+    return {*step[end < start].tolist(), *step[overlap].tolist(), *step[overlap + 1].tolist()}
 
 
 def rows_of_steps(run: Run, choice: StepChoice) -> dict[int, Bool | slice]:

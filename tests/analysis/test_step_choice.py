@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from commtrace.analysis.match import match
-from commtrace.analysis.step_choice import choose_steps, restrict, whole_recording_as_step
+from commtrace.analysis.step_choice import (
+    TORN,
+    StepChoice,
+    choose_steps,
+    restrict,
+    whole_recording_as_step,
+    without_torn_steps,
+)
 from commtrace.trace.run import Run
 from tests.factory import Row, make_run, span
 from tests.pipeline_factory import PipelineJob
@@ -75,3 +82,24 @@ def test_without_steps_the_whole_recording_is_one() -> None:
     rows: list[Row] = [span("forward", 5, 20), span("backward", 20, 70)]
     spans = whole_recording_as_step(make_run({0: rows, 1: []})).ranks[0].spans
     assert (spans.start[0], spans.end[0], spans.step.tolist()) == (5, 70, [-1, -1, -1])
+
+
+def test_steps_that_a_clock_stepped_back_has_torn_do_not_count() -> None:
+    """Step 2 of rank 0 ends before it begins; of rank 1, steps 5 and 6 overlap."""
+    whole = [(10 * number, 10 * number + 10) for number in range(8)]
+    torn = {0: {2: (29, 24)}, 1: {6: (58, 70)}}
+    rows = {
+        rank: [span("step", *own.get(number, times), step=number) for number, times in enumerate(whole)]
+        for rank, own in torn.items()
+    }
+    choice = StepChoice(tuple(range(8)), {9: "warm-up"}, (0, 1))
+    left = without_torn_steps(choice, make_run(rows))
+    assert left.used == (0, 1, 3, 4, 7)
+    assert left.left_out == {2: TORN, 5: TORN, 6: TORN, 9: "warm-up"}
+
+
+def test_steps_that_only_follow_each_other_are_not_torn() -> None:
+    choice = StepChoice((0, 1), {}, (0,))
+    assert (
+        without_torn_steps(choice, make_run({0: [span("step", 0, 10, step=0), span("step", 10, 20, step=1)]})) is choice
+    )

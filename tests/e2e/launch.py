@@ -43,7 +43,9 @@ def launch(
     """Run ``torchrun --nproc-per-node nproc script_args`` from the root of the repository.
 
     ``env`` is added to the environment, from which all COMMTRACE_* variables of the caller are removed. A job without
-    commtrace that torch aborts as Python ends is run again.
+    commtrace that torch aborts as Python ends is run again. torchrun runs Python unbuffered, so that what print is given,
+    and the end of the line, are writes of their own: a line that several ranks print is whole if it is one string with
+    its end in it.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     for _ in range(_TRIES):
@@ -60,8 +62,6 @@ def _is_off(env: Mapping[str, str]) -> bool:
 def run(command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120.0) -> Completed:
     """Run any command from the root of the repository, with the environment and the hard timeout of :func:`launch`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
-    # Unbuffered, each word of a print is a write of its own, and the lines of several ranks run into each other.
-    inherited.pop("PYTHONUNBUFFERED", None)
     environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
     # A file, not a pipe: a process that outlives the launcher would hold a pipe open and keep us waiting.
     with tempfile.TemporaryFile() as output:

@@ -84,7 +84,7 @@ def main() -> None:
             with commtrace.span(f"{place}.step"):
                 engine.step()
             digest.update(loss.detach().numpy().tobytes())
-    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}")
+    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}\n", end="")
     dist.destroy_process_group()
 
 

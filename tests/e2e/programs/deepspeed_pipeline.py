@@ -45,7 +45,7 @@ def main() -> None:
     for _ in range(BATCHES):
         digest.update(engine.train_batch(data).detach().numpy().tobytes())
     digest.update(engine.eval_batch(data).detach().numpy().tobytes())
-    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}")
+    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}\n", end="")
     dist.destroy_process_group()
     commtrace.stop()
     # What follows is not under test, and not commtrace's: on a busy machine a process was seen to abort while Python

@@ -195,7 +195,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     for name in sys.argv[1:] or OF_TORCH:
         torch.manual_seed(5 + dist.get_rank())
-        print(f"rank {dist.get_rank()} {name} computed {TRAININGS[name]()}", flush=True)
+        print(f"rank {dist.get_rank()} {name} computed {TRAININGS[name]()}\n", end="", flush=True)
     live_until_the_monitor_has_spoken()
     dist.destroy_process_group()
 

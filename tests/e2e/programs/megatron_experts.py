@@ -151,7 +151,7 @@ def main() -> None:
             micro_batch_size=1,
             forward_only=False,
         )
-        print("loss", [float(loss).hex() for loss in losses], flush=True)
+        print(f"loss {[float(loss).hex() for loss in losses]}\n", end="", flush=True)
     dist.destroy_process_group()
 
 

@@ -31,7 +31,7 @@ def main(slow: Path, seconds: float) -> None:
             going.fill_(float(time.monotonic() < end and not slow.with_name("stop").exists()))
             dist.all_reduce(going, op=dist.ReduceOp.MIN)
         number += 1
-    print(f"rank {dist.get_rank()} trained {number} steps", flush=True)
+    print(f"rank {dist.get_rank()} trained {number} steps\n", end="", flush=True)
     dist.destroy_process_group()
 
 

@@ -63,7 +63,7 @@ def main() -> None:
         digest.update(loss.detach().numpy().tobytes())
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}")
+    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}\n", end="")
     dist.destroy_process_group()
     commtrace.stop()
     sys.stdout.flush()

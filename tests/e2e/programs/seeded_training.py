@@ -61,7 +61,7 @@ def main() -> None:
             number += 1
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}")
+    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}\n", end="")
     dist.destroy_process_group()
 
 

@@ -43,9 +43,10 @@ def launch(
     """Run ``torchrun --nproc-per-node nproc script_args`` from the root of the repository.
 
     ``env`` is added to the environment, from which all COMMTRACE_* variables of the caller are removed. A job without
-    commtrace that torch aborts as Python ends is run again. torchrun runs Python unbuffered, so that what print is given,
-    and the end of the line, are writes of their own: a line that several ranks print is whole if it is one string with
-    its end in it.
+    commtrace that torch aborts as Python ends is run again.
+
+    torchrun runs Python unbuffered: what print is given, and the end of the line, are writes of their own. A line that
+    several ranks print is whole if it is one string, its end included.
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     for _ in range(_TRIES):

@@ -51,7 +51,6 @@ def collect(config: Config, run_id: str) -> RankMetadata:
         versions=_versions(),
         environment={name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT_PREFIXES)},
         anchor=clock_anchor(),
-        job=agreed_job(),
     )
 
 
@@ -87,32 +86,19 @@ def agreed_run_id() -> str:
 
     Empty where there is no store. Not for the training thread.
     """
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None or not distributed.is_initialized():
+        return ""
     try:
-        return _agreed("commtrace/run_id")
-    except (RuntimeError, NotImplementedError, ValueError) as error:
+        store = distributed._get_default_store()
+        return str(store.compare_set("commtrace/run_id", "", _name_of_process(os.getpid())).decode())
+    except (RuntimeError, NotImplementedError) as error:
         _logger.warning(
             "commtrace: the nodes could not agree on a name for this run (%s); set COMMTRACE_RUN_ID to the same value "
             "on all of them, or every node's ranks will look like a run of their own",
             error,
         )
         return ""
-
-
-def agreed_job() -> str:
-    """What this launch is told by from others under the same name, agreed on in the same way; empty where it cannot."""
-    try:
-        return _agreed("commtrace/job")
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        _logger.debug("commtrace: the ranks could not agree on what their job is (%s)", error)
-        return ""
-
-
-def _agreed(key: str) -> str:
-    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if distributed is None or not distributed.is_initialized():
-        return ""
-    store = distributed._get_default_store()
-    return str(store.compare_set(key, "", f"{socket.gethostname()}-{_name_of_process(os.getpid())}").decode())
 
 
 def _name_of_process(pid: int) -> str:

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from commtrace import identity
 from commtrace.config import Config
@@ -35,34 +34,6 @@ def test_the_ranks_of_several_nodes_have_to_agree() -> None:
     environment = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     assert identity.run_id(Config(), environment) == ""
     assert identity.agreed_run_id() == ""  # no job, no store
-
-
-def test_ranks_agree_on_their_job_through_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert identity.agreed_job() == ""  # no job, no store
-    monkeypatch.setattr(dist.distributed_c10d, "is_initialized", lambda: True)
-
-    def told(store: dist.Store, *processes: int) -> set[str]:
-        names = set()
-        for process in processes:
-            monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-            monkeypatch.setattr(os, "getpid", lambda process=process: process)
-            names.add(identity.agreed_job())
-        return names
-
-    first, second = told(dist.HashStore(), 1, os.getppid()), told(dist.HashStore(), os.getppid(), 1)
-
-    assert len(first) == len(second) == 1
-    assert first != second
-
-
-def test_a_store_that_cannot_answer_costs_the_job_its_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise RuntimeError("the store is gone")
-
-    monkeypatch.setattr(dist.distributed_c10d, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", refuse)
-
-    assert identity.agreed_job() == ""
 
 
 def test_a_process_of_its_own_is_named_after_itself() -> None:

@@ -50,8 +50,7 @@ class RankMetadata:
 
     ``node`` names the host for the reader: the host name, or COMMTRACE_NODE_ID where nodes are emulated. Two ranks
     share a clock when ``boot_id`` and ``node`` are both equal. ``session`` is the epoch nanosecond at which the
-    recorder started: it tells runs apart that were written into one directory. ``job`` is equal on all ranks of one
-    launch and differs from launch to launch; empty where they could not agree on it.
+    recorder started: it tells runs apart that were written into one directory.
     """
 
     run_id: str
@@ -70,7 +69,6 @@ class RankMetadata:
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     anchor: ClockAnchor = ClockAnchor(0, 0)
-    job: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)

@@ -11,7 +11,7 @@ not be read is said in ``Run.problems``.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,19 +171,10 @@ def _newest_session(segments: list[Segment], problems: list[str]) -> dict[int, l
         return {}
     newest = max(segments, key=lambda segment: segment.metadata.session).metadata
     chosen: dict[int, list[Segment]] = {}
-    apart: set[int] = set()
     for segment in segments:
         metadata = segment.metadata
-        if _launch(metadata) != _launch(newest):
-            continue
-        if _is_of_another_job(metadata, newest):
-            apart.add(metadata.rank)
-        else:
+        if _launch(metadata) == _launch(newest):
             chosen.setdefault(metadata.rank, []).append(segment)
-    if apart - set(chosen):
-        problems.append(
-            f"{_ranks(apart - set(chosen))} left out: recorded by another job of the same name, {newest.run_id}."
-        )
     for rank, own in chosen.items():
         session = max(segment.metadata.session for segment in own)
         chosen[rank] = [segment for segment in own if segment.metadata.session == session]
@@ -234,20 +225,11 @@ def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[s
     for rank in left_out:
         del chosen[rank]
     if left_out:
+        ranks = "rank" if len(left_out) == 1 else "ranks"
         problems.append(
-            f"{_ranks(left_out)} left out: recorded by an earlier job of the same name, {newest.run_id}, which had "
-            "ended before this one began."
+            f"{ranks} {', '.join(map(str, sorted(left_out)))} left out: recorded by an earlier job of the same name, "
+            f"{newest.run_id}, which had ended before this one began."
         )
-
-
-def _ranks(ranks: Collection[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, sorted(ranks)))}"
-
-
-def _is_of_another_job(metadata: RankMetadata, newest: RankMetadata) -> bool:
-    """Whether two jobs run, or ran, under one name. The ranks of each have agreed on what to call it, where they could:
-    where one of the two does not know, times must tell."""
-    return bool(metadata.job and newest.job and metadata.job != newest.job)
 
 
 def _launch(metadata: RankMetadata) -> tuple[str, int, int]:

@@ -295,27 +295,6 @@ def test_ranks_of_an_earlier_job_of_the_same_name_are_left_out(
     )
 
 
-@pytest.mark.parametrize("apart_seconds", [0, 20, -20])
-def test_two_jobs_that_run_at_once_under_one_name_are_told_apart(tmp_path: Path, apart_seconds: int) -> None:
-    """Of the one that began last, rank 1 has written nothing yet; of the other, both ranks have."""
-    second = 1_700_000_000
-    for job, rank, session in (("a", 0, second - 9), ("a", 1, second - 9 + apart_seconds), ("b", 0, second + 30)):
-        write_rank(tmp_path, steps(0, 2), rank=rank, world_size=2, session=session * 10**9 + rank, job=job)
-
-    run = load_run(tmp_path)
-
-    assert sorted(run.ranks) == [0]
-    assert run.any_metadata.job == "b"
-    assert run.problems[0] == "rank 1 left out: recorded by another job of the same name, r1."
-
-
-def test_ranks_that_could_not_agree_on_their_job_are_not_left_out(tmp_path: Path) -> None:
-    for rank, job in enumerate(("a", "")):
-        write_rank(tmp_path, steps(0, 2), rank=rank, world_size=2, job=job)
-
-    assert sorted(load_run(tmp_path).ranks) == [0, 1]
-
-
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
     for rank in (0, 3):
         write_rank(tmp_path, steps(0, 1), rank=rank, world_size=4)

@@ -8,12 +8,15 @@ that existed before: these are told here. What a framework says of a group count
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
 from commtrace.capture.hooks import RAISED, Hooks
 from commtrace.capture.tracer import Tracer
+
+_logger: Final = logging.getLogger("commtrace")
 
 PART: Final = "names of DeviceMesh dimensions"
 
@@ -37,7 +40,10 @@ def install(tracer: Tracer) -> Callable[[], None]:
         hooks.replace(module.DeviceMesh, "__init__", hooks.around(told_of_itself, tell_of_itself))
         hooks.replace(module.DeviceMesh, "from_group", hooks.around(lambda args, kwargs: True, tell_of_result))
         for mesh in _existing_meshes(module.DeviceMesh):
-            _name_dimensions(tracer, mesh)
+            try:
+                _name_dimensions(tracer, mesh)
+            except RuntimeError as error:  # its groups were destroyed, and it is still held by somebody
+                _logger.debug("a DeviceMesh without its groups is left alone: %s", error)
 
     restore = hooks.restore
     hooks.when_imported("torch.distributed.device_mesh", hook)

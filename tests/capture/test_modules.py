@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from commtrace.capture import compiler
+from commtrace.capture import compiler, module_names
+from commtrace.capture import modules as modules_of_capture
 from commtrace.capture.modules import ModuleSpans
 from commtrace.trace import schema
 from tests.capture.recording import Recording
@@ -52,12 +53,22 @@ class Net(nn.Module):
 TOKENS = torch.tensor([1, 2, 3])
 
 
-@pytest.fixture
-def spans(recording: Recording) -> Iterator[ModuleSpans]:
-    # Models of other tests, those that the compiler's cache holds among them.
+@pytest.fixture(autouse=True)
+def no_models_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's cache holds some, and errors that torch keeps hold the frames in which they were raised."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
+    of_others = weakref.WeakSet(module_names.find_models())
+
+    def find_models() -> list[Any]:
+        return [model for model in module_names.find_models() if model not in of_others]
+
+    monkeypatch.setattr(modules_of_capture, "find_models", find_models)
+
+
+@pytest.fixture
+def spans(recording: Recording) -> Iterator[ModuleSpans]:
     modules = ModuleSpans(recording.tracer)
     recording.tracer.begin_step(0)
     yield modules

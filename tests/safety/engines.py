@@ -11,10 +11,23 @@ import torch
 from tests.safety.jobs import digest, values
 
 
+def empty_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take out the insides of Megatron's combined step: a plan for streams of CUDA."""
+    from megatron.core.pipeline_parallel import combined_1f1b, utils
+
+    def step(f_model: Any, b_model: Any, post_backward: Any, f_model_chunk_id: Any = None) -> list[str]:
+        node = utils.ScheduleNode(lambda: "forward", None, None)
+        return [node.forward(), node.backward(None), post_backward()]
+
+    monkeypatch.setattr(combined_1f1b, "combined_forward_backward_step", step)
+    monkeypatch.setattr(utils.ScheduleNode, "_forward", lambda node, *_: node.forward_func())
+    monkeypatch.setattr(utils.ScheduleNode, "_backward", lambda node, *_: "backward")
+
+
 def megatron() -> str:
     """Microbatches with the real functions of the schedules, an optimizer, a recomputation, an evaluation."""
     from megatron.core.optimizer.optimizer import FP32Optimizer
-    from megatron.core.pipeline_parallel import schedules
+    from megatron.core.pipeline_parallel import combined_1f1b, schedules
     from megatron.core.tensor_parallel import random as checkpointing
 
     from tests.integrations import test_megatron as stubs
@@ -33,6 +46,9 @@ def megatron() -> str:
     outputs = [stubs.forward(model, 0, 0), stubs.forward(model, None)]
     for output in outputs:
         stubs.backward(output)
+    chunks = [SimpleNamespace(vp_stage=number) for number in (0, 1)]
+    both = combined_1f1b.combined_forward_backward_step(*chunks, post_backward=lambda: "message", f_model_chunk_id=1)
+    assert both == ["forward", "backward", "message"]
     Own().step()
     stubs.schedule_call(forward_only=True)
     layer, value = torch.nn.Linear(8, 8), values().requires_grad_()

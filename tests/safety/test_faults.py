@@ -291,10 +291,11 @@ def test_with_a_gpu(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         break_every_line(devices.SimulatedGpu(monkeypatch).job, recorded, is_of_a_hook)
 
 
-def test_under_megatron(recorded: Any) -> None:
+def test_under_megatron(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
     from megatron.core import parallel_state
 
+    engines.empty_megatron(monkeypatch)
     with jobs.rank_1_of_4():
         parallel_state.initialize_model_parallel(2, 1, create_gloo_process_groups=False)
         try:
@@ -338,6 +339,7 @@ def test_every_module_of_capture_and_every_integration_is_broken_by_a_job(
         if importlib.util.find_spec("megatron"):
             parallel_state = pytest.importorskip("megatron.core").parallel_state
             parallel_state.initialize_model_parallel(2, 1, create_gloo_process_groups=False)
+            engines.empty_megatron(monkeypatch)
             go_through(engines.megatron)
             parallel_state.destroy_model_parallel()
         if importlib.util.find_spec("deepspeed"):

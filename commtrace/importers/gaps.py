@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.trace.spans import Int64
+
+_CLOCK_SLACK_NS: Final = 50_000
+"""What is over so soon after a gap may have ended it: the ends of work and of communication are read one by one."""
 
 
 class Intervals(NamedTuple):
@@ -47,7 +50,8 @@ def stalls(idle: Intervals, communications: Intervals) -> Stalls:
     """What the lane stood still for in its gaps; by gap, and in each from its end backwards.
 
     What ends last in a gap is what kept the next piece of work from beginning. Before it came into flight, what ends
-    last before that; and so on. Time at which nothing was in flight is no stall.
+    last before that; and so on. Time at which nothing was in flight is no stall, nor is time at which only that was
+    which goes on while the lane works again: the lane did not wait for it.
 
     Args:
         idle: the gaps, ascending and apart from each other.
@@ -57,10 +61,12 @@ def stalls(idle: Intervals, communications: Intervals) -> Stalls:
     count = np.maximum(np.searchsorted(idle.start, communications.end, "left") - first, 0)
     on = np.repeat(np.arange(len(count)), count)
     gap = first[on] + np.arange(len(on)) - np.repeat(np.cumsum(count) - count, count)
+    waited_for = communications.end[on] <= idle.end[gap] + _CLOCK_SLACK_NS
+    on, gap = on[waited_for], gap[waited_for]
     start, end = communications.start[on], communications.end[on]
     begin, until = np.maximum(start, idle.start[gap]), np.minimum(end, idle.end[gap])
-    # From the last gap to the first, as the gaps are apart. Of two communications that end together, or after the gap,
-    # the one that came into flight last is the reason.
+    # From the last gap to the first, as the gaps are apart. Of two communications that end together, or just after the
+    # gap, the one that came into flight last is the reason.
     order = np.lexsort((end, -start, -until))
     on, gap, begin, until = on[order], gap[order], begin[order], until[order]
     if len(on):

@@ -38,8 +38,15 @@ def test_what_ends_last_in_a_gap_is_what_was_waited_for() -> None:
     assert stalls(work, communications, end=18) == [Stall(3, 8, 1), Stall(2, 3, 0), Stall(14, 16, 3)]
 
 
-def test_what_lasts_beyond_the_gap_fills_it() -> None:
-    assert stalls([(0, 2), (4, 6)], [(1, 9)], end=6) == [Stall(2, 4, 0)]
+def test_what_ends_just_after_the_gap_ended_it() -> None:
+    assert stalls([(0, 200_000), (400_000, 900_000)], [(100_000, 450_000)], end=900_000) == [Stall(200_000, 400_000, 0)]
+
+
+def test_what_goes_on_while_the_lane_works_again_was_not_waited_for() -> None:
+    """A receive that was posted early is in flight while the next microbatch is launched."""
+    work, receive, send = [(0, 200_000), (400_000, 900_000)], (100_000, 450_001), (150_000, 300_000)
+    assert stalls(work, [receive], end=900_000) == []
+    assert stalls(work, [receive, send], end=900_000) == [Stall(200_000, 300_000, 1)]
 
 
 def test_where_nothing_is_in_flight_there_is_no_stall() -> None:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.replay import ReplayGraph
 from commtrace.analysis.whatif_trace import WhatIfTrace
+from commtrace.errors import TraceFormatError
 from commtrace.trace.spans import Bool, Int64
 
 _FORWARD: Final = "forward-compute"
@@ -104,7 +105,11 @@ class Graph:
 
 
 def build_graph(trace: WhatIfTrace) -> Graph:
-    """The dependency graph of all replicas and steps of a trace."""
+    """The dependency graph of all replicas and steps of a trace.
+
+    Raises:
+        TraceFormatError: messages and computes do not belong together.
+    """
     model = _model(trace)
     copies, rows = trace.copies, len(trace.optype)
     copy = np.arange(copies)
@@ -136,6 +141,8 @@ def build_graph(trace: WhatIfTrace) -> Graph:
             targets.append(row + 1)
             durations.append(row)
     last = [number * copies + copy + 1 for operation, number in model.index.items() if operation.optype == _OPTIMIZER]
+    if not last:
+        raise TraceFormatError(f"the trace has no operation of type {_OPTIMIZER}, with which the study's steps end.")
     is_communication = np.zeros(rows, np.bool_)
     join = np.zeros(rows, np.int64)
     for operation, nodes in join_of.items():
@@ -186,13 +193,19 @@ def _model(trace: WhatIfTrace) -> _Model:
 
 
 def _pairs(stages: Sequence[_Stage]) -> Iterator[list[_Operation]]:
-    """The k-th effective send of a type with the k-th effective receive of its counterpart; what has none, alone."""
+    """The k-th effective send of a type with the k-th effective receive of its counterpart; the others alone."""
     for stage in stages:
         for optype, own in stage.effective.items():
             peer_type, distance = _PEER_OF[optype]
-            peers = stages[(stage.number + distance) % len(stages)].effective.get(peer_type, [])
+            peer = (stage.number + distance) % len(stages)
+            peers = stages[peer].effective.get(peer_type, [])
+            if len(own) != len(peers):
+                raise TraceFormatError(
+                    f"stage {stage.number} has {len(own)} {optype} and stage {peer} {len(peers)} {peer_type}, so the "
+                    "study's rules cannot tell which belong together: rows of the trace are missing or doubled."
+                )
             if optype.endswith("-send"):
-                yield from ([send, receive] for send, receive in zip(own, peers, strict=False))
+                yield from ([send, receive] for send, receive in zip(own, peers, strict=True))
         yield from ([operation] for operation in stage.idle)
 
 
@@ -252,6 +265,10 @@ class _Stage:
         """
         direction, side = optype.split("-")
         computes = self._of(f"{direction}-compute")
+        if not computes:
+            raise TraceFormatError(
+                f"stage {self.number} has no {direction}-compute; the study's rules need one of each microbatch."
+            )
         by_seq = {compute.seq: compute for compute in computes}
         if side == "recv":
             last_start = max(map(self._start, computes)) + _CLOCK_SLACK_NS
@@ -259,6 +276,11 @@ class _Stage:
         else:
             first_end = min(map(self._end, computes)) - _CLOCK_SLACK_NS
             launched = [one for one in self._of(optype) if self._end(one) >= first_end]
+        if len(launched) > len(computes):
+            raise TraceFormatError(
+                f"stage {self.number} has {len(launched)} {optype} and {len(computes)} {direction}-compute, so the "
+                "study's rules cannot tell which belong together: rows of the trace are missing or doubled."
+            )
         skipped = 1 if side == "recv" and len(launched) + 1 == len(computes) else 0
         toward = 1 if optype in ("forward-send", "backward-recv") else -1
         effective = []

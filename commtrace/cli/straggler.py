@@ -90,10 +90,7 @@ def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
         raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
     if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
         raise CommtraceError(f"{run}: {ONLY_KERNELS}")
-    try:
-        program = build_program(matched.run, matched.matches, workers)
-    except ReplayError as error:
-        raise CommtraceError(f"{run}: the steps cannot be replayed: {error}") from error
+    program = _program(matched, workers)
     with beside(find_stragglers, matched.run, matched.matches, program=program) as stragglers:
         slowdown = _what_if(matched, program)
         findings = stragglers()
@@ -101,7 +98,7 @@ def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
         "run": matched.recorded.any_metadata.run_id,
         **basis_of(matched.recorded, matched.alignment),
         **slowdown.to_json(),
-        "steps": len(program.steps),
+        "steps": len(slowdown.by_step),
         "on_gpu": on_gpu(matched.run),
         "verdicts": [verdict.to_json() for verdict in findings.verdicts],
         "hidden": list(findings.hidden),
@@ -110,7 +107,17 @@ def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
     }
 
 
-def _what_if(matched: Matched, program: Program) -> WhatIf:
+def _program(matched: Matched, workers: StepWorkers | None) -> Program | None:
+    """The steps for a replay; None of a trace of the study that only the study's rules can replay."""
+    try:
+        return build_program(matched.run, matched.matches, workers)
+    except ReplayError as error:
+        if is_whatif_run(matched.recorded):
+            return None  # The search for stragglers meets the same error and tells the user.
+        raise CommtraceError(f"{matched.recorded.path}: the steps cannot be replayed: {error}") from error
+
+
+def _what_if(matched: Matched, program: Program | None) -> WhatIf:
     """An imported trace of the what-if study is analysed by the rules of its authors, over all of its steps."""
     if is_whatif_run(matched.recorded):
         return analyse_whatif_trace(whatif_trace_of(matched.recorded))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,6 +27,7 @@ from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_r
 from commtrace.importers.whatif_grid import Grid, Worker
 from commtrace.importers.whatif_spans import STEP_NAME, Job, Operations, Steps, spans_by_worker
 from commtrace.importers.whatif_types import operation_type
+from commtrace.trace import schema
 from commtrace.trace.spans import Int64
 
 _COLUMNS: Final = (
@@ -105,6 +107,8 @@ def _table(path: Path) -> pa.Table:
 
 def _understood(path: Path, table: pa.Table) -> tuple[Job, Operations]:
     columns = {name: table[name].to_numpy() for name in _COLUMNS if name != "optype"}
+    _check_places(path, columns)
+    columns["start_ts"] = _since_the_step_began(columns)
     _check_times(path, columns)
     workers, worker = _workers(path, columns)
     optypes, optype = _types(table["optype"])
@@ -113,9 +117,31 @@ def _understood(path: Path, table: pa.Table) -> tuple[Job, Operations]:
     stride = int(columns["seq_id"].max()) + 1
     names = [STEP_NAME, *dict.fromkeys(one.name for one in types if one.name != STEP_NAME)]
     job = Job(workers, types, steps, Grid(workers, types), stride, names)
-    seq, chunk, microbatch = (columns[name].astype(np.int64) for name in ("seq_id", "mc", "mb_id"))
+    seq, chunk, microbatch = (_numbers(columns[name]) for name in ("seq_id", "mc", "mb_id"))
     order = np.lexsort((seq, end, start, worker * len(steps.number) + step))
     return job, Operations(worker, optype, step, start, end, seq, chunk, microbatch).take(order)
+
+
+def _numbers(column: npt.NDArray[Any]) -> Int64:
+    """Whole numbers, however they are written; −1 where a row has none."""
+    told = column.astype(np.float64)
+    return np.where(np.isnan(told), schema.NOT_APPLICABLE, told).astype(np.int64)
+
+
+def _check_places(path: Path, columns: Mapping[str, Any]) -> None:
+    for name in ("rank", "stage", "dp_rank", "step", "seq_id"):
+        missing = int(np.isnan(columns[name].astype(np.float64)).sum())
+        if missing:
+            raise ImportFileError(f"{path}: {missing} of {len(columns[name])} rows have no {name}.")
+
+
+def _since_the_step_began(columns: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Seconds from the first operation of the step on; a trace may count them from elsewhere, such as 1970."""
+    seconds = columns["start_ts"].astype(np.float64)
+    steps, which = np.unique(columns["step"], return_inverse=True)
+    first = np.full(len(steps), np.inf)
+    np.fmin.at(first, which, seconds)
+    return np.asarray(seconds - first[which])
 
 
 def _check_times(path: Path, columns: Mapping[str, Any]) -> None:

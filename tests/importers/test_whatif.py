@@ -161,6 +161,37 @@ def test_rows_without_a_time_are_refused(tmp_path: Path, change: Operation, mess
         import_whatif(write_trace(tmp_path / "trace.parquet", [{**first, **change}, *others]), tmp_path / "run")
 
 
+def test_what_a_row_has_none_of_may_be_left_empty(tmp_path: Path) -> None:
+    """Some writers put −1 where an operation belongs to no microbatch or chunk, others nothing."""
+    empty = [{name: None if value == -1 else value for name, value in one.items()} for one in two_stages()]
+    import_whatif(write_trace(tmp_path / "minus.parquet", two_stages()), tmp_path / "minus")
+    import_whatif(write_trace(tmp_path / "empty.parquet", empty), tmp_path / "empty")
+
+    for rank, trace in load_run(tmp_path / "minus").ranks.items():
+        other = load_run(tmp_path / "empty").ranks[rank].spans
+        assert (trace.spans.chunk.tolist(), trace.spans.microbatch.tolist()) == (
+            other.chunk.tolist(),
+            other.microbatch.tolist(),
+        )
+
+
+def test_times_may_count_from_anywhere(tmp_path: Path) -> None:
+    since_1970 = [{**one, "start_ts": one["start_ts"] + 1.7e9} for one in two_stages()]
+    import_whatif(write_trace(tmp_path / "trace.parquet", since_1970), tmp_path / "run")
+
+    first, second = summarise(tmp_path / "run")["ranks"]
+    assert first["wall_ns"] == second["wall_ns"] == pytest.approx(8 * 10**9, abs=1000)
+    assert first["bubble_ns"] == pytest.approx(4 * 10**9, abs=1000)
+
+
+@pytest.mark.parametrize("column", ["rank", "stage", "dp_rank", "step", "seq_id"])
+def test_rows_without_a_place_are_refused(tmp_path: Path, column: str) -> None:
+    first, *others = two_stages()
+
+    with pytest.raises(ImportFileError, match=f"1 of 9 rows have no {column}"):
+        import_whatif(write_trace(tmp_path / "trace.parquet", [{**first, column: None}, *others]), tmp_path / "run")
+
+
 def test_a_trace_in_which_nothing_takes_time_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImportFileError, match="no operation takes any time"):
         import_whatif(

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.device_events import DeviceTrace, Work, integer, read_device_trace
-from commtrace.importers.nccl_calls import Call, describe, plain_name
+from commtrace.importers.nccl_calls import Call, describe, plain_name, qualified_name
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
 from commtrace.importers.trace_events import TraceFile
 from commtrace.trace import schema
@@ -29,7 +29,7 @@ _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _USUAL_DEVICES_PER_HOST: Final = 8
 _LARGEST_RANK: Final = 1_000_000
 _LOOKS_LIKE_COMMUNICATION: Final = re.compile(
-    r"(?i)deep_?ep|rccl|hccl|hcom_|oneccl|msccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv"
+    r"(?i)deep_?ep|\bep::|rccl|hccl|hcom_|oneccl|msccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv"
 )
 """Words in names of kernels that communicate by other libraries, or by a GPU's own loads and stores."""
 
@@ -107,8 +107,9 @@ def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, An
     for place, path in enumerate(files):
         distributed = _distributed_info(path)
         named = _RANK_IN_NAME.findall(path.name)
-        rank = integer(distributed.get("rank"), int(named[-1]) if named else place)
-        if not 0 <= rank <= _LARGEST_RANK:
+        told = integer(distributed.get("rank"))  # torch writes −1 where the process was in no group
+        rank = told if told >= 0 else int(named[-1]) if named else place
+        if rank > _LARGEST_RANK:
             raise ImportFileError(
                 f"{path} says in its distributedInfo that it is of rank {rank}, which no job has. Take that entry out "
                 "of the file and put rank-N into its name."
@@ -260,8 +261,9 @@ def _problems(trace: DeviceTrace) -> Iterator[str]:
 def _look_like_communication(trace: DeviceTrace) -> list[str]:
     """Names, short, of kernels that count as compute and are named like communication; not more than three."""
     computing = set(trace.kernels.name)
-    names = (plain_name(name) for code, name in enumerate(trace.names) if code in computing)
-    return list(dict.fromkeys(name for name in names if _LOOKS_LIKE_COMMUNICATION.search(name)))[:3]
+    names = (name for code, name in enumerate(trace.names) if code in computing)
+    alike = (plain_name(name) for name in names if _LOOKS_LIKE_COMMUNICATION.search(qualified_name(name)))
+    return list(dict.fromkeys(alike))[:3]
 
 
 def _devices(trace: DeviceTrace) -> str:

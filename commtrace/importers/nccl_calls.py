@@ -86,10 +86,15 @@ def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
     )
 
 
+def qualified_name(kernel: str) -> str:
+    """``void deep_ep::intranode::dispatch<8, 768>(int4*, …)`` → ``deep_ep::intranode::dispatch``."""
+    words = kernel.replace(ANONYMOUS, "").partition("(")[0].partition("<")[0].split()
+    return words[-1] if words else kernel.strip()
+
+
 def plain_name(kernel: str) -> str:
     """``void deep_ep::intranode::dispatch<8, 768>(int4*, …)`` → ``dispatch``."""
-    words = kernel.replace(ANONYMOUS, "").partition("(")[0].partition("<")[0].split()
-    return (words[-1].rpartition("::")[2] if words else kernel.strip()) or "unknown"
+    return qualified_name(kernel).rpartition("::")[2] or "unknown"
 
 
 def _self_bytes(arguments: Mapping[str, Any], num_bytes: int, group: Group | None, rank: int) -> int:

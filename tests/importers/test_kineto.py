@@ -234,15 +234,20 @@ def test_kernels_with_other_names_communicate_if_the_pattern_says_so(tmp_path: P
 
 def test_kernels_that_are_named_like_communication_are_pointed_out(tmp_path: Path) -> None:
     """They count as compute all the same: only the job's owner knows."""
-    events = [kernel(0, 2, "hcom_allReduce_17"), kernel(1, 3, "void (anonymous namespace)::deep_ep_combine<8>(int)")]
+    events = [
+        kernel(0, 2, "hcom_allReduce_17"),
+        kernel(1, 3, "void (anonymous namespace)::deep_ep_combine<8>(int)"),
+        kernel(2, 2, "void dpsk::ep::internode::get_dispatch_layout<8>(long*)"),
+        kernel(2, 2, "void step::update<8>(long*)"),
+    ]
     trace = write_trace(tmp_path / "rank-0.json", events)
 
     import_kineto([trace], tmp_path / "run")
 
     assert rank_of(tmp_path / "run")["compute_ns"] == 4_000
     assert summarise(tmp_path / "run")["problems"][0] == (
-        "rank 0: hcom_allReduce_17, deep_ep_combine looks like communication and counts as compute. "
-        "If it communicates, import with --communication-pattern and a part of that name."
+        "rank 0: hcom_allReduce_17, deep_ep_combine, get_dispatch_layout looks like communication and counts as "
+        "compute. If it communicates, import with --communication-pattern and a part of that name."
     )
 
 
@@ -317,12 +322,20 @@ def test_several_devices_in_one_file_are_one_rank_and_said_to_be(
     assert (words in said[0]) if words else not said
 
 
-@pytest.mark.parametrize("rank", [-1, 10**12])
-def test_a_rank_that_no_job_has_is_refused(tmp_path: Path, rank: int) -> None:
-    trace = write_trace(tmp_path / "trace.json", [kernel(0, 1)], rank=rank)
+def test_a_rank_that_no_job_has_is_refused(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.json", [kernel(0, 1)], rank=10**12)
 
-    with pytest.raises(ImportFileError, match=f"of rank {rank}, which no job has"):
+    with pytest.raises(ImportFileError, match=f"of rank {10**12}, which no job has"):
         import_kineto([trace], tmp_path / "run")
+
+
+def test_a_process_outside_of_all_groups_tells_no_rank(tmp_path: Path) -> None:
+    """torch.distributed calls it rank −1."""
+    trace = write_trace(tmp_path / "rank-5.json", [kernel(0, 1)], rank=-1, world_size=-1)
+
+    import_kineto([trace], tmp_path / "run")
+
+    assert list(load_run(tmp_path / "run").ranks) == [5]
 
 
 def test_profiler_steps_are_steps(tmp_path: Path) -> None:

@@ -101,10 +101,10 @@ def _on_reference(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[Pie
 
 
 def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Bool:
-    """Which of these readings were not shown twice by a clock that was stepped back."""
+    """Of which of these readings it is known which part of a clock that was stepped they are of."""
     sure = np.ones(len(times), np.bool_)
     for number, own in enumerate(clocks):
-        if own.goes_back:
+        if own.starts:
             sure[clock == number] = own.is_sure(times[clock == number], steps[clock == number])
     return sure
 

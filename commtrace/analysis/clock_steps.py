@@ -12,31 +12,23 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from commtrace.analysis.change_points import (
+    WINDOW,
+    Float64,
+    change_points,
+    error_of_median,
+    noise_of,
+    without_drift,
+)
 from commtrace.analysis.clock_observations import Observations
 from commtrace.analysis.piecewise_clock import Begin
 from commtrace.trace.spans import Int32, Int64
 
-Float64 = npt.NDArray[np.float64]
+_FEWEST: Final = 3
+"""Readings of a pair on either side of an instant, from which on it says whether its difference jumped there."""
 
-_WINDOW: Final = 15
-"""So many readings on either side decide: their medians ignore those that were seen late."""
-
-_SMALLEST_STEP_NS: Final = 20_000
-_SIGMAS: Final = 6.0
-_SPREADS: Final = 8.0
-"""A step must stand out from how the medians of neighbouring windows differ elsewhere, not only from the readings."""
-
-_PERSISTENCE: Final = 0.8
-_NEIGHBOURHOOD: Final = 4 * _WINDOW
-"""So much of what is so near to the step must be on its side of it: operations whose ends are seen late by turns are
-no steps."""
-
-_MOST_STEPS: Final = 8
-_MAD_TO_SIGMA: Final = 1.4826
-_MEDIAN_TO_MEAN_ERROR: Final = 1.2533
-"""Standard error of a median over that of a mean, of normal noise."""
+_SIGMAS: Final = 3.0
 
 
 class ClockStep(NamedTuple):
@@ -44,48 +36,74 @@ class ClockStep(NamedTuple):
 
     Attributes:
         clock: which.
-        at_ns: the middle between them, where the later part begins.
-        steps: of training, in which these readings were taken; −1 where there are none.
-        is_back: whether the clock jumped back.
-        is_far: back by more than these steps took.
+        before, after: these readings, ns.
+        size_ns: how far it jumped; back where negative.
+        steps: of training, in which they were taken; −1 where there are none.
+        took_ns: how long these steps took.
     """
 
     clock: int
-    at_ns: int
+    before: int
+    after: int
+    size_ns: int = 0
     steps: tuple[int, int] = (-1, -1)
-    is_back: bool = False
-    is_far: bool = False
+    took_ns: int = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether time went on between the readings."""
+        first, last = self.steps
+        return self.after - self.before >= self.size_ns and first <= last
 
     @property
     def begin(self) -> Begin:
         """Of the part of the clock that follows."""
-        return Begin(self.at_ns, self.steps if self.is_back else None, self.is_far)
+        unsure = sorted((self.before + self.size_ns, self.after - self.size_ns))
+        back_in = self.steps if self.size_ns < 0 else None
+        return Begin((self.before + self.after) // 2, back_in, -self.size_ns > self.took_ns, (unsure[0], unsure[1]))
+
+    def narrowed(self, other: ClockStep) -> ClockStep:
+        """The same step, as it was seen with other hosts too; as it is, where they contradict each other."""
+        both = self._replace(
+            before=max(self.before, other.before),
+            after=min(self.after, other.after),
+            steps=(max(self.steps[0], other.steps[0]), min(self.steps[1], other.steps[1])),
+            took_ns=min(self.took_ns, other.took_ns),
+        )
+        return both if both.is_possible else self
 
 
 class _Jump(NamedTuple):
     """Clocks a and b differ otherwise from ``after`` on than until ``before``: their readings on either side, the steps
-    of training in which they were taken, and how long these steps took.
+    of training in which they were taken, and how long these steps took. Afterwards a − b is larger by ``size_ns``.
     """
 
     clocks: tuple[int, int]
     before: tuple[int, int]
     after: tuple[int, int]
+    size_ns: int
     steps: tuple[int, int]
     took_ns: int
 
-    def side(self, clock: int) -> tuple[int, int]:
-        """The readings of one of the two clocks, before and after."""
-        position = self.clocks.index(clock)
-        return self.before[position], self.after[position]
+    def of(self, clock: int) -> ClockStep:
+        """The step that it was, if it was this one of the two clocks that jumped."""
+        side = self.clocks.index(clock)
+        size = self.size_ns if side == 0 else -self.size_ns
+        return ClockStep(clock, self.before[side], self.after[side], size, self.steps, self.took_ns)
 
 
 class _Series(NamedTuple):
-    """Readings of two clocks at the same instants, in order; ``axis`` rises, and ``step`` is that of training."""
+    """Readings of two clocks at the same instants, in order; ``axis`` rises, and ``step`` is that of training.
+
+    Attributes:
+        level: difference of the readings less its slope, ns.
+    """
 
     clocks: tuple[int, int]
     times: tuple[Int64, Int64]
     axis: Int64
     step: Int32
+    level: Float64
 
     def of(self, clock: int) -> Int64:
         return self.times[self.clocks.index(clock)]
@@ -94,24 +112,17 @@ class _Series(NamedTuple):
 def find_steps(observations: Observations) -> list[ClockStep]:
     """The steps of all clocks, by clock and in the order in which they happened."""
     # Pairs that met often first: they say best when a clock was stepped.
-    pairs = sorted(_series(observations), key=lambda pair: (-len(pair.times[0]), pair.clocks))
-    jumps = [jump for pair in pairs for jump in _jumps(pair)]
-    steps: dict[int, list[_Jump]] = {}
-    for jump in jumps:
-        clock = _culprit(jump, jumps, pairs)
-        known, side = steps.setdefault(clock, []), jump.side(clock)
-        readings = next(pair.of(clock) for pair in pairs if pair.clocks == jump.clocks)
-        if not any(_overlap(side, other.side(clock), readings) for other in known):
-            known.append(jump)
-    found = [_step(clock, jump) for clock, own in steps.items() for jump in own]
-    return sorted(found, key=lambda step: (step.clock, step.steps, step.at_ns))
-
-
-def _step(clock: int, jump: _Jump) -> ClockStep:
-    before, after = jump.side(clock)
-    first, last = sorted(jump.steps)
-    steps = (first, last) if first >= 0 else (-1, -1)
-    return ClockStep(clock, (before + after) // 2, steps, after < before, before - after > jump.took_ns)
+    pairs = sorted(_series(observations), key=lambda pair: (-len(pair.axis), pair.clocks))
+    found: list[ClockStep] = []
+    for jump, readings in [(jump, pair) for pair in pairs for jump in _jumps(pair)]:
+        step = jump.of(_culprit(jump, pairs))
+        same = (at for at, known in enumerate(found) if _may_be_one(known, step, readings))
+        at = next(same, None)
+        if at is None:
+            found.append(step)
+        else:
+            found[at] = found[at].narrowed(step)
+    return sorted(found, key=lambda step: (step.clock, step.steps, step.before))
 
 
 def split_at(observations: Observations, steps: Sequence[ClockStep], count: int) -> tuple[Observations, list[int]]:
@@ -142,8 +153,11 @@ def _series(observations: Observations) -> list[_Series]:
         axis = _axis(observations.time_a[rows], observations.time_b[rows])
         order = np.argsort(axis, kind="stable")
         rows = rows[order]
+        time_a, time_b, axis = observations.time_a[rows], observations.time_b[rows], axis[order]
         step = np.full(len(rows), -1, np.int32) if observations.step is None else observations.step[rows]
-        found.append(_Series((a, b), (observations.time_a[rows], observations.time_b[rows]), axis[order], step))
+        difference = time_a - time_b
+        level = without_drift(_since_first(axis), _since_first(difference))
+        found.append(_Series((a, b), (time_a, time_b), axis, step, level))
     return found
 
 
@@ -161,13 +175,17 @@ def _axis(time_a: Int64, time_b: Int64) -> Int64:
     return time_a if falls_a < falls_b else time_b
 
 
+def _since_first(times: Int64) -> Float64:
+    return np.asarray((times - times[0]).astype(np.float64))
+
+
 def _jumps(pair: _Series) -> Iterator[_Jump]:
-    time = (pair.axis - pair.axis[0]).astype(np.float64)
-    difference = pair.times[0] - pair.times[1]
-    for position in sorted(_change_points(time, (difference - difference[0]).astype(np.float64), _MOST_STEPS)):
-        before, after = ((int(pair.times[0][at]), int(pair.times[1][at])) for at in (position - 1, position))
-        steps = int(pair.step[position - 1]), int(pair.step[position])
-        yield _Jump(pair.clocks, before, after, steps, _length(pair, *sorted(steps)))
+    for change in change_points(_since_first(pair.axis), _since_first(pair.times[0] - pair.times[1])):
+        at = change.position
+        before, after = ((int(pair.times[0][place]), int(pair.times[1][place])) for place in (at - 1, at))
+        first, last = sorted((int(pair.step[at - 1]), int(pair.step[at])))
+        steps = (first, last) if first >= 0 else (-1, -1)
+        yield _Jump(pair.clocks, before, after, round(change.size), steps, _length(pair, first, last))
 
 
 def _length(pair: _Series, first: int, last: int) -> int:
@@ -177,83 +195,45 @@ def _length(pair: _Series, first: int, last: int) -> int:
     return int(until.max() - begin)
 
 
-def _change_points(time: Float64, difference: Float64, most: int) -> list[int]:
-    """Positions at which the line jumps: the largest jump first, then those on either side of it."""
-    position = _largest_jump(time, difference) if most else None
-    if position is None:
-        return []
-    left = _change_points(time[:position], difference[:position], most - 1)
-    right = _change_points(time[position:], difference[position:], most - 1 - len(left))
-    return [position, *left, *(position + one for one in right)]
-
-
-def _largest_jump(time: Float64, difference: Float64) -> int | None:
-    if len(time) < 2 * _WINDOW:
-        return None
-    level = _without_drift(time, difference)
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(level, _WINDOW), axis=1)
-    jumps = medians[_WINDOW:] - medians[:-_WINDOW]  # jumps[i]: between readings i + _WINDOW − 1 and i + _WINDOW
-    largest = int(np.argmax(np.abs(jumps)))
-    noise = _MAD_TO_SIGMA * float(np.median(np.abs(np.diff(level)))) / np.sqrt(2)
-    error_of_jump = noise * _MEDIAN_TO_MEAN_ERROR * np.sqrt(2 / _WINDOW)
-    spread = _MAD_TO_SIGMA * float(np.median(np.abs(jumps - np.median(jumps))))
-    if abs(jumps[largest]) < max(_SMALLEST_STEP_NS, _SIGMAS * error_of_jump, _SPREADS * spread):
-        return None
-    left, right = float(medians[largest]), float(medians[largest + _WINDOW])
-    position = largest + _best_split(level[largest : largest + 2 * _WINDOW], left, right)
-    return position if _persists(level, position, left, right) else None
-
-
-def _persists(level: Float64, position: int, left: float, right: float) -> bool:
-    nearer_to_left = np.abs(level - left) < np.abs(level - right)
-    before = nearer_to_left[max(0, position - _NEIGHBOURHOOD) : position]
-    after = ~nearer_to_left[position : position + _NEIGHBOURHOOD]
-    return bool(min(before.mean(), after.mean()) >= _PERSISTENCE)
-
-
-def _without_drift(time: Float64, difference: Float64) -> Float64:
-    """The difference less its slope: the median over pairs a tenth of the series apart, few of which hold a jump."""
-    lag = max(1, len(time) // 10)
-    elapsed = time[lag:] - time[:-lag]
-    known = elapsed > 0
-    slope = np.median((difference[lag:] - difference[:-lag])[known] / elapsed[known]) if known.any() else 0.0
-    return np.asarray(difference - slope * time)
-
-
-def _best_split(level: Float64, left: float, right: float) -> int:
-    """Where the readings go over from one level to the other: least absolute error."""
-    error_left = np.concatenate([[0.0], np.cumsum(np.abs(level - left))])
-    error_right = np.concatenate([[0.0], np.cumsum(np.abs(level - right)[::-1])])[::-1]
-    return 1 + int(np.argmin((error_left + error_right)[1:-1]))
-
-
-def _culprit(jump: _Jump, jumps: Sequence[_Jump], pairs: Sequence[_Series]) -> int:
+def _culprit(jump: _Jump, pairs: Sequence[_Series]) -> int:
     """The clock whose differences with others jump at that instant too; of equals the one that is not the reference."""
-    a, b = jump.clocks
-    return max((a, b), key=lambda clock: (_evidence(clock, jump, jumps, pairs), clock))
+    return max(jump.clocks, key=lambda clock: (_evidence(jump.of(clock), jump.clocks, pairs), clock))
 
 
-def _evidence(clock: int, jump: _Jump, jumps: Sequence[_Jump], pairs: Sequence[_Series]) -> int:
-    """Pairs of this clock with others that jump at the same time, less those that do not."""
-    evidence = 0
-    for pair in pairs:
-        if clock not in pair.clocks or pair.clocks == jump.clocks:
-            continue
-        others = [other.side(clock) for other in jumps if other.clocks == pair.clocks]
-        if any(_overlap(side, jump.side(clock), pair.of(clock)) for side in others):
-            evidence += 1
-        elif _was_observed_around(pair.of(clock), jump.side(clock)):
-            evidence -= 1
-    return evidence
+def _evidence(step: ClockStep, seen_by: tuple[int, int], pairs: Sequence[_Series]) -> int:
+    """Pairs of this clock with others whose difference jumps at that instant by as much, less those where it stays."""
+    return sum(_vote(step, pair) for pair in pairs if step.clock in pair.clocks and pair.clocks != seen_by)
 
 
-def _overlap(one: tuple[int, int], other: tuple[int, int], times: Int64) -> bool:
-    """Whether two jumps may be one: no more than a window of readings lies between them."""
-    one, other = (min(one), max(one)), (min(other), max(other))  # a clock that was stepped back reads less afterwards
+def _vote(step: ClockStep, pair: _Series) -> int:
+    """1 where the difference of this pair jumped with the clock, −1 where it did not, 0 where nobody can tell."""
+    before, after = _sides(step, pair)
+    fewest = min(len(before), len(after))
+    if fewest < _FEWEST or _SIGMAS * error_of_median(noise_of(pair.level), fewest) > abs(step.size_ns) / 2:
+        return 0
+    expected = step.size_ns if step.clock == pair.clocks[0] else -step.size_ns
+    change = float(np.median(pair.level[after]) - np.median(pair.level[before]))
+    return 1 if abs(change - expected) < abs(change) else -1
+
+
+def _sides(step: ClockStep, pair: _Series) -> tuple[Int64, Int64]:
+    """Positions of the last readings that were surely taken before this step of a clock, and of the first after it."""
+    first, last = step.steps
+    if first >= 0 and (pair.step >= 0).all():
+        before, after = pair.step < first, pair.step > last
+    else:
+        times = pair.of(step.clock)
+        before, after = times <= min(step.before, step.after), times >= max(step.before, step.after)
+    return np.flatnonzero(before)[-WINDOW:], np.flatnonzero(after)[:WINDOW]
+
+
+def _may_be_one(known: ClockStep, step: ClockStep, readings: _Series) -> bool:
+    """Whether two steps of a clock may be one: no more than a window of readings lies between them."""
+    if known.clock != step.clock:
+        return False
+    # A clock that was stepped back reads less afterwards.
+    one, other = sorted((known.before, known.after)), sorted((step.before, step.after))
     between = sorted((*one, *other))[1:3]
+    times = readings.of(step.clock)
     inside = int(((times > between[0]) & (times < between[1])).sum())
-    return (one[0] < other[1] and other[0] < one[1]) or inside < _WINDOW
-
-
-def _was_observed_around(times: Int64, side: tuple[int, int]) -> bool:
-    return bool((times <= min(side)).sum() >= _WINDOW and (times >= max(side)).sum() >= _WINDOW)
+    return (one[0] < other[1] and other[0] < one[1]) or inside < WINDOW

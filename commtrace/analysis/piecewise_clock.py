@@ -23,11 +23,13 @@ class Begin(NamedTuple):
         back_in: where it was stepped back, the steps of training, first and last, in which that can have been; (−1, −1)
             where there are none. None where it was stepped forward.
         is_far: back by more than these steps took.
+        unsure: readings between these may be of either part, as far as they themselves tell.
     """
 
     at_ns: int
     back_in: tuple[int, int] | None = None
     is_far: bool = False
+    unsure: tuple[int, int] = (0, 0)
 
     def is_past(self, times: Int64, steps: Int32 | None) -> Bool:
         """Which of these readings, taken in these steps of training (−1: in none), are of the later part."""
@@ -38,13 +40,14 @@ class Begin(NamedTuple):
         around = ~past if self.is_far else past if first == last else steps > first
         return np.where(steps < 0, past, (steps > last) | ((steps >= first) & around))
 
-    def is_sure(self, times: Int64, steps: Int32, overlap_ns: int) -> Bool:
-        """Of which of these readings it is known which part they are of; ``overlap_ns`` of them were shown twice."""
-        if self.back_in is None:
-            return np.ones(len(times), np.bool_)
+    def is_sure(self, times: Int64, steps: Int32) -> Bool:
+        """Of which of these readings it is known which part they are of."""
+        lowest, highest = self.unsure
+        told = np.asarray((times < lowest) | (times > highest))
+        if self.back_in is None or self.back_in[0] < 0:
+            return told
         first, last = self.back_in
-        told = (steps >= 0) & (first >= 0) & ((steps < first) | (steps > last))
-        return np.asarray(told | (np.abs(times - self.at_ns) > overlap_ns))
+        return told | ((steps >= 0) & ((steps < first) | (steps > last)))
 
 
 class PiecewiseClock(NamedTuple):
@@ -66,9 +69,8 @@ class PiecewiseClock(NamedTuple):
     def is_sure(self, times: Int64, steps: Int32) -> Bool:
         """Of which of these readings, taken in these steps of training, it is known what they are on the reference."""
         sure = np.ones(len(times), np.bool_)
-        for start, part, later in zip(self.starts, self.parts, self.parts[1:], strict=False):
-            at = np.array([start.at_ns])
-            sure &= start.is_sure(times, steps, abs(int((part.to_reference(at) - later.to_reference(at))[0])))
+        for start in self.starts:
+            sure &= start.is_sure(times, steps)
         return sure
 
     def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,13 @@ import numpy as np
 
 from commtrace.analysis.match import Matches
 from commtrace.analysis.pipeline_bubble import StageBubble, measure_bubbles
-from commtrace.analysis.pipeline_schedule import ideal_fraction_of_total, ideal_ratio_to_work, recognise
+from commtrace.analysis.pipeline_schedule import (
+    UNKNOWN,
+    Schedule,
+    ideal_fraction_of_total,
+    ideal_ratio_to_work,
+    recognise,
+)
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program, common_steps, stage_of
@@ -23,6 +29,7 @@ from commtrace.analysis.roles import Roles
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ def reconstruct_pipeline(
     step = int(steps[-1])
     orders = [_order(run, trace, step) for trace in ordered]
     microbatches = max(sum(action[0] == "F" for action in order) for order in orders) // chunks
-    schedule = recognise(orders, chunks)
+    schedule = _of_several_pipelines(by_stage, step) or recognise(orders, chunks)
     bubbles = measure_bubbles(run, matches, program or _program(run, matches, workers), roles)
     shares = _shares(bubbles)
     stages = len(ordered)
@@ -135,12 +142,31 @@ def _chunks(trace: RankTrace) -> int:
     return int(chunks.max()) + 1 if chunks.max() >= 0 else 1
 
 
+def _of_several_pipelines(by_stage: Mapping[int, Sequence[RankTrace]], step: int) -> Schedule | None:
+    """No schedule, where ranks of one stage do different things: those of one of them are not those of all."""
+    for stage, (first, *others) in by_stage.items():
+        kinds = first.spans.kind[_phases(first, step)]
+        for other in others:
+            if not np.array_equal(kinds, other.spans.kind[_phases(other, step)]):
+                return Schedule(
+                    UNKNOWN,
+                    f"Ranks {first.rank} and {other.rank}, both of stage {stage}, run different forwards and backwards "
+                    "in a step: there is more than one pipeline, or some of them were not recorded.",
+                )
+    return None
+
+
+def _phases(trace: RankTrace, step: int) -> Int64:
+    """The forwards and backwards of a step, in order."""
+    spans = trace.spans
+    return np.flatnonzero(((spans.kind == schema.FORWARD) | (spans.kind == schema.BACKWARD)) & (spans.step == step))
+
+
 def _order(run: Run, trace: RankTrace, step: int) -> list[str]:
     """What a rank does in a step: F, B, I or W with the microbatch and the chunk."""
     spans = trace.spans
-    rows = np.flatnonzero(np.isin(spans.kind, (schema.FORWARD, schema.BACKWARD)) & (spans.step == step))
     actions = []
-    for row in rows:
+    for row in _phases(trace, step):
         name = run.names[spans.name[row]] if spans.name[row] >= 0 else ""
         letter = "F" if spans.kind[row] == schema.FORWARD else _letter_of_backward(name)
         actions.append(f"{letter}{spans.microbatch[row]}.{max(spans.chunk[row], 0)}")

@@ -178,11 +178,12 @@ def _measure(
     ends_of_steps = [pipeline_ends.get((replica, one), _NEVER) for one in numbers.tolist()]
     ends = np.array(ends_of_steps, np.int64)[number.reshape(-1)]
     drain = np.minimum(ready[draining], ends) - start[draining]
-    forward, backward = (_phase_ns(trace, kind, stalls[between]) for kind in (schema.FORWARD, schema.BACKWARD))
+    waits = stalls[between]
+    forward, backward = (_phase_ns(trace, kind, waits) for kind in (schema.FORWARD, schema.BACKWARD))
     return _Measured(
         forward=float(forward.mean()) if len(forward) else 0.0,
         backward=float(backward.sum()) / max(_whole_backwards(run, trace), 1),
-        work=float(forward.sum() + backward.sum()),
+        work=float(_work_ns(trace, waits)),
         wall=float((step_end - step_start).sum()),
         warm_up=float(wait[warm_up].sum()),
         steady=float(wait[steady].sum()),
@@ -248,14 +249,32 @@ def _phase_ns(trace: RankTrace, kind: int, waits: Int64) -> Int64:
     """Durations of the phases of a kind, without the stalls on other stages, these rows, inside them."""
     spans = trace.spans
     rows = np.flatnonzero(spans.kind == kind)
+    return _without(spans, waits, spans.start[rows], spans.end[rows])
+
+
+def _work_ns(trace: RankTrace, waits: Int64) -> int:
+    """Time in forwards and backwards without these stalls; where several overlap it counts once."""
+    spans = trace.spans
+    rows = np.flatnonzero((spans.kind == schema.FORWARD) | (spans.kind == schema.BACKWARD))
     if not len(rows):
-        return np.zeros(0, np.int64)
-    total = np.concatenate([[0], np.cumsum(spans.end[waits] - spans.start[waits])])
-    inside = (
-        total[np.searchsorted(spans.start[waits], spans.end[rows])]
-        - total[np.searchsorted(spans.start[waits], spans.start[rows])]
-    )
-    return np.asarray(spans.end[rows] - spans.start[rows] - inside)
+        return 0
+    end = np.maximum.accumulate(spans.end[rows])
+    start = np.minimum(np.maximum(spans.start[rows], np.append(_NEVER, end[:-1])), end)
+    return int(_without(spans, waits, start, end).sum())
+
+
+def _without(spans: Spans, waits: Int64, start: Int64, end: Int64) -> Int64:
+    """Lengths of these intervals, without the stalls inside them, which do not overlap."""
+    if not len(waits):
+        return np.asarray(end - start)
+    begins, ends = spans.start[waits], spans.end[waits]
+    total = np.concatenate([[0], np.cumsum(ends - begins)])
+
+    def stalled_before(times: Int64) -> Int64:
+        begun = np.searchsorted(begins, times)
+        return np.asarray(total[begun] - np.where(begun > 0, np.maximum(ends[begun - 1] - times, 0), 0))
+
+    return np.asarray(end - start - (stalled_before(end) - stalled_before(start)))
 
 
 def _stage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from commtrace.analysis.match import match
@@ -12,6 +13,7 @@ from commtrace.analysis.pipeline_bubble import _Cause, _Measured, _stage
 from commtrace.analysis.pipeline_schedule import recognise
 from commtrace.analysis.replay import ReplayError
 from commtrace.synth import Job, synthesize
+from commtrace.trace import schema
 from commtrace.trace.run import Run
 from tests.analysis.simulated_schedules import Action, gpipe, interleaved, simulate
 from tests.factory import Row, make_run, span
@@ -153,6 +155,35 @@ def test_transfers_between_stages_have_their_own_part() -> None:
     # Each round trip through stage 1 has one more transfer, which stage 0 waits for.
     assert first.p2p_ns == first.bubble_ns - first.schedule_ns > 0
     assert first.variation_ns == first.imbalance_ns == 0
+
+
+def test_where_forwards_overlap_their_time_is_work_once() -> None:
+    """Each forward is seen to end half a millisecond late: in the next one, in a stall, in a backward."""
+    job = PipelineJob(2, 4)
+    run = job.run()
+    late = {}
+    for rank, trace in run.ranks.items():
+        spans = trace.spans
+        end = np.where(spans.kind == schema.FORWARD, spans.end + MS // 2, spans.end)
+        late[rank] = replace(trace, spans=spans.replace(end=end))
+
+    stages = pipeline_of(replace(run, ranks=late)).per_stage
+
+    assert [stage.work_ns for stage in stages] == [12 * MS, 12 * MS]
+    assert all(stage.work_ns + stage.bubble_ns + stage.drain_ns == stage.wall_ns for stage in stages)
+
+
+def test_two_pipelines_of_which_one_runs_fewer_microbatches_have_no_schedule_in_common() -> None:
+    run = PipelineJob(2, 4, data_parallel=2).run()
+    fewer = {
+        rank: replace(trace, spans=trace.spans.take(~((trace.spans.microbatch == 3) & (rank % 2 == 1))))
+        for rank, trace in run.ranks.items()
+    }
+
+    pipeline = pipeline_of(replace(run, ranks=fewer))
+
+    assert (pipeline.schedule, pipeline.ideal_fraction_of_total) == ("unknown", None)
+    assert pipeline.reason.startswith("Ranks 0 and 1, both of stage 0, run different forwards and backwards in a step")
 
 
 def test_a_bubble_is_measured_although_the_run_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,12 +108,13 @@ def _table(path: Path) -> pa.Table:
 def _understood(path: Path, table: pa.Table) -> tuple[Job, Operations]:
     columns = {name: table[name].to_numpy() for name in _COLUMNS if name != "optype"}
     _check_places(path, columns)
-    columns["start_ts"] = _since_the_step_began(columns)
+    numbers, step = np.unique(columns["step"], return_inverse=True)
+    columns["start_ts"] = _since_the_step_began(columns["start_ts"], step)
     _check_times(path, columns)
     workers, worker = _workers(path, columns)
     optypes, optype = _types(table["optype"])
     types = [operation_type(one) for one in optypes]
-    steps, step, start, end = _lay_out(columns)
+    steps, start, end = _lay_out(numbers, step, columns)
     stride = int(columns["seq_id"].max()) + 1
     names = [STEP_NAME, *dict.fromkeys(one.name for one in types if one.name != STEP_NAME)]
     job = Job(workers, types, steps, Grid(workers, types), stride, names)
@@ -124,24 +125,30 @@ def _understood(path: Path, table: pa.Table) -> tuple[Job, Operations]:
 
 def _numbers(column: npt.NDArray[Any]) -> Int64:
     """Whole numbers, however they are written; −1 where a row has none."""
+    if not _may_lack(column):
+        return column.astype(np.int64)
     told = column.astype(np.float64)
     return np.where(np.isnan(told), schema.NOT_APPLICABLE, told).astype(np.int64)
 
 
+def _may_lack(column: npt.NDArray[Any]) -> bool:
+    """Whether rows may have no value: whole numbers of which some are missing come as floats."""
+    return not np.issubdtype(column.dtype, np.integer)
+
+
 def _check_places(path: Path, columns: Mapping[str, Any]) -> None:
     for name in ("rank", "stage", "dp_rank", "step", "seq_id"):
-        missing = int(np.isnan(columns[name].astype(np.float64)).sum())
+        missing = int(np.isnan(columns[name].astype(np.float64)).sum()) if _may_lack(columns[name]) else 0
         if missing:
             raise ImportFileError(f"{path}: {missing} of {len(columns[name])} rows have no {name}.")
 
 
-def _since_the_step_began(columns: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+def _since_the_step_began(start: npt.NDArray[Any], step: Int64) -> npt.NDArray[np.float64]:
     """Seconds from the first operation of the step on; a trace may count them from elsewhere, such as 1970."""
-    seconds = columns["start_ts"].astype(np.float64)
-    steps, which = np.unique(columns["step"], return_inverse=True)
-    first = np.full(len(steps), np.inf)
-    np.fmin.at(first, which, seconds)
-    return np.asarray(seconds - first[which])
+    seconds = start.astype(np.float64)
+    first = np.full(int(step.max()) + 1, np.inf)
+    np.fmin.at(first, step, seconds)
+    return np.asarray(seconds - first[step])
 
 
 def _check_times(path: Path, columns: Mapping[str, Any]) -> None:
@@ -189,14 +196,12 @@ def _nanoseconds(seconds: Any) -> Int64:
     return np.asarray(np.rint(seconds.astype(np.float64) * 1e9), np.int64)
 
 
-def _lay_out(columns: Mapping[str, Any]) -> tuple[Steps, Int64, Int64, Int64]:
-    """The steps; and of each row the position of its step, its start and its end."""
-    steps, which = np.unique(columns["step"], return_inverse=True)
+def _lay_out(numbers: Int64, step: Int64, columns: Mapping[str, Any]) -> tuple[Steps, Int64, Int64]:
+    """The steps, which have these numbers, one behind the other; and of each row, which is of a step, start and end."""
     start = _nanoseconds(columns["start_ts"])
     end = start + _nanoseconds(columns["duration"])
-    longest = np.zeros(len(steps), np.int64)
-    np.maximum.at(longest, which, end)
+    longest = np.zeros(len(numbers), np.int64)
+    np.maximum.at(longest, step, end)
     ends = np.cumsum(longest)
     begins = ends - longest
-    laid_out = Steps(steps.astype(np.int64), begins, ends)
-    return laid_out, which.astype(np.int64), start + begins[which], end + begins[which]
+    return Steps(numbers.astype(np.int64), begins, ends), start + begins[step], end + begins[step]

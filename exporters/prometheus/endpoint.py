@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import logging
 import ssl
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.registry import Collector
@@ -19,6 +20,9 @@ from commtrace.errors import ConfigurationError
 _logger = logging.getLogger("commtrace")
 
 WsgiApp: TypeAlias = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+_CLIENT_SECONDS: Final = 10.0
+"""So long a client may say nothing, or take nothing, before its connection is closed."""
 
 
 class Endpoint:
@@ -58,6 +62,12 @@ class Endpoint:
                 "COMMTRACE_PROMETHEUS_PORT away for a free port, or choose one that is free together with as many "
                 "behind it as the node has ranks"
             ) from error
+        self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
+        if config.prometheus_certfile:
+            listening: Any = self._server.socket
+            # Hands are shaken on the thread of the request. Else a client that connects and says nothing, as a port
+            # scanner does, holds up the thread that accepts all others, and the end of the job with it.
+            listening.do_handshake_on_connect = False
         if authorization:
             self._server.set_app(_with_authorization(self._server.get_app(), authorization))
         # Only now: until here there was nothing that the registry could have told to anybody.
@@ -75,6 +85,19 @@ class Endpoint:
     def abandon_after_fork(self) -> None:
         """Close the copy of the listening socket, which would keep the port of the parent in use after its end."""
         self._server.socket.close()
+
+
+def _impatient(handler: Any) -> Any:
+    """A request handler that neither waits for a silent client for ever nor writes its traceback on the rank's log."""
+
+    class Handler(handler):  # type: ignore[misc]
+        timeout = _CLIENT_SECONDS
+
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):  # it timed out, has gone, or does not speak TLS: its business, not ours
+                super().handle()
+
+    return Handler
 
 
 def _check_tls(config: Config) -> None:

@@ -7,6 +7,7 @@ import json
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,7 +20,7 @@ import pytest
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.live import live_view
-from commtrace.exporters.prometheus import textfile
+from commtrace.exporters.prometheus import endpoint, textfile
 from commtrace.exporters.prometheus.exporter import EndpointExporter, TextfileExporter, open_prometheus
 from commtrace.exporters.prometheus.targets import TargetFile, reachable
 from commtrace.recorder import Recorder
@@ -196,6 +197,26 @@ def test_clients_without_a_certificate_are_not_let_in(tmp_path: Path, certificat
         scrape(exporter, stranger)
     assert "commtrace_spans_total" in scrape(exporter, known)
     exporter.close()
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_who_connects_and_says_nothing_holds_up_neither_prometheus_nor_the_end(
+    tls: bool, tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
+    files = {"prometheus_certfile": cert, "prometheus_keyfile": key} if tls else {}
+    monkeypatch.setattr(endpoint, "_CLIENT_SECONDS", 2.0)
+    exporter = EndpointExporter(Config(**files), rank(tmp_path))
+    with socket.create_connection(("localhost", exporter.endpoint.port), timeout=60) as silent:
+        told = scrape(exporter, ssl.create_default_context(cafile=cert) if tls else None)
+        closing = threading.Thread(target=exporter.close, daemon=True)
+        closing.start()
+        closing.join(60)
+        assert silent.recv(1) == b"", "its connection is closed after a while"
+
+    assert "commtrace_spans_total" in told
+    assert not closing.is_alive()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,13 @@ def _open_observers(config: Config) -> OpenObservers | None:
         return None
     from commtrace.exporters.live import live_view
 
-    return live_view(config)
+    return live_view(config, _end_before_others)
+
+
+def _end_before_others() -> None:
+    """At exit, be called before what has been registered so far: who registered last is called first."""
+    atexit.unregister(_end)
+    atexit.register(_end, _exit_pid)
 
 
 def _end(pid: int) -> None:

@@ -28,8 +28,14 @@ LISTENERS: Final[Mapping[str, str]] = {
 """Module and function, ``module:function``, that opens each: an :data:`OpenListener`. Imported when it is wanted."""
 
 
-def live_view(config: Config) -> Callable[[RankMetadata, Path, Recorder, Hang, Phase], Sequence[StepCollector]]:
+def live_view(
+    config: Config, end_first: Callable[[], None] = lambda: None
+) -> Callable[[RankMetadata, Path, Recorder, Hang, Phase], Sequence[StepCollector]]:
     """What opens the live view that the configuration asks for.
+
+    Args:
+        config: options.
+        end_first: see :class:`commtrace.live.rank.LiveRank`.
 
     Raises:
         ConfigurationError: an exporter is unknown.
@@ -39,7 +45,7 @@ def live_view(config: Config) -> Callable[[RankMetadata, Path, Recorder, Hang, P
     def opened(
         metadata: RankMetadata, directory: Path, recorder: Recorder, hang: Hang, phase: Phase
     ) -> Sequence[StepCollector]:
-        rank = LiveRank(metadata, directory, hang, phase)
+        rank = LiveRank(metadata, directory, hang, phase, end_first)
         listeners = [listener for name in wanted if (listener := _opened(name, config, rank)) is not None]
         return (StepCollector(rank, listeners, dropped=lambda: recorder.dropped),)
 

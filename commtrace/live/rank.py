@@ -30,6 +30,7 @@ class LiveRank:
         directory: the run directory.
         hang: what the process is in since training stopped; None while it goes on.
         phase: ``checkpoint`` or ``evaluation`` while one is under way, in which no step ends; else empty.
+        end_first: at the end of Python, the recording is to end before whatever has asked for that so far.
         marks: process groups, topology, clock anchors, communications in flight, as far as told.
         spans: rows so far, marks left out.
         dropped: spans dropped so far, by kind.
@@ -41,11 +42,17 @@ class LiveRank:
     """
 
     def __init__(
-        self, metadata: RankMetadata, directory: Path, hang: Hang = lambda: None, phase: Phase = lambda: ""
+        self,
+        metadata: RankMetadata,
+        directory: Path,
+        hang: Hang = lambda: None,
+        phase: Phase = lambda: "",
+        end_first: Callable[[], None] = lambda: None,
     ) -> None:
         self.metadata = metadata
         self.hang = hang
         self.phase = phase
+        self.end_first = end_first
         self.directory = directory
         self.marks = Marks()
         self.spans = 0

@@ -46,9 +46,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("commtrace")
 
+START_SECONDS: Final = 3.0
 CLOSE_SECONDS: Final = 1.6
 ABORT_SECONDS: Final = 0.3
-"""So long the end of a recording waits for what is left to be sent, and then for the thread to give up."""
+"""So long the end of a recording waits for the process that sends to be ready, if there is something to send and a
+short job has not waited for it already; for what is left to be sent; and then for the thread to give up."""
 
 _GATHERING_SECONDS: Final = 0.05
 """So long a step that does not fill a request waits for others of the same pass of the harvester."""
@@ -162,6 +164,7 @@ class OtlpExporter:
         self._seen = _Seen()
         self._helper: HelperSender | None = None
         self._sender: SpanSender | None = None
+        self._is_ready = threading.Event()
         self._ends = threading.Event()
         self._gave_up = threading.Event()
         self._is_off = False
@@ -179,7 +182,11 @@ class OtlpExporter:
     def close(self) -> None:
         self._ends.set()
         self._queue.close()
-        self._thread.join(CLOSE_SECONDS)
+        if self._metrics is not None or self.account.waiting:
+            self._is_ready.wait(START_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
+        elif self._is_ready.is_set():
+            self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             self._gave_up.set()
             self.account.finish()
@@ -246,30 +253,35 @@ class OtlpExporter:
 
     def _run(self) -> None:
         try:
-            self._helper = self._started_helper()
+            self._start_helper()
+            self._is_ready.set()
             self._export_until_the_end()
         except Exception:
             self._is_off = True
             if not self._gave_up.is_set():
                 _logger.warning("commtrace: OpenTelemetry export is off; training and the trace go on", exc_info=True)
         finally:
+            self._is_ready.set()
             if self._helper is not None:
                 self._helper.close(0.0)
 
-    def _started_helper(self) -> HelperSender | None:
+    def _start_helper(self) -> None:
         """Before training: until it is ready it takes the better part of a second."""
         if not self._config.otlp_process or self._open_spans or self._open_metrics or self._goes_to_a_provider:
-            return None
+            return
         try:
-            return HelperSender(self._config, self._rank)
+            self._helper = HelperSender(self._config, self._rank)
+            if self._gave_up.is_set():  # who did so meanwhile has seen no helper
+                self._helper.interrupt()
+            self._helper.wait_until_it_is_ready()
         except HelperError as error:
+            self._helper = None
             if not self._gave_up.is_set():
                 _logger.warning(
                     "commtrace: OpenTelemetry spans are sent by a thread, which takes more of training's time, as no "
                     "process can do it: %s",
                     error,
                 )
-            return None
 
     @property
     def _goes_to_a_provider(self) -> bool:
@@ -280,6 +292,8 @@ class OtlpExporter:
         first = None
         while first is None and not self._ends.is_set() and (self._metrics is None or self._metrics.due_in()):
             first = self._next_job(None)
+        if self._gave_up.is_set():
+            return
         with self._chosen_sender() as self._sender:
             while not self._gave_up.is_set():
                 job, first = first or self._next_job(self._sender), None
@@ -306,12 +320,17 @@ class OtlpExporter:
     def _chosen_sender(self) -> SpanSender:
         provider = installed_provider()
         told = dict(provider.resource.attributes) if provider is not None else {}
-        if self._helper is not None and not self._goes_to_a_provider:
-            self._helper.told = told
-            return self._helper
+        processor = processor_of(provider) if self._config.otlp_provider else None
+        if self._helper is not None:
+            if processor is None:
+                self._helper.told = told
+                return self._helper
+            self._helper.close(0.0)  # it was started before the script had installed its provider
         from commtrace.exporters.otlp.sending import Sender
 
-        processor = processor_of(provider) if self._config.otlp_provider else None
+        if processor is not None:
+            # Its processors are shut down at the end of Python: the last steps must have reached them by then.
+            self._rank.end_first()
         return Sender(self._config, self._rank, told, processor, spans=self._open_spans, metrics=self._open_metrics)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -30,9 +29,6 @@ def main(incoming: int, outgoing: int, parent: int) -> None:
         incoming, outgoing: descriptors of the pipes.
         parent: the rank's process.
     """
-    # Ctrl-C and the launcher's signals go to the whole group. The rank decides when this ends: by closing the pipe.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     pipe = messages.Pipe(incoming, outgoing)
     with contextlib.suppress(EOFError, BrokenPipeError):  # the rank has ended, or does not want to wait any longer

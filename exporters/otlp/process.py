@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,7 @@ _START: Final = (
     "main(*map(int, sys.argv[1:4]))"
 )
 _QUIET: Final[Mapping[str, str]] = {"COMMTRACE_ENABLED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_NOT_FOR_HELPERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class HelperError(CommtraceError):
@@ -44,6 +46,8 @@ class HelperError(CommtraceError):
 
 class HelperSender:
     """Sends through a process of its own; one thread uses it, and another one may :meth:`interrupt`.
+
+    The process begins at once; :meth:`wait_until_it_is_ready` before it is asked for anything.
 
     Args:
         config: options.
@@ -65,7 +69,7 @@ class HelperSender:
         self._pipe: messages.Pipe | None = None
         self._started_at = 0.0
         self._gave_up = self._end_told = False
-        self._start()
+        self._begin()
 
     @property
     def pid(self) -> int:
@@ -83,6 +87,22 @@ class HelperSender:
 
     def __exit__(self, *_: object) -> None:
         self.close(_SECONDS_TO_END)
+
+    def wait_until_it_is_ready(self) -> None:
+        """It takes the better part of a second, most of it imports.
+
+        Raises:
+            HelperError: it has ended instead, or was interrupted.
+        """
+        pipe, process = self._pipe, self._process
+        assert pipe is not None
+        assert process is not None
+        try:
+            pipe.send(self._introduction)
+            pipe.receive()
+        except (EOFError, OSError) as error:
+            self.close(RESTART_SECONDS)
+            raise HelperError(f"it ended at once, with exit code {process.returncode}") from error
 
     def send(self, jobs: Sequence[Job], settled: Settle) -> None:
         """Have the spans of some steps sent. Every span is told to ``settled`` once, also where the helper dies."""
@@ -137,7 +157,8 @@ class HelperSender:
     def _restart(self) -> None:
         if self._gave_up or self.pause_seconds:
             raise HelperError("it has ended a moment ago")
-        self._start()
+        self._begin()
+        self.wait_until_it_is_ready()
 
     def _has_ended(self, error: Exception) -> None:
         process = self._process
@@ -157,37 +178,43 @@ class HelperSender:
             pipe.send(known)
             self._known = known
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         self._started_at = time.monotonic()
         self._known = None
         if not sys.executable:
             raise HelperError("Python does not know its own executable")
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        pipe = messages.Pipe(ours_in, ours_out)
+        self._pipe = messages.Pipe(ours_in, ours_out)
         package = Path(str(sys.modules["commtrace"].__file__)).parents[1]
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, *map(str, (theirs_in, theirs_out, os.getpid(), *sys.path, package))],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs_in, theirs_out),
-                env={**os.environ, **_QUIET},
-            )
+            with _signals_blocked():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _START, *map(str, (theirs_in, theirs_out, os.getpid(), *sys.path, package))],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(theirs_in, theirs_out),
+                    env={**os.environ, **_QUIET},
+                )
         except OSError as error:
-            pipe.close()
+            self.close(0.0)
             raise HelperError(f"no process can be started: {error}") from error
         finally:
             os.close(theirs_in)
             os.close(theirs_out)
-        self._pipe = pipe
-        try:
-            pipe.send(self._introduction)
-            pipe.receive()
-        except (EOFError, OSError) as error:
-            process = self._process
-            self.close(RESTART_SECONDS)
-            raise HelperError(f"it ended at once, with exit code {process.returncode}") from error
+        if self._gave_up:  # whoever interrupted meanwhile has seen no process
+            self._process.kill()
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Ctrl-C and the launcher's signals go to the whole group; the rank decides when the helper ends, by closing the
+    pipe. A process inherits what is blocked on the thread that starts it: there is no moment at which they reach it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_HELPERS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -77,6 +77,12 @@ class Account:
         return sum(self.dropped.values())
 
     @property
+    def waiting(self) -> int:
+        """Spans of which nothing is known yet."""
+        with self._lock:
+            return self.produced - self.sent - sum(self.dropped.values())
+
+    @property
     def counts(self) -> Counts:
         """What became of spans so far."""
         with self._lock:

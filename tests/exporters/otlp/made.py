@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from commtrace.exporters.otlp.choice import Choice
+from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.spans import SpanMaker
 from commtrace.live.rank import LiveRank
@@ -24,6 +26,7 @@ from tests.trace.rows import mark, metadata, row
 RUN, WORLD_SIZE = "r1", 4
 EPOCH_NS = 1_700_000_000_000_000_000
 STEP_NS = 1_000
+SECONDS = 60.0
 
 PIPELINES = (group("pp", 0, 2), group("pp", 1, 3))
 REPLICAS = (group("dp", 0, 1), group("dp", 2, 3))
@@ -101,3 +104,22 @@ def job_spans(step: int = 0, choice: Choice | None = None) -> dict[int, list[Rea
     """By rank: the spans of one step of the whole job, every rank by itself."""
     ranks = range(WORLD_SIZE) if choice is None else [rank for rank in range(WORLD_SIZE) if choice.takes_rank(rank)]
     return {rank: spans_of(live_rank(rank), step_rows(rank, step), step, choice) for rank in ranks}
+
+
+def run_steps(exporter: OtlpExporter, first: int, count: int) -> None:
+    """Hand so many steps to an exporter."""
+    rank = exporter._rank.rank
+    for step in range(first, first + count):
+        exporter.step(summary(rank, step), step_rows(rank, step))
+
+
+def is_settled(exporter: OtlpExporter) -> bool:
+    """Whether it is known what became of every span."""
+    return exporter.account.waiting == 0
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -24,50 +21,8 @@ from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp.exporter import OtlpExporter, open_otlp
 from commtrace.live.trace_id import trace_id
 from commtrace.recorder import Recorder
-from tests.exporters.otlp.made import RUN, job_spans, live_rank, step_rows, summary
+from tests.exporters.otlp.made import RUN, SECONDS, is_settled, job_spans, live_rank, run_steps, until
 from tests.exporters.otlp.receiver import attributes, receiving
-
-SECONDS = 60.0
-LEVEL = Config(otlp_level="modules")
-
-
-@pytest.fixture(autouse=True)
-def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def opened() -> Iterator[Callable[..., OtlpExporter]]:
-    """Opens exporters, and closes those that a test left open."""
-    exporters = []
-
-    def opener(rank: int = 0, config: Config = LEVEL, **how: Any) -> OtlpExporter:
-        exporters.append(OtlpExporter(config, live_rank(rank), **how))
-        return exporters[-1]
-
-    yield opener
-    for one in exporters:
-        if one._thread.is_alive():
-            one.close()
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def run_steps(exporter: OtlpExporter, first: int, count: int) -> None:
-    for step in range(first, first + count):
-        exporter.step(summary(exporter._rank.rank, step), step_rows(exporter._rank.rank, step))
-
-
-def is_settled(exporter: OtlpExporter) -> bool:
-    account = exporter.account
-    return account.sent + account.total_dropped == account.produced
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])

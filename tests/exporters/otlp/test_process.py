@@ -8,48 +8,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from commtrace.config import Config
+from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp import process as process_module
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.process import HelperSender
 from tests.e2e.launch import REPOSITORY
-from tests.exporters.otlp.made import live_rank, step_rows, summary
+from tests.exporters.otlp.made import SECONDS, live_rank, run_steps, until
 from tests.exporters.otlp.receiver import attributes, receiving
 
-SECONDS = 60.0
 CONFIG = Config(otlp_level="modules")
-
-
-@pytest.fixture(autouse=True)
-def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpExporter]:
-    one = OtlpExporter(CONFIG, live_rank(0))
-    yield one
-    if one._thread.is_alive():
-        one.close()
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def run_steps(exporter: OtlpExporter, first: int, count: int) -> None:
-    for step in range(first, first + count):
-        exporter.step(summary(0, step), step_rows(0, step))
 
 
 def helper_of(exporter: OtlpExporter) -> int:
@@ -67,7 +44,8 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def test_it_ends_with_the_recording_and_leaves_nothing_behind(exporter: OtlpExporter) -> None:
+def test_it_ends_with_the_recording_and_leaves_nothing_behind(opened: Callable[..., OtlpExporter]) -> None:
+    exporter = opened()
     pid = helper_of(exporter)
     exporter.close()
 
@@ -75,12 +53,12 @@ def test_it_ends_with_the_recording_and_leaves_nothing_behind(exporter: OtlpExpo
 
 
 def test_one_that_is_killed_is_replaced_and_what_it_had_is_counted(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process_module, "RESTART_SECONDS", 0.5)
     with receiving() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        exporter = OtlpExporter(CONFIG, live_rank(0))
+        exporter = opened()
         account = exporter.account
         run_steps(exporter, 0, 2)
         until(lambda: account.sent == 18)
@@ -102,7 +80,8 @@ def test_one_that_is_killed_is_replaced_and_what_it_had_is_counted(
     assert len([one for one in caplog.records if "is gone" in one.message]) == 1
 
 
-def test_one_that_is_frozen_holds_up_neither_the_harvester_nor_the_end(exporter: OtlpExporter) -> None:
+def test_one_that_is_frozen_holds_up_neither_the_harvester_nor_the_end(opened: Callable[..., OtlpExporter]) -> None:
+    exporter = opened()
     frozen = helper_of(exporter)
     os.kill(frozen, signal.SIGSTOP)
     began = time.monotonic()
@@ -116,12 +95,12 @@ def test_one_that_is_frozen_holds_up_neither_the_harvester_nor_the_end(exporter:
 
 
 def test_where_no_process_can_be_started_a_thread_sends(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with receiving() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        exporter = OtlpExporter(CONFIG, live_rank(0))
+        exporter = opened()
         run_steps(exporter, 0, 2)
         until(lambda: exporter.account.sent == 18)
         exporter.close()
@@ -131,20 +110,88 @@ def test_where_no_process_can_be_started_a_thread_sends(
 
 
 def test_signals_that_a_launcher_sends_to_all_do_not_end_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with receiving() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        exporter = OtlpExporter(CONFIG, live_rank(0))
-        run_steps(exporter, 0, 1)
-        until(lambda: exporter.account.sent == 9)  # it has answered: it has taken its precautions
+        exporter = opened()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            os.kill(helper_of(exporter), number)
-        run_steps(exporter, 1, 1)
+            os.kill(helper_of(exporter), number)  # it has just been started
+        run_steps(exporter, 0, 2)
         until(lambda: exporter.account.sent == 18)
         exporter.close()
 
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set(), "the rank still gets its own"
+
+
+def starts_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "_START", f"import time; time.sleep({seconds}); {process_module._START}")
+
+
+def test_a_recording_that_ends_before_it_is_ready_loses_nothing(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts_after(2 * exporter_module.CLOSE_SECONDS, monkeypatch)
+    monkeypatch.setattr(exporter_module, "START_SECONDS", SECONDS)
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        exporter = opened()
+        run_steps(exporter, 0, 2)
+        exporter.close()
+
+    assert (exporter.account.sent, exporter.account.total_dropped, len(receiver.spans)) == (18, 0, 18)
+    assert caplog.records == []
+
+
+def test_one_that_does_not_get_ready_is_not_waited_for_without_end(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts_after(SECONDS, monkeypatch)
+    monkeypatch.setattr(exporter_module, "START_SECONDS", 0.2)
+    monkeypatch.setattr(exporter_module, "CLOSE_SECONDS", 0.2)
+    exporter = opened()
+    pid = helper_of(exporter)
+    run_steps(exporter, 0, 1)
+    exporter.close()
+    exporter._thread.join(SECONDS)
+
+    assert not is_there(pid)
+    assert exporter.account.dropped["at_the_end"] == 9
+
+
+def test_one_that_has_nothing_to_send_is_not_waited_for(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts_after(SECONDS, monkeypatch)
+    monkeypatch.setattr(exporter_module, "START_SECONDS", SECONDS)
+    exporter = opened()
+    pid = helper_of(exporter)
+    began = time.monotonic()
+    exporter.close()
+
+    assert time.monotonic() - began < SECONDS / 2
+    exporter._thread.join(SECONDS)
+    assert not is_there(pid)
+    assert caplog.records == []
+
+
+def test_it_is_let_go_where_the_script_installs_a_provider_before_the_first_step(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = opened()
+    pid = helper_of(exporter)
+    memory = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    run_steps(exporter, 0, 2)
+    until(lambda: exporter.account.sent == 18)
+
+    assert not is_there(pid)
+    assert len(memory.get_finished_spans()) == 18
+    exporter.close()
+    provider.shutdown()
 
 
 _RANK = """

@@ -1,5 +1,5 @@
-"""How long the monitor needs to join one window of many ranks, reading of the reports included: who is slow, and the
-least times in flight of all groups.
+"""How long the monitor needs to join one window of many ranks: to read their reports from a real TCPStore, find who is
+slow and the least times in flight of all groups, and to tell the ranks and write monitor.json.
 
 python bench/monitor.py [--ranks 10000] [--windows 20]
 """
@@ -7,11 +7,16 @@ python bench/monitor.py [--ranks 10000] [--windows 20]
 from __future__ import annotations
 
 import argparse
+import socket
 import statistics
+import tempfile
 import time
+from pathlib import Path
 
-from commtrace.live.waits import Block, BlockTime, LeastTimes
-from commtrace.live.watch import Watch
+from commtrace.exporters.monitor.board import Board
+from commtrace.exporters.monitor.joiner import Joiner
+from commtrace.exporters.monitor.outlets import FileOutlet
+from commtrace.live.waits import Block, BlockTime
 from commtrace.live.window import WindowReport
 
 MILLISECOND = 1_000_000
@@ -22,26 +27,41 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=10_000)
     parser.add_argument("--windows", type=int, default=20)
     options = parser.parse_args()
-    watch, least, found = Watch(options.ranks, 4.0), LeastTimes(4.0), 0
+    with tempfile.TemporaryDirectory() as directory:
+        measure(options.ranks, options.windows, Path(directory))
+
+
+def measure(ranks: int, windows: int, directory: Path) -> None:
+    board = Board.serve(f"127.0.0.1:{free_port()}", "bench/0")
+    joiner = Joiner(ranks, 4.0, [FileOutlet(directory)])
     seconds: list[float] = []
     processor: list[float] = []
     sizes: list[int] = []
-    for window in range(options.windows):
-        told = [report(rank, window).to_bytes() for rank in range(options.ranks)]
-        sizes += map(len, told)
+    for window in range(windows):
+        for rank in range(ranks):
+            told = report(rank, window).to_bytes()
+            sizes.append(len(told))
+            board.put(rank, told)
+        board.get([0])  # a store does not acknowledge what it is told, but answers in order
         begin, begin_cpu = time.perf_counter(), time.process_time()
-        reports = [WindowReport.from_bytes(one) for one in told]
-        watch.join(reports, now=4.0 * window)
-        found += len(least.join((one.rank, one.block) for one in reports))
-        least.size_blocks(watch.step_ns)
+        joiner.join(board, 4.0 * window)
         seconds.append(time.perf_counter() - begin)
         processor.append(time.process_time() - begin_cpu)
-    print(f"ranks                    {options.ranks}")
+    groups = {time.group for rank in range(ranks) for time in report(rank, 0).block.times}
+    print(f"ranks                    {ranks}")
     print(f"bytes of a report        {statistics.median(sizes):.0f} (at most {max(sizes)})")
     print(f"join of a window, median {statistics.median(seconds):.3f} s (at most {max(seconds):.3f} s)")
-    print(f"processor time, median   {statistics.median(processor):.3f} s")
-    print(f"least times of groups    {found / options.windows:.0f} per window")
-    print(f"named                    {[straggler.rank for straggler in watch.stragglers]}")
+    print(f"processor time, median   {statistics.median(processor):.3f} s, the store's included")
+    print(f"least times told         {len(board.least(groups))} of the last window")
+    print(f"typical work of a stage  {board.yardstick().work_ns}")
+    print(f"named                    {[straggler.rank for straggler in joiner.watch.stragglers]}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def report(rank: int, window: int) -> WindowReport:

@@ -37,7 +37,7 @@ def monitor(
     except ImportError as error:
         raise CommtraceError(f"commtrace monitor needs torch for its store: {error}") from error
     from commtrace.exporters.monitor.joiner import Joiner, Outlet
-    from commtrace.exporters.monitor.outlets import FileOutlet, WebhookOutlet
+    from commtrace.exporters.monitor.outlets import BoardOutlet, FileOutlet, WebhookOutlet
 
     board = Board.serve(serve, "")
     typer.echo(f"Waiting for a job with COMMTRACE_EXPORT=monitor COMMTRACE_MONITOR_STORE={serve}", err=True)
@@ -46,7 +46,7 @@ def monitor(
     typer.echo(f"Watching run {job.run}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
     poster = WebhookOutlet(webhook) if webhook else None
     outlets: list[Outlet] = [_Printed(json_output), FileOutlet(output), *([poster] if poster else [])]
-    joiner = Joiner(job.world_size, job.seconds, outlets)
+    joiner = Joiner(job.world_size, job.seconds, [*outlets, BoardOutlet(board.of_run(job.run))])
     count, due = 0, time.monotonic() + job.seconds
     while not windows or count < windows:
         time.sleep(min(_POLL_SECONDS, job.seconds))
@@ -56,7 +56,8 @@ def monitor(
         due += job.seconds
         newest = board.announced() or job
         if newest != job:  # the next attempt, or another job
-            job, joiner = newest, Joiner(newest.world_size, newest.seconds, outlets)
+            job = newest
+            joiner = Joiner(job.world_size, job.seconds, [*outlets, BoardOutlet(board.of_run(job.run))])
         joiner.join(board.of_run(job.run), time.time())
         count += 1
     if poster:

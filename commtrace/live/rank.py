@@ -37,6 +37,8 @@ class LiveRank:
         overhead_ns: CPU time of the harvester thread so far.
         joins: whether the monitor on this rank joins the reports of all ranks.
         stragglers: who is slow now, as the monitor on this rank found; empty where it does not join.
+        score: this rank's own work as a multiple of what is typical of its stage, as the monitor last told; None if it
+            has not.
         events: what it found so far, the newest few.
         split: by operation and role, the exposed time of which the monitor knows how much was waiting.
     """
@@ -60,6 +62,7 @@ class LiveRank:
         self.overhead_ns = 0
         self.joins = False
         self.stragglers: tuple[Mapping[str, Any], ...] = ()
+        self.score: float | None = None
         self.split: Mapping[tuple[str, str], Split] = {}
         self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
 

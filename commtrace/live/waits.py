@@ -289,7 +289,7 @@ def from_list(told: Sequence[Any]) -> Block:
 
 
 def _time(group: int, operation: int, size: int, identity: int, durations_ns: Sequence[int]) -> BlockTime:
-    return BlockTime(int(group), int(operation), int(size), int(identity), tuple(map(int, durations_ns)))
+    return BlockTime(group, operation, size, identity, tuple(durations_ns))
 
 
 def by_group(told: Iterable[Least]) -> Mapping[int, list[Least]]:

@@ -123,11 +123,15 @@ class Watch:
 
     Attributes:
         step_ns: typical step in the newest window; 0 before the first.
+        window: the newest one; −1 before the first.
+        work_ns: what a rank typically worked per step in it, by stage; without the stages of a single rank.
         peers_missing: True when some rank has nobody at its stage to be compared with.
     """
 
     def __init__(self, world_size: int, seconds: float) -> None:
         self.step_ns = 0
+        self.window = -1
+        self.work_ns: Mapping[int, float] = {}
         self.peers_missing = False
         self._world_size = world_size
         self._seconds = seconds
@@ -174,6 +178,7 @@ class Watch:
     def _judge(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
         table = _Table.of(reports)
         self.step_ns = int(np.median(table.duration))
+        self.window, self.work_ns = max(report.window for report in reports), table.typical_work_ns
         self.peers_missing = bool(np.isnan(table.peers).any())
         stands_out, is_clear, is_known = table.stands_out, table.is_clear, table.is_known
         slow_host = _slow_hosts(reports, stands_out)
@@ -249,6 +254,7 @@ class Watch:
 class _Table:
     """The reports of a window in columns; times in ns per step."""
 
+    stage: npt.NDArray[np.int64]
     duration: Float64
     work: Float64
     waiting: Float64
@@ -268,6 +274,7 @@ class _Table:
         excess_of = np.stack([column - leave_one_out_median(stage, column) for column in work.T], axis=1)
         noise = np.hypot(error, np.nan_to_num(leave_one_out_median(stage, error)))
         return cls(
+            stage=stage,
             duration=duration,
             work=work,
             waiting=np.array([report.waiting_ns for report in reports], np.float64),
@@ -295,6 +302,15 @@ class _Table:
     @property
     def is_clear(self) -> npt.NDArray[np.bool_]:
         return np.asarray(np.nan_to_num(self.excess) < _CLEARED_BELOW * self.limit)
+
+    @property
+    def typical_work_ns(self) -> dict[int, float]:
+        """By stage the median of its ranks, of two ranks the smaller: the median of two is half the slow one."""
+        total = self.work.sum(axis=1)
+        ranks = {stage: total[self.stage == stage] for stage in np.unique(self.stage).tolist()}
+        return {
+            stage: float(own.min() if len(own) == 2 else np.median(own)) for stage, own in ranks.items() if len(own) > 1
+        }
 
     def cause(self, index: int) -> str:
         """The work of which it does most beyond its peers."""

@@ -75,7 +75,7 @@ class WindowReport:
 
     def to_bytes(self) -> bytes:
         """JSON: a list in the order of the fields."""
-        values = [getattr(self, one.name) for one in fields(self)]
+        values = [getattr(self, name) for name in _FIELDS]
         return json.dumps([*values[:-1], to_list(self.block)], separators=(",", ":")).encode()
 
     @classmethod
@@ -86,10 +86,14 @@ class WindowReport:
             ValueError: it is something else, such as the report of another version.
         """
         values: Any = json.loads(told)
-        if not isinstance(values, list) or len(values) != len(fields(cls)):
+        if not isinstance(values, list) or len(values) != len(_FIELDS):
             raise ValueError(f"not a window report of this version: {told[:80]!r}")
-        named = dict(zip((one.name for one in fields(cls)), values, strict=True))
-        return cls(**{**named, "work_ns": tuple(named["work_ns"]), "block": from_list(named["block"])})
+        values[_WORK], values[_BLOCK] = tuple(values[_WORK]), from_list(values[_BLOCK])
+        return cls(*values)
+
+
+_FIELDS: Final = [one.name for one in fields(WindowReport)]
+_WORK, _BLOCK = map(_FIELDS.index, ("work_ns", "block"))
 
 
 class Window:

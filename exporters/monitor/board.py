@@ -42,6 +42,32 @@ class Announcement(NamedTuple):
     seconds: float
 
 
+class Yardstick(NamedTuple):
+    """What the monitor gives back to all ranks.
+
+    Attributes:
+        block_steps: how many steps a block has; 0 while that is not known.
+        window: the newest one that was joined; −1 before the first.
+        work_ns: what a rank typically worked per step in it, by pipeline stage; without the stages of a single rank.
+    """
+
+    block_steps: int = 0
+    window: int = -1
+    work_ns: Mapping[int, float] = {}
+
+
+class Findings(NamedTuple):
+    """What a monitor outside of the job has found, for the exporters of rank 0.
+
+    Attributes:
+        stragglers: who is slow now, dearest first.
+        events: the newest few, oldest first.
+    """
+
+    stragglers: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Mapping[str, Any]] = ()
+
+
 class Board:
     """Reports of ranks in a store.
 
@@ -141,24 +167,46 @@ class Board:
             present = self._reported(list(ranks))
             return list(self._store.multi_get([self._key(rank) for rank in present])) if present else []
 
-    def put_block_steps(self, steps: int) -> None:
-        """Say how many steps a block has.
+    def put_yardstick(self, yardstick: Yardstick) -> None:
+        """Replace what all ranks are told.
 
         Raises:
             BoardError: the store does not answer.
         """
         with _told():
-            self._store.set(self._prefix + "block", str(steps))
+            self._store.set(self._prefix + "yardstick", json.dumps(yardstick))
 
-    def block_steps(self) -> int:
-        """How many steps a block has; 0 while nobody has said so.
+    def yardstick(self) -> Yardstick:
+        """What all ranks are told; empty while nobody has joined them.
 
         Raises:
             BoardError: the store does not answer.
         """
         with _told():
-            key = self._prefix + "block"
-            return int(self._store.get(key)) if self._store.check([key]) else 0
+            key = self._prefix + "yardstick"
+            if not self._store.check([key]):
+                return Yardstick()
+            block_steps, window, work_ns = json.loads(self._store.get(key))
+        return Yardstick(block_steps, window, {int(stage): ns for stage, ns in work_ns.items()})
+
+    def put_findings(self, findings: Findings) -> None:
+        """Replace what a monitor outside of the job has found.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        with _told():
+            self._store.set(self._prefix + "findings", json.dumps(findings))
+
+    def findings(self) -> Findings:
+        """What a monitor outside of the job has found; empty before its first word.
+
+        Raises:
+            BoardError: the store does not answer.
+        """
+        with _told():
+            key = self._prefix + "findings"
+            return Findings(*json.loads(self._store.get(key))) if self._store.check([key]) else Findings()
 
     def put_least(self, told: Mapping[int, Sequence[Least]]) -> None:
         """Replace the least times of groups.
@@ -193,14 +241,14 @@ class Board:
             self._store.set(self._hang_key(rank), report)
             self._store.add(self._prefix + "hangs", 1)
 
-    def hangs_told(self) -> bool:
-        """Whether any rank has ever said that training has stopped: one request, however many ranks there are.
+    def hangs_told(self) -> int:
+        """How often ranks have said that training has stopped or goes on: one request, however many ranks there are.
 
         Raises:
             BoardError: the store does not answer.
         """
         with _told():
-            return bool(self._store.check([self._prefix + "hangs"]))
+            return int(self._store.add(self._prefix + "hangs", 0))
 
     def hangs(self, ranks: Iterable[int]) -> dict[int, bytes]:
         """What those of these ranks say for which training stands still, by rank.

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -36,6 +37,7 @@ _RETRY_SECONDS: Final = 10.0
 _SECONDS_TO_END: Final = 0.5
 """How long the end of the job waits for a request that is under way; then it is cut."""
 
+_WINDOWS_KEPT: Final = 4
 _FAILURES_TOLD: Final = 3
 """The end of a job takes the store away before the last rank is gone: single failures are nothing to tell."""
 
@@ -76,6 +78,7 @@ class MonitorExporter:
         self._clock = clock
         self._monotonic_ns = monotonic_ns
         self._window = Window(rank)
+        self._worked_ns: dict[int, int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._closing = False
@@ -154,6 +157,9 @@ class MonitorExporter:
         """Connect anew, later; say so when it lasts."""
         self._suspect = self._suspect or self._board is not None
         self._board = None
+        self._rank.score = None
+        if self._config.monitor_store:
+            self._rank.stragglers = ()
         if self._connection is not None:
             self._connection.cut()
         self._failures += 1
@@ -170,23 +176,37 @@ class MonitorExporter:
             report = self._window.close(number, self._monotonic_ns())
         board = self._connected()
         board.put(self._rank.rank, report.to_bytes())
-        if self._shows_waits:
-            self._learn_waits(board)
+        if self._shows_more:
+            self._learn(report, board)
+            if self._rank.rank == 0 and self._config.monitor_store:
+                self._learn_findings(board)
 
-    def _learn_waits(self, board: Board) -> None:
-        """How long a block is; and of what this rank stood still, how much was waiting, as far as all have told."""
+    def _learn(self, report: WindowReport, board: Board) -> None:
+        """How slow this rank is; and of what it stood still, how much was waiting, as far as all have told."""
+        if report.steps:
+            self._worked_ns = dict([*self._worked_ns.items(), (report.window, sum(report.work_ns))][-_WINDOWS_KEPT:])
         waits = self._window.waits
-        steps = board.block_steps()
+        yardstick = board.yardstick()
+        typical_ns = yardstick.work_ns.get(report.stage, 0.0)
+        if yardstick.window in self._worked_ns:  # the one before this one, where the job is in good order
+            self._rank.score = self._worked_ns[yardstick.window] / typical_ns if typical_ns > 0 else None
         with self._lock:
             groups = waits.groups
         told = board.least(groups) if groups else []
         with self._lock:
-            waits.resize(steps)
+            waits.resize(yardstick.block_steps)
             waits.settle(told)
             self._rank.split = {key: replace(split) for key, split in waits.split.items()}
 
+    def _learn_findings(self, board: Board) -> None:
+        """What a monitor outside of the job has found is shown by the exporters of one rank."""
+        found = board.findings()
+        self._rank.joins = True
+        self._rank.stragglers = tuple(found.stragglers)
+        self._rank.events = deque(found.events, self._rank.events.maxlen)
+
     @property
-    def _shows_waits(self) -> bool:
+    def _shows_more(self) -> bool:
         """Whether some exporter beside the monitor shows what is learnt; else it is not asked for."""
         return self._config.export.strip().lower() != "monitor"
 

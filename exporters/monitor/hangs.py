@@ -171,6 +171,9 @@ class HangJoiner:
         self._first_heard = 0.0
         self._told_at = 0.0
         self._told_count = 0
+        self._heard_count = 0
+        self._told: Mapping[int, bytes] = {}
+        self._reports: Mapping[int, dict[str, Any]] = {}
         self._unreadable_told = False
 
     def look(self, board: Board, now: float, words: Mapping[int, Word] = NOBODY) -> list[LiveEvent]:
@@ -186,10 +189,8 @@ class HangJoiner:
         Raises:
             BoardError: the store does not answer.
         """
-        if not board.hangs_told():
-            return []
-        told = board.hangs(range(self._world_size))
-        reports = self._readable(told)
+        self._hear(board)
+        told, reports = self._told, self._reports
         if not reports:
             self._first_heard, self._told_count, self.sentence = 0.0, 0, ""
             return []
@@ -209,6 +210,13 @@ class HangJoiner:
         event = hang_event(list(reports.values()), self._world_size, now, unreadable, reporting, ended)
         self.sentence = event.sentence
         return [event]
+
+    def _hear(self, board: Board) -> None:
+        """Read what ranks say, if any has said something since: of thousands, that takes seconds."""
+        heard = board.hangs_told()
+        if heard != self._heard_count:
+            told = board.hangs(range(self._world_size))
+            self._heard_count, self._told, self._reports = heard, told, self._readable(told)
 
     def _readable(self, told: Mapping[int, bytes]) -> dict[int, dict[str, Any]]:
         """What can be understood, by rank: one bad report must not hide the others."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from commtrace.exporters.monitor.board import Board, BoardError
+from commtrace.exporters.monitor.board import Board, BoardError, Yardstick
 from commtrace.exporters.monitor.hangs import HangJoiner, Word
 from commtrace.live.waits import LeastTimes, by_group
 from commtrace.live.watch import SILENT_WINDOWS, LiveEvent, Watch
@@ -50,16 +50,14 @@ class Joiner:
         """
         self._newest = self._parsed(board.get(range(self._world_size)))
         events = self._tell(self.watch.join(self._newest, now), now)
-        self._tell_waits(board)
+        self._tell_ranks(board)
         return events
 
-    def _tell_waits(self, board: Board) -> None:
-        """Give back to the ranks what each of them needs to know how long it waited."""
-        told, steps = self._least.join((report.rank, report.block) for report in self._newest), self._least.steps
-        board.put_least(by_group(told))
+    def _tell_ranks(self, board: Board) -> None:
+        """Give back to the ranks what each of them needs to know how long it waited, and how slow it is."""
+        board.put_least(by_group(self._least.join((report.rank, report.block) for report in self._newest)))
         self._least.size_blocks(self.watch.step_ns)
-        if self._least.steps != steps:
-            board.put_block_steps(self._least.steps)
+        board.put_yardstick(Yardstick(self._least.steps, self.watch.window, self.watch.work_ns))
 
     def look_for_hangs(self, board: Board, now: float) -> list[LiveEvent]:
         """Tell who is in a hang, if that is news.

@@ -7,10 +7,12 @@ import logging
 import queue
 import threading
 import urllib.request
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from commtrace.exporters.monitor.board import Board, Findings
 from commtrace.live.rank import LiveRank
 from commtrace.live.watch import LiveEvent
 
@@ -19,6 +21,7 @@ _logger = logging.getLogger("commtrace")
 _WEBHOOK_SECONDS: Final = 5.0
 _LAST_SECONDS: Final = 1.0
 _WEBHOOK_QUEUE: Final = 100
+_EVENTS_ON_BOARD: Final = 20
 
 
 class LogOutlet:
@@ -62,6 +65,22 @@ class LiveOutlet:
     def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         self._rank.stragglers = tuple(status["stragglers"])
         self._rank.events.extend(event.to_json() for event in events)
+
+
+class BoardOutlet:
+    """Leaves the findings of a monitor outside of the job on the board, where rank 0 finds them for its exporters.
+
+    Args:
+        board: of the run.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_ON_BOARD)
+
+    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+        self._events.extend(event.to_json() for event in events)
+        self._board.put_findings(Findings(status["stragglers"], list(self._events)))
 
 
 class WebhookOutlet:

@@ -203,6 +203,12 @@ class RankCollector(Collector):
         yield GaugeMetricFamily(
             "commtrace_hung", "1 while nothing has moved in this process for too long.", self._rank.hang() is not None
         )
+        if self._rank.score is not None:
+            yield GaugeMetricFamily(
+                "commtrace_straggler_score_ratio",
+                "Own work per step by what is typical of the ranks of its stage, as the monitor compared them.",
+                self._rank.score,
+            )
         if not self._rank.joins:
             return
         cost = GaugeMetricFamily(

@@ -20,11 +20,12 @@ pytestmark = pytest.mark.e2e
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "hangs_later.py"
 HANG_SECONDS = 3.0
+MOST_SECONDS_TO_TELL = 10.0
 LIMIT_SECONDS = 60.0
 
 
 def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """The monitor's event and the dumps of the ranks, after which the job is killed."""
+    """The monitor's last event and the dumps of the ranks, after which the job is killed."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COMMTRACE_")}
     environment = {
         **inherited,
@@ -42,7 +43,7 @@ def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int
     with (directory.parent / "log").open("w") as log:
         job = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
-            event = _wait_for_event(directory, directory.parent / "log")
+            events = _wait_for_events(directory, directory.parent / "log")
             alive = job.poll() is None
         finally:
             # torchrun's ranks have sessions of their own.
@@ -55,11 +56,13 @@ def hung_job(directory: Path, *arguments: str) -> tuple[dict[str, Any], dict[int
         int(path.parent.name.removeprefix("rank-")): json.loads(path.read_text())
         for path in directory.glob("rank-*/hang-001.json")
     }
-    return event, dumps
+    noticed = min(dump["time"] for dump in dumps.values())
+    assert events[0]["time"] - noticed < MOST_SECONDS_TO_TELL
+    return events[-1], dumps
 
 
-def _wait_for_event(directory: Path, log: Path) -> dict[str, Any]:
-    """The newest event about the hang, once it has not changed for a while."""
+def _wait_for_events(directory: Path, log: Path) -> list[dict[str, Any]]:
+    """The events about the hang, once there have been no more for a while."""
     deadline = time.monotonic() + LIMIT_SECONDS
     path, found, since = directory / "monitor.jsonl", [], 0.0
     while time.monotonic() < deadline:
@@ -68,7 +71,7 @@ def _wait_for_event(directory: Path, log: Path) -> dict[str, Any]:
         if len(hangs) > len(found):
             found, since = hangs, time.monotonic()
         if found and time.monotonic() - since > 5:
-            return found[-1]
+            return found
         time.sleep(0.2)
     raise AssertionError(f"no event about a hang after {LIMIT_SECONDS} s:\n{log.read_text()[-3000:]}")
 

@@ -122,6 +122,19 @@ def test_victims_of_a_slow_rank_are_not_named() -> None:
     assert [event.rank for event in events] == [0]
 
 
+def test_ranks_are_told_what_is_typical_of_their_stage() -> None:
+    watch = Watch(7, SECONDS)
+    assert (watch.window, watch.work_ns) == (-1, {})
+    work = {0: 60, 1: 80, 2: 90, 3: 40, 4: 55, 5: 70}
+    watch.join([report(rank, 4, (work[rank], 0, 0, 0), stage=stage_of_six(rank)) for rank in work], now=20.0)
+    assert watch.window == 4
+    assert watch.work_ns == {0: 80 * MS, 1: 40 * MS}  # of two ranks the faster one; stage 2 has a single one
+
+
+def stage_of_six(rank: int) -> int:
+    return (0, 0, 0, 1, 1, 2)[rank]
+
+
 def test_a_stage_with_more_work_is_compared_with_its_own_ranks() -> None:
     watch, events = Watch(8, SECONDS), []
     for window in range(4):

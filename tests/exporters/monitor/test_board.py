@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.exporters.monitor.board import Announcement, Board, BoardError, split_address
+from commtrace.exporters.monitor.board import Announcement, Board, BoardError, Yardstick, split_address
 from commtrace.live.waits import Least
 
 
@@ -36,12 +36,13 @@ def test_the_newest_report_of_each_rank_is_read(served: Board, address: str) -> 
 
 def test_least_times_are_read_by_the_members_of_a_group(served: Board, address: str) -> None:
     other = Board.connect(address, "run/0")
-    assert (other.block_steps(), other.least([5, 2**62])) == (0, [])
-    served.put_block_steps(64)
+    assert (other.yardstick(), other.least([5, 2**62])) == (Yardstick(), [])
+    yardstick = Yardstick(64, 7, {0: 6e7, 3: 5.5e7})
+    served.put_yardstick(yardstick)
     served.put_least({})
     served.put_least({2**62: [Least(64, 3, 2**62, 0, 640, (10**12, 3)), Least(64, 3, 2**62, 1, 64, (10**9,))]})
-    assert served.block_steps() == 64  # a store does not acknowledge what it is told, but answers in order
-    assert other.block_steps() == 64
+    assert served.yardstick() == yardstick  # a store does not acknowledge what it is told, but answers in order
+    assert other.yardstick() == yardstick
     assert other.least([5, 2**62]) == [Least(64, 3, 2**62, 0, 640, (10**12, 3)), Least(64, 3, 2**62, 1, 64, (10**9,))]
 
 

@@ -74,12 +74,23 @@ class FakeBoard:
     """What ranks have put on it."""
 
     def __init__(self) -> None:
-        self.reports: dict[int, bytes] = {}
+        self.count = self.reads = 0
+        self._reports: dict[int, bytes] = {}
 
-    def hangs_told(self) -> bool:
-        return bool(self.reports)
+    @property
+    def reports(self) -> dict[int, bytes]:
+        return self._reports
+
+    @reports.setter
+    def reports(self, reports: dict[int, bytes]) -> None:
+        self.count += 1
+        self._reports = reports
+
+    def hangs_told(self) -> int:
+        return self.count
 
     def hangs(self, ranks: Any) -> dict[int, bytes]:
+        self.reads += 1
         return {rank: self.reports[rank] for rank in ranks if self.reports.get(rank)}
 
 
@@ -95,6 +106,7 @@ def test_it_is_told_when_all_have_spoken_or_after_six_seconds() -> None:
     board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
     (event,) = joiner.look(board, 31.0)  # type: ignore[arg-type]
     assert "4 of 4 ranks say so" in event.sentence
+    assert board.reads == 2, "what ranks say is read again only when there is something new"
 
 
 def test_ranks_that_wait_for_one_that_saves_do_not_hang_until_it_does() -> None:

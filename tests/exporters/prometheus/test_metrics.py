@@ -202,6 +202,7 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
     live = rank()
     live.joins = True
     live.split = {pair: Split(1, 2) for pair in pairs}
+    live.score = 1.2
     live.stragglers = tuple({"rank": slow, "cause": "compute", "cost_ms_per_step": 12.0} for slow in range(20))
 
     told = samples(RankCollector(live, totals))
@@ -246,9 +247,11 @@ def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs()
     assert told["commtrace_hung"] == 0
     assert not any(name.startswith("commtrace_straggler") for name in told)
     live.joins = True
+    live.score = 1.25
     live.hang = lambda: {"quiet_ns": 1}
     live.stragglers = tuple({"rank": slow, "cause": "compute", "cost_ms_per_step": 12.0} for slow in range(20))
     told = values(RankCollector(live, StepTotals()))
     assert told["commtrace_hung"] == 1
     assert told["commtrace_straggler_cost_seconds{cause=compute,straggler_rank=5}"] == 0.012
-    assert sum(name.startswith("commtrace_straggler") for name in told) == 8
+    assert sum(name.startswith("commtrace_straggler_cost") for name in told) == 8
+    assert told["commtrace_straggler_score_ratio"] == 1.25

@@ -5,6 +5,10 @@ from ``eval()`` (or ``train(False)``, which some classes make of it) until ``tra
 ``evaluation`` span named ``eval() to train()``, if nothing was trained meanwhile. Else the mode says something else (a
 frozen teacher, frozen batch norms), and there is none; nor is there one of a model that is never put back into
 training. What an evaluation loads, saves or collects is in it, with spans of its own.
+
+Between two found steps, what is communicated until ``train()`` belongs to neither, if the model is the one that the
+optimizer trains: averaged weights are never put back into training, and when a loop goes on without DDP or FSDP is
+seen in its backward only.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -33,7 +37,8 @@ class EvaluationMode:
         self._tracer = tracer
         self._hooks = hooks
         self._training_thread = threading.main_thread().ident
-        self._open: dict[int, tuple[weakref.ref[Any], Span]] = {}
+        self._open: dict[int, _Opened] = {}
+        self._says_something_else: dict[int, weakref.ref[Any]] = {}
 
     def install(self) -> None:
         """Register the hooks."""
@@ -43,18 +48,24 @@ class EvaluationMode:
     def training_goes_on(self) -> None:
         """A forward or backward that trains begins: what is in evaluation mode now is no evaluation."""
         if self._open:
-            self._open.clear()
+            for key in tuple(self._open):
+                self._is_none(key)
 
     def _wrap_eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
         failed, begins = self._hooks.failed, self._begins
 
         @functools.wraps(original)
         def eval(module: Any) -> Any:
-            result = original(module)
             if torch.compiler.is_compiling():
-                return result
+                return original(module)
+            was_training = False
             try:
-                begins(module)
+                was_training = module.training
+            except Exception as error:
+                failed(error)
+            result = original(module)
+            try:
+                begins(module, was_training)
             except Exception as error:
                 failed(error)
             return result
@@ -64,52 +75,95 @@ class EvaluationMode:
     def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Called for every module in a model: little more than a look whether any model is in evaluation mode."""
         failed, begins, ends, opened = self._hooks.failed, self._begins, self._ends, self._open
-        leaving = False  # a module leaves training, and with it its children
+        leaving: set[int] = set()  # threads in which a module leaves training, and with it its children
+        thread = threading.get_ident
 
         @functools.wraps(original)
         def train(module: Any, mode: bool = True) -> Any:
-            nonlocal leaving
-            if torch.compiler.is_compiling() or (leaving and not mode):
+            if torch.compiler.is_compiling():
                 return original(module, mode)
             if mode:
                 result = original(module, mode)
-            else:
-                leaving = True
                 try:
-                    result = original(module, mode)
-                finally:
-                    leaving = False
+                    if opened:
+                        ends(module)
+                except Exception as error:
+                    failed(error)
+                return result
+            was_training = is_outermost = False
             try:
-                if not mode:
-                    begins(module)
-                elif opened:
-                    ends(module)
+                is_outermost = thread() not in leaving
+                if is_outermost:
+                    was_training = module.training
+                    leaving.add(thread())
+            except Exception as error:
+                failed(error)
+            try:
+                result = original(module, mode)
+            finally:
+                try:
+                    if is_outermost:
+                        leaving.discard(thread())
+                except Exception as error:
+                    failed(error)
+            try:
+                if is_outermost:
+                    begins(module, was_training)
             except Exception as error:
                 failed(error)
             return result
 
         return train
 
-    def _begins(self, module: Any) -> None:
-        tracer = self._tracer
-        if not self._hooks.active or tracer.steps.is_marked_by_framework or id(module) in self._open:
+    def _begins(self, module: Any, was_training: bool) -> None:
+        tracer, key = self._tracer, id(module)
+        if not self._hooks.active or tracer.steps.is_marked_by_framework or key in self._open:
             return
-        if threading.get_ident() != self._training_thread:
+        if threading.get_ident() != self._training_thread or not tracer.recording:
             return
+        is_known = key in self._says_something_else
+        if is_known and not was_training:
+            return
+        steps = tracer.steps
+        has_left = was_training and not is_known and steps.trains(module) and steps.evaluation_begins()
         span = tracer.aside(schema.EVALUATION, "eval() to train()")
         if span is None:
             return
-        key, opened = id(module), self._open
-
-        def gone(_reference: Any) -> None:  # before another object can have its id
-            opened.pop(key, None)
-
-        opened[key] = (weakref.ref(module, gone), span)
-        if len(opened) > _MOST:
-            del opened[next(iter(opened))]
+        self._open[key] = _Opened(self._until_gone(module), span, has_left)
+        if len(self._open) > _MOST:  # They are parts of one model.
+            self._is_none(next(iter(self._open)))
 
     def _ends(self, module: Any) -> None:
         known = self._open.pop(id(module), None)
         if known is not None and self._hooks.active and self._tracer.recording:
-            self._tracer.leave_aside(known[1])
-            self._tracer.steps.evaluation_ended()
+            self._tracer.leave_aside(known.span)
+            self._tracer.steps.evaluation_ended(has_left=known.has_left)
+
+    def _is_none(self, key: int) -> None:
+        """The mode of this model tells no evaluation, from now on."""
+        opened = self._open.pop(key, None)
+        if opened is not None and opened.reference() is not None:
+            self._says_something_else[key] = opened.reference
+
+    def _until_gone(self, module: Any) -> weakref.ref[Any]:
+        key, opened, others = id(module), self._open, self._says_something_else
+
+        def gone(_reference: Any) -> None:  # before another object can have its id
+            opened.pop(key, None)
+            others.pop(key, None)
+
+        return weakref.ref(module, gone)
+
+
+class _Opened(NamedTuple):
+    """A model in evaluation mode.
+
+    Attributes:
+        reference: to it.
+        span: that ends when it is put back into training.
+        has_left: the current step was left for it.
+    """
+
+    reference: weakref.ref[Any]
+    span: Span
+    has_left: bool

@@ -55,6 +55,7 @@ class TrainingLoop:
         self._hooks = Hooks(PART, tracer)
         self._evaluation = EvaluationMode(tracer, self._hooks)
         self._step = schema.NOT_APPLICABLE
+        self._has_left_step = False
         self._forwards = self._backwards = 0
 
     def install(self) -> None:
@@ -106,6 +107,7 @@ class TrainingLoop:
 
     def _enter_forward(self, module: Any) -> Span:
         if not torch.is_grad_enabled() and not module.training:
+            self._has_left_step = self._tracer.steps.evaluation_begins()
             return self._tracer.enter(schema.EVALUATION, "evaluation")
         self._begin_work()
         self._forwards += 1
@@ -116,7 +118,11 @@ class TrainingLoop:
         if span is not None:
             self._hooks.leave(span)
             if span.kind == schema.EVALUATION:
-                self._hooks.guarded(self._tracer.steps.evaluation_ended)
+                self._hooks.guarded(self._evaluation_ended)
+
+    def _evaluation_ended(self) -> None:
+        has_left, self._has_left_step = self._has_left_step, False
+        self._tracer.steps.evaluation_ended(has_left=has_left)
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         begin, end = self._unseen_by_dynamo(self._begin_backward), self._unseen_by_dynamo(self._end_backward)

@@ -114,15 +114,17 @@ class PipeliningIntegration:
         )
 
     def _wrap_eval(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span:
+        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Span, bool]:
+            has_left = self._tracer.steps.evaluation_begins()
             span = self._tracer.enter(schema.EVALUATION, "evaluation")
             self._evaluations += 1
-            return span
+            return span, has_left
 
-        def end(span: Span, _result: Any) -> None:
+        def end(begun: tuple[Span, bool], _result: Any) -> None:
+            span, has_left = begun
             self._evaluations -= 1
             self._tracer.leave(span)
-            self._tracer.steps.evaluation_ended()
+            self._tracer.steps.evaluation_ended(has_left=has_left)
 
         return self._hooks.around(begin, end)(original)
 

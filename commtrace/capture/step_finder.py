@@ -7,8 +7,8 @@ The rules, in the order in which they matter:
 * a step ends when every optimizer of the loop has stepped: with gradient accumulation that is one step per update, in
   a loop with two optimizers (a GAN) one per pair, in a loop that steps one optimizer per parameter inside the backward
   one per backward. An optimizer that is never stepped is waited for a few iterations, then no more;
-* an evaluation at the begin of a step, before its first work, is no part of it, unless there was one in the step before
-  as well: then it belongs to the loop;
+* an evaluation at the begin of a step, before its first work, is no part of it, nor is what it communicates, unless
+  there was one in the step before as well: then it belongs to the loop;
 * a step that no optimizer has ended is not recorded: not the rest after the last update, and nothing at all in a
   program without optimizers;
 * an integration or ``commtrace.step`` that begins a step takes over for good.
@@ -35,6 +35,12 @@ class StepMarker(Protocol):
     def restart_step(self) -> None:
         """The current step begins only now."""
 
+    def leave_step(self) -> None:
+        """What comes now belongs to no step."""
+
+    def return_to_step(self) -> None:
+        """What comes now belongs to the current step again."""
+
     def discard_step(self, *, frees_number: bool = False) -> None:
         """The current step was none."""
 
@@ -56,6 +62,7 @@ class StepFinder:
         self._has_begun = False
         self._worked = False
         self._evaluated = self._evaluated_before = False
+        self._has_left = False
         self._ends_with_backward = False
         self._references: dict[int, weakref.ref[Any]] = {}
         self._missing: set[int] = set()
@@ -79,6 +86,7 @@ class StepFinder:
             self._tracer.begin_step(is_found=True)
         elif self._ends_with_backward and not _is_in_backward():
             self._cut()  # the end of that backward was not seen
+        self._return()  # What was taken for an evaluation has not ended: it was none.
         self._worked = True
 
     def iteration_begins(self) -> None:
@@ -92,11 +100,39 @@ class StepFinder:
         if self._ends_with_backward and self.finding:
             self._cut()
 
-    def evaluation_ended(self) -> None:
-        """A forward that trains nothing has returned."""
+    def trains(self, model: Any) -> bool:
+        """Whether all that one of the optimizers steps is of this model: it is no part of what is trained, but all."""
+        own = {id(parameter) for parameter in model.parameters()}
+        for reference in tuple(self._references.values()):
+            groups = getattr(reference(), "param_groups", None) or ()
+            stepped = {id(parameter) for group in groups for parameter in group["params"]}
+            if stepped and stepped <= own:
+                return True
+        return False
+
+    def evaluation_begins(self) -> bool:
+        """Something that trains nothing is about to begin.
+
+        Returns:
+            Whether the current step has been left for it; :meth:`evaluation_ended` is to be told.
+        """
+        if self._has_left or not self._is_between_steps():
+            return False
+        self._has_left = True
+        self._tracer.leave_step()
+        return True
+
+    def evaluation_ended(self, *, has_left: bool = False) -> None:
+        """Something that trained nothing has ended.
+
+        Args:
+            has_left: what :meth:`evaluation_begins` said of it.
+        """
         self._evaluated = True
-        if self.finding and self._has_begun and not self._worked and not self._evaluated_before:
+        if self._is_between_steps():
             self._tracer.restart_step()
+            if has_left:
+                self._return()
 
     def optimizer_made(self, optimizer: Any) -> None:
         """There is one optimizer more."""
@@ -131,12 +167,21 @@ class StepFinder:
         else:
             self._cut()
 
+    def _is_between_steps(self) -> bool:
+        """Whether an evaluation would be no part of the current step."""
+        return self.finding and self._has_begun and not self._worked and not self._evaluated_before
+
+    def _return(self) -> None:
+        if self._has_left:
+            self._has_left = False
+            self._tracer.return_to_step()
+
     def _cut(self) -> None:
         self._most_of_a_step = max(self._most_of_a_step, self._of_step)
         self._of_step = 0
         self._missing = set(self._references)
         self._evaluated, self._evaluated_before = False, self._evaluated
-        self._worked = self._ends_with_backward = False
+        self._worked = self._ends_with_backward = self._has_left = False
         self._tracer.begin_step(is_found=True)
 
     def _forget(self, number: int) -> None:

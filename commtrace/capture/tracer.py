@@ -187,6 +187,14 @@ class Tracer:
         if self._step is not None:
             self._step.start = self.clock.mark()
 
+    def leave_step(self) -> None:
+        """What comes now belongs to no step, though the current one goes on afterwards."""
+        self._go_to(self.coordinates._replace(step=schema.NOT_APPLICABLE))
+
+    def return_to_step(self) -> None:
+        """What comes now belongs to the current step again."""
+        self._go_to(self.coordinates._replace(step=self._latest_step))
+
     def discard_step(self, *, frees_number: bool = False) -> None:
         """The current step was none; the next one may have its number."""
         if frees_number and self._step is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -190,7 +191,7 @@ def test_a_bare_model_is_evaluated_from_eval_to_train(watched: Recording, wrappe
     evaluate(trained)
     train(trained, optimizer)
 
-    assert evaluations(watched) == [(IN_MODE, 2, schema.HOST)]
+    assert evaluations(watched) == [(IN_MODE, -1, schema.HOST)]
     (evaluation,) = watched.rows(schema.EVALUATION)
     steps = {row.step: row for row in watched.rows(schema.STEP)}
     assert steps[1].end <= evaluation.start < evaluation.end <= steps[2].start  # it is no part of any step
@@ -215,6 +216,164 @@ def test_a_mode_in_which_something_is_trained_is_no_evaluation(watched: Recordin
     trained.eval()  # and one that never ends
 
     assert evaluations(watched) == [(IN_MODE, 2, schema.HOST)]
+
+
+def synchronise() -> None:
+    dist.all_reduce(torch.ones(2))
+
+
+def steps_of_communication(recording: Recording) -> list[int]:
+    return [row.step for row in recording.rows(schema.COLLECTIVE)]
+
+
+def train_and_communicate(trained: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    result = trained(batch())
+    synchronise()
+    result.sum().backward()
+    optimizer.step()
+
+
+def test_an_evaluation_between_two_steps_communicates_for_neither(looping: Recording) -> None:
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    with looping.capturing():
+        train(trained, optimizer, iterations=1)
+        train_and_communicate(trained, optimizer)
+        trained.eval()
+        with torch.no_grad():
+            trained(batch())
+            synchronise()
+        trained.train()
+        synchronise()  # before the first work of the next step
+        train_and_communicate(trained, optimizer)
+
+    assert steps_of_communication(looping) == [1, -1, 2, 2]
+    (evaluation,) = looping.rows(schema.EVALUATION)
+    step = {row.step: row for row in looping.rows(schema.STEP)}[2]
+    assert evaluation.step == -1
+    assert evaluation.end <= step.start
+
+
+def test_an_evaluation_in_every_step_communicates_for_it(looping: Recording) -> None:
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    with looping.capturing():
+        for _ in range(3):
+            trained.eval()
+            synchronise()
+            trained.train()
+            train_and_communicate(trained, optimizer)
+
+    assert steps_of_communication(looping) == [-1, -1, 1, 1, 2, 2]  # the first step begins with its backward
+
+
+@pytest.mark.parametrize("frozen", [1, 40])
+def test_what_is_frozen_in_every_step_takes_no_communication_from_it(looping: Recording, frozen: int) -> None:
+    parts = [nn.BatchNorm1d(8) for _ in range(frozen)]
+    trained = nn.Sequential(*parts, model())
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    with looping.capturing():
+        for _ in range(3):
+            for part in parts:
+                part.train()
+                part.eval()
+            train_and_communicate(trained, optimizer)
+
+    assert steps_of_communication(looping) == [-1, 1, 2]
+
+
+def test_averaged_weights_that_stay_in_evaluation_mode_take_no_communication_from_a_step(looping: Recording) -> None:
+    trained, averaged = model(), model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    with looping.capturing():
+        for _ in range(3):
+            train_and_communicate(trained, optimizer)
+            averaged.eval()
+            synchronise()
+
+    assert steps_of_communication(looping) == [-1, 1, 1, 2, 2, 3]
+
+
+def test_a_forward_that_trains_nothing_communicates_for_no_step(looping: Recording) -> None:
+    trained = FullyShardedDataParallel(model(), device_id=CPU)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    averaged = FullyShardedDataParallel(model(), device_id=CPU).eval()
+    with looping.capturing():
+        train(trained, optimizer)
+        before = len(looping.rows(schema.COLLECTIVE))
+        with torch.no_grad():
+            averaged(batch())
+        of_evaluation = looping.rows(schema.COLLECTIVE)[before:]
+        train(trained, optimizer)
+
+    assert {row.name for row in of_evaluation} == {"all_gather"}
+    assert {row.step for row in of_evaluation} == {-1}
+    (evaluation,) = looping.rows(schema.EVALUATION)
+    assert evaluation.step == -1
+    assert {row.step for row in looping.rows(schema.COLLECTIVE)[before + len(of_evaluation) :]} == {2, 3}
+    assert {row.step for row in looping.rows(schema.FORWARD)} == {0, 1, 2, 3}
+
+
+class Wider(nn.Sequential):
+    """A signature of its own, and a part that stays frozen."""
+
+    def train(self, mode: bool = True, *, frozen: bool = True) -> Wider:
+        super().train(mode=mode)
+        if frozen:
+            self[0].eval()
+        return self
+
+
+def test_modes_of_classes_with_signatures_of_their_own(watched: Recording) -> None:
+    trained = Wider(nn.BatchNorm1d(8), model())
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    train(trained, optimizer)
+    trained.train(mode=False, frozen=False)
+    trained.train(frozen=True)
+    train(trained, optimizer)
+    trained.train(False)
+    trained.train(mode=True)
+    train(trained, optimizer)
+
+    assert [name for name, _, _ in evaluations(watched)] == [IN_MODE] * 2
+    assert [module.training for module in trained] == [False, True]
+
+
+class Refusing(nn.Linear):
+    def train(self, mode: bool = True) -> Refusing:
+        raise RuntimeError("not now")
+
+
+def test_a_change_of_mode_that_raises_leaves_nothing_behind(watched: Recording) -> None:
+    trained = model()
+    with pytest.raises(RuntimeError, match="not now"):
+        nn.Sequential(Refusing(8, 8)).eval()
+    trained.train(False)
+    trained.train()
+
+    assert [name for name, _, _ in evaluations(watched)] == [IN_MODE]
+
+
+def test_models_of_other_threads_are_no_part_of_the_training(watched: Recording) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def train(self, mode: bool = True) -> Slow:
+            inside.set()
+            go_on.wait(10)
+            super().train(mode)
+            return self
+
+    thread = threading.Thread(target=nn.Sequential(Slow()).eval)
+    thread.start()
+    inside.wait(10)
+    trained = model()
+    trained.train(False)  # while the other one is in the middle of it
+    go_on.set()
+    thread.join()
+    trained.train()
+
+    assert [name for name, _, _ in evaluations(watched)] == [IN_MODE]
 
 
 def test_evaluations_of_a_framework_are_its_own(watched: Recording) -> None:

@@ -34,13 +34,18 @@ NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
 class CudaMark:
-    """A place on a device's timeline; ``time_ns`` once it has been resolved."""
+    """A place on a device's timeline; ``time_ns`` once it has been resolved.
 
-    __slots__ = ("device", "event", "time_ns")
+    Attributes:
+        stream: number of the stream on which the event was recorded; unique on its device.
+    """
 
-    def __init__(self, event: Any, device: int) -> None:
+    __slots__ = ("device", "event", "stream", "time_ns")
+
+    def __init__(self, event: Any, device: int, stream: int) -> None:
         self.event = event
         self.device = device
+        self.stream = stream
         self.time_ns: int | None = None
 
 
@@ -90,6 +95,8 @@ class CudaClock:
         self._anchors: dict[int, Anchor] = {}
         self._streams: dict[int, Any] = {}
         self._thread = threading.local()
+        # torch's own method: what stands in for it (capture.stream_waits) is for the events of the job.
+        self._record: Callable[[Any, Any], None] = cuda.Event.record
         self.is_off = False
 
     def mark(self, device: int | None = None) -> Mark:
@@ -117,11 +124,9 @@ class CudaClock:
             event = pool.pop()
         except IndexError:
             event = cuda.Event(enable_timing=True)
-        if device == current:
-            event.record()
-        else:
-            event.record(cuda.current_stream(device))
-        return CudaMark(event, device)
+        stream = cuda.current_stream(device)
+        self._record(event, stream)
+        return CudaMark(event, device, stream.stream_id)
 
     def is_capturing(self) -> bool:
         """Whether the current stream is captured into a graph: an event recorded there would belong to the graph."""
@@ -165,6 +170,16 @@ class CudaClock:
         """From now on marks are the host's time, and what has not been resolved cannot be."""
         self.is_off = True
 
+    def current_stream(self) -> Any:
+        """Of the current device."""
+        return self._cuda.current_stream()
+
+    @property
+    def event_type(self) -> type:
+        """The class of events: ``torch.cuda.Event``."""
+        found: type = self._cuda.Event
+        return found
+
     @property
     def used_device(self) -> int | None:
         """The device that was marked first; None before one has been."""
@@ -184,10 +199,10 @@ class CudaClock:
     def _take_anchor(self, device: int) -> Anchor | None:
         """The narrowest of a few readings."""
         with self._cuda.device(device):
-            self._spare_captures()
             stream = self._streams.get(device)
             if stream is None:
                 stream = self._streams[device] = self._cuda.Stream()
+            self._spare_captures(stream)
             readings = [self._read_anchor(stream) for _ in range(ANCHOR_TRIES)]
         usable = [reading for reading in readings if reading is not None]
         if not usable:
@@ -198,7 +213,7 @@ class CudaClock:
     def _read_anchor(self, stream: Any) -> Anchor | None:
         event = self._cuda.Event(enable_timing=True)
         before = self._host_ns()
-        event.record(stream)
+        self._record(event, stream)
         for _ in range(ANCHOR_POLLS):
             if event.query():
                 after = self._host_ns()
@@ -211,7 +226,10 @@ class CudaClock:
             old is None or new.bracket_ns <= old.bracket_ns + 2 * DRIFT_PPM * (new.host_ns - old.host_ns) // 1_000_000
         )
 
-    def _spare_captures(self) -> None:
+    def _spare_captures(self, stream: Any) -> None:
         if not getattr(self._thread, "spares_captures", False):
+            # The first call of CUDA's runtime makes a context current in this thread, and torch calls it not even to
+            # choose device 0, which is every thread's from the start. Recording is allowed while others capture.
+            self._record(self._cuda.Event(enable_timing=True), stream)
             self._driver.spare_captures()
             self._thread.spares_captures = True

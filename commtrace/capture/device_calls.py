@@ -5,6 +5,8 @@ How the end of an operation becomes known (docs/gpu-validation.md):
 * synchronous, no Work: it runs on the current stream; marks before and after bracket it, and it stalls that stream.
 * asynchronous: marks before and after the wait for it. A stream that stood still between them did so until the
   operation ended: that is its end. A stream that did not came later than the end, which is not known then.
+* on a stream that does not compute, or waited for there: the same, and no stall but where the stream that computes
+  waits for that one (:mod:`commtrace.capture.stream_waits`).
 * what C++ waits for (the reducer of DistributedDataParallel): marks around that wait, told by :meth:`stalled`.
 
 Two things that would tell more are never done. ``Work.wait`` releases the tensors that the operation still uses. A
@@ -30,6 +32,7 @@ from commtrace.capture.records import (
     device_stall_rows,
     marked_stall_rows,
 )
+from commtrace.capture.stream_waits import StreamWaits
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
@@ -52,6 +55,13 @@ class DeviceCalls:
         self._clock = clock
         self._pending: dict[int, tuple[DeviceCall, ...]] = {}
         self._unwaited: dict[Queue, deque[DeviceCall]] = {}
+        self._streams = StreamWaits(tracer, clock, PART)
+
+    @property
+    def replacements(self) -> tuple[tuple[type, str, Callable[[Any], Callable[..., Any]]], ...]:
+        """Methods that stand in for those of events: class, name, and what makes the replacement of the original."""
+        events = self._clock.event_type
+        return (events, "record", self._streams.recording), (events, "wait", self._streams.waiting)
 
     def launch(self, launch: Launch, device: int | None = None) -> DeviceCall | None:
         """Take the launch mark; None for an operation that is not launched now (in a bracket) or cannot be timed.
@@ -150,9 +160,7 @@ class DeviceCalls:
         if call.end is None:
             self._waited((call,), start, end)
         else:
-            tracer = self._tracer
-            tracer.last_mark = end
-            tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
+            self._stood_still(call, start, end)
 
     def forgotten(self, call: DeviceCall) -> None:
         """Nobody has waited for ``call``, and nobody will."""
@@ -180,6 +188,7 @@ class DeviceCalls:
                 self._ended(call)
         self._pending.clear()
         self._unwaited.clear()
+        self._streams.forget()
 
     def unfinished(self) -> list[Launch]:
         """Operations that were launched and that nobody has waited for."""
@@ -244,24 +253,31 @@ class DeviceCalls:
             self._remember(work, calls)
 
     def _ran_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
-        tracer, first = self._tracer, calls[0]
-        end = tracer.last_mark = self._clock.mark(first.device)
+        first = calls[0]
+        end = self._clock.mark(first.device)
         for call in calls:
             call.queue, call.end = None, end
             self._ended(call)
-        tracer.append((device_stall_rows, schema.STALL, first, tracer.coordinates, first.launch[-1], end))
+        self._stood_still(first, first.launch[-1], end)
 
     def _remember(self, work: Any, calls: tuple[DeviceCall, ...]) -> None:
         self.forget(work)
         self._pending[id(work)] = calls
 
     def _waited(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
-        tracer = self._tracer
-        tracer.last_mark = end
         for call in calls:
             call.waited_from, call.end = start, end
             self._ended(call)
-        tracer.append((device_stall_rows, schema.STALL, calls[0], tracer.coordinates, start, end))
+        self._stood_still(calls[0], start, end)
+
+    def _stood_still(self, call: DeviceCall, start: Mark, end: Mark) -> None:
+        """The current stream did, from ``start`` to ``end``: a stall, if it is the one that computes."""
+        if not self._streams.computes(end):
+            self._streams.passes(end, call)
+            return
+        tracer = self._tracer
+        tracer.last_mark = end
+        tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
     def _ended(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch[0].is_p2p else schema.COLLECTIVE

@@ -117,9 +117,10 @@ class DeviceCall:
         queue: where it runs, if it runs on a stream of its own; None if it runs on the current stream.
         waited_from: mark before the wait for it; None if it ran on the current stream.
         end: mark after it, or after the wait for it; None if nobody waited.
+        is_joined: it ran beside the stream that computes, which has waited for it since.
     """
 
-    __slots__ = ("batch", "clock", "device", "end", "id", "launch", "op_in_seq", "queue", "waited_from")
+    __slots__ = ("batch", "clock", "device", "end", "id", "is_joined", "launch", "op_in_seq", "queue", "waited_from")
 
     def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue | None) -> None:
         self.launch = launch
@@ -130,6 +131,7 @@ class DeviceCall:
         self.op_in_seq = 0
         self.waited_from: Mark | None = None
         self.end: Mark | None = None
+        self.is_joined = False
 
 
 class Queue:

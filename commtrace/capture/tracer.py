@@ -105,6 +105,11 @@ class Tracer:
         return self._latest_step >= 0 and not self.steps.finding
 
     @property
+    def step_start(self) -> Mark | None:
+        """Where the current step began, if it is recorded."""
+        return None if self._step is None else self._step.start
+
+    @property
     def latest_step(self) -> int:
         """Number of the step that was begun last; −1 before the first one."""
         return self._latest_step

@@ -6,6 +6,7 @@ did not ask for, on events recorded into a graph, and on queries by other thread
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +25,10 @@ class ForbiddenError(AssertionError):
 class SimulatedStream:
     """Work on it runs in order."""
 
-    def __init__(self, cuda: SimulatedCuda, device: int) -> None:
+    def __init__(self, cuda: SimulatedCuda, device: int, stream_id: int | None = None) -> None:
         self.cuda = cuda
-        self.device = device
+        self.device = self.device_index = device
+        self.stream_id = next(cuda.stream_ids) if stream_id is None else stream_id
         self.free_at_ns = 0
         self.is_capturing = False
 
@@ -44,16 +46,29 @@ class SimulatedStream:
         """When what is queued next can start."""
         return max(self.free_at_ns, self.cuda.now_ns)
 
+    def record_event(self) -> SimulatedEvent:
+        event = self.cuda.Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: SimulatedEvent) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: SimulatedStream) -> None:
+        self.wait_event(stream.record_event())
+
     def synchronize(self) -> None:
         raise ForbiddenError("synchronize")
 
 
 class SimulatedEvent:
-    """Like ``torch.cuda.Event``."""
+    """Like ``torch.cuda.Event``: each simulated GPU has a class of its own, so that its methods can be replaced."""
 
-    def __init__(self, cuda: SimulatedCuda, enable_timing: bool) -> None:
-        assert enable_timing
-        self.cuda = cuda
+    cuda: SimulatedCuda
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.enable_timing = enable_timing
+        self.cuda.events.append(self)
         self.device: int | None = None
         self.time_ns: int | None = None
 
@@ -68,6 +83,7 @@ class SimulatedEvent:
             raise ForbiddenError("an event stays on the device on which it was recorded first")
         self.device = stream.device
         self.time_ns = stream.position_ns()
+        self.cuda.bound_threads.add(threading.get_ident())
 
     def query(self) -> bool:
         self.cuda.check_query()
@@ -78,6 +94,8 @@ class SimulatedEvent:
         """Milliseconds, in float32 as from the driver."""
         assert self.time_ns is not None
         assert end.time_ns is not None
+        assert self.enable_timing
+        assert end.enable_timing
         if self.device != end.device or not (self.query() and end.query()):
             raise RuntimeError("both events must be completed, on one device")
         return float(np.float32((end.time_ns - self.time_ns) / MILLISECOND))
@@ -85,8 +103,10 @@ class SimulatedEvent:
     def synchronize(self) -> None:
         raise ForbiddenError("synchronize")
 
-    def wait(self, stream: Any = None) -> None:
-        raise ForbiddenError("wait")
+    def wait(self, stream: SimulatedStream | None = None) -> None:
+        """Only the job has streams wait."""
+        assert self.time_ns is not None
+        (stream or self.cuda.current_stream()).wait_until(self.time_ns)
 
 
 class SimulatedCuda:
@@ -97,6 +117,7 @@ class SimulatedCuda:
         reading_ns: how long it takes to read the host's clock.
         contexts: devices that the job uses.
         events: all that have been made.
+        bound_threads: in which a context is current, as the runtime's first call in a thread makes it.
     """
 
     def __init__(self, *contexts: int) -> None:
@@ -105,6 +126,10 @@ class SimulatedCuda:
         self.contexts = set(contexts or (0,))
         self.initialized = True
         self.events: list[SimulatedEvent] = []
+        methods = {name: vars(SimulatedEvent)[name] for name in ("record", "wait")}
+        self.Event: type[SimulatedEvent] = type("Event", (SimulatedEvent,), {"cuda": self, **methods})
+        self.stream_ids = itertools.count(1)
+        self.bound_threads: set[int] = set()
         self.spared_threads: set[int] = set()
         self.can_spare = True
         self._current = threading.local()
@@ -137,7 +162,7 @@ class SimulatedCuda:
     def current_stream(self, device: int | None = None) -> SimulatedStream:
         device = self.current_device() if device is None else device
         streams: dict[int, SimulatedStream] = self._current.__dict__.setdefault("streams", {})
-        return streams.get(device) or self._defaults.setdefault(device, SimulatedStream(self, device))
+        return streams.get(device) or self._defaults.setdefault(device, SimulatedStream(self, device, stream_id=0))
 
     @contextmanager
     def stream(self, stream: SimulatedStream) -> Iterator[None]:
@@ -151,10 +176,6 @@ class SimulatedCuda:
 
     def Stream(self) -> SimulatedStream:  # noqa: N802
         return SimulatedStream(self, self.current_device())
-
-    def Event(self, enable_timing: bool = False) -> SimulatedEvent:  # noqa: N802
-        self.events.append(SimulatedEvent(self, enable_timing))
-        return self.events[-1]
 
     def is_current_stream_capturing(self) -> bool:
         return self.current_stream().is_capturing
@@ -180,6 +201,8 @@ class SimulatedCuda:
     def spare_captures(self) -> None:
         if not self.can_spare:
             raise OSError("libcuda.so.1 cannot be loaded")
+        if threading.get_ident() not in self.bound_threads:
+            raise OSError("no context is current in this thread")
         self.spared_threads.add(threading.get_ident())
 
     def check_query(self) -> None:

@@ -84,6 +84,108 @@ def test_a_synchronous_operation_lies_between_its_marks_and_stalls_its_stream(jo
     assert (stall.stalled_on, stall.start, stall.end, stall.timing) == (row.id, row.start, row.end, CUDA)
 
 
+def stalls(job: Job) -> list[tuple[int, int]]:
+    """Those that took time."""
+    return [(row.start, row.end) for row in job.recording.stalls() if row.end > row.start]
+
+
+def test_beside_the_stream_that_computes_nothing_stalls_but_where_it_waits(job: Job) -> None:
+    """As FSDP does it: a prefetched all_gather runs on a stream of its own."""
+    beside = job.cuda.Stream()
+    job.compute(MILLISECOND)
+    with job.cuda.stream(beside):
+        assert job.all_reduce(asynchronous=False) is None
+    behind = beside.record_event()
+    start = job.cuda.now_ns
+    _, computed = job.cuda.current_stream().run(MILLISECOND // 4)
+    job.cuda.current_stream().wait_event(behind)
+    job.cuda.current_stream().wait_event(behind)
+    job.finish()
+
+    assert job.intervals() == [(start, start + MILLISECOND)]
+    assert job.timings() == [CUDA]
+    assert stalls(job) == []  # the communication was over before the compute was
+    assert computed > start + MILLISECOND
+
+
+def test_the_stream_that_computes_stalls_for_communication_beside_it(job: Job) -> None:
+    beside, after = job.cuda.Stream(), job.cuda.Stream()
+    start = job.cuda.now_ns
+    with job.cuda.stream(beside):
+        job.all_reduce(asynchronous=False)
+    after.wait_stream(beside)  # neither of them computes
+    _, computed = job.cuda.current_stream().run(MILLISECOND // 4)
+    job.cuda.current_stream().wait_stream(after)
+    job.cuda.current_stream().wait_stream(beside)
+    job.finish()
+
+    (communication,) = job.recording.communications()
+    assert (communication.start, communication.end) == (start, start + MILLISECOND)
+    assert stalls(job) == [(computed, start + MILLISECOND)]
+    (stall,) = job.recording.stalls()
+    assert stall.stalled_on == communication.id
+
+
+def test_a_wait_beside_the_stream_that_computes_is_no_stall(job: Job) -> None:
+    """As ZeRO 3 does it: the gathering stream waits for its all_gathers, the computing stream for that one."""
+    beside = job.cuda.Stream()
+    with job.cuda.stream(beside):
+        work = job.all_reduce(asynchronous=True)
+        work.wait()
+    start = job.cuda.now_ns
+    job.cuda.current_stream().wait_stream(beside)
+    job.finish()
+
+    assert job.intervals() == stalls(job) == [(start, start + MILLISECOND)]
+    assert job.timings() == [CUDA]
+
+
+def test_the_stream_of_the_step_or_of_its_phase_computes(job: Job) -> None:
+    own = job.cuda.Stream()
+    with job.cuda.stream(own):
+        job.recording.tracer.begin_step()
+        job.all_reduce(asynchronous=False)
+    job.all_reduce(asynchronous=False)
+    phases = job.cuda.Stream()
+    with job.cuda.stream(phases):
+        phase = job.recording.tracer.enter(schema.BACKWARD, "backward")
+        job.all_reduce(asynchronous=False)
+        job.recording.tracer.leave(phase)
+        job.all_reduce(asynchronous=False)
+    job.finish()
+
+    numbers = [row.seq for row in job.recording.stalls()]
+    assert numbers == [0, 2]
+    assert [row.seq for row in job.recording.communications()] == [0, 1, 2, 3]
+
+
+def test_an_event_recorded_again_stands_for_what_is_behind_it_then(job: Job) -> None:
+    beside, copies = job.cuda.Stream(), job.cuda.Stream()
+    event = job.cuda.Event()
+    with job.cuda.stream(beside):
+        job.all_reduce(asynchronous=False)
+        event.record()
+    copies.run(5 * MILLISECOND)
+    event.record(copies)
+    event.wait()
+    job.finish()
+
+    assert stalls(job) == []
+
+
+def test_a_stream_that_is_captured_waits_unmeasured(job: Job) -> None:
+    beside = job.cuda.Stream()
+    with job.cuda.stream(beside):
+        job.all_reduce(asynchronous=False)
+    behind = beside.record_event()
+    capturing = job.cuda.Stream()
+    with job.cuda.stream(capturing), job.cuda.graph():
+        capturing.wait_event(behind)
+    job.finish()
+
+    assert stalls(job) == []
+
+
 def test_rows_come_when_the_device_has_got_there(job: Job) -> None:
     job.all_reduce(asynchronous=False)
     assert job.recording.rows() == []

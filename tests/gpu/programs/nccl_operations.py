@@ -63,6 +63,7 @@ def start_distributed() -> torch.device:
         return torch.device("cpu")
     os.environ["NCCL_HOSTID"] = f"rank-{os.environ['RANK']}"
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    os.environ["NCCL_IB_DISABLE"] = "1"
     os.environ["NCCL_MAX_CTAS"] = "1"
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)

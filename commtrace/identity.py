@@ -17,7 +17,9 @@ from typing import Any, Final
 from commtrace.config import Config
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 
-_PACKAGES: Final = ("commtrace", "torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-nccl-cu12")
+_PACKAGES: Final = (
+    "commtrace", "torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
+)  # fmt: skip
 _ENVIRONMENT_PREFIXES: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS")
 """Settings that change timings. Nothing else of the environment is stored: it holds secrets."""
 

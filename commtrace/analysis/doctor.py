@@ -28,7 +28,10 @@ from commtrace.trace.reader import load_run
 from commtrace.trace.run import RankTrace, Run
 
 _FLUSH_NS = 500_000_000
-_MUST_AGREE = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12", "megatron-core", "deepspeed", "transformer-engine")
+_MUST_AGREE = (
+    "commtrace", "torch", "cuda", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "megatron-core", "deepspeed",
+    "transformer-engine",
+)  # fmt: skip
 
 
 def examine(

@@ -19,7 +19,7 @@ from commtrace.cli.units import UNKNOWN, bandwidth, duration, milliseconds, num_
 
 Summary = Mapping[str, Any]
 
-_IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12")
+_IDENTITY_VERSIONS: Final = ("commtrace", "torch", "cuda", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
 def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False) -> None:

@@ -50,6 +50,9 @@ _MARGIN_NS: Final = 30_000_000_000
 """The ranks of a job begin within seconds of each other; one of them may have to wait for its disk."""
 _MARGIN_OF_CLOCKS_NS: Final = 3_600_000_000_000
 
+_OVERLAP_NS: Final = 1_000_000_000
+"""So long two processes must have recorded as one rank before they are taken for two jobs."""
+
 NEWEST_SEGMENTS: Final = 2
 """How many segments of each rank :func:`load_newest` reads."""
 
@@ -69,7 +72,10 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
     wanted = StepRange.parse(steps) if isinstance(steps, str) else steps
     problems: list[str] = []
     directory = find_run_directory(Path(path))
-    return _loaded(directory, _newest_session(_scan(directory, problems), problems), wanted, problems)
+    found = _scan(directory, problems)
+    chosen = _newest_session(found, problems)
+    problems += _two_at_once(found, chosen)
+    return _loaded(directory, chosen, wanted, problems)
 
 
 def load_newest(path: str | Path) -> Run:
@@ -230,6 +236,41 @@ def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[s
             f"{ranks} {', '.join(map(str, sorted(left_out)))} left out: recorded by an earlier job of the same name, "
             f"{newest.run_id}, which had ended before this one began."
         )
+
+
+def _two_at_once(found: list[Segment], chosen: Mapping[int, list[Segment]]) -> list[str]:
+    """Jobs that ran at the same time under one name: which ranks are of which cannot be told any more.
+
+    Surely two jobs only where two processes of one host recorded as the same rank, one of them still when the other had
+    begun. Whoever restarts a job, or records twice in one process, has no such files.
+    """
+    ranks = []
+    for rank, own in sorted(chosen.items()):
+        shown = own[0].metadata
+        others = {
+            segment.metadata.session: segment  # the last one of each session
+            for segment in found
+            if segment.metadata.session != shown.session
+            and segment.metadata.pid != shown.pid
+            and (segment.metadata.rank, *_launch(segment.metadata)) == (rank, *_launch(shown))
+            and (segment.metadata.host, segment.metadata.boot_id) == (shown.host, shown.boot_id)
+        }
+        if any(_recorded_until(other.path) > shown.anchor.monotonic_ns + _OVERLAP_NS for other in others.values()):
+            ranks.append(rank)
+    if not ranks:
+        return []
+    listed = f"{'rank' if len(ranks) == 1 else 'ranks'} {_abbreviated(ranks)}"
+    name = chosen[ranks[0]][0].metadata.run_id
+    return [
+        f"{listed}: another process recorded the same at the same time: two jobs ran under the name {name}, and what "
+        "is shown may be of both. Give each a COMMTRACE_RUN_ID or COMMTRACE_DIR of its own."
+    ]
+
+
+def _recorded_until(path: Path) -> int:
+    """The latest instant in a segment, on its host's monotonic clock."""
+    batches, _ = _read_batches(path)
+    return max((int(batch.column("end").to_numpy().max()) for batch in batches if batch.num_rows), default=0)
 
 
 def _launch(metadata: RankMetadata) -> tuple[str, int, int]:

@@ -4,6 +4,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -293,6 +294,29 @@ def test_ranks_of_an_earlier_job_of_the_same_name_are_left_out(
     assert load_run(tmp_path).problems[0] == (
         "rank 1 left out: recorded by an earlier job of the same name, r1, which had ended before this one began."
     )
+
+
+@pytest.mark.parametrize(
+    ("second", "is_told"),
+    [
+        ({"pid": 2}, True),
+        ({"pid": 1}, False),  # a script that records twice
+        ({"pid": 2, "attempt": 1}, False),  # a restart, however long the first one took to end
+        ({"pid": 2, "host": "another"}, False),
+        ({"pid": 2, "anchor": ClockAnchor(9_500_000_000, 0, 0)}, False),
+    ],
+)
+def test_two_jobs_at_once_under_one_name_are_told(tmp_path: Path, second: dict[str, Any], is_told: bool) -> None:
+    begun = ClockAnchor(2_000_000_000, 1_700_000_000_000_000_000, 40)
+    write_rank(tmp_path, [row(end=10_000_000_000)], session=1_000, pid=1)
+    write_rank(tmp_path, [row(end=3_000_000_000)], **{"session": 2_000, "anchor": begun, **second})
+
+    told = [problem for problem in load_run(tmp_path).problems if "two jobs ran under the name r1" in problem]
+
+    assert told == is_told * [
+        "rank 0: another process recorded the same at the same time: two jobs ran under the name r1, and what is "
+        "shown may be of both. Give each a COMMTRACE_RUN_ID or COMMTRACE_DIR of its own."
+    ]
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch.distributed as dist
 
 import commtrace
 from commtrace import identity, session
@@ -159,6 +161,31 @@ def _record_one_step(directory: Path) -> None:
     with commtrace.step(0):
         pass
     commtrace.stop()
+
+
+def test_a_signal_that_stops_while_the_recording_starts_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = vars(dist.ProcessGroup)["allreduce"]
+    start = instrumentation.Instrumentation.start
+
+    def interrupted(starting: Any) -> None:
+        start(starting)
+        signal.raise_signal(signal.SIGUSR1)
+        assert vars(dist.ProcessGroup)["allreduce"] is not before, "it stops when it has started"
+
+    earlier = signal.signal(signal.SIGUSR1, lambda *_: commtrace.stop())
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(instrumentation.Instrumentation, "start", interrupted)
+            commtrace.start(commtrace.Config(dir=str(tmp_path)))
+        assert session._current is None
+        assert vars(dist.ProcessGroup)["allreduce"] is before
+        commtrace.start(commtrace.Config(dir=str(tmp_path)))
+        assert session._current is not None, "it can be started again"
+    finally:
+        commtrace.stop()
+        signal.signal(signal.SIGUSR1, earlier)
 
 
 def test_starting_again_in_the_same_directory_is_said_and_readable(

@@ -9,65 +9,16 @@ changes only when others register their hooks or take them out.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final
 
+from commtrace.hook_table import HookTable as HookTable
+
 BEFORE_STEP: Final = "_global_optimizer_pre_hooks"
 AFTER_STEP: Final = "_global_optimizer_post_hooks"
 """The tables of torch.optim.optimizer, by their names there."""
-
-
-class HookTable(MutableMapping[int, Any]):
-    """One of torch's tables, with our hooks in front of it when it is gone through; for everything else, the table.
-
-    Attributes:
-        table: torch's own.
-        ours: hooks, in the order in which they are called.
-    """
-
-    def __init__(self, table: MutableMapping[int, Any]) -> None:
-        self.table = table
-        self.ours: list[OptimizerHook] = []
-        self.original: Callable[[], Iterable[Any]] = table.values
-
-    def values(self) -> Iterable[Any]:  # type: ignore[override]
-        """All hooks. Ours are those of now; a change of the table meanwhile is noticed as torch notices it."""
-        ours: tuple[OptimizerHook, ...] = ()
-        try:
-            ours = tuple(self.ours)
-        except Exception as error:
-            self._failed(error)
-        theirs = self.original()
-        try:
-            return itertools.chain(ours, theirs)
-        except Exception as error:
-            self._failed(error)
-        return theirs
-
-    def __getitem__(self, number: int) -> Any:
-        return self.table[number]
-
-    def __setitem__(self, number: int, hook: Any) -> None:
-        self.table[number] = hook
-
-    def __delitem__(self, number: int) -> None:
-        del self.table[number]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.table)
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __reduce__(self) -> Any:
-        return self.table.__reduce__()
-
-    def _failed(self, error: Exception) -> None:
-        for hook in tuple(self.ours):
-            hook.failed(error)
 
 
 _stand_ins: Final[list[HookTable]] = []
@@ -130,5 +81,7 @@ def _stand_in_for(table: MutableMapping[int, Any]) -> HookTable:
     for stand_in in _stand_ins:
         if stand_in.table is table:
             return stand_in
-    _stand_ins.append(HookTable(table))
+    import torch
+
+    _stand_ins.append(HookTable(table, torch.compiler.is_dynamo_compiling))
     return _stand_ins[-1]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from commtrace.capture import optimizers
+from commtrace.capture import compiler, optimizers
 from commtrace.capture.optimizer_hooks import AFTER_STEP, BEFORE_STEP, HookTable, OptimizerHook
 from commtrace.capture.optimizers import OptimizerPhase
 from tests.capture.recording import Recording
@@ -113,7 +113,7 @@ def test_for_others_the_table_is_what_it_is(table: str) -> None:
         assert isinstance(stand_in, HookTable)
         assert dict(stand_in.items()) == dict(torchs)
         assert (handle.id in stand_in, stand_in[handle.id], len(stand_in)) == (True, len, len(torchs))
-    copy = pickle.loads(pickle.dumps(HookTable(OrderedDict({7: len}))))
+    copy = pickle.loads(pickle.dumps(HookTable(OrderedDict({7: len}), torch.compiler.is_dynamo_compiling)))
     hook.remove()
 
     assert copy == OrderedDict({7: len})
@@ -124,7 +124,7 @@ def test_for_others_the_table_is_what_it_is(table: str) -> None:
 def test_somebody_who_replaces_the_table_too_is_left_in_place(table: str) -> None:
     torchs = getattr(torch_optimizer, table)
     hook = OptimizerHook(table, pytest.fail, pytest.fail)
-    theirs = HookTable(getattr(torch_optimizer, table))
+    theirs = HookTable(getattr(torch_optimizer, table), torch.compiler.is_dynamo_compiling)
     setattr(torch_optimizer, table, theirs)
     try:
         hook.remove()
@@ -145,3 +145,59 @@ def test_an_optimizer_steps_although_our_hook_fails(recording: Recording, monkey
     phase.uninstall()
 
     assert len(recording.warnings()) == 1
+
+
+class Descent(torch.optim.Optimizer):
+    """Dynamo can have all of its step in one graph, unlike those of torch's own optimizers."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(parameter.grad, alpha=-0.5)
+
+
+def compiled(make: Callable[..., torch.optim.Optimizer], how: str, fullgraph: bool) -> tuple[int, list[float], str]:
+    """How many graphs, what has been trained, and what was raised."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = make([weight])
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def function() -> None:
+        optimizer.step()
+
+    step = torch.compile(function if how == "function" else optimizer.step, backend=backend, fullgraph=fullgraph)
+    raised = ""
+    for _ in range(2):
+        weight.grad = torch.ones(2)
+        try:
+            step()
+        except torch._dynamo.exc.Unsupported as error:
+            raised = str(error)
+    torch._dynamo.reset()
+    return len(graphs), weight.detach().tolist(), raised
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of dynamo's own
+@pytest.mark.parametrize("how", ["function", "method"])
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("make", [Descent, torch.optim.AdamW])
+def test_a_step_is_compiled_as_ever(recording: Recording, make: Any, fullgraph: bool, how: str) -> None:
+    phase = OptimizerPhase(recording.tracer)
+    plain = compiled(make, how, fullgraph)
+    uninstall = compiler.install(recording.tracer)
+    phase.install()
+    with_ours = compiled(make, how, fullgraph)
+    phase.uninstall()
+    uninstall()
+
+    assert with_ours == plain
+    assert (plain[0] > 0) is (plain[2] == "")
+    assert (plain[2] == "") or make is not Descent
+    assert recording.warnings() == []

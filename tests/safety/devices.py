@@ -32,7 +32,7 @@ class SimulatedGpu:
 
     def job(self) -> str:
         """Synchronous and asynchronous operations, brackets, pairs, a captured graph, phases, works that nobody waits
-        for."""
+        for, streams that wait for each other."""
         self.cuda.now_ns = 1_000 * MILLISECOND
         self.nccl.intervals.clear()
         self.nccl._streams.clear()
@@ -54,6 +54,14 @@ class SimulatedGpu:
             group.barrier(SimpleNamespace(device=torch.device("cuda:0"), asyncOp=True)).wait()
             with self.cuda.graph():
                 group.allreduce([tensor(32)], options(False))
+            beside, after = self.cuda.Stream(), self.cuda.Stream()
+            with self.cuda.stream(beside):
+                group.allreduce([tensor(32)], options(False))
+            after.wait_stream(beside)
+            behind = beside.record_event()
+            self.cuda.current_stream().wait_event(behind)
+            self.cuda.Event().record()
+            behind.record(after)
             unwaited = [group.allreduce([tensor(32)], options(True)) for _ in range(2)]
         del unwaited
         self.cuda.advance(100 * MILLISECOND)

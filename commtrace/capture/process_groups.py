@@ -108,8 +108,8 @@ class ProcessGroupCapture:
             ):
                 if name in ProcessGroup.__dict__:
                     self._replace(ProcessGroup, name, wrap(ProcessGroup.__dict__[name]))
-            for owner, name, wrap in self._devices.replacements:
-                self._replace(owner, name, wrap(owner.__dict__[name]))
+            for events, name, replacing in self._devices.replacements:
+                self._replace(events, name, replacing(events.__dict__[name]))
         for work_type in (Work, *_subclasses(Work)):
             if "wait" in work_type.__dict__:
                 original = work_type.__dict__["wait"]

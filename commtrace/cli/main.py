@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
 from commtrace.cli.failures import USER_ERROR, in_words
-from commtrace.cli.interpreter import leave_everything_at_the_end, run_for_analysis
+from commtrace.cli.interpreter import run_for_analysis
 from commtrace.cli.linear_algebra import use_one_thread
 from commtrace.cli.memory import keep_freed_memory
 from commtrace.errors import CommtraceError
@@ -119,5 +119,4 @@ def commtrace(
 
 def main() -> None:
     """Every call of the ``commtrace`` command that :mod:`commtrace.cli.start` does not answer by itself."""
-    leave_everything_at_the_end()
     app(prog_name="commtrace")

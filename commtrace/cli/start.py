@@ -33,7 +33,6 @@ def main() -> None:
 
         every_command.main()
         return
-    leave_everything_at_the_end()
     try:
         _tell(plain)
     except BrokenPipeError:  # whoever read the output has seen enough

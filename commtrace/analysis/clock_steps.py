@@ -228,8 +228,9 @@ def _sides(step: ClockStep, pair: _Series) -> tuple[Int64, Int64]:
 
 
 def _may_be_one(known: ClockStep, step: ClockStep, readings: _Series) -> bool:
-    """Whether two steps of a clock may be one: no more than a window of readings lies between them."""
-    if known.clock != step.clock:
+    """Whether two steps of a clock may be one: of like size, and no more than a window of readings between them."""
+    larger = max(abs(known.size_ns), abs(step.size_ns))
+    if known.clock != step.clock or abs(known.size_ns - step.size_ns) > larger / 2:
         return False
     # A clock that was stepped back reads less afterwards.
     one, other = sorted((known.before, known.after)), sorted((step.before, step.after))

@@ -113,6 +113,31 @@ class DeviceCalls:
             self._ended(ended)
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
+    def taking_future(self, original: Any) -> Callable[..., Any]:
+        """Replacement of ``Work.get_future``: nobody will wait for the Work, if it is not for other reasons."""
+        pending, failed = self._pending, self._tracer.failed
+
+        def get_future(work: Any, /) -> Any:
+            try:
+                for call in pending.get(id(work), ()):
+                    call.has_future = True
+            except Exception as error:
+                failed(PART, error)
+            return original(work)
+
+        return get_future
+
+    def futures_waited(self, first: int, start: Mark, end: Mark) -> None:
+        """C++ has waited from ``start`` to ``end`` for the futures of calls numbered from ``first`` on."""
+        pending = list(self._pending.items())
+        keys = [key for key, calls in pending if all(call.has_future and call.id >= first for call in calls)]
+        calls = sorted((call for key in keys for call in self._pending.pop(key)), key=lambda call: call.id)
+        for call in reversed(calls):  # The last one first: the others ended before it did.
+            call.waited_from, call.end = start, end
+            self._ended(call)
+        if calls:
+            self._stood_still(calls[-1], start, end)
+
     def about_to_wait(self, work: Any) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
         """What of ours this Work stands for, and a mark before the wait for it; nothing if it is not ours."""
         calls = self._pending.get(id(work))

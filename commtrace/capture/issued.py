@@ -129,6 +129,11 @@ class IssuedCalls:
         if end > start:
             tracer.append((stall_rows, schema.STALL, issued.launch, issued.id, tracer.coordinates, start, end))
 
+    @property
+    def devices(self) -> DeviceCalls | None:
+        """What times tensors of an accelerator; None where there is none."""
+        return self._devices
+
     def unfinished(self) -> list[Launch]:
         """What was launched and has not ended."""
         return [call.launch for call in list(self._unfinished.values())]

@@ -118,6 +118,8 @@ class ProcessGroupCapture:
             if "synchronize" in work_type.__dict__ and self._devices is not None:
                 synchronize = self._devices.synchronizing(work_type.__dict__["synchronize"])
                 self._replace(work_type, "synchronize", synchronize)
+            if "get_future" in work_type.__dict__ and self._devices is not None:
+                self._replace(work_type, "get_future", self._devices.taking_future(work_type.__dict__["get_future"]))
 
     def uninstall(self) -> None:
         """Put every original back, exactly. A method that somebody else has replaced since is left alone."""

@@ -118,9 +118,13 @@ class DeviceCall:
         waited_from: mark before the wait for it; None if it ran on the current stream.
         end: mark after it, or after the wait for it; None if nobody waited.
         is_joined: it ran beside the stream that computes, which has waited for it since.
+        has_future: somebody has taken its future, to wait for that instead.
     """
 
-    __slots__ = ("batch", "clock", "device", "end", "id", "is_joined", "launch", "op_in_seq", "queue", "waited_from")
+    __slots__ = (
+        "batch", "clock", "device", "end", "has_future", "id", "is_joined", "launch", "op_in_seq", "queue",
+        "waited_from",
+    )  # fmt: skip
 
     def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue | None) -> None:
         self.launch = launch
@@ -131,7 +135,7 @@ class DeviceCall:
         self.op_in_seq = 0
         self.waited_from: Mark | None = None
         self.end: Mark | None = None
-        self.is_joined = False
+        self.is_joined = self.has_future = False
 
 
 class Queue:

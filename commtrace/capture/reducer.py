@@ -25,6 +25,7 @@ from commtrace.capture.issued import PART as PART
 from commtrace.capture.issued import Issued, IssuedCalls
 from commtrace.capture.operations import OPERATIONS, _flat
 from commtrace.capture.process_groups import CAPTURED_CODE
+from commtrace.capture.records import next_id
 from commtrace.capture.tracer import Tracer
 
 _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
@@ -150,7 +151,10 @@ class ReducerCapture:
                 key = DispatchKey.Meta if traced else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
                 # Of autograd's own threads, this function is the outermost frame.
                 caller = sys._getframe().f_back
-                if not traced and (caller is None or caller.f_code not in CAPTURED_CODE):
+                is_counted = caller is not None and caller.f_code in CAPTURED_CODE
+                if is_counted and self._issued.devices is not None and not traced and _graph_task() != -1:
+                    self._around_the_reducer()  # It may be of a communication hook, for whose future C++ waits.
+                elif not traced and not is_counted:
                     try:
                         payload = operation.measure(arguments, None)
                     except Exception as error:
@@ -189,15 +193,15 @@ class ReducerCapture:
         in_backward = _graph_task() != -1
         self._issued.complete(issued, Work.unbox(boxed_work), stalls_until_end=not in_backward)
         if in_backward:
-            self._stand_around_the_reducer(issued)
+            self._around_the_reducer().last_launch = issued
 
-    def _stand_around_the_reducer(self, issued: Issued) -> None:
+    def _around_the_reducer(self) -> _Backward:
         task = _graph_task()
         backward = self._backward
         if backward is None or backward.task != task:
             self._backward = backward = _Backward(task, self._tracer, self._issued)
             backward.queue()
-        backward.last_launch = issued
+        return backward
 
 
 class _Backward:
@@ -208,6 +212,7 @@ class _Backward:
         self.last_launch: Issued | None = None
         self._tracer = tracer
         self._issued = issued
+        self._first = next_id()
         self._start: Mark = None
 
     def queue(self) -> None:
@@ -220,6 +225,9 @@ class _Backward:
                 self._start = self._issued.mark(self.last_launch)
                 self._tracer.blocked[0] = self.last_launch.launch
                 _queue_callback(self._after)
+            elif self._issued.devices is not None:
+                self._start = self._issued.devices.mark()
+                _queue_callback(self._after)
         except Exception as error:
             self._tracer.failed(PART, error)
 
@@ -228,6 +236,9 @@ class _Backward:
             self._tracer.blocked[0] = None
             if self.last_launch is not None:
                 self._issued.stalled(self.last_launch, self._start, self._issued.mark(self.last_launch))
+            elif self._issued.devices is not None:
+                devices = self._issued.devices
+                devices.futures_waited(self._first, self._start, devices.mark())
         except Exception as error:
             self._tracer.failed(PART, error)
 

@@ -19,6 +19,7 @@ from commtrace.capture.functional_operations import FUNCTIONAL
 from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.operations import OPERATIONS
 from commtrace.capture.process_groups import ProcessGroupCapture
+from commtrace.capture.records import next_id
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
@@ -436,6 +437,29 @@ def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None
     last = job.nccl.intervals[-1][1]
     assert [(row.seq, row.end, row.timing) for row in rows] == [(0, last, UNKNOWN), (1, last, UNKNOWN), (2, last, CUDA)]
     assert [stall.seq for stall in job.recording.stalls()] == [2]
+    assert job.devices.unfinished() == []
+
+
+def test_what_a_communication_hook_launches_ends_with_the_reducers_wait_for_its_future(job: Job) -> None:
+    take_future = job.devices.taking_future(lambda work: work)
+    kept = job.all_reduce(asynchronous=True)
+    before = next_id()
+    works = [job.all_reduce(asynchronous=True) for _ in range(2)]
+    for work in works:
+        take_future(work)
+    own = job.all_reduce(asynchronous=True)
+    start = job.clock.mark()
+    job.cuda.current_stream().wait_until(works[-1].end_ns)
+    job.devices.futures_waited(before, start, job.clock.mark())
+    own.wait()
+    kept.wait()
+    job.finish()
+
+    rows = {row.seq: row for row in job.recording.communications()}
+    assert (rows[2].end, rows[2].timing) == (job.nccl.intervals[2][1], CUDA)
+    assert (rows[1].end, rows[1].timing) == (rows[2].end, UNKNOWN)
+    assert rows[3].end == job.nccl.intervals[3][1]
+    assert sorted(row.seq for row in job.recording.stalls()) == [0, 2, 3]
     assert job.devices.unfinished() == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.distributed import distributed_c10d
 import commtrace
 from commtrace.capture import instrumentation
 from commtrace.capture.cuda_clock import CudaClock
-from tests.capture.simulated_cuda import MILLISECOND, SimulatedCuda
+from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
 from tests.safety.jobs import digest
 
@@ -62,6 +63,9 @@ class SimulatedGpu:
             self.cuda.current_stream().wait_event(behind)
             self.cuda.Event().record()
             behind.record(after)
+            hooked = group.allreduce([tensor(32)], options(True))
+            with suppress(ForbiddenError):  # of commtrace only
+                hooked.get_future()
             unwaited = [group.allreduce([tensor(32)], options(True)) for _ in range(2)]
         del unwaited
         self.cuda.advance(100 * MILLISECOND)

@@ -114,7 +114,7 @@ class IssuedCalls:
 
     def mark(self, issued: Issued) -> Mark:
         """A mark on the clock that times this communication."""
-        return issued.clock.mark() if isinstance(issued, DeviceCall) else now_ns()
+        return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()
 
     def stalled(self, issued: Issued, start: Mark, end: Mark) -> None:
         """Somebody stood still for the communication from ``start`` to ``end``."""

@@ -25,7 +25,7 @@ from commtrace.capture.issued import PART as PART
 from commtrace.capture.issued import Issued, IssuedCalls
 from commtrace.capture.operations import OPERATIONS, _flat
 from commtrace.capture.process_groups import CAPTURED_CODE
-from commtrace.capture.records import next_id
+from commtrace.capture.records import DeviceCall, next_id
 from commtrace.capture.tracer import Tracer
 
 _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
@@ -51,6 +51,7 @@ class ReducerCapture:
         self._ddp_init: tuple[Any, Any, Any] | None = None
         self._hooks = Hooks(PART, tracer)
         self._backward: _Backward | None = None
+        self._sent_outside: Issued | None = None
 
     def install(self) -> None:
         """Wait for the first DDP, or register the kernels now if there is one. Idempotent."""
@@ -100,17 +101,25 @@ class ReducerCapture:
     def _watched(self, original: Any) -> Callable[..., Any]:
         """Of a function that communicates in C++: the kernels are there while it runs."""
 
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
-            if self._library is not None:
-                return None
-            self._watch()
-            return True
+        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[bool]:
+            self._sent_outside = None
+            registers = self._library is None
+            if registers:
+                self._watch()
+            return (registers,)
 
-        def end(_begun: bool, _result: Any) -> None:
-            if not self._lasts:  # Another thread may have made a DDP meanwhile.
+        def end(begun: tuple[bool], _result: Any) -> None:
+            self._has_waited_itself()
+            if begun[0] and not self._lasts:  # Another thread may have made a DDP meanwhile.
                 self._unregister()
 
         return self._hooks.around(begin, end)(original)
+
+    def _has_waited_itself(self) -> None:
+        """A function has returned that waits in C++, outside of a backward, for what it has sent."""
+        sent, self._sent_outside = self._sent_outside, None
+        if isinstance(sent, DeviceCall):
+            self._issued.stalled(sent, sent.launch[-1], self._issued.mark(sent))
 
     def _watch_from_now_on(self) -> None:
         self._lasts = True
@@ -194,6 +203,8 @@ class ReducerCapture:
         self._issued.complete(issued, Work.unbox(boxed_work), stalls_until_end=not in_backward)
         if in_backward:
             self._around_the_reducer().last_launch = issued
+        else:
+            self._sent_outside = issued
 
     def _around_the_reducer(self) -> _Backward:
         task = _graph_task()

@@ -20,6 +20,7 @@ from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.operations import OPERATIONS
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.records import next_id
+from commtrace.capture.reducer import ReducerCapture
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
@@ -437,6 +438,33 @@ def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None
     last = job.nccl.intervals[-1][1]
     assert [(row.seq, row.end, row.timing) for row in rows] == [(0, last, UNKNOWN), (1, last, UNKNOWN), (2, last, CUDA)]
     assert [stall.seq for stall in job.recording.stalls()] == [2]
+    assert job.devices.unfinished() == []
+
+
+def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FSDP's first generation gives all ranks the same model: no reducer is there that would wait."""
+    monkeypatch.setattr(dist.Work, "unbox", staticmethod(lambda work: work))
+    issued = IssuedCalls(job.recording.tracer, job.devices)
+    reducer = ReducerCapture(job.recording.tracer, issued)
+    payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
+
+    def broadcast_twice() -> None:
+        for _ in range(2):
+            state = issued.state(job.group.boxed())
+            call = issued.launch(OPERATIONS["broadcast"], state, next(state.collective_seq), payload, 0)
+            assert call is not None
+            work = job.nccl._launch(True, -1)
+            reducer._launched(call, work)
+            work.wait()
+
+    reducer._watched(broadcast_twice)()
+    reducer.uninstall()
+    job.finish()
+
+    assert [row.end for row in job.recording.communications()] == [job.nccl.intervals[1][1]] * 2
+    assert [stall.seq for stall in job.recording.stalls()] == [1]
     assert job.devices.unfinished() == []
 
 

@@ -178,12 +178,11 @@ def _measure(
     ends_of_steps = [pipeline_ends.get((replica, one), _NEVER) for one in numbers.tolist()]
     ends = np.array(ends_of_steps, np.int64)[number.reshape(-1)]
     drain = np.minimum(ready[draining], ends) - start[draining]
-    waits = stalls[between]
-    forward, backward = (_phase_ns(trace, kind, waits) for kind in (schema.FORWARD, schema.BACKWARD))
+    forward, backward, work = _phases_ns(spans, stalls[between])
     return _Measured(
         forward=float(forward.mean()) if len(forward) else 0.0,
         backward=float(backward.sum()) / max(_whole_backwards(run, trace), 1),
-        work=float(_work_ns(trace, waits)),
+        work=float(work),
         wall=float((step_end - step_start).sum()),
         warm_up=float(wait[warm_up].sum()),
         steady=float(wait[steady].sum()),
@@ -245,22 +244,20 @@ def _pipeline_ends(run: Run) -> dict[tuple[int, int], int]:
     return ends
 
 
-def _phase_ns(trace: RankTrace, kind: int, waits: Int64) -> Int64:
-    """Durations of the phases of a kind, without the stalls on other stages, these rows, inside them."""
-    spans = trace.spans
-    rows = np.flatnonzero(spans.kind == kind)
-    return _without(spans, waits, spans.start[rows], spans.end[rows])
+def _phases_ns(spans: Spans, waits: Int64) -> tuple[Int64, Int64, int]:
+    """Durations of each forward and backward, and of all work, without these stalls on other stages inside them.
 
-
-def _work_ns(trace: RankTrace, waits: Int64) -> int:
-    """Time in forwards and backwards without these stalls; where several overlap it counts once."""
-    spans = trace.spans
-    rows = np.flatnonzero((spans.kind == schema.FORWARD) | (spans.kind == schema.BACKWARD))
-    if not len(rows):
-        return 0
-    end = np.maximum.accumulate(spans.end[rows])
-    start = np.minimum(np.maximum(spans.start[rows], np.append(_NEVER, end[:-1])), end)
-    return int(_without(spans, waits, start, end).sum())
+    Where phases overlap, the time counts as work once.
+    """
+    is_forward = spans.kind == schema.FORWARD
+    rows = np.flatnonzero(is_forward | (spans.kind == schema.BACKWARD))
+    is_forward, start, end = is_forward[rows], spans.start[rows], spans.end[rows]
+    durations = _without(spans, waits, start, end)
+    work = durations
+    if (start[1:] < end[:-1]).any():
+        end = np.maximum.accumulate(end)
+        work = _without(spans, waits, np.minimum(np.maximum(start, np.append(_NEVER, end[:-1])), end), end)
+    return durations[is_forward], durations[~is_forward], int(work.sum())
 
 
 def _without(spans: Spans, waits: Int64, start: Int64, end: Int64) -> Int64:

@@ -7,6 +7,7 @@ import logging
 import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,9 +51,10 @@ NOBODY: Mapping[int, Word] = {}
 
 
 def packed(report: Mapping[str, Any]) -> bytes:
-    """A report for the board."""
+    """A report for the board. Every rank tells its groups: of many ranks, in ranges."""
     told = {name: value for name, value in report.items() if name != _NOT_PUBLISHED}
-    return zlib.compress(json.dumps(told).encode())
+    groups = [{**group, "ranks": _as_range(group["ranks"])} for group in report["groups"]]
+    return zlib.compress(json.dumps({**told, "groups": groups}).encode())
 
 
 def unpacked(told: bytes) -> dict[str, Any]:
@@ -65,7 +67,24 @@ def unpacked(told: bytes) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(zlib.decompress(told))
     except zlib.error as error:
         raise ValueError(f"not a report: {error}") from error
-    return report
+    return {**report, "groups": [{**group, "ranks": _from_range(group["ranks"])} for group in report["groups"]]}
+
+
+def _as_range(ranks: Sequence[int]) -> Any:
+    """``{"range": [begin, end, step]}`` where that says the same."""
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
+    regular = range(ranks[0], ranks[-1] + 1, step) if step > 0 else ()
+    return {"range": [ranks[0], ranks[-1] + 1, step]} if list(regular) == list(ranks) != [] else list(ranks)
+
+
+def _from_range(told: Any) -> tuple[int, ...]:
+    return _ranks(*told["range"]) if isinstance(told, dict) else tuple(told)
+
+
+@lru_cache(maxsize=10_000)
+def _ranks(begin: int, end: int, step: int) -> tuple[int, ...]:
+    """The same object for all ranks that tell the same group: thousands have thousands of members."""
+    return tuple(range(begin, end, step))
 
 
 def hang_event(

@@ -65,9 +65,27 @@ def test_a_rank_that_says_nothing_is_the_suspect() -> None:
 def test_a_report_survives_the_store_without_its_stacks() -> None:
     told = report(0, waits_at=5, launched=6)
     again = unpacked(packed(told))
-    assert again == {name: value for name, value in told.items() if name != "threads"}
+    (own,) = again["groups"]
+    assert {**again, "groups": [{**own, "ranks": list(own["ranks"])}]} == {
+        name: value for name, value in told.items() if name != "threads"
+    }
     with pytest.raises(ValueError, match="not a report"):
         unpacked(b"something else")
+
+
+@pytest.mark.parametrize("ranks", [[], [7], [3, 2], [0, 1, 2, 3], [1, 9, 17], [0, 1, 3], [5, 5], [4, 0, 8]])
+def test_members_of_any_group_survive_it(ranks: list[int]) -> None:
+    told = report(0, waits_at=5, launched=6)
+    (own,) = unpacked(packed({**told, "groups": [{**told["groups"][0], "ranks": ranks}]}))["groups"]
+    assert own["ranks"] == tuple(ranks)
+
+
+def test_a_report_stays_small_and_members_are_kept_once_in_a_job_of_many_ranks() -> None:
+    told = report(0, waits_at=5, launched=6)
+    sent = packed({**told, "groups": [{**told["groups"][0], "ranks": list(range(0, 80_000, 8))}]})
+    assert len(sent) < 1_000
+    first, second = (unpacked(sent)["groups"][0]["ranks"] for _ in range(2))
+    assert first is second
 
 
 class FakeBoard:

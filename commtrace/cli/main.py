@@ -39,7 +39,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "summary": _Command("Print where the time of a run went, and what to look at.", analyses=True),
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file.", analyses=True),
-    "top": _Command("Show a running job in the terminal: where its time goes now."),
+    "top": _Command("Show a running job in the terminal: where its time goes now.", analyses=True),
     "doctor": _Command("Print what a recording misses, and where a hung job stopped.", analyses=True),
     "straggler": _Command("Print who slows the job, why, and what it costs.", analyses=True),
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits.", analyses=True),

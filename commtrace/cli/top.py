@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sys
 import time
@@ -113,6 +114,7 @@ def _watch(source: Source, run: str, console: Console, refresh: float, ranks: in
             drawn = _drawn(source, run, console, ranks, refresh)
             pause = pause_seconds(time.monotonic() - began, refresh)
             live.update(drawn, refresh=True)
+            gc.collect()  # none was made while it looked: what a look leaves behind must not add up over days
             time.sleep(pause)
 
 

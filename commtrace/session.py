@@ -26,7 +26,8 @@ _logger = logging.getLogger("commtrace")
 # Re-entrant: a signal handler of the script's may stop the recording while the script starts it.
 _lock = threading.RLock()
 _current: Instrumentation | None = None
-_is_starting = _is_to_stop = False
+_starting = threading.Lock()
+_is_to_stop = False
 _sessions: list[Instrumentation] = []
 """Those whose callbacks the end of the process waits for."""
 _exit_pid = 0
@@ -158,18 +159,15 @@ def _failed(error: Exception) -> None:
 
 
 def _start(config: Config | None) -> None:
-    global _current, _is_starting, _is_to_stop
-    if _current is not None or _is_starting:
+    global _current, _is_to_stop
+    if _current is not None or _starting.locked():
         _logger.warning("commtrace is already recording; call commtrace.stop() before starting it again")
         return
     chosen = Config.from_env() if config is None else config
     if chosen.enabled:
-        _is_starting, _is_to_stop = True, False
-        try:
-            with _no_garbage_collections():
-                _current = _started(chosen)
-        finally:
-            _is_starting = False
+        _is_to_stop = False
+        with _starting, _no_garbage_collections():
+            _current = _started(chosen)
         if _is_to_stop:
             stop()
 
@@ -177,9 +175,9 @@ def _start(config: Config | None) -> None:
 def _stop() -> None:
     global _current, _is_to_stop
     with _lock:
+        # Whoever gets here during a start interrupts it on its own thread: in a signal's handler.
+        _is_to_stop = _is_to_stop or _starting.locked()
         session, _current = _current, None
-        # Whoever gets here meanwhile interrupts the start on its own thread: in a signal's handler.
-        _is_to_stop = _is_to_stop or _is_starting
     if session is not None:
         try:
             session.stop()
@@ -252,9 +250,8 @@ def _end(pid: int) -> None:
 
 def _after_fork_in_child() -> None:
     """A forked child (a DataLoader worker) records nothing: the thread and the files are its parent's."""
-    global _current, _lock, _is_starting
-    _lock = threading.RLock()
-    _is_starting = False
+    global _current, _lock, _starting
+    _lock, _starting = threading.RLock(), threading.Lock()
     session, _current = _current, None
     if session is not None:
         session.abandon_after_fork()

@@ -22,8 +22,7 @@ pytestmark = [
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
 
 MICROBATCHES, SLEEP_MS = 8, 60
-"""While it sleeps, the others have its share of the cores: on a busy machine their forwards take a tenth to a half of the
-sleep, by which it costs less."""
+"""What the others need for a forward while ranks share few cores, a tenth to a half of this, makes it cost less."""
 
 
 def stragglers(directory: Path, *options: str) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ def main(steps: int, seconds: float, idle_seconds: float) -> None:
             loss = model(activations).detach()
             dist.all_reduce(loss)
             if rank == 0:
-                print(f"loss {number:03d} {loss.item():.9f}", flush=True)
+                print(f"loss {number:03d} {loss.item():.9f}\n", end="", flush=True)
     time.sleep(idle_seconds)
     dist.destroy_process_group()
 

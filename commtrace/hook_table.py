@@ -35,7 +35,7 @@ class HookTable(MutableMapping[int, Any]):
 
     def __init__(self, table: MutableMapping[int, Any], is_compiling: Callable[[], bool]) -> None:
         self.table = table
-        self.ours: list[Any] = []
+        self.ours: list[Hook] = []
         self.original: Callable[[], Iterable[Any]] = table.values
         self.is_compiling = is_compiling
 

@@ -232,8 +232,10 @@ def _open_observers(config: Config) -> OpenObservers | None:
 
 
 def _end_before_others() -> None:
-    """At exit, be called before what has been registered so far: who registered last is called first."""
-    atexit.unregister(_end)
+    """At exit, be called before what has been registered so far: who registered last is called first.
+
+    The earlier registration stays. Where Python is ending already, it calls only what it knew before.
+    """
     atexit.register(_end, _exit_pid)
 
 

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from commtrace.capture.cuda_clock import CudaClock
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
 from tests.capture.simulated_cuda import SimulatedCuda
+from tests.e2e.launch import run
 
 
 def test_step_numbers_of_numpy_are_in_the_window_and_other_things_cost_one_step(
@@ -186,6 +188,25 @@ def test_a_signal_that_stops_while_the_recording_starts_is_obeyed(
     finally:
         commtrace.stop()
         signal.signal(signal.SIGUSR1, earlier)
+
+
+ENDS_WHILE_PYTHON_ENDS = """
+import atexit
+import commtrace
+from commtrace import session
+
+commtrace.start()
+atexit.register(session._end_before_others)
+with commtrace.step(0):
+    pass
+"""
+
+
+def test_a_recording_that_is_to_end_first_ends_also_where_python_is_ending_already(tmp_path: Path) -> None:
+    """What is registered meanwhile is not called any more, and an exporter may find a provider as late as that."""
+    completed = run([sys.executable, "-c", ENDS_WHILE_PYTHON_ENDS], {"COMMTRACE_DIR": str(tmp_path)})
+    assert completed.returncode == 0, completed.stdout
+    assert load_run(tmp_path).ranks[0].closed
 
 
 def test_starting_again_in_the_same_directory_is_said_and_readable(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from commtrace.exporters.monitor.board import Announcement
     from commtrace.live.watch import LiveEvent
 
 _POLL_SECONDS = 1.0
@@ -46,7 +47,12 @@ def monitor(
     typer.echo(f"Watching run {job.run}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
     poster = WebhookOutlet(webhook) if webhook else None
     outlets: list[Outlet] = [_Printed(json_output), FileOutlet(output), *([poster] if poster else [])]
-    joiner = Joiner(job.world_size, job.seconds, [*outlets, BoardOutlet(board.of_run(job.run))])
+
+    def joiner_of(announced: Announcement) -> Joiner:
+        own = BoardOutlet(board.of_run(announced.run))
+        return Joiner(announced.world_size, announced.seconds, [*outlets, own])
+
+    joiner = joiner_of(job)
     count, due = 0, time.monotonic() + job.seconds
     while not windows or count < windows:
         time.sleep(min(_POLL_SECONDS, job.seconds))
@@ -56,8 +62,7 @@ def monitor(
         due += job.seconds
         newest = board.announced() or job
         if newest != job:  # the next attempt, or another job
-            job = newest
-            joiner = Joiner(job.world_size, job.seconds, [*outlets, BoardOutlet(board.of_run(job.run))])
+            job, joiner = newest, joiner_of(newest)
         joiner.join(board.of_run(job.run), time.time())
         count += 1
     if poster:

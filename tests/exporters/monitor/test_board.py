@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import pytest
 
 from commtrace.exporters.monitor.board import Announcement, Board, BoardError, Yardstick, split_address
 from commtrace.live.waits import Least
-
-
-@pytest.fixture
-def address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -38,13 +38,6 @@ time.sleep(600)
 
 
 @pytest.fixture
-def address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-@pytest.fixture
 def server(address: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen([sys.executable, "-c", SERVES, address], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

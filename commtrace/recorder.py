@@ -129,8 +129,9 @@ class Recorder:
 
     def start(self) -> None:
         """Start the harvester thread."""
-        self._thread = threading.Thread(target=self._run, name="commtrace-harvester", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="commtrace-harvester", daemon=True)
+        thread.start()
+        self._thread = thread  # Once it runs: a system out of threads leaves none that a stop would join.
 
     def stop(self, timeout_seconds: float = 5.0) -> bool:
         """Harvest what is left and close the sinks. False if the harvester did not come to an end in time."""

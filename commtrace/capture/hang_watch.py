@@ -87,8 +87,9 @@ class HangWatch:
     def start(self, directory: Path, metadata: RankMetadata) -> None:
         """Begin to watch; dumps go beside the rank's trace files."""
         self._metadata, self._directory = metadata, rank_directory(directory, metadata.rank)
-        self._thread = threading.Thread(target=self._run, name="commtrace-hang-watch", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="commtrace-hang-watch", daemon=True)
+        thread.start()
+        self._thread = thread  # Once it runs: another thread may stop the watch at any line, and joins what it finds.
 
     def stop(self) -> None:
         """End the thread."""

@@ -42,7 +42,17 @@ def test_sequences_of_different_length_that_move_between_ranks() -> None:
     (verdict,) = findings_of(_data_parallel_run(_lengths(backward_follows_forward=True))).verdicts
 
     assert (verdict.rank, verdict.host, verdict.cause) == (-1, "", "sequence_length_imbalance")
-    assert "(correlation 1.00)" in verdict.evidence
+    assert "(rank correlation 1.00)" in verdict.evidence
+
+
+def test_uneven_sequences_on_a_machine_that_holds_up_single_microbatches() -> None:
+    lengths = _lengths(backward_follows_forward=True)
+    lengths[0][::5, 5, 0] += 30
+    lengths[1][1::5, 2, 1] += 40
+
+    (verdict,) = findings_of(_data_parallel_run(lengths)).verdicts
+
+    assert (verdict.rank, verdict.cause) == (-1, "sequence_length_imbalance")
 
 
 def test_durations_that_vary_without_reason_have_no_verdict() -> None:

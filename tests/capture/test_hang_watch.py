@@ -156,3 +156,20 @@ def test_stacks_tell_where_every_other_thread_is() -> None:
     thread.join()
     assert any("waits_here" in frame for frame in stacks["the one that waits"])
     assert threading.current_thread().name not in stacks
+
+
+def test_a_watch_that_is_stopped_while_it_starts_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = HangWatch(Recording().tracer, list, 5.0)
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def stopped_in_between(thread: threading.Thread) -> None:
+        watch.stop()  # As the training thread does, while the harvester's starts the watch.
+        start(thread)
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", stopped_in_between)
+    watch.start(tmp_path, metadata(0))
+    (thread,) = started
+    thread.join(5)
+    assert not thread.is_alive()

@@ -84,7 +84,7 @@ def main(cause: str) -> None:
             time.sleep(30 * MILLISECONDS)
         output, loss = forward_step(options, data, model)
         if cause == "sequences":
-            output = _WorkOfLength.apply(output, lengths.choice([2, 10, 40]) * MILLISECONDS)
+            output = _WorkOfLength.apply(output, lengths.choice([2, 15, 60]) * MILLISECONDS)
         return output, loss
 
     example.forward_step = slowed

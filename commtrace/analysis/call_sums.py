@@ -144,12 +144,6 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
     ]
 
 
-def _parts(column: Int64, chosen: Bool, begins: Int64) -> Iterator[tuple[Int64]]:
-    """What is chosen of each group's part of a column."""
-    for part, wanted in zip(np.split(column, begins[1:]), np.split(chosen, begins[1:]), strict=True):
-        yield (part[wanted],)
-
-
 def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
     """The same of stalls, which make no call."""
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)

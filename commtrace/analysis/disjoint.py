@@ -32,7 +32,8 @@ class Disjoint:
         index = begun - 1
         if not len(self.start):
             return index
-        return np.where((index >= 0) & (times < self.end[index]), index, -1)
+        holds = (index >= 0) & (times < self.end[index])
+        return np.asarray(begun * holds - 1)
 
     def covered_before(self, times: Int64) -> Int64:
         """How much of the time before each instant is covered."""

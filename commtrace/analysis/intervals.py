@@ -29,13 +29,14 @@ class Union(NamedTuple):
         """How much of the union lies before each of these times; the difference of two is the part between them."""
         total = np.concatenate([[0], np.cumsum(self.end - self.start)])
         whole = np.searchsorted(self.start, times, side="right")  # intervals that have begun
-        beyond = np.append(0, self.end)[whole] - times
-        return np.asarray(total[whole] - np.where(whole > 0, np.maximum(beyond, 0), 0))
+        before_all = times.min(initial=0)  # Where none has, none goes on.
+        beyond = np.append(before_all, self.end)[whole] - times
+        return np.asarray(total[whole] - np.maximum(beyond, 0))
 
 
 def union(start: Int64, end: Int64) -> Union:
     """The points that are in at least one interval."""
-    filled = end > start
+    filled = np.flatnonzero(end > start)
     start, end = start[filled], end[filled]
     if not len(start):
         return Union(start, end)
@@ -81,7 +82,7 @@ def distinct(times: Int64) -> Int64:
     ordered = np.sort(times)
     is_first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    return ordered[is_first]
+    return ordered.compress(is_first)
 
 
 def _numbered(times: Int64, count: int) -> tuple[Int64, tuple[Int64, Int64]]:
@@ -91,7 +92,7 @@ def _numbered(times: Int64, count: int) -> tuple[Int64, tuple[Int64, Int64]]:
     is_new = np.diff(ordered, prepend=ordered[:1] - 1) > 0
     number = np.empty(len(times), np.int64)
     number[order] = np.cumsum(is_new) - 1
-    return ordered[is_new], (number[:count], number[count : 2 * count])
+    return ordered.compress(is_new), (number[:count], number[count : 2 * count])
 
 
 def _highest(left: Int64, right: Int64, rank: Int64, count: int) -> Int64:
@@ -101,7 +102,7 @@ def _highest(left: Int64, right: Int64, rank: Int64, count: int) -> Int64:
     by level from the longest; going down a level, a block hands what it holds to its halves (a sparse table, filled
     backwards). Short ranges, which are nearly all, touch only the last levels.
     """
-    filled = right > left
+    filled = np.flatnonzero(right > left)  # by position: numpy is three times as slow with a mask
     left, right, rank = left[filled], right[filled], rank[filled]
     if not len(left):
         return np.full(count, _NOBODY, np.int64)

@@ -41,7 +41,7 @@ def numbered(column: npt.NDArray[Any]) -> Int64:
     # Runs of equal values are common (a rank talks to one group for a while), and what is left is soon sorted.
     changes = np.ones(len(column), np.bool_)
     changes[1:] = column[1:] != column[:-1]
-    _, number = grouped(column[changes])
+    _, number = grouped(column.compress(changes))
     return np.asarray(number[np.cumsum(changes) - 1])
 
 
@@ -69,7 +69,7 @@ def _grouped_by_table(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
     first = np.full(int(place.max()) + 1, -1)
     first[place[::-1]] = np.arange(len(key))[::-1]  # what is written last stays
     used = first >= 0
-    return first[used], (np.cumsum(used) - 1)[place]
+    return first.compress(used), (np.cumsum(used) - 1)[place]
 
 
 def concatenated_ranges(first: Int64, end: Int64) -> Int64:

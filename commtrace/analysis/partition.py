@@ -273,7 +273,7 @@ def _per_stall(
     claims: Claims, segments: Segments, inside: _Inside, stalled: Bool, states: tuple[State, ...], spans: int
 ) -> Int64:
     """Spans × (wait or bubble, transfer); a row has one claim of either sort at most."""
-    standing = stalled[inside.segment]
+    standing = np.flatnonzero(stalled[inside.segment])
     claim = segments.winner[inside.segment[standing]]
     stood = np.rint(np.bincount(claim, inside.length[standing], len(claims.row))).astype(np.int64)
     of_claims = np.flatnonzero(stood)

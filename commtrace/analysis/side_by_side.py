@@ -1,7 +1,8 @@
 """Does a few long things at once in threads: numpy on long columns lets other threads go on.
 
-There are never more threads at work than cores. Where none is free, whoever asks for something does it alone; so things
-that are done side by side may themselves consist of such things, and cores that become free help with what is left.
+There are never more threads at work than cores. What finds no core free is taken up by the next one that becomes free,
+or done by whoever asks for it; who waits lends its core. So things that are done side by side may themselves consist of
+such things. Nobody waits for anything but what it has begun itself, or what that has: no circle of waiting can arise.
 
 >>> side_by_side(pow, [(2, 3), (3, 2)])
 [8, 9]
@@ -14,9 +15,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
@@ -27,28 +29,21 @@ _MOST_THREADS: Final = 4
 """Each needs memory for what it makes on the way."""
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-_free_cores: Final = threading.Semaphore(min(_cores(), _MOST_THREADS) - 1)
-"""Without the one on which the thread runs that nobody here has started."""
-
-
 def side_by_side(function: Callable[..., _Result], arguments: Sequence[tuple[Any, ...]]) -> list[_Result]:
     """``function`` of each of these arguments, in their order, on as many cores as are free, up to four."""
     calls = _Calls(function, arguments)
-    helpers: list[threading.Thread] = []
+    helpers: list[_Task[None]] = []
     try:
         while calls.left:
-            if calls.left > 1 and (helper := _in_thread(calls.do_all)):
+            helper = _Task(calls.do_all)
+            if calls.left > 1 and _cores.start(helper):
                 helpers.append(helper)
             else:
                 calls.do_next()
     finally:
         calls.stop()
         for helper in helpers:
-            helper.join()
+            helper.wait()
     return calls.results()
 
 
@@ -56,31 +51,144 @@ def side_by_side(function: Callable[..., _Result], arguments: Sequence[tuple[Any
 def beside(
     function: Callable[_Arguments, _Result], *arguments: _Arguments.args, **named: _Arguments.kwargs
 ) -> Iterator[Callable[[], _Result]]:
-    """While the block runs, ``function`` of these arguments is worked out on a core that is free.
+    """While the block runs, ``function`` of these arguments is worked out on a core that is or becomes free.
 
     Yields:
         What gives its result, waiting for it; if no core was free, it is worked out then.
     """
-    future = Future[_Result]()
-    thread = _in_thread(lambda: _fulfil(future, function, *arguments, **named))
-
-    def result() -> _Result:
-        if thread is None:
-            if not future.done():
-                _fulfil(future, function, *arguments, **named)
-            return future.result()
-        _free_cores.release()  # the one on which this thread only waits
-        try:
-            thread.join()
-        finally:
-            _free_cores.acquire()
-        return future.result()
-
+    task = _Task(lambda: function(*arguments, **named))
+    if not _cores.start(task):
+        _cores.leave(task)
     try:
-        yield result
+        yield task.result
     finally:
-        if thread is not None:
-            thread.join()
+        task.end()
+        _cores.forget(task)
+
+
+class _Task(Generic[_Result]):
+    """Something to do, once, by whichever thread begins it.
+
+    Attributes:
+        is_awaited: somebody waits for it, and takes over the core on which it is done.
+    """
+
+    def __init__(self, work: Callable[[], _Result]) -> None:
+        self.is_awaited = False
+        self._work = work
+        self._begun = threading.Lock()  # acquired by whoever does it, and never released
+        self._future = Future[_Result]()
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def do(self) -> None:
+        """Do it, unless somebody else has begun it."""
+        if self._begun.acquire(blocking=False):
+            _fulfil(self._future, self._work)
+
+    def result(self) -> _Result:
+        self.do()
+        self.wait()
+        return self._future.result()
+
+    def end(self) -> None:
+        """If nobody has begun it, nobody does any more."""
+        if not self._begun.acquire(blocking=False):
+            self.wait()
+
+    def wait(self) -> None:
+        """Until it is done, do other things that wait for a core, or lend one's own."""
+        while not self.is_done:
+            if not _cores.lend(self):
+                continue
+            try:
+                self._future.exception()
+            finally:
+                _cores.take_back()
+
+
+class _Cores:
+    """The cores that threads may work on.
+
+    Args:
+        free: how many are, without the one on which the thread runs that nobody here has started.
+    """
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self._left: deque[_Task[Any]] = deque()
+        self._returning = 0
+        self._changes = threading.Condition()
+
+    def start(self, task: _Task[Any]) -> bool:
+        """Do it in a thread of its own; False where no core is free."""
+        with self._changes:
+            if not self.free:
+                return False
+            self.free -= 1
+        thread = threading.Thread(target=self._run, args=(task,), name="commtrace-analysis")
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more threads
+            self._release()
+            return False
+        return True
+
+    def leave(self, task: _Task[Any]) -> None:
+        """For the next core that becomes free."""
+        with self._changes:
+            self._left.append(task)
+
+    def forget(self, task: _Task[Any]) -> None:
+        """It has been done, or nobody wants it any more."""
+        with self._changes, suppress(ValueError):
+            self._left.remove(task)
+
+    def lend(self, awaited: _Task[Any]) -> bool:
+        """Give one's core away until a task is done. If something else was left to do, do that instead; then False."""
+        with self._changes:
+            if not self._left:
+                awaited.is_awaited = True
+                self.free += 1
+                self._changes.notify()
+                return True
+            task = self._left.popleft()
+        task.do()
+        return False
+
+    def take_back(self) -> None:
+        """Wait for a core: the one of the thread that has done what was waited for becomes free."""
+        with self._changes:
+            self._returning += 1
+            self._changes.wait_for(lambda: self.free > 0)
+            self._returning -= 1
+            self.free -= 1
+
+    def _run(self, task: _Task[Any] | None) -> None:
+        while task is not None:
+            task.do()
+            task = self._next(task)
+
+    def _next(self, done: _Task[Any]) -> _Task[Any] | None:
+        with self._changes:
+            if self._left and not done.is_awaited and not self._returning:
+                return self._left.popleft()
+        self._release()
+        return None
+
+    def _release(self) -> None:
+        with self._changes:
+            self.free += 1
+            self._changes.notify()
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_cores = _Cores(min(_count_cores(), _MOST_THREADS) - 1)
 
 
 def _fulfil(
@@ -93,26 +201,6 @@ def _fulfil(
         future.set_result(function(*arguments, **named))
     except BaseException as error:
         future.set_exception(error)
-
-
-def _in_thread(function: Callable[[], None]) -> threading.Thread | None:
-    """A thread that does this and then frees its core; None where no core is free."""
-    if not _free_cores.acquire(blocking=False):
-        return None
-
-    def run() -> None:
-        try:
-            function()
-        finally:
-            _free_cores.release()
-
-    thread = threading.Thread(target=run, name="commtrace-analysis")
-    try:
-        thread.start()
-    except RuntimeError:  # the system has no more threads
-        _free_cores.release()
-        return None
-    return thread
 
 
 class _Calls(Generic[_Result]):

@@ -84,7 +84,7 @@ def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
 
 def _recorded_steps(trace: RankTrace) -> list[int]:
     spans = trace.spans
-    return [int(step) for step in np.unique(spans.step[spans.kind == schema.STEP])]
+    return [int(step) for step in np.unique(spans.step[np.flatnonzero(spans.kind == schema.STEP)])]
 
 
 def without_torn_steps(choice: StepChoice, run: Run) -> StepChoice:

@@ -113,8 +113,8 @@ def _uneven_sequences(bench: Bench) -> Verdict | None:
 
 def _rank_correlation(first: Float64, second: Float64) -> float:
     """Spearman's, with the equal sharing a rank: one microbatch that the machine holds up does not hide the others."""
-    ranks = [np.unique(values, return_inverse=True)[1].reshape(-1) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    rank, other_rank = (np.unique(values, return_inverse=True)[1].reshape(-1) for values in (first, second))
+    return float(np.corrcoef(rank, other_rank)[0, 1])
 
 
 def _microbatch_times(bench: Bench) -> tuple[Float64, Float64]:

@@ -8,25 +8,31 @@ processes that end soon; what they hold at most hardly grows. Never called in a 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
-from typing import Final
+from typing import Any, Final
 
 _MMAP_THRESHOLD: Final = -3
 _MMAP_THRESHOLDS: Final = (1 << 30, 32 << 20)
 """Columns up to this size come from the heap, which is kept. Older glibc takes no more than 32 MiB."""
 
 _SETTINGS: Final = (
-    (-1, (1 << 31) - 1),  # M_TRIM_THRESHOLD: and give nothing of it back
+    (-1, -1),  # M_TRIM_THRESHOLD: and give nothing of it back, however much it is
     (-2, 64 << 20),  # M_TOP_PAD: it grows by 64 MiB at a time
     (-8, 1),  # M_ARENA_MAX: threads share it
 )
 """Parameters of ``mallopt(3)``, with their numbers in glibc's malloc.h."""
 
+_RESERVED: Final = 4
+"""So many GiB of the heap, none of them touched, are to be backed by huge pages: 2 M spans need 1.2 GB, in 290,000
+small pages otherwise, each of them a fault and an entry in the processor's table of pages."""
+
 _ENVIRONMENT: Final = {
     # Read by pyarrow as it is imported: its own pool would hold apart what numpy could use.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
-    # Read by numpy as it is imported. A huge page is zeroed whole; on virtual machines, whose hosts back such pages
-    # only as they are touched, that took three times as long as the small pages that were needed.
+    # Read by numpy as it is imported. It would ask for huge pages column by column, whatever part of them is needed; on
+    # virtual machines, whose hosts back such pages only as they are touched, that took three times as long as the small
+    # ones.
     "NUMPY_MADVISE_HUGEPAGE": "0",
 }
 
@@ -45,3 +51,21 @@ def keep_freed_memory() -> None:
     if any(libc.mallopt(_MMAP_THRESHOLD, threshold) for threshold in _MMAP_THRESHOLDS):
         for parameter, setting in _SETTINGS:
             libc.mallopt(parameter, setting)
+        _reserve_huge_pages(libc)
+
+
+def _reserve_huge_pages(libc: Any) -> None:
+    """Grow the heap, tell the kernel how to back it once it is touched, and free it; as far as the system allows."""
+    if not hasattr(mmap, "MADV_HUGEPAGE") or not hasattr(libc, "madvise"):
+        return
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    size = (1 << 30) - (1 << 20)  # below what malloc would take from elsewhere
+    blocks = [block for block in (libc.malloc(size) for _ in range(_RESERVED)) if block]
+    for block in blocks:
+        first = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
+        libc.madvise(first, size - mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
+    for block in blocks:
+        libc.free(block)

@@ -201,7 +201,7 @@ def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:
     indices = array.indices
     if not indices.null_count:
         return code_of_word.take(indices.to_numpy(zero_copy_only=False))
-    present = _present(indices)
+    present = np.flatnonzero(_present(indices))
     coded = np.full(len(array), schema.NOT_APPLICABLE, dtype)
     # With nothing in some rows, numpy gets the indices as floating-point numbers, which hold them exactly.
     coded[present] = code_of_word[indices.to_numpy(zero_copy_only=False)[present].astype(np.int64)]

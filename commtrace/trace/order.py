@@ -11,6 +11,9 @@ from commtrace.trace.spans import Int64
 
 _LARGEST: Final = 2**62
 
+_counted: Int64 = np.arange(0)
+"""0, 1, 2, …, as far as was needed so far: making them anew takes a fifth of the time of a sort."""
+
 
 def stable_order(key: npt.NDArray[Any]) -> Int64:
     """What sorts integers; equal ones keep their order. Ten times as fast as a stable ``argsort``, for most keys.
@@ -22,8 +25,7 @@ def stable_order(key: npt.NDArray[Any]) -> Int64:
     low, high = (int(key.min()), int(key.max())) if len(key) else (0, 0)
     if high - low >= _LARGEST:
         return np.argsort(key, kind="stable")
-    digits = key.astype(np.int64)
-    digits -= low
+    digits = np.subtract(key, low, dtype=np.int64)
     if high - low < _LARGEST >> bits:
         return _positions(digits, bits)
     width = _LARGEST.bit_length() - 1 - bits
@@ -35,7 +37,15 @@ def stable_order(key: npt.NDArray[Any]) -> Int64:
 def _positions(digits: Int64, bits: int) -> Int64:
     """What sorts these small numbers, each of which leaves so many of its high bits free; they are overwritten."""
     digits <<= bits
-    digits |= np.arange(len(digits))
+    digits |= _count_to(len(digits))
     digits.sort()
     digits &= (1 << bits) - 1
     return digits
+
+
+def _count_to(length: int) -> Int64:
+    global _counted
+    counted = _counted
+    if len(counted) < length:
+        counted = _counted = np.arange(length)
+    return counted[:length]

@@ -17,10 +17,13 @@ TIMEOUT_S = 60
 @pytest.fixture(params=[0, 1, 3])
 def helpers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """So many cores are free, besides the one that the test runs on; in the end they are free again."""
-    free = threading.Semaphore(request.param)
-    monkeypatch.setattr(module, "_free_cores", free)
+    cores = module._Cores(request.param)
+    monkeypatch.setattr(module, "_cores", cores)
     yield request.param
-    assert free._value == request.param
+    deadline = time.monotonic() + TIMEOUT_S
+    while cores.free != request.param:  # A thread says what it is done with before it ends.
+        assert time.monotonic() < deadline
+    assert not cores._left
 
 
 def test_results_are_in_the_order_of_the_arguments(helpers: int) -> None:
@@ -83,12 +86,45 @@ def test_whoever_waits_lends_its_core(helpers: int) -> None:
     def call(number: int) -> int:
         if number:
             return both.wait(TIMEOUT_S)
-        while not module._free_cores._value:  # the other thread is not yet waiting
+        while not module._cores.free:  # the other thread is not yet waiting
             assert time.monotonic() < deadline
         return -1
 
     with beside(side_by_side, call, [(0,), (1,), (2,)]) as result:
         assert sorted(result()) == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("helpers", [1], indirect=True)
+def test_a_core_that_becomes_free_takes_up_what_found_none(helpers: int) -> None:
+    may_end, was_done = threading.Event(), threading.Event()
+
+    with beside(may_end.wait, TIMEOUT_S), beside(was_done.set):
+        assert not was_done.is_set()
+        may_end.set()
+        assert was_done.wait(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("helpers", [1], indirect=True)
+def test_whoever_waits_does_what_found_no_core(helpers: int) -> None:
+    was_done = threading.Event()
+
+    with beside(was_done.wait, TIMEOUT_S) as first, beside(was_done.set):
+        assert first()
+
+
+def test_many_within_one_another_come_to_an_end(helpers: int) -> None:
+    def both(depth: int) -> int:
+        if not depth:
+            return 1
+        with beside(both, depth - 1) as left:
+            (right, other) = side_by_side(both, [(depth - 1,), (depth // 2,)])
+            return left() + right + other
+
+    def alone(depth: int) -> int:
+        return 1 if not depth else 2 * alone(depth - 1) + alone(depth // 2)
+
+    for _ in range(20):
+        assert both(6) == alone(6)
 
 
 def test_an_error_of_the_block_waits_for_what_is_beside_it(helpers: int) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -48,3 +49,33 @@ def test_memory_is_set_up_before_numpy_reads_its_settings() -> None:
     code = "import commtrace.cli.main, sys; sys.exit(bool({'numpy', 'pyarrow'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+_HUGE = """
+import resource
+from commtrace.cli.memory import keep_freed_memory
+keep_freed_memory()
+import numpy
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+columns = [numpy.ones(300_000) for _ in range(100)]
+with open("/proc/self/smaps_rollup") as rollup:
+    (huge,) = (int(line.split()[1]) for line in rollup if line.startswith("AnonHugePages"))
+print(before, huge)
+"""
+
+
+def _backs_with_huge_pages() -> bool:
+    try:
+        return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are those of glibc")
+@pytest.mark.skipif(not _backs_with_huge_pages(), reason="this system has no transparent huge pages")
+def test_many_columns_lie_in_huge_pages_and_what_is_reserved_is_not_touched() -> None:
+    told = subprocess.run([sys.executable, "-c", _HUGE], capture_output=True, check=True, text=True, timeout=60)
+    resident_kib, huge_kib = map(int, told.stdout.split())
+
+    assert resident_kib < 200_000
+    assert huge_kib > 100 * 300_000 * 8 // 1024 // 2  # Where memory is in small pieces, the kernel gives fewer.

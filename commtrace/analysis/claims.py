@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.order import stable_order
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Int32, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 
 class Claims(NamedTuple):
@@ -69,8 +69,15 @@ class Claims(NamedTuple):
 
     def filled(self) -> Claims:
         """Without those that claim nothing."""
-        rows = np.flatnonzero(self.end > self.start)
-        return Claims(self.start[rows], self.end[rows], self.state[rows], self.priority[rows], self.row[rows])
+        return self.of(self.end > self.start)
+
+    def of(self, chosen: Bool) -> Claims:
+        """Only these."""
+        if chosen.all():
+            return self
+        rows = np.flatnonzero(chosen)
+        columns: list[Any] = [column[rows] for column in self]
+        return Claims(*columns)
 
 
 class Standing(NamedTuple):
@@ -87,8 +94,60 @@ class Standing(NamedTuple):
     role: Int32
 
 
-def claims_of_block(run: Run, block: Block, standing: Standing, roles: Roles) -> Claims:
-    """Everything that the spans claim, stalls cut into their wait and their transfer; the ranks end to end.
+class Stood(NamedTuple):
+    """Rows during which the lane stands still, on one axis: they claim wait until they are ready, then transfer.
+
+    Attributes:
+        start, end: ns; never empty.
+        ready: within them.
+        wait, transfer: positions in the run's states.
+        row: the span.
+    """
+
+    start: Int64
+    ready: Int64
+    end: Int64
+    wait: Int32
+    transfer: Int32
+    row: Int64
+
+    def of(self, rows: Int64) -> Stood:
+        """Only these, in this order."""
+        columns: list[Any] = [column[rows] for column in self]
+        return Stood(*columns)
+
+    def claims(self, priority: int) -> tuple[Claims, Claims]:
+        """What they claim, of this priority: as wait and as transfer."""
+        priorities = np.full(len(self.row), priority, np.int32)
+        return (
+            Claims(self.start, self.ready, self.wait, priorities, self.row).filled(),
+            Claims(self.ready, self.end, self.transfer, priorities, self.row).filled(),
+        )
+
+
+class LaneClaims(NamedTuple):
+    """What the spans of a block say of its lanes, the ranks end to end.
+
+    Attributes:
+        above, below: what is believed before what stands still, and after it.
+        stood: what stands still.
+        priority: of what stands still.
+    """
+
+    above: Claims
+    stood: Stood
+    below: Claims
+    priority: int
+
+
+def together(parts: Sequence[Claims]) -> Claims:
+    """The claims of all parts."""
+    columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return Claims(*columns)
+
+
+def claims_of_block(run: Run, block: Block, standing: Standing, roles: Roles, axis: Int64) -> LaneClaims:
+    """Everything that the spans claim.
 
     A trace of kernels holds no stalls: in it, communication itself claims the time at which no kernel computes.
 
@@ -97,33 +156,26 @@ def claims_of_block(run: Run, block: Block, standing: Standing, roles: Roles) ->
         block: ranks whose kernels were all traced, or none's.
         standing: of its rows.
         roles: of the run.
+        axis: what to add to the times of each row.
     """
     spans = block.spans
     states = states_of(roles.words)
     if is_kernel_trace(spans):
-        work = _work_claims(spans, states, CLAIM_OF_TRACED_KIND)
+        work = _work_claims(spans, states, CLAIM_OF_TRACED_KIND, axis)
         rows, ready, priority = communication_rows(spans), standing.ready, TRACED_COMMUNICATION_PRIORITY
     else:
-        work = _work_claims(spans, states, CLAIM_OF_KIND)
+        work = _work_claims(spans, states, CLAIM_OF_KIND, axis)
         rows, ready, priority = spans.kind == schema.STALL, standing.stall_ready, STALL_PRIORITY
-    chosen = np.flatnonzero(rows)
-    parts = (
-        work,
-        *_standing_claims(run, spans, chosen, ready[chosen], priority, roles, standing.role[chosen], states),
+    chosen = np.flatnonzero(rows & (spans.end > spans.start))
+    return LaneClaims(
+        above=work.of(work.priority > priority),
+        stood=_stood(run, spans, chosen, ready[chosen], roles, standing.role[chosen], states, axis),
+        below=work.of(work.priority < priority),
+        priority=priority,
     )
-    filled = [part.filled() for part in parts]
-    claims = Claims(
-        np.concatenate([part.start for part in filled]),
-        np.concatenate([part.end for part in filled]),
-        np.concatenate([part.state for part in filled]),
-        np.concatenate([part.priority for part in filled]),
-        np.concatenate([part.row for part in filled]),
-    )
-    axis = block.per_row(block.end_to_end())[claims.row]
-    return claims._replace(start=claims.start + axis, end=claims.end + axis)
 
 
-def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping[int, Claim]) -> Claims:
+def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping[int, Claim], axis: Int64) -> Claims:
     state_of_kind = np.full(len(schema.KINDS), -1, np.int32)
     priority_of_kind = np.zeros(len(schema.KINDS), np.int32)
     for kind, claim in claim_of_kind.items():
@@ -134,26 +186,25 @@ def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping
     # Modules and users' spans on the host lane run beside the lane and say nothing about it.
     beside = (spans.lane[rows] != schema.COMPUTE) & np.isin(kinds, (schema.MODULE, schema.USER, schema.PHASE))
     rows, kinds = rows[~beside], kinds[~beside]
-    return Claims(spans.start[rows], spans.end[rows], state_of_kind.take(kinds), priority_of_kind.take(kinds), rows)
+    start, end, shift = spans.start[rows], spans.end[rows], axis[rows]
+    return Claims(start + shift, end + shift, state_of_kind.take(kinds), priority_of_kind.take(kinds), rows).filled()
 
 
-def _standing_claims(
+def _stood(
     run: Run,
     spans: Spans,
     rows: Int64,
     ready: Int64,
-    priority: int,
     roles: Roles,
     role: Int32,
     states: tuple[State, ...],
-) -> tuple[Claims, Claims]:
-    """What rows during which the lane stands still say: wait until they are ready, transfer from then on."""
+    axis: Int64,
+) -> Stood:
     wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
     # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.
     bubble = is_p2p(run, spans)[rows] & (role == roles.code(PIPELINE))
     wait = np.where(bubble, states.index(State(BUBBLE)), wait_of_role.take(role)).astype(np.int32)
-    start, end = spans.start[rows], spans.end[rows]
-    cut = np.clip(ready, start, np.maximum(start, end))
-    priorities = np.full(len(rows), priority, np.int32)
-    return Claims(start, cut, wait, priorities, rows), Claims(cut, end, transfer_of_role.take(role), priorities, rows)
+    start, end, shift = spans.start[rows], spans.end[rows], axis[rows]
+    ready = np.clip(ready, start, end)
+    return Stood(start + shift, ready + shift, end + shift, wait, transfer_of_role.take(role), rows)

@@ -25,6 +25,11 @@ class Union(NamedTuple):
     def length(self) -> int:
         return int((self.end - self.start).sum())
 
+    def inside(self, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+        """The intervals that reach into each of these spans of time: the number of the span, and of the interval."""
+        first = np.searchsorted(self.end, start, side="right")
+        return ranges(first, np.maximum(first, np.searchsorted(self.start, end, side="left")))
+
     def before(self, times: Int64) -> Int64:
         """How much of the union lies before each of these times; the difference of two is the part between them."""
         total = np.concatenate([[0], np.cumsum(self.end - self.start)])
@@ -32,6 +37,13 @@ class Union(NamedTuple):
         before_all = times.min(initial=0)  # Where none has, none goes on.
         beyond = np.append(before_all, self.end)[whole] - times
         return np.asarray(total[whole] - np.maximum(beyond, 0))
+
+
+def ranges(first: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """All numbers of the ranges [first, end): which range, and the number."""
+    count = end - first
+    which = np.repeat(np.arange(len(first)), count)
+    return which, np.arange(len(which)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
 def union(start: Int64, end: Int64) -> Union:

@@ -13,17 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from commtrace.analysis.claims import Claims, Standing, claims_of_block
-from commtrace.analysis.intervals import Segments, Union, paint, union
+from commtrace.analysis.intervals import Union, paint, ranges, union
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import communication_rows, is_kernel_trace, of_one_sort
+from commtrace.analysis.pieces import Pieces, PiecesOfSteps, cut_pieces
 from commtrace.analysis.roles import Roles, find_roles
 from commtrace.analysis.side_by_side import side_by_side
-from commtrace.analysis.states import BUBBLE, IDLE, OTHER, TRANSFER, WAIT, State, states_of
+from commtrace.analysis.states import IDLE, OTHER, State, states_of
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int32, Int64, Spans
+from commtrace.trace.spans import Int32, Int64, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,74 +130,124 @@ def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTi
         block: of it: ranks whose kernels were all traced, or none's.
         matches, roles: of this run.
     """
-    painted = _painted(run, block, matches, roles, None)
-    inside, segments = painted.inside, painted.segments
-    standing = painted.stalled[inside.segment]
-    row = painted.claims.row[segments.winner[inside.segment[standing]]]
-    example, which = grouped(inside.step[standing] * len(block.spans) + row)
+    lane = _Lane.of(run, block, matches, roles, None)
+    inside = lane.inside
+    time_ns = inside.wait_ns + inside.transfer_ns
+    stood = np.flatnonzero((time_ns > 0) & lane.pieces.is_standing[inside.piece])
+    step, row = inside.step[stood], lane.pieces.row[inside.piece[stood]]
+    example, which = grouped(step * len(block.spans) + row)
     return StepTimes(
-        row=painted.steps.row,
-        ns=_time_per_state(painted),
-        stall_step=inside.step[standing][example],
+        row=lane.steps.row,
+        ns=lane.time_per_state(),
+        stall_step=step[example],
         stall_row=row[example],
-        stall_ns=np.rint(np.bincount(which, inside.length[standing], len(example))).astype(np.int64),
+        stall_ns=np.rint(np.bincount(which, time_ns[stood], len(example))).astype(np.int64),
     )
-
-
-class _Painted(NamedTuple):
-    """The axis of a block, cut into segments.
-
-    Attributes:
-        steps: of the block.
-        axis: what to add to the times of each row.
-        start, end: of the steps, on the axis.
-        claims, segments: whose every instant is.
-        inside: the segments of the steps.
-        states: of the run.
-        state, stalled: of each segment: which it is in, and whether the lane stands still in it.
-    """
-
-    steps: _Steps
-    axis: Int64
-    start: Int64
-    end: Int64
-    claims: Claims
-    segments: Segments
-    inside: _Inside
-    states: tuple[State, ...]
-    state: Int32
-    stalled: Bool
-
-
-def _painted(run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None) -> _Painted:
-    steps = _steps(block, wanted)
-    claims = claims_of_block(run, block, _standing(block, matches, roles), roles)
-    axis = block.per_row(block.end_to_end())
-    start, end = steps.start + axis[steps.row], steps.end + axis[steps.row]
-    segments = paint(claims.start, claims.end, claims.precedence(), np.concatenate([start, end]))
-    states = states_of(roles.words)
-    unclaimed = State(IDLE if is_kernel_trace(block.spans) else OTHER)
-    state = np.append(claims.state, states.index(unclaimed))[segments.winner]
-    stalled = np.array([one.kind in (WAIT, TRANSFER, BUBBLE) for one in states]).take(state)
-    inside = _segments_of_steps(segments, start, end)
-    return _Painted(steps, axis, start, end, claims, segments, inside, states, state, stalled)
 
 
 def _partition_block(
     run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None
 ) -> _BlockPartition:
     spans = block.spans
-    painted = _painted(run, block, matches, roles, wanted)
-    steps, segments, inside, stalled = painted.steps, painted.segments, painted.inside, painted.stalled
+    lane = _Lane.of(run, block, matches, roles, wanted)
     return _BlockPartition(
-        rank=block.rank()[steps.row],
-        step=spans.step[steps.row],
-        start=steps.start,
-        end=steps.end,
-        ns=_time_per_state(painted),
-        hidden_ns=_hidden(_in_flight(spans, painted.axis), segments, inside, stalled, painted.start, painted.end),
-        stalled_ns=_per_stall(painted.claims, segments, inside, stalled, painted.states, len(spans)),
+        rank=block.rank()[lane.steps.row],
+        step=spans.step[lane.steps.row],
+        start=lane.steps.start,
+        end=lane.steps.end,
+        ns=lane.time_per_state(),
+        hidden_ns=lane.hidden(_in_flight(spans, lane.axis)),
+        stalled_ns=lane.per_stall(len(spans)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """The lanes of a block, the ranks end to end, with what is believed of every instant.
+
+    Attributes:
+        steps: of the block.
+        axis: what to add to the times of each row.
+        start, end: of the steps, on the axis.
+        states: of the run.
+        pieces: in which the lane stands still, or something else is believed before that.
+        inside: the parts of the pieces that lie in steps.
+        below: what is believed where there is no piece.
+        unclaimed: the state in which the lane is where nothing is believed.
+    """
+
+    steps: _Steps
+    axis: Int64
+    start: Int64
+    end: Int64
+    states: tuple[State, ...]
+    pieces: Pieces
+    inside: PiecesOfSteps
+    below: Claims
+    unclaimed: int
+
+    @classmethod
+    def of(cls, run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None) -> _Lane:
+        steps = _steps(block, wanted)
+        axis = block.per_row(block.end_to_end())
+        start, end = steps.start + axis[steps.row], steps.end + axis[steps.row]
+        claims = claims_of_block(run, block, _standing(block, matches, roles), roles, axis)
+        pieces = cut_pieces(claims)
+        states = states_of(roles.words)
+        unclaimed = State(IDLE if is_kernel_trace(block.spans) else OTHER)
+        return cls(
+            steps=steps,
+            axis=axis,
+            start=start,
+            end=end,
+            states=states,
+            pieces=pieces,
+            inside=pieces.of_steps(start, end),
+            below=claims.below,
+            unclaimed=states.index(unclaimed),
+        )
+
+    def time_per_state(self) -> Int64:
+        """Steps × states."""
+        steps, states = len(self.steps.row), len(self.states)
+        pieces, inside = self.pieces, self.inside
+        segments = paint(
+            self.below.start, self.below.end, self.below.precedence(), np.concatenate([self.start, self.end])
+        )
+        state = np.append(self.below.state, self.unclaimed)[segments.winner]
+        free_ns = np.diff(segments.edges) - np.diff(self.pieces.union.before(segments.edges))
+        step, segment = ranges(np.searchsorted(segments.edges, self.start), np.searchsorted(segments.edges, self.end))
+        first = inside.step * states
+        time = np.zeros(steps * states)
+        for cell, ns in (
+            (first + pieces.before[inside.piece], inside.wait_ns),
+            (first + pieces.after[inside.piece], inside.transfer_ns),
+            (step * states + state[segment], free_ns[segment]),
+        ):
+            # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
+            time += np.bincount(cell, ns, steps * states)
+        return np.rint(time).astype(np.int64).reshape(steps, states)
+
+    def hidden(self, in_flight: Union) -> Int64:
+        """Of each step, for how long communication was in flight without the lane standing still."""
+        of_step = in_flight.before(self.end) - in_flight.before(self.start)
+        standing = self.pieces.standing
+        step, index = standing.inside(self.start, self.end)
+        begin = np.maximum(standing.start[index], self.start[step])
+        end = np.minimum(standing.end[index], self.end[step])
+        inside_ns = in_flight.before(end) - in_flight.before(begin)
+        while_standing = np.bincount(step, inside_ns, len(self.start))
+        return np.asarray(of_step - np.rint(while_standing).astype(np.int64))
+
+    def per_stall(self, spans: int) -> Int64:
+        """Spans × (wait or bubble, transfer)."""
+        inside = self.inside
+        standing = np.flatnonzero(self.pieces.is_standing[inside.piece])
+        cell = 2 * self.pieces.row[inside.piece[standing]]
+        stalled = np.zeros(2 * spans, np.int64)
+        np.add.at(stalled, cell, inside.wait_ns[standing])
+        np.add.at(stalled, cell + 1, inside.transfer_ns[standing])
+        return stalled.reshape(spans, 2)
 
 
 class _Steps(NamedTuple):
@@ -225,59 +276,6 @@ def _standing(block: Block, matches: Matches, roles: Roles) -> Standing:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
-    """Which segments lie in which step; a segment of overlapping steps is listed for each of them."""
-
-    step: Int64
-    segment: Int64
-    length: Int64
-
-
-def _segments_of_steps(segments: Segments, start: Int64, end: Int64) -> _Inside:
-    first = np.searchsorted(segments.edges, start)
-    count = np.searchsorted(segments.edges, end) - first
-    step = np.repeat(np.arange(len(start)), count)
-    position = np.arange(len(step)) - np.repeat(np.cumsum(count) - count, count)
-    segment = first[step] + position
-    return _Inside(step, segment, np.diff(segments.edges)[segment])
-
-
-def _time_per_state(painted: _Painted) -> Int64:
-    # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
-    steps, states, inside = len(painted.steps.row), len(painted.states), painted.inside
-    cell = inside.step * states + painted.state[inside.segment]
-    return np.rint(np.bincount(cell, inside.length, steps * states)).astype(np.int64).reshape(steps, states)
-
-
-def _hidden(in_flight: Union, segments: Segments, inside: _Inside, stalled: Bool, start: Int64, end: Int64) -> Int64:
-    of_step = in_flight.before(end) - in_flight.before(start)
-    standing = np.flatnonzero(stalled[inside.segment])
-    segment, step = inside.segment[standing], inside.step[standing]
-    # Stalls follow one another: what lies between the first begin and the last end of each run of them.
-    begins = np.ones(len(standing), np.bool_)
-    begins[1:] = (np.diff(segment) != 1) | (np.diff(step) != 0)
-    first = np.flatnonzero(begins)
-    last = np.append(first[1:], len(standing))[: len(first)] - 1
-    inside_ns = in_flight.before(segments.edges[segment[last] + 1]) - in_flight.before(segments.edges[segment[first]])
-    while_standing = np.bincount(step[first], inside_ns, len(start))
-    return np.asarray(of_step - np.rint(while_standing).astype(np.int64))
-
-
 def _in_flight(spans: Spans, axis: Int64) -> Union:
     rows = np.flatnonzero(communication_rows(spans))
     return union(spans.start[rows] + axis[rows], spans.end[rows] + axis[rows])
-
-
-def _per_stall(
-    claims: Claims, segments: Segments, inside: _Inside, stalled: Bool, states: tuple[State, ...], spans: int
-) -> Int64:
-    """Spans × (wait or bubble, transfer); a row has one claim of either sort at most."""
-    standing = np.flatnonzero(stalled[inside.segment])
-    claim = segments.winner[inside.segment[standing]]
-    stood = np.rint(np.bincount(claim, inside.length[standing], len(claims.row))).astype(np.int64)
-    of_claims = np.flatnonzero(stood)
-    is_transfer = np.array([state.kind == TRANSFER for state in states]).take(claims.state[of_claims])
-    per_stall = np.zeros((spans, 2), np.int64)
-    per_stall[claims.row[of_claims], is_transfer.astype(np.int64)] = stood[of_claims]
-    return per_stall

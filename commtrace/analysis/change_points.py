@@ -57,11 +57,16 @@ def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES)
 
 
 def without_drift(time: Float64, difference: Float64) -> Float64:
-    """The difference less its slope: the median over pairs a tenth of the series apart, few of which hold a jump."""
-    lag = max(1, len(time) // 10)
-    elapsed = time[lag:] - time[:-lag]
-    known = elapsed > 0
-    slope = np.median((difference[lag:] - difference[:-lag])[known] / elapsed[known]) if known.any() else 0.0
+    """The difference less its slope: the median over pairs a tenth of the time apart, few of which hold a jump.
+
+    By time, not by number: of readings that come in bursts, as those of a step do, neighbours tell only their noise.
+    """
+    if not len(time) or time[-1] <= time[0]:
+        return difference
+    later = np.searchsorted(time, time + (time[-1] - time[0]) / 10)
+    earlier = np.flatnonzero(later < len(time))
+    later = later[earlier]
+    slope = np.median((difference[later] - difference[earlier]) / (time[later] - time[earlier]))
     return np.asarray(difference - slope * time)
 
 

@@ -24,6 +24,18 @@ def test_where_nothing_jumps_nothing_is_found(count: int) -> None:
     assert [change_points(*line(count, seed)) for seed in range(40)] == [[]] * 40
 
 
+@pytest.mark.parametrize("bursts", [5, 8, 20])
+def test_where_nothing_jumps_nothing_is_found_in_bursts_of_readings(bursts: int) -> None:
+    """Four readings within 2 ms at the end of each step of 200 ms."""
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        ends = np.arange(1, bursts + 1)[:, None] * 200 * MILLISECOND
+        times = np.sort((ends + random.uniform(0, 2 * MILLISECOND, (bursts, 4))).reshape(-1))
+        readings = random.normal(0, 1_500, len(times)) + times * random.uniform(-1e-5, 1e-5)
+
+        assert change_points(times, readings) == []
+
+
 @pytest.mark.parametrize("count", [20, 30, 60, 300])
 @pytest.mark.parametrize("size", [-2 * MILLISECOND, 200_000])
 def test_a_jump_is_found_where_it_is(count: int, size: int) -> None:

@@ -83,6 +83,9 @@ def test_a_summary_does_not_depend_on_the_zero_of_the_clocks(job: Job, offset: i
     }  # fmt: skip
     told, expected = summarise(replace(run, ranks=moved)), summarise(run)
 
+    for host in told["alignment"]["hosts"]:
+        for step in host["steps"]:
+            step["at_ns"] -= offset
     for host in (*told["alignment"]["hosts"], *expected["alignment"]["hosts"]):
         host.pop("offset_ns")
     assert told == expected

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from commtrace.trace.reader import load_run
 from commtrace.trace.run import Drop
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter
-from tests.trace.rows import mark, metadata, row, steps, write_rank
+from tests.trace.rows import Row, mark, metadata, row, steps, write_rank
 
 
 def _steps(directory: Path, wanted: str | None = None, rank: int = 0) -> list[int]:
@@ -74,12 +75,29 @@ def test_names_are_shared_by_all_ranks_whatever_their_order_in_the_files(tmp_pat
     assert run.name_code("never recorded") == -2
 
 
-def test_spans_are_sorted_by_start_and_the_longer_first(tmp_path: Path) -> None:
-    write_rank(tmp_path, [row(start=5, end=6), row(start=1, end=2), row(start=1, end=9)])
+@pytest.mark.parametrize("written", list(permutations([(1, 9), (1, 2), (5, 6), (5, 6)])))
+def test_spans_are_sorted_by_start_and_the_longer_first(written: list[tuple[int, int]], tmp_path: Path) -> None:
+    rows = [row(start=start, end=end, id=number) for number, (start, end) in enumerate(written)]
+    write_rank(tmp_path, [mark("end", {}), *rows[:2], mark("end", {}), *rows[2:]], rank=0, world_size=2)
+    write_rank(tmp_path, rows[:1], rank=1, world_size=2)
+
+    first, second = (trace.spans for trace in load_run(tmp_path).ranks.values())
+
+    assert list(zip(first.start.tolist(), first.end.tolist(), strict=True)) == [(1, 9), (1, 2), (5, 6), (5, 6)]
+    assert first.id[2] < first.id[3]  # Equal ones stay as they were written.
+    assert [written[number] for number in first.id.tolist()] == [(1, 9), (1, 2), (5, 6), (5, 6)]
+    assert (second.start.tolist(), second.id.tolist()) == ([written[0][0]], [0])
+
+
+def test_of_a_long_recording_every_column_is_kept_in_order(tmp_path: Path) -> None:
+    rows: list[Row] = []
+    for number in range(1_000):
+        rows += [row(start=number, end=number + 1, id=number), mark("dropped", {"p2p": 1})]
+    write_rank(tmp_path, rows)
 
     spans = load_run(tmp_path).ranks[0].spans
 
-    assert list(zip(spans.start.tolist(), spans.end.tolist(), strict=True)) == [(1, 9), (1, 2), (5, 6)]
+    assert spans.start.tolist() == spans.id.tolist() == list(range(1_000))
 
 
 def test_marks_tell_about_the_rank_and_are_not_spans(tmp_path: Path) -> None:

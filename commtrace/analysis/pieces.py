@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,8 +78,8 @@ def cut_pieces(claims: LaneClaims) -> Pieces:
         return clean
     is_tangled = np.ones(len(stood.row), np.bool_)
     is_tangled[alone] = False
-    parts = clean, _painted(above, stood.of(np.flatnonzero(is_tangled)), claims.priority)
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    painted = _painted(above, stood.of(np.flatnonzero(is_tangled)), claims.priority)
+    columns: list[Any] = [np.concatenate([getattr(part, name) for part in (clean, painted)]) for name in Pieces._fields]
     order = stable_order(columns[0])
     return Pieces(*(column[order] for column in columns))
 

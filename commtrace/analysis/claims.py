@@ -200,6 +200,7 @@ def _stood(
     states: tuple[State, ...],
     axis: Int64,
 ) -> Stood:
+    """What these rows say, which are not empty; ``ready`` and ``role`` are theirs."""
     wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
     # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.

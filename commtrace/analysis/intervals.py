@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.keys import concatenated_ranges
 from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Int64
 
@@ -41,9 +42,7 @@ class Union(NamedTuple):
 
 def ranges(first: Int64, end: Int64) -> tuple[Int64, Int64]:
     """All numbers of the ranges [first, end): which range, and the number."""
-    count = end - first
-    which = np.repeat(np.arange(len(first)), count)
-    return which, np.arange(len(which)) + np.repeat(first - (np.cumsum(count) - count), count)
+    return np.repeat(np.arange(len(first)), end - first), concatenated_ranges(first, end)
 
 
 def union(start: Int64, end: Int64) -> Union:

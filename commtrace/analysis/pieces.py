@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commtrace.analysis.claims import Claims, LaneClaims, Stood, together
-from commtrace.analysis.intervals import Union, paint, union
+from commtrace.analysis.intervals import Union, paint
 from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Bool, Int32, Int64
 
@@ -48,19 +48,17 @@ class Pieces(NamedTuple):
     @property
     def union(self) -> Union:
         """The instants in any piece."""
-        return union(self.start, self.end)
+        return Union(self.start, self.end)
 
     @property
     def standing(self) -> Union:
         """The instants at which the lane stands still."""
-        if self.is_standing.all():
-            return self.union
         rows = np.flatnonzero(self.is_standing)
-        return union(self.start[rows], self.end[rows])
+        return Union(self.start[rows], self.end[rows])
 
     def of_steps(self, start: Int64, end: Int64) -> PiecesOfSteps:
         """What of the pieces lies in these steps."""
-        step, piece = Union(self.start, self.end).inside(start, end)
+        step, piece = self.union.inside(start, end)
         begin = np.maximum(self.start[piece], start[step])
         until = np.minimum(self.end[piece], end[step])
         ready = np.clip(self.ready[piece], begin, until)

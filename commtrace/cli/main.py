@@ -15,6 +15,7 @@ from commtrace.cli.failures import USER_ERROR, in_words
 from commtrace.cli.interpreter import run_for_analysis
 from commtrace.cli.linear_algebra import use_one_thread
 from commtrace.cli.memory import keep_freed_memory
+from commtrace.cli.processor import avoid_slow_sorts
 from commtrace.errors import CommtraceError
 
 
@@ -66,6 +67,7 @@ class _LazyGroup(TyperGroup):
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
             keep_freed_memory()
             use_one_thread()
+            avoid_slow_sorts()
             run_for_analysis(context.call_on_close)
         return name, command and load_command(str(name)), rest
 

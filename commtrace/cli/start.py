@@ -17,6 +17,7 @@ from commtrace.cli.failures import USER_ERROR, in_words
 from commtrace.cli.interpreter import leave_everything_at_the_end, run_for_analysis
 from commtrace.cli.linear_algebra import use_one_thread
 from commtrace.cli.memory import keep_freed_memory
+from commtrace.cli.processor import avoid_slow_sorts
 from commtrace.errors import CommtraceError
 
 _INTERRUPTED: Final = 130
@@ -66,6 +67,7 @@ def _plain_summary(words: Sequence[str]) -> _PlainSummary | None:
 def _tell(plain: _PlainSummary) -> None:
     keep_freed_memory()
     use_one_thread()
+    avoid_slow_sorts()
     with ExitStack() as until_told:
         run_for_analysis(until_told.callback)
         from commtrace.cli.summary_told import tell_summary

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from commtrace.cli.failures import USER_ERROR, in_words
 from commtrace.cli.interpreter import leave_everything_at_the_end, run_for_analysis
 from commtrace.cli.linear_algebra import use_one_thread
-from commtrace.cli.memory import keep_freed_memory
+from commtrace.cli.memory import expect_run, keep_freed_memory
 from commtrace.cli.processor import avoid_slow_sorts
 from commtrace.errors import CommtraceError
 
@@ -70,6 +70,8 @@ def _tell(plain: _PlainSummary) -> None:
     avoid_slow_sorts()
     with ExitStack() as until_told:
         run_for_analysis(until_told.callback)
+        if plain.run is not None:
+            expect_run(plain.run)
         from commtrace.cli.summary_told import tell_summary
         from commtrace.trace.locate import NEWEST_RUN
 

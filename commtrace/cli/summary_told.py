@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from commtrace.analysis.side_by_side import beside
 from commtrace.analysis.window import load_window
+from commtrace.cli.memory import expect_rows
 
 if TYPE_CHECKING:
     from commtrace.analysis.step_parts import StepWorkers
@@ -25,7 +26,9 @@ def tell_summary(
         if not json_output:
             import commtrace.cli.summary_view  # noqa: F401 - and rich with it
 
-        told = summarise(window(), steps, workers)
+        loaded = window()
+        expect_rows(sum(len(block) for block in loaded.context.blocks))
+        told = summarise(loaded, steps, workers)
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
         return

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +21,8 @@ def test_only_while_a_command_analyses_python_runs_in_another_way(
         return {}
 
     monkeypatch.setattr("commtrace.analysis.summary.summarise", summarise)
-    monkeypatch.setattr("commtrace.cli.summary_told.load_window", lambda *_: None)
+    window = SimpleNamespace(context=SimpleNamespace(blocks=[]))
+    monkeypatch.setattr("commtrace.cli.summary_told.load_window", lambda *_: window)
     before = (gc.isenabled(), sys.getswitchinterval())
 
     CliRunner().invoke(app, ["summary", str(tmp_path), "--json"], catch_exceptions=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from commtrace.analysis.match import Matches
-from commtrace.analysis.pipeline_bubble import StageBubble, measure_bubbles
+from commtrace.analysis.pipeline_bubble import MeasuredWaits, StageBubble, bubbles_of_stages, measure_waits
 from commtrace.analysis.pipeline_schedule import (
     UNKNOWN,
     Schedule,
@@ -80,20 +80,43 @@ class Pipeline:
         }
 
 
-def reconstruct_pipeline(
-    run: Run,
-    matches: Matches,
-    program: Program | None = None,
-    workers: StepWorkers | None = None,
-    roles: Roles | None = None,
-) -> Pipeline | None:
-    """The pipeline of a run, from its spans alone.
+@dataclass(frozen=True, slots=True)
+class ObservedPipeline:
+    """What its spans tell of a pipeline without a replay; its fields mean what those of :class:`Pipeline` do."""
+
+    run: Run
+    schedule: Schedule
+    stages: int
+    chunks: int
+    microbatches: int
+    waits: MeasuredWaits
+
+    def explained(self, program: Program | None) -> Pipeline:
+        """The pipeline, with the causes of its bubbles if there is a program to replay."""
+        schedule, stages, chunks, microbatches = self.schedule, self.stages, self.chunks, self.microbatches
+        bubbles = bubbles_of_stages(self.run, self.waits, program)
+        shares = _shares(bubbles)
+        return Pipeline(
+            schedule=schedule.name,
+            reason=schedule.reason,
+            stages=stages,
+            chunks=chunks,
+            microbatches=microbatches,
+            bubble_fraction_of_total=shares["bubble"],
+            drain_fraction_of_total=shares["drain"],
+            ideal_fraction_of_total=ideal_fraction_of_total(schedule.name, stages, chunks, microbatches),
+            bubble_ratio_to_work=shares["ratio"],
+            ideal_ratio_to_work=ideal_ratio_to_work(schedule.name, stages, chunks, microbatches),
+            per_stage=tuple(bubbles),
+        )
+
+
+def observe_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> ObservedPipeline | None:
+    """What the spans of a run tell of its pipeline, without a replay.
 
     Args:
         run: with aligned clocks.
         matches: its communications, joined.
-        program: the run as :func:`build_program` gives it, if there is one already.
-        workers: who builds it, if there is none.
         roles: of this run, where the caller has them.
 
     Returns:
@@ -110,24 +133,26 @@ def reconstruct_pipeline(
     chunks = max(_chunks(trace) for trace in ordered)
     step = int(steps[-1])
     orders = [_order(run, trace, step) for trace in ordered]
-    microbatches = max(sum(action[0] == "F" for action in order) for order in orders) // chunks
-    schedule = _of_several_pipelines(by_stage, step) or recognise(orders, chunks)
-    bubbles = measure_bubbles(run, matches, program or _program(run, matches, workers), roles)
-    shares = _shares(bubbles)
-    stages = len(ordered)
-    return Pipeline(
-        schedule=schedule.name,
-        reason=schedule.reason,
-        stages=stages,
+    return ObservedPipeline(
+        run=run,
+        schedule=_of_several_pipelines(by_stage, step) or recognise(orders, chunks),
+        stages=len(ordered),
         chunks=chunks,
-        microbatches=microbatches,
-        bubble_fraction_of_total=shares["bubble"],
-        drain_fraction_of_total=shares["drain"],
-        ideal_fraction_of_total=ideal_fraction_of_total(schedule.name, stages, chunks, microbatches),
-        bubble_ratio_to_work=shares["ratio"],
-        ideal_ratio_to_work=ideal_ratio_to_work(schedule.name, stages, chunks, microbatches),
-        per_stage=tuple(bubbles),
+        microbatches=max(sum(action[0] == "F" for action in order) for order in orders) // chunks,
+        waits=measure_waits(run, matches, roles),
     )
+
+
+def reconstruct_pipeline(
+    run: Run, matches: Matches, workers: StepWorkers | None = None, roles: Roles | None = None
+) -> Pipeline | None:
+    """The pipeline of a run, from its spans alone, with the causes of its bubbles if it can be replayed.
+
+    Args:
+        workers: who builds what is replayed; the others are those of :func:`observe_pipeline`, as is what is returned.
+    """
+    observed = observe_pipeline(run, matches, roles)
+    return observed.explained(_program(run, matches, workers)) if observed else None
 
 
 def _program(run: Run, matches: Matches, workers: StepWorkers | None) -> Program | None:

@@ -103,20 +103,35 @@ class _Measured(NamedTuple):
         return self.unmatched <= _FEW * (self.warm_up + self.steady + self.cool_down + self.transfer)
 
 
-def measure_bubbles(
-    run: Run, matches: Matches, program: Program | None, roles: Roles | None = None
-) -> list[StageBubble]:
-    """The stages of a pipeline, ascending; without a program only what was measured."""
+class MeasuredWaits(NamedTuple):
+    """What was measured of a pipeline: all that needs no replay.
+
+    Attributes:
+        between: by rank, which of its rows wait for other stages.
+        measured: by rank.
+    """
+
+    between: Mapping[int, Bool]
+    measured: Mapping[int, _Measured]
+
+
+def measure_waits(run: Run, matches: Matches, roles: Roles | None = None) -> MeasuredWaits:
+    """How long the ranks of a pipeline worked, and waited for one another."""
     roles = roles or find_roles(run)
     ends = _pipeline_ends(run)
     between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
     measured = {rank: _measure(run, trace, matches, between[rank], ends) for rank, trace in run.ranks.items()}
-    causes = _causes(program, between) if program else {}
+    return MeasuredWaits(between, measured)
+
+
+def bubbles_of_stages(run: Run, waits: MeasuredWaits, program: Program | None) -> list[StageBubble]:
+    """The stages of a pipeline, ascending; without a program only what was measured."""
+    causes = _causes(program, waits.between) if program else {}
     steps = {rank: max(int((trace.spans.kind == schema.STEP).sum()), 1) for rank, trace in run.ranks.items()}
     stages: dict[int, list[int]] = {}
     for rank, trace in run.ranks.items():
         stages.setdefault(stage_of(trace), []).append(rank)
-    return [_stage(stage, stages[stage], measured, steps, causes) for stage in sorted(stages)]
+    return [_stage(stage, stages[stage], waits.measured, steps, causes) for stage in sorted(stages)]
 
 
 class _Cause(NamedTuple):

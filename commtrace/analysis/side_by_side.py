@@ -44,6 +44,7 @@ def side_by_side(function: Callable[..., _Result], arguments: Sequence[tuple[Any
         calls.stop()
         for helper in helpers:
             helper.wait()
+        _cores.fill_gaps()
     return calls.results()
 
 
@@ -59,6 +60,27 @@ def beside(
     task = _Task(lambda: function(*arguments, **named))
     if not _cores.start(task):
         _cores.leave(task)
+    with _awaited(task) as result:
+        yield result
+
+
+@contextmanager
+def in_gaps(
+    function: Callable[_Arguments, _Result], *arguments: _Arguments.args, **named: _Arguments.kwargs
+) -> Iterator[Callable[[], _Result]]:
+    """The same for what is not urgent: what the block itself does side by side comes first.
+
+    It is begun when something of that is through and leaves a core free; where the block does nothing of the kind, not
+    before the result is asked for. Of several, the one that was given last is needed first.
+    """
+    task = _Task(lambda: function(*arguments, **named))
+    _cores.leave_for_gaps(task)
+    with _awaited(task) as result:
+        yield result
+
+
+@contextmanager
+def _awaited(task: _Task[_Result]) -> Iterator[Callable[[], _Result]]:
     try:
         yield task.result
     finally:
@@ -119,6 +141,7 @@ class _Cores:
     def __init__(self, free: int) -> None:
         self.free = free
         self._left: deque[_Task[Any]] = deque()
+        self._for_gaps: list[_Task[Any]] = []
         self._returning = 0
         self._changes = threading.Condition()
 
@@ -128,6 +151,9 @@ class _Cores:
             if not self.free:
                 return False
             self.free -= 1
+        return self._start_on_core(task)
+
+    def _start_on_core(self, task: _Task[Any]) -> bool:
         thread = threading.Thread(target=self._run, args=(task,), name="commtrace-analysis")
         try:
             thread.start()
@@ -141,20 +167,39 @@ class _Cores:
         with self._changes:
             self._left.append(task)
 
+    def leave_for_gaps(self, task: _Task[Any]) -> None:
+        """For a core that has nothing else to do; nobody who waits for something else does it meanwhile."""
+        with self._changes:
+            self._for_gaps.append(task)
+
+    def fill_gaps(self) -> None:
+        """Begin what was left for them, on cores that are free."""
+        while True:
+            with self._changes:
+                if not self.free or not self._for_gaps:
+                    return
+                self.free -= 1
+                task = self._for_gaps.pop()
+            self._start_on_core(task)
+
     def forget(self, task: _Task[Any]) -> None:
         """It has been done, or nobody wants it any more."""
-        with self._changes, suppress(ValueError):
-            self._left.remove(task)
+        with self._changes:
+            for tasks in (self._left, self._for_gaps):
+                with suppress(ValueError):
+                    tasks.remove(task)
 
     def lend(self, awaited: _Task[Any]) -> bool:
         """Give one's core away until a task is done. If something else was left to do, do that instead; then False."""
         with self._changes:
-            if not self._left:
+            task = self._left.popleft() if self._left else None
+            if task is None:
                 awaited.is_awaited = True
                 self.free += 1
                 self._changes.notify()
-                return True
-            task = self._left.popleft()
+        if task is None:
+            self.fill_gaps()
+            return True
         task.do()
         return False
 
@@ -173,8 +218,11 @@ class _Cores:
 
     def _next(self, done: _Task[Any]) -> _Task[Any] | None:
         with self._changes:
-            if self._left and not done.is_awaited and not self._returning:
-                return self._left.popleft()
+            if not done.is_awaited and not self._returning:
+                if self._left:
+                    return self._left.popleft()
+                if self._for_gaps:
+                    return self._for_gaps.pop()
         self._release()
         return None
 

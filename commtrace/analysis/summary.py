@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +19,13 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.modules import ModuleTime, module_table
 from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.pipeline import reconstruct_pipeline
+from commtrace.analysis.pipeline import observe_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
-from commtrace.analysis.side_by_side import beside
+from commtrace.analysis.side_by_side import beside, in_gaps
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.unmatched import Unmatched, find_unmatched, roles_of_one_rank
@@ -54,9 +54,11 @@ def summarise(
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
     matched = match_run(source, steps)
-    # The replay, and what needs none: two halves of the work that do not wait for each other.
-    with beside(_replay, matched, workers) as replay:
-        return _summary(analysis_of(matched), replay, is_whole=steps is None)
+    is_whole = steps is None
+    # All that needs no replay is worked out while that leaves a core free.
+    with in_gaps(lambda: _without_replay(analysis_of(matched), is_whole)) as rest:
+        replayed = _replay(matched, workers)
+        return _summary(rest(), replayed)
 
 
 def summarise_analysis(
@@ -69,23 +71,44 @@ def summarise_analysis(
         workers: as of :func:`summarise`.
         is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
     """
-    with beside(_replay, analysis, workers) as replay:
-        return _summary(analysis, replay, is_whole=is_whole)
+    with in_gaps(_without_replay, analysis, is_whole) as rest:
+        replayed = _replay(analysis, workers)
+        return _summary(rest(), replayed)
 
 
-def _summary(analysis: Analysis, replay: Callable[[], _Replayed], *, is_whole: bool) -> dict[str, Any]:
+class _Unreplayed(NamedTuple):
+    """What needs no replay."""
+
+    identity: dict[str, Any]
+    detail: dict[str, Any]
+    alignment: dict[str, Any]
+    tables: _Tables
+    ranks: list[RankMean]
+    problems: list[str]
+
+
+def _without_replay(analysis: Analysis, is_whole: bool) -> _Unreplayed:
     tables = _tables(analysis, is_whole)
-    ranks = rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks)
-    identity, detail = _identity(analysis), find_detail(analysis.recorded)
-    problems = find_problems(analysis, tables.communication)
-    pipeline, findings = replay()
+    return _Unreplayed(
+        identity=_identity(analysis),
+        detail=find_detail(analysis.recorded),
+        alignment=analysis.alignment.to_json(),
+        tables=tables,
+        ranks=rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks),
+        problems=find_problems(analysis, tables.communication),
+    )
+
+
+def _summary(rest: _Unreplayed, replayed: _Replayed) -> dict[str, Any]:
+    tables, ranks = rest.tables, rest.ranks
+    pipeline, findings = replayed
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
-        "run": identity,
-        "detail": detail,
-        "alignment": analysis.alignment.to_json(),
+        "run": rest.identity,
+        "detail": rest.detail,
+        "alignment": rest.alignment,
         "ranks": [rank.to_json() for rank in ranks],
         "communication": [row.to_json() for row in tables.communication],
         "modules": [row.to_json() for row in tables.modules],
@@ -94,13 +117,11 @@ def _summary(analysis: Analysis, replay: Callable[[], _Replayed], *, is_whole: b
         "abstentions": list(findings.abstentions),
         "coverage": {**tables.coverage.to_json(), "missing": tables.missing},
         "verdict": verdict(ranks, stragglers, tables.unmatched.roles | roles_of_one_rank(tables.communication)),
-        "problems": problems,
+        "problems": rest.problems,
     }
 
 
 class _Tables(NamedTuple):
-    """What needs no replay."""
-
     communication: list[Communication]
     modules: list[ModuleTime]
     coverage: Coverage
@@ -133,10 +154,12 @@ def _replay(matched: Matched | Analysis, workers: StepWorkers | None) -> _Replay
         return _Replayed(None, Findings())
     if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return _Replayed(None, None)
-    program = _program(run, matches, workers)
-    with beside(find_stragglers, run, matches, program=program) as findings:
-        pipeline = reconstruct_pipeline(run, matches, program, roles=matched.roles)
-        return _Replayed(pipeline.to_json() if pipeline else None, findings())
+    with in_gaps(observe_pipeline, run, matches, matched.roles) as observed:
+        program = _program(run, matches, workers)
+        with beside(find_stragglers, run, matches, program=program) as findings:
+            pipeline = observed()
+            explained = pipeline.explained(program).to_json() if pipeline else None
+            return _Replayed(explained, findings())
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from commtrace.analysis import side_by_side as module
-from commtrace.analysis.side_by_side import beside, side_by_side
+from commtrace.analysis.side_by_side import beside, in_gaps, side_by_side
 
 TIMEOUT_S = 60
 
@@ -24,6 +24,7 @@ def helpers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     while cores.free != request.param:  # A thread says what it is done with before it ends.
         assert time.monotonic() < deadline
     assert not cores._left
+    assert not cores._for_gaps
 
 
 def test_results_are_in_the_order_of_the_arguments(helpers: int) -> None:
@@ -132,3 +133,73 @@ def test_an_error_of_the_block_waits_for_what_is_beside_it(helpers: int) -> None
     with pytest.raises(KeyError), beside(done.append, 1):
         raise KeyError
     assert done == [1] * bool(helpers)
+
+
+def test_what_is_for_gaps_is_worked_out_when_it_is_asked_for(helpers: int) -> None:
+    with in_gaps(pow, 2, 10) as power:
+        assert power() == 1024
+        assert power() == 1024
+
+
+def test_an_error_in_a_gap_is_that_of_whoever_asks(helpers: int) -> None:
+    with pytest.raises(ZeroDivisionError), in_gaps(divmod, 1, 0) as result:
+        result()
+
+
+@pytest.mark.parametrize("helpers", [1], indirect=True)
+def test_what_is_for_gaps_comes_after_what_is_done_side_by_side(helpers: int) -> None:
+    """Nor is it done by a thread that waits for the last one of these: it has more to do."""
+    begun = list[str]()
+    both, filled = threading.Barrier(2), threading.Event()
+
+    def call(number: int) -> None:
+        begun.append(f"call {number}")
+        both.wait(TIMEOUT_S)
+
+    def fill() -> None:
+        begun.append(threading.current_thread().name)
+        filled.set()
+
+    with in_gaps(fill):
+        side_by_side(call, [(0,), (1,), (2,), (3,)])
+        assert filled.wait(TIMEOUT_S)  # by the other core, while this one goes on
+    assert sorted(begun[:4]) == ["call 0", "call 1", "call 2", "call 3"]
+    assert begun[4:] == ["commtrace-analysis"]
+
+
+@pytest.mark.parametrize("helpers", [1], indirect=True)
+def test_of_several_gaps_the_innermost_is_filled_first(helpers: int) -> None:
+    done, filled = list[int](), threading.Event()
+
+    def outer() -> None:
+        done.append(1)
+        filled.set()
+
+    with in_gaps(outer), in_gaps(done.append, 2):
+        side_by_side(time.sleep, [(0,), (0,)])
+        assert filled.wait(TIMEOUT_S)
+    assert done == [2, 1]
+
+
+def test_gaps_that_nobody_asks_for_are_not_filled_after_the_block() -> None:
+    done = list[int]()
+    with in_gaps(done.append, 1):
+        pass
+    side_by_side(abs, [(1,), (2,)])
+
+    assert done == []
+
+
+def test_many_gaps_within_one_another_come_to_an_end(helpers: int) -> None:
+    def both(depth: int) -> int:
+        if not depth:
+            return 1
+        with in_gaps(both, depth - 1) as left, beside(both, depth // 2) as middle:
+            (right, other) = side_by_side(both, [(depth - 1,), (depth // 2,)])
+            return left() + middle() + right + other
+
+    def alone(depth: int) -> int:
+        return 1 if not depth else 2 * alone(depth - 1) + 2 * alone(depth // 2)
+
+    for _ in range(20):
+        assert both(5) == alone(5)

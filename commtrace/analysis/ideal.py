@@ -7,6 +7,7 @@ the median: its rare outliers (a retransmission, a descheduled thread) would mov
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.peers import Float64, grouped_median
@@ -65,7 +66,7 @@ def _first_of_phase(segments: Segments) -> Bool:
     return first
 
 
-def _mean_of_phase(group: Int64, work: Int64, first_of_phase: Bool, total_ns: Float64) -> Float64:
+def _mean_of_phase(group: npt.NDArray[np.integer], work: Int64, first_of_phase: Bool, total_ns: Float64) -> Float64:
     """Of each work, which is of one of these groups: what a whole phase of its group takes in the mean."""
     _, of_work = grouped(group)
     index = of_work.take(work)

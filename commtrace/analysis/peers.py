@@ -83,8 +83,8 @@ def compare_with_peers(
     steps = int(np.count_nonzero(np.bincount(segments.step[counted])))
     return PeerComparison(
         entry=entry,
-        rank=segments.rank[first],
-        kind=segments.kind[first],
+        rank=segments.rank[first].astype(np.int64),
+        kind=segments.kind[first].astype(np.int64),
         own_ns=own,
         peer_ns=leave_one_out_median(work[first], own),
         per_step=np.bincount(cell_entry, size, minlength=entries) / max(steps, 1),

@@ -8,7 +8,7 @@ import numpy as np
 
 from commtrace.analysis.replay_joins import Joins
 from commtrace.analysis.replay_lane import Lanes
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Bool, Int32, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class StallNodes:
         join_node: instant at which the last participant had started; −1 where the stall did not depend on others.
     """
 
-    rank: Int64
-    row: Int64
-    step: Int64
+    rank: Int32
+    row: Int32
+    step: Int32
     node: Int64
     lane_edge: Int64
     join_node: Int64
@@ -76,7 +76,7 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
 
     Joins are numbered behind the nodes of the lanes.
     """
-    launches, waits = lanes.launches, lanes.waits
+    starts, waits = lanes.starts, lanes.waits
     nodes = len(lanes.node_piece)
     ends_piece = np.ones(nodes, np.bool_)
     ends_piece[lanes.first_node.reshape(-1)] = False
@@ -93,7 +93,7 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
     helps = np.flatnonzero(joins.helps >= 0)
     eager = np.zeros(len(waits), np.bool_)
     alone = np.zeros(len(waits), np.bool_)
-    if len(launches):
+    if len(starts):
         eager = known & joins.transfers.eager[which]
         alone = known & (eager | (joins.helps[which] < 0))
     on_join, on_own = np.flatnonzero(known & ~eager), np.flatnonzero(alone)
@@ -102,11 +102,11 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
     join_of_wait = joins.waits_for[which[on_join]] + nodes
 
     first_piece = np.concatenate(
-        [lanes.node_piece[into - 1], lanes.node_piece[launches.node[helps]], lanes.node_piece[launches.node[own]]]
+        [lanes.node_piece[into - 1], lanes.node_piece[starts.node[helps]], lanes.node_piece[starts.node[own]]]
     )
-    end_piece = np.concatenate([lanes.node_piece[into], launches.piece[helps], launches.piece[own]])
+    end_piece = np.concatenate([lanes.node_piece[into], starts.piece[helps], starts.piece[own]])
     edges = Edges(
-        source=np.concatenate([into - 1, launches.node[helps], launches.node[own], join_of_wait, member + nodes]),
+        source=np.concatenate([into - 1, starts.node[helps], starts.node[own], join_of_wait, member + nodes]),
         target=np.concatenate(
             [into, joins.helps[helps] + nodes, waits.node[on_own], waits.node[on_join], bracket + nodes]
         ),
@@ -117,8 +117,8 @@ def connect(lanes: Lanes, joins: Joins) -> tuple[Edges, StallNodes]:
         fixed_ns=np.concatenate(
             [
                 along[into],
-                launches.extra_ns[helps],
-                launches.extra_ns[own] + after[on_own],
+                starts.extra_ns[helps],
+                starts.extra_ns[own] + after[on_own],
                 after[on_join],
                 np.zeros(len(member), np.int64),
             ]
@@ -148,8 +148,8 @@ def work_between(before: Int64, first_piece: Int64, end_piece: Int64) -> Int64:
 def _after_communication(lanes: Lanes, known: Bool, which: Int64, duration: Int64) -> tuple[Bool, Int64]:
     """Which stalls really waited for their communication; and how long after its end, or after their own begin where
     they did not, each of them lasted."""
-    if not len(lanes.launches):
+    if not len(lanes.starts):
         return known, duration
-    end = lanes.launches.end[which]
+    end = lanes.starts.end[which]
     really = known & (end > lanes.waits.start)
     return really, np.where(really, lanes.waits.end - end, duration)

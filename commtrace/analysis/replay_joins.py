@@ -34,9 +34,9 @@ class Transfers:
         ns: measured end minus latest start; its own duration where ``eager``.
     """
 
-    rank: Int64
-    row: Int64
-    step: Int64
+    rank: Int32
+    row: Int32
+    step: Int32
     join: Int64
     participants: Int64
     name: Int32

@@ -7,9 +7,8 @@ belong to one *segment* (:mod:`.replay_segments`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,18 +18,32 @@ from commtrace.analysis.keys import pack
 from commtrace.analysis.lane_rows import LaneRows
 from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import SYNCHRONISING, codes_named, communication_rows
-from commtrace.analysis.replay_segments import Phases, Pieces, Segments, find_segments
+from commtrace.analysis.replay_segments import Phases, Pieces, Segments, find_segments, narrow
 from commtrace.trace import schema
 from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Bool, Int8, Int32, Int64
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Where on the lanes communications start: before piece ``piece`` and after ``node``, ``extra_ns`` later.
+
+    Attributes:
+        end: when the communication ended.
+    """
+
+    node: Int64
+    piece: Int64
+    extra_ns: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.node)
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The communications of the lanes: each starts before piece ``piece`` and after ``node``, ``extra_ns`` later.
+    """The communications that start on the lanes, in the order of :class:`Starts`: what it takes to join them.
 
     Attributes:
         rank, row: which row of which rank it is.
@@ -41,12 +54,9 @@ class Launches:
         kind, name, peer, op_in_seq, bytes, id, start, end: of the row.
     """
 
-    rank: Int64
-    row: Int64
-    step: Int64
-    node: Int64
-    piece: Int64
-    extra_ns: Int64
+    rank: Int32
+    row: Int32
+    step: Int32
     bucket: Int64
     complete: Bool
     last_start: Int64
@@ -75,9 +85,9 @@ class Waits:
         start, end: of the row.
     """
 
-    rank: Int64
-    row: Int64
-    step: Int64
+    rank: Int32
+    row: Int32
+    step: Int32
     node: Int64
     launch: Int64
     start: Int64
@@ -110,11 +120,18 @@ class Lanes:
     piece_ns: Int64
     piece_segment: Int64
     segments: Segments
-    launches: Launches
+    starts: Starts
     waits: Waits
 
 
-def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) -> Lanes:
+class ReadLanes(NamedTuple):
+    """The lanes, and what is needed of them only until their communications are joined."""
+
+    lanes: Lanes
+    launches: Launches
+
+
+def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) -> ReadLanes:
     """The programs of some ranks in the given steps, all of which each of them recorded; ``stages`` by rank."""
     step_start, step_end = _steps(rows, steps)
     along = rows.shift[:, None]
@@ -139,7 +156,8 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) ->
 
     shape = (len(rows.ranks), len(steps))
     places = _Places(rows, begins, stalls, stall_rows, stalls_before, first_node)
-    return Lanes(
+    launches = places.launches(matches)
+    lanes = Lanes(
         node_piece=np.searchsorted(pieces.start, node_time, side="left"),
         first_node=first_node.reshape(shape),
         last_node=last_node.reshape(shape),
@@ -148,9 +166,10 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) ->
         piece_ns=pieces.end - pieces.start,
         piece_segment=piece_segment,
         segments=segments,
-        launches=places.launches(matches, pieces.start),
+        starts=places.starts(pieces.start, launches.end),
         waits=_waits(rows, stall_rows, interval_of_stall, len(steps), stall_node, begins),
     )
+    return ReadLanes(lanes, launches)
 
 
 def _steps(rows: LaneRows, steps: Int64) -> tuple[Int64, Int64]:
@@ -244,9 +263,9 @@ def _waits(rows: LaneRows, own: Int64, interval: Int64, num_steps: int, node: In
     # Rows that are communications themselves stand for a wait without a length.
     waited_for = np.where(spans.kind[own] == schema.STALL, spans.stalled_on[own], spans.id[own])
     return Waits(
-        rank=rows.ranks.take(index),
-        row=own - rows.first.take(index),
-        step=interval % num_steps,
+        rank=narrow(rows.ranks).take(index),
+        row=narrow(own - rows.first.take(index)),
+        step=narrow(interval % num_steps),
         node=node,
         launch=_launch(begins.interval, spans.id[begins.row], interval, waited_for),
         start=spans.start[own],
@@ -284,7 +303,7 @@ class _Places:
     stalls_before: Int64
     first_node: Int64
 
-    def launches(self, matches: Matches, piece_start: Int64) -> Launches:
+    def starts(self, piece_start: Int64, end: Int64) -> Starts:
         """Where they start.
 
         One that starts while the lane stands still starts a fixed time after that stall began: a stall begins a little
@@ -298,16 +317,22 @@ class _Places:
             newest = np.maximum(begun - 1, 0)
             stalled = (in_step > 0) & (self.begins.time < self.stalls.end[newest])
             anchor = np.where(stalled, self.stalls.start[newest], self.begins.time)
+        return Starts(
+            node=self.first_node[self.begins.interval] + in_step - stalled,
+            piece=np.searchsorted(piece_start, anchor, side="left"),
+            extra_ns=self.begins.time - anchor,
+            end=end,
+        )
+
+    def launches(self, matches: Matches) -> Launches:
+        """What they are."""
         rows, spans = self.rows, self.rows.spans
         bounds = np.searchsorted(self.begins.row, rows.first)
         bucket, complete, last_start = self._matched(matches, bounds)
         return Launches(
-            rank=np.repeat(rows.ranks, np.diff(bounds)),
-            row=self.begins.row - np.repeat(rows.first[:-1], np.diff(bounds)),
-            step=self.begins.step,
-            node=self.first_node[self.begins.interval] + in_step - stalled,
-            piece=np.searchsorted(piece_start, anchor, side="left"),
-            extra_ns=self.begins.time - anchor,
+            rank=np.repeat(narrow(rows.ranks), np.diff(bounds)),
+            row=narrow(self.begins.row - np.repeat(rows.first[:-1], np.diff(bounds))),
+            step=narrow(self.begins.step),
             bucket=bucket,
             complete=complete,
             last_start=last_start,
@@ -341,61 +366,3 @@ class _Places:
 
 
 _OF_ROW = ("kind", "name", "peer", "op_in_seq", "bytes", "id", "start", "end")
-
-_Columns = TypeVar("_Columns", bound="DataclassInstance")
-
-
-def concatenated(parts: list[_Columns], **offsets: Sequence[int]) -> _Columns:
-    """Dataclasses of columns one behind the other; to some columns of each part a number is added.
-
-    The list is emptied: of parts that nobody else holds, every column is let go as soon as it has been copied.
-    """
-    if len(parts) == 1:
-        return parts.pop()
-    kind = type(parts[0])
-    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(kind)}
-    parts.clear()
-    for name, own in offsets.items():
-        columns[name] = [values + int(offset) for values, offset in zip(columns[name], own, strict=True)]
-    return kind(*(np.concatenate(columns.pop(name)) for name in [*columns]))
-
-
-def joined_lanes(parts: list[Lanes]) -> Lanes:
-    """The lanes of further ranks behind those of the first; the list is emptied, see :func:`concatenated`."""
-    if len(parts) == 1:
-        return parts.pop()
-    nodes, pieces, segments, launches = (
-        _begins_of(sizes)
-        for sizes in (
-            [len(part.node_piece) for part in parts],
-            [len(part.piece_ns) for part in parts],
-            [len(part.segments) for part in parts],
-            [len(part.launches) for part in parts],
-        )
-    )
-    each = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Lanes)}
-    parts.clear()
-    each["waits"] = [_moved(waits, launch) for waits, launch in zip(each["waits"], launches, strict=True)]
-    return Lanes(
-        node_piece=np.concatenate([own + piece for own, piece in zip(each.pop("node_piece"), pieces, strict=True)]),
-        first_node=np.concatenate([own + node for own, node in zip(each.pop("first_node"), nodes, strict=True)]),
-        last_node=np.concatenate([own + node for own, node in zip(each.pop("last_node"), nodes, strict=True)]),
-        step_start=np.concatenate(each.pop("step_start")),
-        step_end=np.concatenate(each.pop("step_end")),
-        piece_ns=np.concatenate(each.pop("piece_ns")),
-        piece_segment=np.concatenate(
-            [own + first for own, first in zip(each.pop("piece_segment"), segments, strict=True)]
-        ),
-        segments=concatenated(each.pop("segments")),
-        launches=concatenated(each.pop("launches"), node=nodes, piece=pieces),
-        waits=concatenated(each.pop("waits"), node=nodes),
-    )
-
-
-def _begins_of(sizes: Sequence[int]) -> list[int]:
-    return [0, *np.cumsum(sizes)[:-1].tolist()]
-
-
-def _moved(waits: Waits, launch: int) -> Waits:
-    """For launches that so many others now stand before."""
-    return replace(waits, launch=np.where(waits.launch >= 0, waits.launch + launch, -1))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import JoinedGraph, ReplayError
 from commtrace.analysis.replay_edges import Edges
-from commtrace.analysis.replay_lane import concatenated
 from commtrace.analysis.replay_program import Program, by_rank, common_steps, program_of_steps
-from commtrace.analysis.replay_segments import same_work
+from commtrace.analysis.replay_segments import narrow, same_work
 from commtrace.analysis.step_parts import StepPart, StepWorkers, cut
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Columns = TypeVar("_Columns", bound="DataclassInstance")
 
 
 def build_program(run: Run, matches: Matches, workers: StepWorkers | None = None) -> Program:
@@ -55,8 +60,8 @@ def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
     places = _places([program.edges for program in programs])
     rows = [
         (
-            by_rank(program, program.transfers.rank, program.transfers.row, part.rows.__getitem__),
-            by_rank(program, program.stalls.rank, program.stalls.row, part.rows.__getitem__),
+            narrow(by_rank(program, program.transfers.rank, program.transfers.row, part.rows.__getitem__)),
+            narrow(by_rank(program, program.stalls.rank, program.stalls.row, part.rows.__getitem__)),
         )
         for program, part in zip(programs, parts, strict=True)
     ]
@@ -69,7 +74,7 @@ def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
         )
         for program, (_, row), place, node in zip(programs, rows, places, nodes, strict=True)
     ]
-    segments = concatenated([program.segments for program in programs], step=steps, instance=instances)
+    segments = _concatenated([program.segments for program in programs], step=steps, instance=instances)
     return Program(
         graph=JoinedGraph(
             tuple(program.graph for program in programs),
@@ -80,12 +85,12 @@ def _joined(programs: Sequence[Program], parts: Sequence[StepPart]) -> Program:
         ),
         edges=_joined_edges(programs, nodes, transfers),
         segments=segments,
-        transfers=concatenated(
+        transfers=_concatenated(
             [replace(program.transfers, row=row) for program, (row, _) in zip(programs, rows, strict=True)],
             step=steps,
             join=joins,
         ),
-        stalls=concatenated(stalls, step=steps, node=nodes),
+        stalls=_concatenated(stalls, step=steps, node=nodes),
         piece_ns=np.concatenate([program.piece_ns for program in programs]),
         piece_segment=np.concatenate(
             [program.piece_segment + offset for program, offset in zip(programs, pieces, strict=True)]
@@ -163,3 +168,18 @@ def _joined_edges(programs: Sequence[Program], nodes: Sequence[int], transfers: 
 
 def _shifted(bounds: slice, by: int) -> slice:
     return slice(bounds.start + by, bounds.stop + by)
+
+
+def _concatenated(parts: list[_Columns], **offsets: Sequence[int]) -> _Columns:
+    """Dataclasses of columns one behind the other; to some columns of each part a number is added.
+
+    The list is emptied: of parts that nobody else holds, every column is let go as soon as it has been copied.
+    """
+    if len(parts) == 1:
+        return parts.pop()
+    kind = type(parts[0])
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(kind)}
+    parts.clear()
+    for name, own in offsets.items():
+        columns[name] = [values + int(offset) for values, offset in zip(columns[name], own, strict=True)]
+    return kind(*(np.concatenate(columns.pop(name)) for name in [*columns]))

@@ -21,19 +21,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.lane_columns import LaneColumns
 from commtrace.analysis.lane_rows import LaneRows
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import JoinedGraph, ReplayGraph
 from commtrace.analysis.replay_edges import Edges, StallNodes, connect, work_between, worked_before
 from commtrace.analysis.replay_joins import Joins, Transfers, join_launches
-from commtrace.analysis.replay_lane import Lanes, joined_lanes, read_lanes
+from commtrace.analysis.replay_lane import Lanes, ReadLanes, read_lanes
 from commtrace.analysis.replay_segments import Segments, same_work
 from commtrace.analysis.replay_steps import graph_of_steps
 from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import BlockPart
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Int32, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,9 @@ def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
 
 def _without_graph(run: Run, matches: Matches, steps: Int64) -> tuple[Program, Int64]:
     """The program but for its graph, and the index of the step of each node."""
-    lanes = joined_lanes(side_by_side(_lanes_of, [(run, part, matches, steps) for part in run.parts]))
-    joins = join_launches(run, lanes.launches, clocks_agree=matches.clocks_agree)
+    lanes, launches = _lanes(run, matches, steps)
+    joins = join_launches(run, launches, clocks_agree=matches.clocks_agree)
+    del launches  # the edges take their memory
     edges, stalls = connect(lanes, joins)
     program = Program(
         graph=JoinedGraph((), (), ()),
@@ -177,9 +179,15 @@ def _step_of_node(lanes: Lanes, joins: Joins) -> Int64:
     return np.concatenate([np.repeat(np.tile(np.arange(steps), ranks), per_step), joins.step])
 
 
-def _lanes_of(run: Run, part: BlockPart, matches: Matches, steps: Int64) -> Lanes:
-    stages = np.array([stage_of(run.ranks[rank]) for rank in part.block.ranks], np.int64)
-    return read_lanes(LaneRows.of(run, part), matches, stages, steps)
+def _lanes(run: Run, matches: Matches, steps: Int64) -> ReadLanes:
+    columns = LaneColumns([int((part.ends - part.begins).sum()) for part in run.parts])
+
+    def read(number: int, part: BlockPart) -> None:
+        stages = np.array([stage_of(run.ranks[rank]) for rank in part.block.ranks], np.int64)
+        columns.put(number, read_lanes(LaneRows.of(run, part), matches, stages, steps))
+
+    side_by_side(read, [*enumerate(run.parts)])
+    return columns.joined()
 
 
 def common_steps(run: Run) -> Int64:
@@ -202,7 +210,7 @@ def stage_of(trace: RankTrace) -> int:
     return int(stages[0]) if len(stages) else 0
 
 
-def by_rank(program: Program, rank: Int64, row: Int64, values: Callable[[int], npt.NDArray[Any]]) -> Int64:
+def by_rank(program: Program, rank: Int32, row: Int32, values: Callable[[int], npt.NDArray[Any]]) -> Int64:
     """Of each (rank, row), the rank's value at that row."""
     picked = np.empty(len(rank), np.int64)
     # Ranks come in ascending runs: one, or one of every part that the program was joined from.

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.analysis.disjoint import Disjoint, begun_at
 from commtrace.analysis.keys import concatenated_ranges, grouped, pack
 from commtrace.analysis.lane_rows import LaneRows
 from commtrace.trace import schema
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Bool, Int32, Int64
 
 FORWARD: Final = 1
 BACKWARD: Final = 2
@@ -41,15 +42,15 @@ class Segments:
         work_ns, data_ns, gc_ns, pause_ns: what the time went to; ``pause`` is checkpointing and evaluation.
     """
 
-    rank: Int64
-    step: Int64
-    stage: Int64
-    chunk: Int64
-    microbatch: Int64
-    kind: Int64
-    instance: Int64
-    stalls: Int64
-    ordinal: Int64
+    rank: Int32
+    step: Int32
+    stage: Int32
+    chunk: Int32
+    microbatch: Int32
+    kind: Int32
+    instance: Int32
+    stalls: Int32
+    ordinal: Int32
     work_ns: Int64
     data_ns: Int64
     gc_ns: Int64
@@ -152,18 +153,23 @@ def find_segments(
     row = phases.row[np.maximum(instances.phase, 0)] if len(phases.row) else np.zeros(len(first), np.int64)
     rank = instances.interval // num_steps
     segments = Segments(
-        rank=rows.ranks[rank][instance],
-        step=(instances.interval - rank * num_steps)[instance],
-        stage=stages[rank][instance],
-        chunk=np.where(instances.in_phase, rows.spans.chunk[row], -1).astype(np.int64)[instance],
-        microbatch=np.where(instances.in_phase, rows.spans.microbatch[row], -1).astype(np.int64)[instance],
-        kind=instances.kinds(intervals, phases)[instance],
-        instance=number[first][instance],
-        stalls=instances.stalls[instance],
-        ordinal=ordinal[head],
+        rank=narrow(rows.ranks[rank])[instance],
+        step=narrow(instances.interval - rank * num_steps)[instance],
+        stage=narrow(stages[rank])[instance],
+        chunk=narrow(np.where(instances.in_phase, rows.spans.chunk[row], -1))[instance],
+        microbatch=narrow(np.where(instances.in_phase, rows.spans.microbatch[row], -1))[instance],
+        kind=narrow(instances.kinds(intervals, phases))[instance],
+        instance=narrow(number[first])[instance],
+        stalls=narrow(instances.stalls)[instance],
+        ordinal=narrow(ordinal[head]),
         **_shares(rows, pieces, head),
     )
     return segments, np.cumsum(heads) - 1
+
+
+def narrow(numbers: npt.NDArray[np.integer]) -> Int32:
+    """Ranks, steps and counts of rows: there are never 2³¹ of them, and columns half as wide take half the memory."""
+    return numbers.astype(np.int32)
 
 
 def _changes(values: Int64) -> Bool:

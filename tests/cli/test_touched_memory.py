@@ -11,8 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from commtrace.cli import memory
+from commtrace.cli.main import app
 from commtrace.cli.touched_memory import Heap, available_memory
 
 MIB = 1 << 20
@@ -194,3 +196,15 @@ def test_rows_tell_it_too_unless_memory_is_short(asked: list[int]) -> None:
     memory.expect_rows(10_000_000)
 
     assert asked == [400_000]
+
+
+def test_commands_expect_the_runs_that_they_are_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    expected: list[Path] = []
+    monkeypatch.setattr("commtrace.cli.main.expect_run", expected.append)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    words = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--before", str(tmp_path / "missing")]
+    CliRunner().invoke(app, words)
+    CliRunner().invoke(app, ["run", str(tmp_path / "a")])
+
+    assert expected == [tmp_path / "a", tmp_path / "b"]

@@ -15,6 +15,7 @@ from commtrace.analysis.matched import Context, Matched, match_run
 from commtrace.analysis.partition import Partition, partition
 from commtrace.analysis.roles import Roles
 from commtrace.analysis.step_choice import StepChoice
+from commtrace.analysis.window import Window
 from commtrace.trace.run import Run
 
 
@@ -43,11 +44,11 @@ class Analysis:
     context: Context
 
 
-def analyse(source: str | Path | Run, steps: str | None = None) -> Analysis:
+def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Analysis:
     """Run the chain.
 
     Args:
-        source: a run directory or a loaded run.
+        source: a run directory, a loaded run, or these steps of one as they were loaded.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all but the first.
 
     Raises:

@@ -19,6 +19,7 @@ from commtrace.analysis.rank_words import ranges, ranges_in_words
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
+from commtrace.cli.loading import load
 from commtrace.cli.units import UNKNOWN, duration, num_bytes, power_of_two, share
 from commtrace.cli.units import bandwidth as gigabytes_per_second
 
@@ -55,7 +56,7 @@ def bandwidth(
     Bandwidths are those of the transfer, after the last member had arrived. "needed" is the busbw at which the bytes
     would take as long as the ranks compute: a network slower than that cannot hide them.
     """
-    analysis = analyse(run, steps or None)
+    analysis = analyse(load(run, steps or None), steps or None)
     rows = _rows(analysis, _DETAIL[by])
     basis = basis_of(analysis.recorded, analysis.alignment)
     if json_output:

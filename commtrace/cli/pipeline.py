@@ -14,6 +14,7 @@ from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
+from commtrace.cli.loading import load
 from commtrace.cli.summary_view import print_pipeline
 from commtrace.cli.workers import ExecutorOption, step_workers
 
@@ -33,7 +34,7 @@ def pipeline(
     by phase (warm-up, steady, cool-down) and by cause: what the schedule costs by itself, stages that differ,
     microbatches and ranks that differ, and the transfers.
     """
-    analysis = analyse(run, steps or None)
+    analysis = analyse(load(run, steps or None), steps or None)
     with step_workers(executor) as workers:
         found = (
             reconstruct_pipeline(analysis.run, analysis.matches, workers=workers, roles=analysis.roles)

@@ -15,6 +15,7 @@ from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.loading import load
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.viewer.report import MOST_STEPS, render
 
@@ -33,7 +34,7 @@ def report(
     that --steps asks for.
     """
     with Console(stderr=True).status(f"Writing {output}"):
-        analysis = analyse(run, steps or None)
+        analysis = analyse(load(run, steps or None), steps or None)
         with step_workers(executor) as workers:
             summary = summarise_analysis(analysis, workers, is_whole=not steps)
         page = render(

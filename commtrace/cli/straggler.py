@@ -29,6 +29,7 @@ from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
+from commtrace.cli.loading import load
 from commtrace.cli.straggler_view import print_stragglers
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
@@ -85,7 +86,7 @@ def straggler(
 
 
 def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
-    matched = match_run(run, steps or None)
+    matched = match_run(load(run, steps or None), steps or None)
     if not matched.steps.used:
         raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
     if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):

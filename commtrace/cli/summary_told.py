@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commtrace.analysis.side_by_side import beside
-from commtrace.analysis.window import load_window
-from commtrace.cli.memory import expect_rows
+from commtrace.cli.loading import load
 
 if TYPE_CHECKING:
     from commtrace.analysis.step_parts import StepWorkers
@@ -19,16 +18,14 @@ def tell_summary(
     run: Path, steps: str | None, workers: StepWorkers | None, *, json_output: bool, all_ranks: bool
 ) -> None:
     """Print it; arguments and errors are those of :func:`commtrace.analysis.summary.summarise`."""
-    with beside(load_window, run, steps) as window:
+    with beside(load, run, steps) as window:
         # While the files are read: what is imported here would later have the only core at work.
         from commtrace.analysis.summary import summarise
 
         if not json_output:
             import commtrace.cli.summary_view  # noqa: F401 - and rich with it
 
-        loaded = window()
-        expect_rows(sum(len(block) for block in loaded.context.blocks))
-        told = summarise(loaded, steps, workers)
+        told = summarise(window(), steps, workers)
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
         return

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -21,8 +20,7 @@ def test_only_while_a_command_analyses_python_runs_in_another_way(
         return {}
 
     monkeypatch.setattr("commtrace.analysis.summary.summarise", summarise)
-    window = SimpleNamespace(context=SimpleNamespace(blocks=[]))
-    monkeypatch.setattr("commtrace.cli.summary_told.load_window", lambda *_: window)
+    monkeypatch.setattr("commtrace.cli.summary_told.load", lambda *_: None)
     before = (gc.isenabled(), sys.getswitchinterval())
 
     CliRunner().invoke(app, ["summary", str(tmp_path), "--json"], catch_exceptions=False)

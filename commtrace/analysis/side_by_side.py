@@ -44,8 +44,9 @@ def side_by_side(function: Callable[..., _Result], arguments: Sequence[tuple[Any
         calls.stop()
         for helper in helpers:
             helper.wait()
-        _cores.fill_gaps()
-    return calls.results()
+    results = calls.results()
+    _cores.fill_gaps()
+    return results
 
 
 @contextmanager
@@ -173,10 +174,10 @@ class _Cores:
             self._for_gaps.append(task)
 
     def fill_gaps(self) -> None:
-        """Begin what was left for them, on cores that are free."""
+        """Begin what was left for them, on cores that are free and that nobody comes back to."""
         while True:
             with self._changes:
-                if not self.free or not self._for_gaps:
+                if self.free <= self._returning or not self._for_gaps:
                     return
                 self.free -= 1
                 task = self._for_gaps.pop()
@@ -191,14 +192,19 @@ class _Cores:
 
     def lend(self, awaited: _Task[Any]) -> bool:
         """Give one's core away until a task is done. If something else was left to do, do that instead; then False."""
+        gap = None
         with self._changes:
             task = self._left.popleft() if self._left else None
             if task is None:
                 awaited.is_awaited = True
-                self.free += 1
-                self._changes.notify()
+                if self._for_gaps and not awaited.is_done:
+                    gap = self._for_gaps.pop()
+                else:
+                    self.free += 1
+                    self._changes.notify()
+        if gap is not None:
+            self._start_on_core(gap)
         if task is None:
-            self.fill_gaps()
             return True
         task.do()
         return False

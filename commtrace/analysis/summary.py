@@ -55,8 +55,8 @@ def summarise(
     """
     matched = match_run(source, steps)
     is_whole = steps is None
-    # All that needs no replay is worked out while that leaves a core free.
-    with in_gaps(lambda: _without_replay(analysis_of(matched), is_whole)) as rest:
+    # All that needs no replay is worked out while that leaves a core free: one, if others do it.
+    with (beside if workers else in_gaps)(lambda: _without_replay(analysis_of(matched), is_whole)) as rest:
         replayed = _replay(matched, workers)
         return _summary(rest(), replayed)
 
@@ -71,7 +71,7 @@ def summarise_analysis(
         workers: as of :func:`summarise`.
         is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
     """
-    with in_gaps(_without_replay, analysis, is_whole) as rest:
+    with (beside if workers else in_gaps)(_without_replay, analysis, is_whole) as rest:
         replayed = _replay(analysis, workers)
         return _summary(rest(), replayed)
 

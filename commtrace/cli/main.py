@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from keyword import iskeyword
-from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -16,7 +14,7 @@ from commtrace import __version__
 from commtrace.cli.failures import USER_ERROR, in_words
 from commtrace.cli.interpreter import run_for_analysis
 from commtrace.cli.linear_algebra import use_one_thread
-from commtrace.cli.memory import expect_run, keep_freed_memory
+from commtrace.cli.memory import keep_freed_memory
 from commtrace.cli.processor import avoid_slow_sorts
 from commtrace.errors import CommtraceError
 
@@ -71,8 +69,6 @@ class _LazyGroup(TyperGroup):
             use_one_thread()
             avoid_slow_sorts()
             run_for_analysis(context.call_on_close)
-            for run in filter(os.path.isdir, rest):
-                expect_run(Path(run))
         return name, command and load_command(str(name)), rest
 
     def invoke(self, context: Any) -> Any:

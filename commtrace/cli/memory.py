@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,15 +70,18 @@ def keep_freed_memory() -> None:
     if not hasattr(libc, "gnu_get_libc_version"):
         return
     # Any setting stops glibc from raising that threshold by itself: without it, the others would do harm.
-    if any(libc.mallopt(_MMAP_THRESHOLD, threshold) for threshold in _MMAP_THRESHOLDS):
+    accepted = next((largest for largest in _MMAP_THRESHOLDS if libc.mallopt(_MMAP_THRESHOLD, largest)), None)
+    if accepted is not None:
         for parameter, setting in _SETTINGS:
             libc.mallopt(parameter, setting)
+    if accepted == _MMAP_THRESHOLDS[0]:  # what is reserved would not be of the heap otherwise
         _heap = _reserved_heap(libc)
 
 
 def expect_run(directory: Path) -> None:
-    """It is about to be read and analysed: the memory that this takes at least is touched meanwhile."""
-    threading.Thread(target=_expect_files, args=(directory,), name="commtrace-memory", daemon=True).start()
+    """All of it is about to be read and replayed: the memory that this takes at least is touched meanwhile."""
+    with suppress(RuntimeError):  # no more threads: whoever needs the memory touches it
+        threading.Thread(target=_expect_files, args=(directory,), name="commtrace-memory", daemon=True).start()
 
 
 def expect_rows(count: int) -> None:

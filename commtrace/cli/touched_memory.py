@@ -10,7 +10,8 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +26,8 @@ _SLOW_S: Final = 0.001
 _MOST_SLOW: Final = 4
 """A huge page takes 0.1 to 0.3 ms. Where the host had taken its memory back, it took 4.5 ms."""
 
-_MEMINFO: Final = Path("/proc/meminfo")
-_CGROUP: Final = Path("/sys/fs/cgroup")
+_PROC: Final = Path("/proc")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 class Heap:
@@ -49,6 +50,7 @@ class Heap:
         self._clock_s = clock_s
         self._touched = -(-parts[0].start // _HUGE_PAGE) * _HUGE_PAGE if parts else 0
         self._wanted = 0
+        self._is_refused = False
         self._is_huge = True
         self._num_slow = 0
         self._thread: threading.Thread | None = None
@@ -63,7 +65,7 @@ class Heap:
 
     def touch(self, num_bytes: int) -> None:
         """So much of it from its begin on, in a thread of its own; less where it is not as large."""
-        if not self._parts:
+        if not self._parts or self._is_refused:
             return
         with self._changes:
             self._wanted = max(self._wanted, min(self._parts[0].start + num_bytes, self._parts[0].stop))
@@ -83,7 +85,7 @@ class Heap:
         """How much to touch next; 0 where nothing is left, and this thread ends."""
         with self._changes:
             at_once = _HUGE_PAGE if self._is_huge else _AT_ONCE
-            if self._wanted - self._touched >= at_once:
+            if self._wanted - self._touched >= at_once and not self._is_refused:
                 return at_once
             self._thread = None
             return 0
@@ -91,7 +93,7 @@ class Heap:
     def _touch_next(self, length: int) -> None:
         begin_s = self._clock_s()
         if self._madvise(self._touched, length, _POPULATE_WRITE):
-            self._wanted = 0  # this system does not do it
+            self._is_refused = True
             return
         self._touched += length
         if self._is_huge:
@@ -101,14 +103,34 @@ class Heap:
                 self.advise(mmap.MADV_NOHUGEPAGE)
 
 
-def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Bytes that neither the system nor a container's limit keeps from this process; 0 where it cannot be told."""
+def available_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """Bytes that neither the system nor a limit of a container or job keeps from this process; 0 where nothing tells.
+
+    Args:
+        proc: where ``proc(5)`` is mounted.
+        cgroups: where ``cgroups(7)`` are, of version 2 or 1.
+    """
     try:
-        told = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        told = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         available = int(told["MemAvailable"].split()[0]) << 10
-        limit, used = (cgroup / "memory.max", cgroup / "memory.current")
-        # The root of all groups has no limit, and no such file.
-        limited = limit.is_file() and (most := limit.read_text().strip()) != "max"
-        return min(available, int(most) - int(used.read_text())) if limited else available
+        groups = (proc / "self" / "cgroup").read_text().splitlines()
+        return min([available, *chain.from_iterable(_left_by(cgroups, group) for group in groups)])
     except (OSError, KeyError, ValueError):
         return 0
+
+
+def _left_by(cgroups: Path, group: str) -> Iterator[int]:
+    """What the limits of a group that this process is in, and those of the groups around it, leave."""
+    _, controllers, path = group.split(":", 2)
+    if not controllers:  # version 2
+        root, names = cgroups, ("memory.max", "memory.current")
+    elif "memory" in controllers.split(","):
+        root, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    else:
+        return
+    inner = root / path.strip("/")
+    # In a container the path may be that of the host, and what is mounted the container's own group.
+    for folder in {root, inner, *(parent for parent in inner.parents if parent.is_relative_to(root))}:
+        limit, used = (folder / name for name in names)
+        if limit.is_file() and (most := limit.read_text().strip()) != "max":
+            yield int(most) - int(used.read_text())

@@ -19,8 +19,15 @@ STEPS = 2
 TIMEOUT_S = 60
 
 
+_DTYPES = {"Int8": np.int8, "Int32": np.int32, "Int64": np.int64, "Bool": np.bool_}
+
+
 def _columns(kind: type[Any], count: int, rng: np.random.Generator, **given: Int64) -> Any:
-    return kind(**{field.name: given.get(field.name, rng.integers(0, 1000, count)) for field in fields(kind)})
+    columns = {
+        field.name: given.get(field.name, rng.integers(0, 100, count).astype(_DTYPES[str(field.type)]))
+        for field in fields(kind)
+    }
+    return kind(**columns)
 
 
 def _part(ranks: int, calls: int, rng: np.random.Generator) -> ReadLanes:
@@ -87,6 +94,10 @@ def _flat(read: ReadLanes) -> dict[str, Any]:
     return flat
 
 
+def _types(read: ReadLanes) -> dict[str, Any]:
+    return {name: values.dtype for name, values in _flat(read).items()}
+
+
 def _told(read: ReadLanes) -> dict[str, list[Any]]:
     return {name: values.tolist() for name, values in _flat(read).items()}
 
@@ -101,6 +112,7 @@ def test_parts_may_come_in_any_order(order: tuple[int, ...]) -> None:
         columns.put(number, parts[number])
 
     assert _told(columns.joined()) == _expected(parts)
+    assert _types(columns.joined()) == _types(parts[0])
 
 
 def test_a_single_part_stays_as_it_is() -> None:

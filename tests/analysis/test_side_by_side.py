@@ -203,3 +203,32 @@ def test_many_gaps_within_one_another_come_to_an_end(helpers: int) -> None:
 
     for _ in range(20):
         assert both(5) == alone(5)
+
+
+@pytest.mark.parametrize("helpers", [1], indirect=True)
+def test_of_several_gaps_one_is_filled_while_something_is_waited_for(helpers: int) -> None:
+    """The core of what is waited for is that of whoever waits, as soon as it is done."""
+    both, begun, may_end = threading.Barrier(2), list[int](), threading.Event()
+
+    def fill(number: int) -> None:
+        begun.append(number)
+        may_end.wait(TIMEOUT_S)
+
+    def call(number: int) -> None:
+        both.wait(TIMEOUT_S)
+        deadline = time.monotonic() + TIMEOUT_S
+        while threading.current_thread().name == "commtrace-analysis" and not begun:  # begun by whoever waits
+            assert time.monotonic() < deadline
+
+    with in_gaps(fill, 1), in_gaps(fill, 2):
+        side_by_side(call, [(0,), (1,)])
+        assert begun == [2]
+        may_end.set()
+
+
+def test_after_an_error_no_gap_is_filled(helpers: int) -> None:
+    done = list[int]()
+    with pytest.raises(ZeroDivisionError), in_gaps(done.append, 1):
+        side_by_side(divmod, [(1, 0)])
+
+    assert done == []

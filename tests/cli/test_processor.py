@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,16 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def numpy_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Of the folder that numpy lies in, as far as the finder tells: a wheel of PyPI."""
+    folder = tmp_path / "site-packages"
+    (folder / "numpy.libs").mkdir(parents=True)
+    found = SimpleNamespace(origin=str(folder / "numpy" / "__init__.py"))
+    monkeypatch.setattr("commtrace.cli.processor.find_spec", lambda _: found)
+    return folder
+
+
 def test_zen_4_sorts_without_avx512(tmp_path: Path) -> None:
     avoid_slow_sorts(_cpuinfo(tmp_path))
 
@@ -47,6 +58,13 @@ def test_zen_4_sorts_without_avx512(tmp_path: Path) -> None:
 )
 def test_other_processors_are_left_alone(tmp_path: Path, other: dict[str, str]) -> None:
     avoid_slow_sorts(_cpuinfo(tmp_path, **other))  # type: ignore[arg-type]
+
+    assert _DISABLE not in os.environ
+
+
+def test_a_numpy_that_may_need_avx512_is_left_alone(tmp_path: Path, numpy_folder: Path) -> None:
+    (numpy_folder / "numpy.libs").rmdir()
+    avoid_slow_sorts(_cpuinfo(tmp_path))
 
     assert _DISABLE not in os.environ
 
@@ -69,6 +87,7 @@ def test_what_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 _SORTED = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from commtrace.cli.processor import avoid_slow_sorts
 avoid_slow_sorts(Path(sys.argv[1]))
 import numpy

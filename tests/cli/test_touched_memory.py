@@ -11,10 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from commtrace.cli import memory
-from commtrace.cli.main import app
 from commtrace.cli.touched_memory import Heap, available_memory
 
 MIB = 1 << 20
@@ -88,6 +86,7 @@ def test_a_system_that_refuses_is_not_asked_again() -> None:
     system = _System(refuses=True)
     heap = system.heap(range(64 * MIB))
     _touch(heap, 40 * MIB)
+    _touch(heap, 50 * MIB)
 
     assert system.touched == [(0, HUGE)]
 
@@ -144,22 +143,58 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "expected"),
-    [(None, None, 4_096_000), ("max", "9", 4_096_000), ("3000000", "1000000", 2_000_000), ("1", "x", 0)],
-)
-def test_a_containers_limit_counts(tmp_path: Path, limit: str | None, used: str | None, expected: int) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       24684252 kB\nMemAvailable:       4000 kB\n")
-    if limit is not None and used is not None:
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / "memory.current").write_text(f"{used}\n")
+def _system(folder: Path, groups: str, files: dict[str, str]) -> tuple[Path, Path]:
+    """4,096,000 bytes are available; the process is in these groups, in which these files lie."""
+    proc, cgroups = folder / "proc", folder / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal:       24684252 kB\nMemAvailable:       4000 kB\n")
+    (proc / "self" / "cgroup").write_text(groups)
+    for name, text in files.items():
+        path = cgroups / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return proc, cgroups
 
-    assert available_memory(meminfo, tmp_path) == expected
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, 4_096_000),
+        ("0::/\n", {"memory.max": "max", "memory.current": "9"}, 4_096_000),
+        ("0::/\n", {"memory.max": "3000000", "memory.current": "1000000"}, 2_000_000),
+        # The limit of a job is that of a group around the one of its step.
+        (
+            "0::/slurm/job_1/step_0\n",
+            {
+                "slurm/job_1/memory.max": "3000000",
+                "slurm/job_1/memory.current": "1000000",
+                "slurm/job_1/step_0/memory.max": "max",
+                "slurm/job_1/step_0/memory.current": "9",
+            },
+            2_000_000,
+        ),
+        # Version 1, its number of "no limit" and a smaller one.
+        (
+            "5:devices:/x\n4:cpu,memory:/job\n0::/\n",
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "memory/memory.usage_in_bytes": "1000000",
+                "memory/job/memory.limit_in_bytes": "1500000",
+                "memory/job/memory.usage_in_bytes": "500000",
+            },
+            1_000_000,
+        ),
+        ("0::/\n", {"memory.max": "1", "memory.current": "x"}, 0),
+        ("0::/\n", {"memory.max": "1"}, 0),
+        ("what?\n", {}, 0),
+    ],
+)
+def test_limits_of_containers_and_jobs_count(tmp_path: Path, groups: str, files: dict[str, str], expected: int) -> None:
+    assert available_memory(*_system(tmp_path, groups, files)) == expected
 
 
 def test_where_nothing_tells_what_is_available_nothing_is(tmp_path: Path) -> None:
-    assert available_memory(tmp_path / "meminfo", tmp_path) == 0
+    assert available_memory(tmp_path, tmp_path) == 0
 
 
 @pytest.fixture
@@ -198,13 +233,14 @@ def test_rows_tell_it_too_unless_memory_is_short(asked: list[int]) -> None:
     assert asked == [400_000]
 
 
-def test_commands_expect_the_runs_that_they_are_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    expected: list[Path] = []
-    monkeypatch.setattr("commtrace.cli.main.expect_run", expected.append)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    words = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--before", str(tmp_path / "missing")]
-    CliRunner().invoke(app, words)
-    CliRunner().invoke(app, ["run", str(tmp_path / "a")])
+def test_without_a_thread_nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
-    assert expected == [tmp_path / "a", tmp_path / "b"]
+    system = _System()
+    heap = system.heap(range(64 * MIB))
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    memory.expect_run(tmp_path)
+    _touch(heap, 40 * MIB)
+
+    assert system.touched == []

@@ -84,9 +84,19 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None, timeout: f
 
 
 def _abort(process: subprocess.Popen[bytes]) -> None:
-    """SIGABRT makes faulthandler write every thread's stack; what is left after that is killed."""
+    """SIGABRT makes faulthandler write every thread's stack; what is left after that is killed.
+
+    One process after the other, as they write word by word to one file; and the launcher, which would end the others
+    when the first one has ended, is stopped meanwhile.
+    """
     there = descendants(process.pid)
-    _signal(there, signal.SIGABRT)
+    _signal([process.pid], signal.SIGSTOP)
+    deadline = time.monotonic() + _SECONDS_TO_DUMP_STACKS
+    for pid in there:
+        _signal([pid], signal.SIGABRT)
+        while not _has_ended(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    _signal([process.pid], signal.SIGCONT)
     deadline = time.monotonic() + _SECONDS_TO_DUMP_STACKS
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -103,6 +113,14 @@ def descendants(pid: int) -> list[int]:
         return []
     children = [int(child) for child in listing.split()]
     return children + [below for child in children for below in descendants(child)]
+
+
+def _has_ended(pid: int) -> bool:
+    """Also where its parent has not asked for its exit status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return True
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

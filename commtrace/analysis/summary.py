@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,11 +54,7 @@ def summarise(
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
     matched = match_run(source, steps)
-    is_whole = steps is None
-    # All that needs no replay is worked out while that leaves a core free: one, if others do it.
-    with (beside if workers else in_gaps)(lambda: _without_replay(analysis_of(matched), is_whole)) as rest:
-        replayed = _replay(matched, workers)
-        return _summary(rest(), replayed)
+    return _summarised(matched, lambda: analysis_of(matched), workers, is_whole=steps is None)
 
 
 def summarise_analysis(
@@ -71,8 +67,16 @@ def summarise_analysis(
         workers: as of :func:`summarise`.
         is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
     """
-    with (beside if workers else in_gaps)(_without_replay, analysis, is_whole) as rest:
-        replayed = _replay(analysis, workers)
+    return _summarised(analysis, lambda: analysis, workers, is_whole=is_whole)
+
+
+def _summarised(
+    matched: Matched | Analysis, analysed: Callable[[], Analysis], workers: StepWorkers | None, *, is_whole: bool
+) -> dict[str, Any]:
+    # All that needs no replay is worked out while that leaves a core free: one, if others do it.
+    meanwhile = beside if workers else in_gaps
+    with meanwhile(lambda: _without_replay(analysed(), is_whole)) as rest:
+        replayed = _replay(matched, workers)
         return _summary(rest(), replayed)
 
 

@@ -12,10 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
 from commtrace.cli.failures import USER_ERROR, in_words
-from commtrace.cli.interpreter import run_for_analysis
-from commtrace.cli.linear_algebra import use_one_thread
-from commtrace.cli.memory import keep_freed_memory
-from commtrace.cli.processor import avoid_slow_sorts
+from commtrace.cli.preparation import prepare_for_analysis
 from commtrace.errors import CommtraceError
 
 
@@ -65,10 +62,7 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         name, command, rest = super().resolve_command(context, arguments)
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
-            keep_freed_memory()
-            use_one_thread()
-            avoid_slow_sorts()
-            run_for_analysis(context.call_on_close)
+            prepare_for_analysis(context.call_on_close)
         return name, command and load_command(str(name)), rest
 
     def invoke(self, context: Any) -> Any:

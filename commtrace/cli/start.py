@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from commtrace.cli.failures import USER_ERROR, in_words
-from commtrace.cli.interpreter import leave_everything_at_the_end, run_for_analysis
-from commtrace.cli.linear_algebra import use_one_thread
-from commtrace.cli.memory import expect_run, keep_freed_memory
-from commtrace.cli.processor import avoid_slow_sorts
+from commtrace.cli.interpreter import leave_everything_at_the_end
+from commtrace.cli.memory import expect_run
+from commtrace.cli.preparation import prepare_for_analysis
 from commtrace.errors import CommtraceError
 
 _INTERRUPTED: Final = 130
@@ -65,11 +64,8 @@ def _plain_summary(words: Sequence[str]) -> _PlainSummary | None:
 
 
 def _tell(plain: _PlainSummary) -> None:
-    keep_freed_memory()
-    use_one_thread()
-    avoid_slow_sorts()
     with ExitStack() as until_told:
-        run_for_analysis(until_told.callback)
+        prepare_for_analysis(until_told.callback)
         if plain.run is not None:
             expect_run(plain.run)
         from commtrace.cli.summary_told import tell_summary

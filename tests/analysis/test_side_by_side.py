@@ -181,7 +181,7 @@ def test_of_several_gaps_the_innermost_is_filled_first(helpers: int) -> None:
     assert done == [2, 1]
 
 
-def test_gaps_that_nobody_asks_for_are_not_filled_after_the_block() -> None:
+def test_gaps_that_nobody_asks_for_are_not_filled_after_the_block(helpers: int) -> None:
     done = list[int]()
     with in_gaps(done.append, 1):
         pass

@@ -38,7 +38,7 @@ def test_columns_take_the_memory_of_those_before() -> None:
 def test_only_commands_that_start_no_training_keep_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[str] = []
     for name in COMMANDS:
-        monkeypatch.setattr(main, "keep_freed_memory", lambda name=name: kept.append(name))
+        monkeypatch.setattr(main, "prepare_for_analysis", lambda _, name=name: kept.append(name))
         CliRunner().invoke(app, [name, "--help"])
 
     assert {"summary", "top"} <= set(kept)

@@ -27,8 +27,9 @@ from commtrace.trace.decoding import RankTable, decode
 from commtrace.trace.locate import find_run_directory
 from commtrace.trace.messages import MessageIndex, SegmentReplacedError
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.reader import missing_ranks, newest_segments
+from commtrace.trace.reader import newest_segments
 from commtrace.trace.run import Run
+from commtrace.trace.sessions import missing_ranks
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import rank_directory, segment_paths
 

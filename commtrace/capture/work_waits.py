@@ -123,6 +123,8 @@ def waiting_beside(
             if waited_for is None or stall_end is None:
                 return result
             launch, completion = waited_for
+            if launch[2] < 0 and launch[0].is_p2p:
+                launch = from_anybody(launch, work)
             if completion is None:
                 number = next_id()
                 tracer.append((completed_rows, kind_of(launch), launch, number, end, ()))

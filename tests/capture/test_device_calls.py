@@ -391,20 +391,36 @@ def test_what_is_never_waited_for_does_not_pile_up(job: Job) -> None:
     assert len(job.devices._pending) < 10
 
 
-def test_communication_of_the_host_stalls_the_device_only_while_that_is_idle(job: Job) -> None:
-    class HostWork(dist.Work):
-        def wait(self, *_arguments: Any) -> bool:
-            job.cuda.advance(6 * MILLISECOND)
-            return True
+class HostWork(dist.Work):
+    """Of a communication of the host's tensors, which takes 6 ms from the wait for it on."""
 
+    def __init__(self, job: Job, source: int = 0) -> None:
+        super().__init__()
+        self.job = job
+        self.source = source
+
+    def wait(self, *_arguments: Any) -> bool:
+        self.job.cuda.advance(6 * MILLISECOND)
+        return True
+
+    def _source_rank(self) -> int:
+        return self.source
+
+
+def of_the_host(job: Job, work: HostWork, method: str, seq: int, peer: int) -> None:
+    """Have ``work`` captured, as the message that it is."""
     assert job.capture is not None
     job.capture.uninstall()
     job.capture.install()  # meets the new class
-    work = HostWork()
     state = job.recording.tracer.groups.state(job.group)
     coordinates = job.recording.tracer.coordinates
-    launch = (OPERATIONS["send"], state, 0, 8, -1, torch.float32, 2, True, coordinates, None, 5)
+    launch = (OPERATIONS[method], state, seq, 8, -1, torch.float32, peer, True, coordinates, None, 5)
     job.capture._pending[id(work)] = (launch, None)
+
+
+def test_communication_of_the_host_stalls_the_device_only_while_that_is_idle(job: Job) -> None:
+    work = HostWork(job)
+    of_the_host(job, work, "send", 0, 2)
     job.compute(4 * MILLISECOND)
     busy_until = job.cuda.current_stream().position_ns()
     work.wait()
@@ -415,6 +431,17 @@ def test_communication_of_the_host_stalls_the_device_only_while_that_is_idle(job
     (stall,) = job.recording.stalls()
     assert (stall.stalled_on, stall.start, stall.timing) == (row.id, busy_until, CUDA)
     assert stall.end - stall.start == 2 * MILLISECOND
+
+
+def test_the_sender_of_a_receive_from_anybody_is_known_after_the_wait(job: Job) -> None:
+    first, second = HostWork(job, source=3), HostWork(job, source=3)
+    for work in (first, second):
+        of_the_host(job, work, "recv_anysource", -1, -1)
+        work.wait()
+    job.finish()
+
+    assert [(row.peer, row.seq) for row in job.recording.communications()] == [(3, 0), (3, 1)]
+    assert [(stall.peer, stall.seq) for stall in job.recording.stalls()] == [(3, 0), (3, 1)]
 
 
 def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None:

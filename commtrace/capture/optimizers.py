@@ -90,7 +90,7 @@ class OptimizerPhase:
             self._tracer.steps.optimizer_is_part_of_another(optimizer)
             stack.append((optimizer, None))
             return
-        self._tracer.steps.work_begins()
+        self._tracer.steps.optimizer_begins(optimizer)
         stack.append((optimizer, self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
 
     def _after(self, optimizer: Any, _arguments: Any, _keywords: Any) -> None:

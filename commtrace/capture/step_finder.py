@@ -2,8 +2,10 @@
 
 The rules, in the order in which they matter:
 
-* the first step begins with the first work that is seen (a forward, a backward, an optimizer step): the set-up before
-  it is no step. Every further one begins where the one before it ended, so that loading data is part of a step;
+* the first step begins with the first forward or backward: the set-up before it is no step. An optimizer that steps
+  before that only fills its state, which is how torch.distributed.checkpoint restores one; where it does so again and
+  still nothing computed, the loop has nothing else that is seen, and its first step began there;
+* every further step begins where the one before it ended, so that loading data is part of a step;
 * a step ends when every optimizer of the loop has stepped: with gradient accumulation that is one step per update, in
   a loop with two optimizers (a GAN) one per pair, in a loop that steps one optimizer per parameter inside the backward
   one per backward. An optimizer that is never stepped is waited for a few iterations, then no more;
@@ -60,7 +62,8 @@ class StepFinder:
         self.updates = 0
         self._tracer = tracer
         self._has_begun = False
-        self._worked = False
+        self._has_computed = self._worked = False
+        self._stepped_alone: set[int] = set()
         self._evaluated = self._evaluated_before = False
         self._has_left = False
         self._ends_with_backward = False
@@ -77,13 +80,30 @@ class StepFinder:
             if self._has_begun:
                 self._tracer.discard_step(frees_number=True)
 
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """The outermost optimizer is about to step."""
+        if not self.finding or self._has_computed:
+            self.work_begins()
+        elif id(optimizer) not in self._stepped_alone:
+            self._stepped_alone.add(id(optimizer))
+            self._begin_first_step()
+            self._has_left = True
+            self._tracer.leave_step()
+        else:
+            self._has_computed = True
+            self._return()
+            self._cut()
+            self.work_begins()
+
     def work_begins(self) -> None:
-        """A forward, backward or optimizer step of the training is about to begin."""
+        """A forward or backward of the training is about to begin."""
         if not self.finding:
             return
-        if not self._has_begun:
-            self._has_begun = True
-            self._tracer.begin_step(is_found=True)
+        if not self._has_computed:
+            self._has_computed = True
+            self._begin_first_step()
+            if self._stepped_alone:
+                self._tracer.restart_step()
         elif self._ends_with_backward and not _is_in_backward():
             self._cut()  # the end of that backward was not seen
         self._return()  # What was taken for an evaluation has not ended: it was none.
@@ -154,6 +174,8 @@ class StepFinder:
             return
         is_new = id(optimizer) not in self._references
         self.optimizer_made(optimizer)
+        if not self._has_computed:
+            return
         self._missing.discard(id(optimizer))
         self._of_step += 1
         if self._missing and self._of_step > max(_PATIENCE * len(self._references), 2 * self._most_of_a_step):
@@ -170,6 +192,11 @@ class StepFinder:
     def _is_between_steps(self) -> bool:
         """Whether an evaluation would be no part of the current step."""
         return self.finding and self._has_begun and not self._worked and not self._evaluated_before
+
+    def _begin_first_step(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._tracer.begin_step(is_found=True)
 
     def _return(self) -> None:
         if self._has_left:

@@ -2,7 +2,8 @@
 
 How the end of an operation becomes known (docs/gpu-validation.md):
 
-* synchronous, no Work: it runs on the current stream; marks before and after bracket it, and it stalls that stream.
+* synchronous: it runs on the current stream; marks before and after bracket it, and it stalls that stream. Some
+  backends return no Work of it, some do (:mod:`commtrace.capture.nccl`).
 * asynchronous: marks before and after the wait for it. A stream that stood still between them did so until the
   operation ended: that is its end. A stream that did not came later than the end, which is not known then.
 * on a stream that does not compute, or waited for there: the same, and no stall but where the stream that computes
@@ -78,19 +79,18 @@ class DeviceCalls:
             self._tracer.saw_graph_capture = True
             return None
         if state.bracket is not None:
-            call = DeviceCall(launch, clock, device, state.queue(-1))
+            is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p
+            start = clock.mark(device) if is_first_to_run else None
+            call = DeviceCall((*launch[:-1], start), clock, device, state.queue(-1))
             call.op_in_seq = len(state.bracket)
             state.bracket.append(call)
             return None
-        queue = state.queue(launch[6] if operation.is_p2p else -1)
+        queue = state.queue(launch[6] if operation.is_p2p and state.nccl.has_stream_per_pair else -1)
         return DeviceCall((*launch[:-1], clock.mark(device)), clock, device, queue)
 
     def launched(self, call: DeviceCall, work: Any) -> None:
-        """The operation has been handed to the backend; ``work`` is None if it runs on the current stream."""
-        if work is None:
-            self._ran_on_current_stream((call,))
-        else:
-            self._remember(work, (call,))
+        """The operation has been handed to the backend, which has returned ``work``."""
+        self._launched((call,), work)
 
     def complete(self, call: DeviceCall, _work: Any) -> None:
         """The operation has been launched by C++, whose wait for it :meth:`stalled` will tell."""
@@ -247,7 +247,7 @@ class DeviceCalls:
             work = original(process_group, *arguments, **keywords)
             try:
                 if calls:
-                    self._bracket_launched(calls, work)
+                    self._launched(calls, work)
             except Exception as error:
                 tracer.failed(PART, error)
             return work
@@ -262,7 +262,7 @@ class DeviceCalls:
         collective_seq = next(state.collective_seq) if state.bracket_is_collective else -1
         if not calls or self._clock.is_capturing():
             return ()
-        start = self._clock.mark(calls[0].device)
+        start = calls[0].launch[-1] or self._clock.mark(calls[0].device)
         for call in calls:
             operation, own_state, seq = call.launch[:3]
             call.batch = calls[0].id
@@ -271,8 +271,11 @@ class DeviceCalls:
             )  # fmt: skip
         return calls
 
-    def _bracket_launched(self, calls: tuple[DeviceCall, ...], work: Any) -> None:
+    def _launched(self, calls: tuple[DeviceCall, ...], work: Any) -> None:
         if work is None:
+            self._ran_on_current_stream(calls)
+        elif all(_runs_on_current_stream(call) for call in calls):
+            self.forget(work)  # What had its id is gone. The wait for this one will find the stream behind it already.
             self._ran_on_current_stream(calls)
         else:
             self._remember(work, calls)
@@ -307,3 +310,8 @@ class DeviceCalls:
     def _ended(self, call: DeviceCall) -> None:
         kind = schema.P2P if call.launch[0].is_p2p else schema.COLLECTIVE
         self._tracer.append((device_call_rows, kind, call))
+
+
+def _runs_on_current_stream(call: DeviceCall) -> bool:
+    operation, state, is_async = call.launch[0], call.launch[1], call.launch[7]
+    return bool(state.nccl.runs_on_current_stream(operation, is_async))

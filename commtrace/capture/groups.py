@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from commtrace.capture.nccl import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
 from commtrace.trace.groups import Group, group_id
 
@@ -25,13 +26,15 @@ class GroupState:
         "bracket_is_collective",
         "collective_seq",
         "group",
+        "nccl",
         "p2p_seq",
         "queues",
         "ranks_by_group_rank",
     )
 
-    def __init__(self, group: Group, ranks_by_group_rank: Sequence[int]) -> None:
+    def __init__(self, group: Group, ranks_by_group_rank: Sequence[int], nccl: NcclBackend = LEGACY) -> None:
         self.group = group
+        self.nccl = nccl
         self.ranks_by_group_rank = tuple(ranks_by_group_rank)
         self.collective_seq = itertools.count()
         self.p2p_seq: dict[tuple[bool, int, int], itertools.count[int]] = {}
@@ -178,7 +181,7 @@ class GroupRegistry:
                 distributed_c10d.get_world_size(),
                 str(distributed_c10d.get_backend()),
             )
-        state = GroupState(group, ranks_by_group_rank)
+        state = GroupState(group, ranks_by_group_rank, nccl_backend(process_group))
         key = id(process_group)
         self.states[key] = state
         self._references[key] = weakref.ref(process_group, functools.partial(self._forget, key, state))

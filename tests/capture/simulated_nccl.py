@@ -1,7 +1,12 @@
 """The methods of ``ProcessGroup`` as NCCL implements them, on a simulated GPU.
 
-Synchronous operations run on the current stream and return no Work. Asynchronous ones run on a stream of the group (or,
-for P2P outside a bracket, of the pair), after what is on the current stream; ``wait`` makes the current stream wait.
+Synchronous operations run on the current stream. Asynchronous ones run on a stream of the group, after what is on the
+current stream; ``wait`` makes the current stream wait. The backends differ:
+
+* ``nccl`` (``nccl-legacy`` since torch 2.15) returns no Work of a synchronous operation, runs point-to-point operations
+  outside of a bracket on a stream of the pair, and launches a bracket's members at its end.
+* ``nccl2`` always returns a Work, has one stream for everything, runs barriers on the current stream, and launches
+  collectives in a bracket where they are called: the bracket's Work covers them.
 """
 
 from __future__ import annotations
@@ -43,41 +48,55 @@ class SimulatedWork(dist.Work):
 class SimulatedNccl:
     """Takes the place of the methods of the class.
 
+    Args:
+        cuda: the device.
+        backend: ``nccl`` or ``nccl2``.
+
     Attributes:
         duration_ns: of the operations to come.
         is_aborted: the communicator is gone.
         intervals: when each one ran.
     """
 
-    def __init__(self, cuda: SimulatedCuda) -> None:
+    def __init__(self, cuda: SimulatedCuda, backend: str = "nccl") -> None:
         self.cuda = cuda
+        self.backend = backend
         self.duration_ns = MILLISECOND
         self.intervals: list[tuple[int, int]] = []
         self._streams: dict[int, SimulatedStream] = {}
         self._bracket: list[int] | None = None
+        self._launched_in_bracket: list[SimulatedWork] = []
         self.is_aborted = False
 
     def take_the_place_of(self, owner: type, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the methods that the tests use."""
 
         def allreduce(_group: Any, _tensors: Any, opts: Any) -> Any:
-            return self._launch(opts.asyncOp, -1)
+            return self._collective(opts.asyncOp)
 
         def send(_group: Any, _tensors: Any, peer: int, _tag: int) -> Any:
-            return self._launch(True, peer)
+            if self._bracket is not None:
+                self._bracket.append(self.duration_ns)
+                return self._completed()
+            return self.launch(True, peer)
 
         def barrier(_group: Any, opts: Any) -> Any:
-            return self._launch(True, -1)
+            return self._collective(self.backend == "nccl")
 
         def start_coalescing(_group: Any, _device: Any) -> None:
-            self._bracket = []
+            self._bracket, self._launched_in_bracket = [], []
 
         def end_coalescing(_group: Any, _device: Any) -> Any:
             members, self._bracket = self._bracket or [], None
+            if self._launched_in_bracket:
+                return self._launched_in_bracket[-1]
             self.duration_ns, single = sum(members), self.duration_ns
-            work = self._launch(True, -1)
+            work = self.launch(True, -1)
             self.duration_ns = single
             return work
+
+        def get_backend(_group: Any, _device: Any) -> Any:
+            return SimpleNamespace(name=lambda: self.backend)
 
         for name, method in {
             "allreduce": allreduce,
@@ -86,6 +105,7 @@ class SimulatedNccl:
             "barrier": barrier,
             "_start_coalescing": start_coalescing,
             "_end_coalescing": end_coalescing,
+            "_get_backend": get_backend,
         }.items():
             monkeypatch.setattr(owner, name, method)
 
@@ -99,19 +119,31 @@ class SimulatedNccl:
         if self.is_aborted:
             raise dist.DistBackendError("NCCL communicator was aborted on rank 0.")
 
-    def _launch(self, asynchronous: bool, peer: int) -> Any:
+    def launch(self, asynchronous: bool, peer: int) -> Any:
+        """Run an operation, outside of a bracket."""
         self.check_not_aborted()
-        if self._bracket is not None:
-            self._bracket.append(self.duration_ns)
-            return None
         current = self.cuda.current_stream()
         if not asynchronous:
             self.intervals.append(current.run(self.duration_ns))
-            return None
-        stream = self._streams.setdefault(peer, SimulatedStream(self.cuda, current.device))
+            return None if self.backend == "nccl" else SimulatedWork(self, self.intervals[-1][1])
+        own = peer if self.backend == "nccl" else -1
+        stream = self._streams.setdefault(own, SimulatedStream(self.cuda, current.device))
         stream.wait_until(current.position_ns())
         self.intervals.append(stream.run(self.duration_ns))
         return SimulatedWork(self, self.intervals[-1][1])
+
+    def _collective(self, asynchronous: bool) -> Any:
+        if self._bracket is None:
+            return self.launch(asynchronous, -1)
+        if self.backend == "nccl":
+            self._bracket.append(self.duration_ns)
+            return None
+        self._launched_in_bracket.append(self.launch(asynchronous, -1))
+        return self._launched_in_bracket[-1]
+
+    def _completed(self) -> Any:
+        """What stands for a member of a bracket."""
+        return None if self.backend == "nccl" else SimulatedWork(self, self.cuda.now_ns)
 
 
 def options(asynchronous: bool) -> Any:

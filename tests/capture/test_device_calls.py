@@ -33,9 +33,9 @@ CUDA, HOST, UNKNOWN = schema.CUDA_EVENT_TIMING, schema.HOST_TIMING, schema.UNKNO
 class Job:
     """A training process with a simulated GPU, captured."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: str = "nccl") -> None:
         self.cuda = SimulatedCuda()
-        self.nccl = SimulatedNccl(self.cuda)
+        self.nccl = SimulatedNccl(self.cuda, backend)
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
         self.clock = CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
         self.recording = Recording(self.clock)
@@ -66,17 +66,26 @@ class Job:
 
 
 @pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    job = Job(monkeypatch)
+def backend() -> str:
+    """The old one; tests of the differences ask for another."""
+    return "nccl"
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, backend: str) -> Iterator[Job]:
+    job = Job(monkeypatch, backend)
     with job.recording.capturing(job.clock) as capture:
         job.capture = capture
         yield job
     assert job.recording.warnings() == []
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_a_synchronous_operation_lies_between_its_marks_and_stalls_its_stream(job: Job) -> None:
     job.compute(5 * MILLISECOND)
-    job.all_reduce(asynchronous=False, num_bytes=64)
+    work = job.all_reduce(asynchronous=False, num_bytes=64)
+    if work is not None:
+        work.wait()  # as torch.distributed does
     job.finish()
 
     (row,) = job.recording.communications()
@@ -91,12 +100,13 @@ def stalls(job: Job) -> list[tuple[int, int]]:
     return [(row.start, row.end) for row in job.recording.stalls() if row.end > row.start]
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_beside_the_stream_that_computes_nothing_stalls_but_where_it_waits(job: Job) -> None:
     """As FSDP does it: a prefetched all_gather runs on a stream of its own."""
     beside = job.cuda.Stream()
     job.compute(MILLISECOND)
     with job.cuda.stream(beside):
-        assert job.all_reduce(asynchronous=False) is None
+        job.all_reduce(asynchronous=False)
     behind = beside.record_event()
     start = job.cuda.now_ns
     _, computed = job.cuda.current_stream().run(MILLISECOND // 4)
@@ -196,6 +206,7 @@ def test_rows_come_when_the_device_has_got_there(job: Job) -> None:
     assert len(job.recording.rows()) == 2
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_a_stalled_wait_ends_when_the_operation_does(job: Job) -> None:
     work = job.all_reduce(asynchronous=True)
     job.compute(250 * MICROSECOND)  # 0.25 ms: exact in float32
@@ -209,6 +220,7 @@ def test_a_stalled_wait_ends_when_the_operation_does(job: Job) -> None:
     assert (stall.start, stall.end) == (waits_from, job.nccl.intervals[0][1])
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_an_operation_hidden_behind_compute_has_no_known_end(job: Job) -> None:
     work = job.all_reduce(asynchronous=True)
     job.compute(5 * MILLISECOND)
@@ -222,6 +234,7 @@ def test_an_operation_hidden_behind_compute_has_no_known_end(job: Job) -> None:
     assert stall.start == stall.end
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_operations_of_one_stream_start_when_the_one_before_ends(job: Job) -> None:
     works = [job.all_reduce(asynchronous=True) for _ in range(3)]
     for work in works:
@@ -235,6 +248,7 @@ def test_operations_of_one_stream_start_when_the_one_before_ends(job: Job) -> No
     assert job.timings() == [CUDA] * 3
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_a_later_operation_that_is_waited_for_first_bounds_the_earlier_one(job: Job) -> None:
     first = job.all_reduce(asynchronous=True)
     second = job.all_reduce(asynchronous=True)
@@ -287,6 +301,52 @@ def test_pairs_of_ranks_have_streams_of_their_own(job: Job) -> None:
     assert all(row.is_async for row in rows)
 
 
+@pytest.mark.parametrize("backend", ["nccl2"])
+def test_nccl2_has_one_stream_for_all_peers(job: Job) -> None:
+    works = [job.group.send([tensor(8)], 2, 0), job.group.recv([tensor(8)], 3, 0), job.all_reduce(asynchronous=True)]
+    for work in works:
+        work.wait()
+    job.finish()
+
+    assert [row.name for row in job.recording.communications()] == ["send", "recv", "all_reduce"]
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA] * 3
+
+
+@pytest.mark.parametrize("backend", ["nccl2"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_collectives_in_a_bracket_of_nccl2_run_where_they_are_called(job: Job, asynchronous: bool) -> None:
+    device = torch.device("cuda")
+    job.group._start_coalescing(device)
+    for _ in range(2):
+        job.all_reduce(asynchronous=asynchronous)
+    job.group._end_coalescing(device).wait()
+    job.finish()
+
+    (first, _), (_, last) = job.nccl.intervals
+    rows = job.recording.communications()
+    assert [(row.seq, row.op_in_seq, row.start, row.end, row.timing) for row in rows] == [
+        (0, 0, first, last, CUDA), (0, 1, first, last, CUDA),
+    ]  # fmt: skip
+    assert [(stall.start, stall.end) for stall in job.recording.stalls()] == [(first, last)]
+
+
+@pytest.mark.parametrize("backend", ["nccl2"])
+def test_a_work_of_a_synchronous_operation_takes_the_place_of_a_forgotten_one(job: Job) -> None:
+    devices = job.devices
+    forgotten = job.all_reduce(asynchronous=True)
+    calls = devices._pending.pop(id(forgotten))
+    work = job.nccl.launch(False, -1)
+    devices._pending[id(work)] = calls
+    call = devices.launch((*calls[0].launch[:7], False, *calls[0].launch[8:]))
+    assert call is not None
+    devices.launched(call, work)
+    job.finish()
+
+    rows = job.recording.communications()
+    assert [json.loads(row.detail or "{}") for row in rows] == [{"unfinished": True}, {}]
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_bracket_shares_its_times_and_takes_one_number(job: Job, recorded: bool) -> None:
     device = torch.device("cuda")
@@ -311,6 +371,7 @@ def test_a_bracket_shares_its_times_and_takes_one_number(job: Job, recorded: boo
         assert members == []
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_point_to_point_in_a_bracket_keeps_its_numbers_and_takes_none_of_the_collectives(job: Job) -> None:
     device = torch.device("cuda")
     for _ in range(2):
@@ -336,6 +397,7 @@ def test_an_empty_bracket_is_nothing(job: Job) -> None:
     assert job.recording.rows() == []
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_a_barrier_of_the_device_is_timed_on_its_stream(job: Job) -> None:
     job.compute(4 * MILLISECOND)
     work = job.group.barrier(opts=SimpleNamespace(asyncOp=False, device=torch.device("cuda")))
@@ -444,6 +506,7 @@ def test_the_sender_of_a_receive_from_anybody_is_known_after_the_wait(job: Job) 
     assert [(stall.peer, stall.seq) for stall in job.recording.stalls()] == [(3, 0), (3, 1)]
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None:
     issued = IssuedCalls(job.recording.tracer, job.devices)
     payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
@@ -452,7 +515,7 @@ def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None
         state = issued.state(job.group.boxed())
         call = issued.launch(OPERATIONS["allreduce"], state, next(state.collective_seq), payload, None)
         assert call is not None
-        work = job.nccl._launch(True, -1)
+        work = job.nccl.launch(True, -1)
         issued.complete(call, work, stalls_until_end=False)
         calls.append((call, work))
     start = issued.mark(calls[-1][0])
@@ -482,7 +545,7 @@ def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
             state = issued.state(job.group.boxed())
             call = issued.launch(OPERATIONS["broadcast"], state, next(state.collective_seq), payload, 0)
             assert call is not None
-            work = job.nccl._launch(True, -1)
+            work = job.nccl.launch(True, -1)
             reducer._launched(call, work)
             work.wait()
 
@@ -518,6 +581,7 @@ def test_what_a_communication_hook_launches_ends_with_the_reducers_wait_for_its_
     assert job.devices.unfinished() == []
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_a_functional_collective_is_timed_between_the_marks_around_its_wait(job: Job) -> None:
     functional = FunctionalCapture(job.recording.tracer, job.devices)
     device = SimpleNamespace(device=torch.device("cuda:0"))
@@ -529,7 +593,7 @@ def test_a_functional_collective_is_timed_between_the_marks_around_its_wait(job:
     state = job.recording.tracer.groups.state(job.group)
     pending = functional._launch(operation, tuple(arguments), state, next(state.collective_seq))
     assert pending is not None
-    work = job.nccl._launch(True, -1)
+    work = job.nccl.launch(True, -1)
     functional._remember(pending, [result])
     found, start = functional._about_to_wait(result)
     assert found is pending
@@ -555,6 +619,7 @@ def test_a_device_that_fails_costs_spans_and_nothing_else(job: Job, monkeypatch:
     assert len(job.recording.warnings()) == 1  # told once
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_an_aborted_group_raises_what_it_would_and_what_came_before_is_recorded(job: Job) -> None:
     job.all_reduce(asynchronous=False)
     finished = job.all_reduce(asynchronous=True)

@@ -88,7 +88,13 @@ class HangWatch:
         """Begin to watch; dumps go beside the rank's trace files."""
         self._metadata, self._directory = metadata, rank_directory(directory, metadata.rank)
         thread = threading.Thread(target=self._run, name="commtrace-hang-watch", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # Since Python 3.12 none starts once Python ends, where a short job is first heard of: nothing to watch.
+            if threading.main_thread().is_alive():
+                self._tracer.failed(PART, error)
+            return
         self._thread = thread  # Once it runs: another thread may stop the watch at any line, and joins what it finds.
 
     def stop(self) -> None:

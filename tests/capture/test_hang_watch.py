@@ -173,3 +173,20 @@ def test_a_watch_that_is_stopped_while_it_starts_ends(tmp_path: Path, monkeypatc
     (thread,) = started
     thread.join(5)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("ends", "told"), [(True, 0), (False, 1)])
+def test_a_watch_that_cannot_start_costs_nothing_else_and_is_told_unless_python_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool, told: int
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    watch = HangWatch(Recording().tracer, list, 5.0)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threading.main_thread(), "is_alive", lambda: not ends)
+
+    watch.start(tmp_path, metadata(0))
+    watch.stop()
+
+    assert len([record for record in caplog.records if "watching for hangs" in record.getMessage()]) == told

@@ -47,6 +47,7 @@ def use_cpu_for_cuda() -> None:
 
     torch.cuda.current_device = current_device  # type: ignore[assignment]
     torch.cuda.synchronize = synchronize
+    torch.cuda.current_stream = torch.cpu.current_stream  # type: ignore[assignment]
     # The tracker switches between states of the CUDA random number generator: there is none.
     CudaRNGStatesTracker.fork = fork
     _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]

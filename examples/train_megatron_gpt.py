@@ -11,9 +11,10 @@ commtrace is ``import commtrace.auto``; then ``commtrace summary commtrace-runs`
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def main() -> None:
             bf16=config.bf16,
             params_dtype=config.params_dtype,
             use_distributed_optimizer=True,
-            overlap_param_gather=options.overlap,
+            **known_to(OptimizerConfig, overlap_param_gather=options.overlap),
         ),
         chunks,
     )
@@ -151,11 +152,17 @@ def build_model(
     chunks = []
     for index in range(options.virtual_pipeline or 1):
         virtual_stage = index if options.virtual_pipeline else None
-        layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=virtual_stage)
+        if virtual_stage is not None:  # where megatron-core 0.12 looks for it
+            parallel_state.set_virtual_pipeline_model_parallel_rank(virtual_stage)
+        layers = get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, **known_to(get_gpt_decoder_block_spec, vp_stage=virtual_stage)
+        )
         layers.layer_norm = LayerNorm
         for layer in layers.layer_specs:
             layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = LayerNorm
-        position = {"ignore_virtual": virtual_stage is None, "vp_stage": virtual_stage}
+        position = known_to(
+            parallel_state.is_pipeline_first_stage, ignore_virtual=virtual_stage is None, vp_stage=virtual_stage
+        )
         model = GPTModel(
             config,
             layers,
@@ -164,7 +171,7 @@ def build_model(
             pre_process=parallel_state.is_pipeline_first_stage(**position),
             post_process=parallel_state.is_pipeline_last_stage(**position),
             share_embeddings_and_output_weights=True,
-            vp_stage=virtual_stage,
+            **known_to(GPTModel, vp_stage=virtual_stage),
         ).to(device, config.params_dtype)
         ddp_config = DistributedDataParallelConfig(
             use_distributed_optimizer=True,
@@ -175,6 +182,12 @@ def build_model(
         )
         chunks.append(DistributedDataParallel(config, ddp_config, model, disable_bucketing=index > 0))
     return chunks
+
+
+def known_to(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """The options that this version of Megatron has: 0.12 and 0.13 lack some of the later ones."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in parameters}
 
 
 def synthetic_batches(options: argparse.Namespace, device: torch.device) -> Iterator[torch.Tensor]:

@@ -4,7 +4,8 @@
 
 * a call of a schedule (``get_forward_backward_func()``) begins a step; with ``forward_only=True`` it is an
   ``evaluation`` span, before which the step that trained ends;
-* ``forward_step`` and ``backward_step``, which all schedules look up late, are spans with microbatch, chunk and stage;
+* ``forward_step``, ``backward_step`` and, of pipelines of several modules, ``backward_step_multimodule``, which all
+  schedules look up late, are spans with microbatch, chunk and stage;
 * the step of the outermost Megatron optimizer is an ``optimizer`` span;
 * the repeated forward of activation checkpointing is a ``recompute`` span inside its backward
   (:mod:`commtrace.integrations.recompute`);
@@ -29,7 +30,13 @@ from commtrace.capture.hooks import RAISED, Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.integrations.megatron_combined import Combined, CombinedSteps
-from commtrace.integrations.megatron_topology import collection_roles, framework, group_roles, topology
+from commtrace.integrations.megatron_topology import (
+    collection_roles,
+    communicator_roles,
+    framework,
+    group_roles,
+    topology,
+)
 from commtrace.trace import schema
 
 PART: Final = "megatron"
@@ -96,7 +103,6 @@ class MegatronIntegration:
             "megatron.core.pipeline_parallel.schedules": self._hook_schedules,
             "megatron.core.pipeline_parallel.combined_1f1b": self._hook_combined,
             "megatron.core.pipeline_parallel.utils": self._combined.hook_nodes,
-            "megatron.core.distributed.finalize_model_grads": self._hook_finalization,
             **{f"megatron.core.optimizer.{name}": self._hook_optimizers for name in _OPTIMIZER_MODULES},
         }
         for name, hook in hooks.items():
@@ -104,10 +110,6 @@ class MegatronIntegration:
         for module, owner, method, phase in _PHASES:
             wrap = self._hooks.timed(schema.PHASE, phase)
             self._hooks.replace_method_when_imported(module, owner, method, wrap)
-
-    def _hook_finalization(self, module: ModuleType) -> None:
-        wrap = self._hooks.timed(schema.PHASE, "finalize gradients")
-        self._hooks.replace_function(module, "finalize_model_grads", wrap, "megatron.core.distributed")
 
     def uninstall(self) -> None:
         """Put every original back; import hooks that are still waiting do nothing from now on."""
@@ -149,20 +151,24 @@ class MegatronIntegration:
 
     def _hook_schedules(self, module: ModuleType) -> None:
         self._hooks.replace(module, "forward_step", self._wrap_forward)
-        self._hooks.replace(module, "backward_step", self._wrap_backward)
+        for name in ("backward_step", "backward_step_multimodule"):
+            self._hooks.replace(module, name, self._wrap_backward)
         for name in _SCHEDULES:
             self._hooks.replace(module, name, self._wrap_schedule)
 
     def _wrap_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
         schedule = original.__name__
 
-        def begin(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | None:
+        def begin(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
             if kwargs.get("forward_only"):
                 return self._begin_evaluation()
             self._begin_iteration(schedule, kwargs)
-            return None
+            return self._time_finalization(kwargs.get("model"))
 
-        return self._hooks.around(begin, self._end_evaluation)(original)
+        def end(finish: Callable[[], None], _result: Any) -> None:
+            finish()
+
+        return self._hooks.around(begin, end)(original)
 
     def _begin_iteration(self, schedule: str, arguments: Mapping[str, Any]) -> None:
         self._forwards.clear()
@@ -171,27 +177,30 @@ class MegatronIntegration:
         self._open_optimizers = 0
         self._read_groups()
         self._wrap_optimizers()
-        collection = arguments.get("pg_collection")
-        if collection is not None:
-            self._read_collection(collection)
+        self._read_arguments(arguments)
         self._tell_schedule(schedule, arguments)
         self._tracer.begin_step()
 
-    def _read_collection(self, collection: Any) -> None:
+    def _read_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Read groups and stage from what scripts that do without parallel_state hand to the schedules."""
+        collection, communicator = arguments.get("pg_collection"), arguments.get("p2p_communicator")
+        for group, role in communicator_roles(communicator):
+            self._tracer.set_role(group, role)
         for group, role in collection_roles(collection):
             self._tracer.set_role(group, role)
             if role == "pp":
                 self._stage = group.rank()
+        # Of a pipeline of several modules, only the communicator knows the stages of the whole.
+        self._stage = getattr(communicator, "current_stage", self._stage)
 
     def _tell_schedule(self, schedule: str, arguments: Mapping[str, Any]) -> None:
         model = arguments.get("model")
         parallel_state = self._parallel_state
         pipeline = parallel_state is not None and parallel_state.model_parallel_is_initialized()
+        stages = parallel_state.get_pipeline_model_parallel_world_size() if pipeline and parallel_state else 1
         told = {
             "schedule": _SCHEDULES[schedule],
-            "stages": int(parallel_state.get_pipeline_model_parallel_world_size())
-            if pipeline and parallel_state
-            else 1,
+            "stages": int(getattr(arguments.get("p2p_communicator"), "total_stages", stages)),
             "chunks": len(model) if isinstance(model, Sequence) else 1,
             "microbatches": arguments.get("num_microbatches", schema.NOT_APPLICABLE),
         }
@@ -199,16 +208,39 @@ class MegatronIntegration:
             self._schedule = told
             self._tracer.set_topology({**told, "framework": framework()})
 
-    def _begin_evaluation(self) -> Span:
+    def _time_finalization(self, model: Any) -> Callable[[], None]:
+        """Have what the schedule calls after the last backward be a phase.
+
+        The script may have bound the function before commtrace was imported, or chosen one of its own: the schedule
+        takes it from the model's configuration.
+
+        Returns:
+            What puts the script's function back.
+        """
+        config = _configuration(model)
+        function = getattr(config, "finalize_model_grads_func", None)
+        if config is None or function is None:
+            return lambda: None
+        timed = self._hooks.timed(schema.PHASE, "finalize gradients")(function)
+        config.finalize_model_grads_func = timed
+
+        def put_back() -> None:
+            if config.finalize_model_grads_func is timed:
+                config.finalize_model_grads_func = function
+
+        return put_back
+
+    def _begin_evaluation(self) -> Callable[[], None]:
         if not self._evaluations:
             self._tracer.end_iteration()
         span = self._tracer.enter(schema.EVALUATION, "evaluation")
         self._evaluations += 1
-        return span
 
-    def _end_evaluation(self, span: Span, _result: Any) -> None:
-        self._evaluations -= 1
-        self._tracer.leave(span)
+        def end() -> None:
+            self._evaluations -= 1
+            self._tracer.leave(span)
+
+        return end
 
     # Microbatches
 
@@ -351,10 +383,20 @@ def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], M
 
 
 def _first_tensor(value: Any) -> Any:
-    """``forward_step`` returns a tensor or a list of them, in newer versions beside the number of tokens."""
-    while isinstance(value, (list, tuple)):
-        value = value[0] if value else None
+    """``forward_step`` returns a tensor, a list of them, or one for each module, in newer versions beside the number of
+    tokens."""
+    while isinstance(value, (list, tuple, dict)):
+        value = next(iter(value.values() if isinstance(value, dict) else value), None)
     return value
+
+
+def _configuration(model: Any) -> Any:
+    """Return the configuration that a schedule takes from what it trains: that of the first chunk."""
+    if isinstance(model, (list, tuple)):
+        model = model[0] if model else None
+    while model is not None and not hasattr(model, "config"):
+        model = getattr(model, "module", None)
+    return getattr(model, "config", None)
 
 
 def _subclasses(base: type) -> Iterator[type]:

@@ -43,6 +43,15 @@ _ROLE_OF_GLOBAL: Final[Mapping[str, str]] = {
     "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp-ep",
     "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp-ep-pp",
     "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "dist-opt",
+    # Generalized tensor parallelism, since 0.19. Where it is not used, most of these are groups of above.
+    "_GTP_WEIGHT_REMAT_GROUP": "gtp",
+    "_EXPERT_GTP_WEIGHT_REMAT_GROUP": "expert-gtp",
+    "_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": "gtp-dp",
+    "_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT": "gtp-dp-cp",
+    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT": "gtp-dp-shard",
+    "_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": "gtp-expert-dp",
+    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": "gtp-expert-dp-shard",
+    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP": "gtp-tp-ep-pp",
 }
 
 _ROLE_OF_COLLECTION_FIELD: Final[Mapping[str, str]] = {
@@ -66,6 +75,13 @@ _ROLE_OF_COLLECTION_FIELD: Final[Mapping[str, str]] = {
     "tp_ep": "tp-ep",
     "tp_ep_pp": "tp-ep-pp",
     "intra_dist_opt": "dist-opt",
+    "dp_cp_ag": "dp-cp",
+    "expt_dp_ag": "expert-dp",
+    "gtp_remat": "gtp",
+    "expt_gtp_remat": "expert-gtp",
+    "dp_cp_gtp_remat": "gtp-dp-cp",
+    "expt_dp_gtp_remat": "gtp-expert-dp",
+    "tp_ep_pp_with_egtp_remat": "gtp-tp-ep-pp",
 }
 
 _DIMENSIONS: Final[Mapping[str, str]] = {
@@ -87,9 +103,22 @@ def group_roles(parallel_state: Any) -> list[tuple[ProcessGroup, str]]:
 
 
 def collection_roles(collection: Any) -> list[tuple[ProcessGroup, str]]:
-    """The same for a ``ProcessGroupCollection``, which scripts that do without parallel_state hand to the schedules."""
+    """The same for a ``ProcessGroupCollection``, or one for each module of a pipeline of several."""
+    modules = getattr(collection, "module_pgs", None)
+    collections = [collection] if modules is None else list(modules.values())
     fields = _ROLE_OF_COLLECTION_FIELD.items()
-    return list(_distinct((getattr(collection, field, None), role) for field, role in fields))
+    return [
+        found
+        for each in collections
+        for found in _distinct((getattr(each, field, None), role) for field, role in fields)
+    ]
+
+
+def communicator_roles(communicator: Any) -> list[tuple[ProcessGroup, str]]:
+    """Return the groups of a ``MultiModulePipelineCommunicator`` that join one module's stages to the next one's."""
+    bridges = getattr(communicator, "bridge_comms", ())
+    fields = {"bridge_pg": "pp", "src_grid_broadcast_pg": "bridge", "dest_grid_broadcast_pg": "bridge"}.items()
+    return list(_distinct((getattr(bridge, field, None), role) for bridge in bridges for field, role in fields))
 
 
 def topology(parallel_state: Any) -> dict[str, Any]:

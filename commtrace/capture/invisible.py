@@ -63,6 +63,11 @@ def _deep_ep(modules: Modules) -> str | None:
     return LOADED if "deep_ep" in modules else None
 
 
+def _nccl_ep(modules: Modules) -> str | None:
+    # Megatron's _NCCLEPManager, and whoever else uses Transformer Engine's, begins with ep_bootstrap, which sets it.
+    return ACTIVE if _held(modules, "transformer_engine.pytorch.ep", "_BOOTSTRAPPED") else None
+
+
 def _symmetric_memory(modules: Modules) -> str | None:
     own = "torch.distributed._symmetric_memory"
     names = ("_group_name_to_store", "_group_name_to_workspace_tensor", "_symm_mem_pools")
@@ -84,6 +89,7 @@ INVISIBLE_PATHS: Final = (
         "Transformer Engine user buffers", "tensor-parallel communication overlapped with GEMMs", _user_buffers
     ),
     InvisiblePath("DeepEP", "dispatch and combine of experts", _deep_ep),
+    InvisiblePath("NCCL EP", "dispatch and combine of experts", _nccl_ep),
     InvisiblePath("symmetric memory", "communication inside kernels on symmetric memory", _symmetric_memory),
     InvisiblePath("NVSHMEM", "communication issued by kernels", _nvshmem),
     InvisiblePath("CUDA graphs", "communication replayed from a graph", _cuda_graphs),

@@ -35,6 +35,8 @@ FUSED = "megatron.core.transformer.moe.fused_a2a"
         ([module("deep_ep"), module(FUSED, _buffer=None)], {"DeepEP": "loaded"}),
         ([module("deep_ep"), module(FUSED, _buffer=object())], {"DeepEP": "active"}),
         ([module(FUSED, _buffer=None, _hybrid_ep_buffer=object())], {"DeepEP": "active"}),
+        ([module("transformer_engine.pytorch.ep", _BOOTSTRAPPED=False)], {}),
+        ([module("transformer_engine.pytorch.ep", _BOOTSTRAPPED=True)], {"NCCL EP": "active"}),
         ([module("nvshmem.core")], {"NVSHMEM": "loaded"}),
         ([module("torch.distributed._symmetric_memory", _group_name_to_store={})], {}),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,10 +101,17 @@ def loss_of(output: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 def forward(model: torch.nn.Module, microbatch: int | None, chunk: int | None = None) -> torch.Tensor:
     """One forward as the schedules call it."""
+    output, _ = forward_results(model, microbatch, chunk)
+    return output
+
+
+def forward_results(
+    model: torch.nn.Module, microbatch: int | None, chunk: int | None = None, is_last_stage: bool = True
+) -> Any:
     config = SimpleNamespace(
         timers=None, enable_autocast=False, calculate_per_token_loss=False, num_moe_experts=None, mtp_num_layers=None
     )
-    output, _ = schedules.forward_step(
+    return schedules.forward_step(
         lambda data, model: (model(torch.ones(1, 2)), loss_of),
         None,
         model,
@@ -115,14 +122,16 @@ def forward(model: torch.nn.Module, microbatch: int | None, chunk: int | None = 
         1,
         current_microbatch=microbatch,
         vp_stage=chunk,
-        is_last_stage=True,
+        is_last_stage=is_last_stage,
     )
-    return output
 
 
-def backward(output: torch.Tensor) -> None:
+def backward(output: torch.Tensor, backward_step: Callable[..., Any] | None = None) -> None:
+    """One backward as the schedules call it; versions before 0.17 also hand on the type of the model."""
     config = SimpleNamespace(timers=None, grad_scale_func=None, deallocate_pipeline_outputs=False)
-    schedules.backward_step(None, output, None, None, config)
+    function = backward_step or schedules.backward_step
+    model_type = [None] if "model_type" in inspect.signature(function).parameters else []
+    function(None, output, None, *model_type, config)
 
 
 def tiny_model() -> torch.nn.Module:
@@ -233,6 +242,19 @@ def test_a_forward_only_call_is_an_evaluation_and_no_step(tracer: NotingTracer, 
     assert tracer.notes == ["end", "+evaluation", "-evaluation"]
 
 
+OTHER_NAMES_IN_0_19 = {
+    "_GTP_WEIGHT_REMAT_GROUP": "gtp",
+    "_EXPERT_GTP_WEIGHT_REMAT_GROUP": "expert-gtp",
+    "_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": "dp",
+    "_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT": "dp-cp",
+    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT": "dp-cp",
+    "_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": "expert-dp",
+    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": "expert-dp",
+    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP": "gtp-tp-ep-pp",
+}
+"""Groups that megatron-core 0.19 has beside those of before, most of them the same ones by another name."""
+
+
 def test_every_group_has_its_role(tracer: NotingTracer, rank_1_of_8: None) -> None:
     initialize(2, 2, context_parallel_size=2)
 
@@ -261,8 +283,33 @@ def test_every_group_has_its_role(tracer: NotingTracer, rank_1_of_8: None) -> No
         "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp-ep",
         "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp-ep-pp",
         "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "dist-opt",
+        **({name: role for name, role in OTHER_NAMES_IN_0_19.items() if hasattr(parallel_state, name)}),
     }
     assert tracer.failures == []
+
+
+@pytest.mark.skipif(not hasattr(parallel_state, "_GTP_WEIGHT_REMAT_GROUP"), reason="it came with megatron-core 0.19")
+def test_groups_of_generalized_tensor_parallelism_have_roles_of_their_own(
+    tracer: NotingTracer, rank_1_of_8: None
+) -> None:
+    initialize(2, 1, gtp_remat_size=2, expert_gtp_remat_size=2)
+
+    roles = {
+        name: tracer.roles[id(group)]
+        for name, group in vars(parallel_state).items()
+        if isinstance(group, dist.ProcessGroup) and "GTP" in name
+    }
+    assert roles == {
+        "_GTP_WEIGHT_REMAT_GROUP": "gtp",
+        "_EXPERT_GTP_WEIGHT_REMAT_GROUP": "expert-gtp",
+        "_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": "gtp-dp",
+        "_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT": "gtp-dp",
+        "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT": "gtp-dp",
+        "_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": "gtp-expert-dp",
+        "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": "gtp-expert-dp",
+        "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP": "gtp-tp-ep-pp",
+    }
+    assert tracer.roles[id(parallel_state.get_data_parallel_group(with_gtp_remat=False))] == "dp"
 
 
 def test_without_context_parallelism_dp_cp_is_dp(tracer: NotingTracer, rank_1_of_8: None) -> None:
@@ -307,22 +354,129 @@ def test_a_collection_of_groups_does_instead_of_parallel_state(tracer: NotingTra
     assert (tracer.roles[id(collection.tp)], tracer.roles[id(collection.pp)]) == ("tp", "pp")
 
 
+MULTI_MODULE = hasattr(schedules, "backward_step_multimodule")
+
+
+@pytest.mark.skipif(not MULTI_MODULE, reason="pipelines of several modules came with megatron-core 0.19")
+def test_a_pipeline_of_several_modules_has_its_roles_and_its_stages(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    from megatron.core.process_groups_config import MultiModuleProcessGroupCollection
+
+    collections = {"encoder": ProcessGroupCollection(), "language": ProcessGroupCollection()}
+    for collection in collections.values():
+        collection.tp, collection.pp = dist.new_group([0, 1]), dist.new_group([1, 3])
+    bridge = SimpleNamespace(
+        bridge_pg=dist.new_group([1, 5]), src_grid_broadcast_pg=dist.new_group([0, 1]), dest_grid_broadcast_pg=None
+    )
+    schedule_call(
+        pg_collection=MultiModuleProcessGroupCollection(collections, "language"),
+        p2p_communicator=SimpleNamespace(bridge_comms=[bridge], total_stages=4, current_stage=3),
+    )
+    forward(tiny_model(), 0)
+
+    for collection in collections.values():
+        assert (tracer.roles[id(collection.tp)], tracer.roles[id(collection.pp)]) == ("tp", "pp")
+    assert tracer.roles[id(bridge.bridge_pg)] == "pp"
+    assert tracer.roles[id(bridge.src_grid_broadcast_pg)] == "bridge"
+    assert tracer.topology["stages"] == 4
+    assert tracer.notes == ["step", "+forward m0 c0 s3", "-forward"]
+    assert tracer.failures == []
+
+
+@pytest.mark.skipif(not MULTI_MODULE, reason="pipelines of several modules came with megatron-core 0.19")
+def test_backwards_of_several_modules_are_matched_to_forwards(tracer: NotingTracer) -> None:
+    def modules_of(_batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: torch.ones(1, requires_grad=True) * 2 for name in ("encoder", "language")}
+
+    model = tiny_model()
+    model.forward = modules_of
+    outputs = []
+    for microbatch in (0, 1):
+        output, _ = forward_results(model, microbatch, is_last_stage=False)
+        outputs.append(output)
+    config = SimpleNamespace(timers=None, grad_scale_func=None, deallocate_pipeline_outputs=False)
+    for output in reversed(outputs):
+        gradients = {name: torch.ones(1) for name in output}
+        schedules.backward_step_multimodule({"encoder": None}, output, gradients, config, "language")
+
+    assert tracer.notes[4:] == ["+backward m1 c0 s0", "-backward", "+backward m0 c0 s0", "-backward"]
+    assert tracer.failures == []
+
+
+class Trained(torch.nn.Module):
+    """What a schedule is given: a model with a configuration, here inside a wrapper that has none."""
+
+    def __init__(self, finalize: Callable[..., None] | None) -> None:
+        super().__init__()
+        self.module = torch.nn.Identity()
+        self.module.config = SimpleNamespace(finalize_model_grads_func=finalize)
+
+
+def forward_backward_no_pipelining(*, model: Any, num_microbatches: int = 1) -> None:
+    """Stands in for a schedule: it calls what the configuration holds, as the real ones do at their end."""
+    model[0].module.config.finalize_model_grads_func(model, None)
+
+
+def test_whatever_function_finalizes_the_gradients_is_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bound_before_commtrace(_model: Any, _tokens: Any) -> None:
+        tracer.notes.append("finalize")
+
+    monkeypatch.setattr(schedules, "forward_backward_no_pipelining", forward_backward_no_pipelining)
+    tracer = NotingTracer()
+    uninstall = megatron.install(tracer)
+    model = Trained(bound_before_commtrace)
+    for _ in range(2):
+        schedules.forward_backward_no_pipelining(model=[model])
+        assert model.module.config.finalize_model_grads_func is bound_before_commtrace
+    uninstall()
+
+    assert tracer.notes == ["step", "+phase", "finalize", "-phase"] * 2
+    assert tracer.failures == []
+
+
+def test_a_model_without_a_function_that_finalizes_trains_on(tracer: NotingTracer, rank_1_of_8: None) -> None:
+    initialize(1, 1)
+    for model in ([Trained(None), None], [None, None]):
+        with pytest.raises((AssertionError, AttributeError, RuntimeError)):
+            schedules.forward_backward_no_pipelining(
+                forward_step_func=None, data_iterator=None, model=model, num_microbatches=4, seq_length=8,
+                micro_batch_size=1,
+            )  # fmt: skip
+
+    assert tracer.notes == ["step", "step"]
+    assert tracer.failures == []
+
+
+def test_the_real_schedules_call_what_the_configuration_holds() -> None:
+    source = inspect.getsource(schedules)
+
+    assert source.count("config.finalize_model_grads_func(\n") == 3
+
+
 def test_only_the_outermost_optimizer_is_a_span(tracer: NotingTracer) -> None:
     class Stopped(LayerWiseDistributedOptimizer):
-        """Its step calls the step of its base class, ChainedOptimizer, which stops at an overflow."""
+        """Stops at an overflow; what it is chained of is stepped inside of it.
+
+        Up to 0.18 it has a step of its own that calls that of its base class, later it has the base class's only.
+        """
 
         def __init__(self) -> None:
             self.chained_optimizers = []
 
         def prepare_grads(self) -> bool:
+            Chained().step()
             return True
 
         def allgather_params(self) -> None:
-            tracer.notes.append("gather")
+            return None
+
+    class Chained(Stopped):
+        def prepare_grads(self) -> bool:
+            tracer.notes.append("chained")
+            return True
 
     assert Stopped().step() == (False, None, None)
 
-    assert tracer.notes == ["+optimizer", "gather", "-optimizer"]
+    assert tracer.notes == ["+optimizer", "chained", "-optimizer"]
 
 
 def test_an_optimizer_class_of_the_users_own_is_found_at_the_next_step(tracer: NotingTracer, rank_1_of_8: None) -> None:
@@ -428,7 +582,12 @@ def test_uninstall_puts_every_original_back() -> None:
     now = [dict(vars(owner)) for owner in owners]
     uninstall()
 
-    assert sum(then[name] is not held[name] for then, held in zip(before, now, strict=True) for name in then) == 11
+    replaced = {name for then, held in zip(before, now, strict=True) for name in then if then[name] is not held[name]}
+    assert replaced - {"backward_step_multimodule"} == {
+        "forward_backward_no_pipelining", "forward_backward_pipelining_with_interleaving",
+        "forward_backward_pipelining_without_interleaving", "forward_step", "backward_step",
+        "initialize_model_parallel", "destroy_model_parallel", "step",
+    }  # fmt: skip
     for owner, then in zip(owners, before, strict=True):
         assert {name for name, value in then.items() if vars(owner).get(name) is not value} == set()
 
@@ -442,9 +601,7 @@ def test_functions_bound_before_uninstall_still_work_and_record_nothing() -> Non
     uninstall()
     tracer.notes.clear()
 
-    bound(
-        None, output, None, None, SimpleNamespace(timers=None, grad_scale_func=None, deallocate_pipeline_outputs=False)
-    )
+    backward(output, bound)
 
     assert tracer.notes == []
     assert model.weight.grad is not None

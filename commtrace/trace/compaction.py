@@ -16,6 +16,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from commtrace.trace.checksums import SegmentFile
+
 ROWS_PER_BATCH: Final = 65_536
 """About 7 MB of columns: what compaction holds in memory does not grow with the segment."""
 
@@ -74,14 +76,15 @@ def remove_leftovers(directory: Path) -> None:
 def _rewrite(segment: Path, target: Path, sync: bool) -> int:
     """Copy all rows; returns how many there were."""
     num_rows = 0
-    with pa.OSFile(str(segment), "rb") as source, target.open("wb") as file:
+    with pa.OSFile(str(segment), "rb") as source, contextlib.closing(SegmentFile(target)) as file:
         stream = pa.ipc.open_stream(source, options=_READ_OPTIONS)
-        with pa.ipc.new_stream(file, stream.schema, options=_WRITE_OPTIONS) as compacted:
+        with pa.ipc.new_stream(file.sink, stream.schema, options=_WRITE_OPTIONS) as compacted:
             for table in _merged(stream):
                 compacted.write_table(table)
+                file.flush()
                 num_rows += len(table)
+        file.finish()
         if sync:
-            file.flush()
             os.fsync(file.fileno())
     return num_rows
 

@@ -11,6 +11,7 @@ not be read is said in ``Run.problems``.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,13 +26,12 @@ from commtrace.trace.decoding import DecodedBlock, RankTable, decode
 from commtrace.trace.locate import find_run_directory, rank_directories
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.segment_index import SegmentIndex, first_line
 from commtrace.trace.sessions import Segment, missing_ranks, newest_session, two_at_once
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import segment_paths, segment_step_ranges
 
-_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
-"""Files are read side by side: threads inside of each would only wait for one another."""
-
+_NUMBER: Final = re.compile("[0-9]{1,9}")
 
 _BYTES_OF_BLOCK: Final = 1_000_000
 """Compressed, of ranks that are read together: a row takes 7 to 20 of them."""
@@ -126,38 +126,51 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
             except FileNotFoundError:
                 continue  # a running job has just deleted it to keep to its budget; its `discarded` mark says so
             except (pa.ArrowException, OSError) as error:
-                problems.append(f"{path}: skipped, its header is not readable ({_first_line(error)}).")
+                why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+                problems.append(f"{path}: skipped, its header is not readable ({why}).")
             except TraceFormatError:
                 raise
-            except (KeyError, TypeError, ValueError) as error:  # what comes of bytes that were changed
-                why = f"its header is damaged or of another program ({_first_line(error)})"
+            except ValueError as error:
+                why = f"its header is damaged or of another program ({first_line(error)})"
                 problems.append(f"{path}: skipped, {why}. Copy it again.")
     return found
 
 
 def _read_header(path: Path) -> Segment:
-    with pa.OSFile(str(path), "rb") as file:
-        columns, size = pa.ipc.open_stream(file).schema, file.size()
+    index = SegmentIndex(path)
+    index.extend()
+    columns = index.schema()
     metadata = columns.metadata or {}
     if schema.METADATA_KEY not in metadata:
-        raise TypeError("an Arrow stream, but no segment of commtrace")
-    version = int(metadata[b"commtrace.format"])
+        raise ValueError("an Arrow stream, but no segment of commtrace")
+    version, first_step = (_number(metadata, name) for name in (b"commtrace.format", b"commtrace.first_step"))
     if version > schema.FORMAT_VERSION:
         raise TraceFormatError(
             f"{path} has format {version}; this commtrace reads up to {schema.FORMAT_VERSION}. "
             "Update it: pip install --upgrade commtrace"
         )
+    names = columns.names
     for column in columns:
         if column.name in schema.SCHEMA.names and not column.equals(schema.SCHEMA.field(column.name)):
-            raise TypeError(f"column {column.name} holds {column.type}")
-    rank_metadata = RankMetadata.from_json(metadata[schema.METADATA_KEY])
-    return Segment(path, rank_metadata, int(metadata[b"commtrace.first_step"]), size)
+            raise ValueError(f"column {column.name} holds {column.type}")
+        if names.count(column.name) > 1:
+            raise ValueError(f"there are several columns {column.name}")
+    return Segment(path, RankMetadata.from_json(metadata[schema.METADATA_KEY]), first_step, path.stat().st_size)
+
+
+def _number(metadata: Mapping[bytes, bytes], name: bytes) -> int:
+    text = metadata.get(name, b"").decode("ascii", "replace")
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{name.decode()} is no number")
+    return int(text)
 
 
 def _recorded_until(path: Path) -> int:
     """The latest instant in a segment, on its host's monotonic clock."""
-    batches, _ = _read_batches(path)
-    return max((int(batch.column("end").to_numpy().max()) for batch in batches if batch.num_rows), default=0)
+    table, _ = _read_segment(path)
+    if table is None or not len(table) or table["end"].null_count:
+        return 0
+    return int(table["end"].to_numpy().max())
 
 
 def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Table | None, list[str]]:
@@ -168,30 +181,23 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
         # The first segment holds the marks that describe the rank, the newest the latest ones: read both in any case.
         if steps is not None and position > 0 and not newest and not steps.overlaps(first, last):
             continue
-        batches, note = _read_batches(segment.path)
-        tables += [pa.Table.from_batches(batches)] if batches else []
-        notes += [note] if note else []
+        table, problems = _read_segment(segment.path)
+        tables += [table] if table is not None else []
+        notes += problems
     if not tables:
         return None, notes
-    return pa.concat_tables([table.replace_schema_metadata() for table in tables]), notes
+    return pa.concat_tables(tables), notes
 
 
-def _read_batches(path: Path) -> tuple[list[pa.RecordBatch], str | None]:
-    batches = []
+def _read_segment(path: Path) -> tuple[pa.Table | None, list[str]]:
+    """The rows of a segment that are whole, and what was wrong with the others."""
+    index = SegmentIndex(path)
     try:
-        source = pa.OSFile(str(path), "rb")
+        index.extend()
+        table = index.read(0, len(index.batches))
     except FileNotFoundError:
-        return [], f"{path}: was deleted while the run was read, to keep to its budget."
-    with source as file:
-        stream = pa.ipc.open_stream(file, options=_READ_OPTIONS)
-        try:
-            for batch in stream:
-                batch.validate(full=True)  # pyarrow would read beyond the end of a damaged column
-                batches.append(batch)  # one at a time, so that a torn tail costs only itself
-        except (pa.ArrowException, OSError) as error:
-            return batches, f"{path}: torn after {len(batches)} batches, read up to there ({_first_line(error)})."
-    return batches, None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+        return None, [f"{path}: was deleted while the run was read, to keep to its budget."]
+    except (pa.ArrowException, OSError) as error:
+        return None, [f"{path}: not readable ({first_line(error)})."]
+    index.tell_torn_end()
+    return table, index.problems

@@ -25,10 +25,10 @@ from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.decoding import RankTable, decode
 from commtrace.trace.locate import find_run_directory
-from commtrace.trace.messages import MessageIndex, SegmentReplacedError
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.reader import newest_segments
 from commtrace.trace.run import Run
+from commtrace.trace.segment_index import SegmentIndex, SegmentReplacedError
 from commtrace.trace.sessions import missing_ranks
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import rank_directory, segment_paths
@@ -77,7 +77,7 @@ class RunTail:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._indexes: dict[Path, MessageIndex] = {}
+        self._indexes: dict[Path, SegmentIndex] = {}
         self._guess = 2
         self._samples: dict[Path, list[int]] = {}
 
@@ -136,12 +136,12 @@ class RunTail:
         for path in chosen:
             # The newest one still grows; of the others the first look counts.
             if path not in self._samples or path == paths[-1]:
-                self._samples[path] = _durations(self._indexes.get(path) or MessageIndex(path))
+                self._samples[path] = _durations(self._indexes.get(path) or SegmentIndex(path))
         self._samples = {path: self._samples[path] for path in chosen}
         return [duration for path in chosen for duration in self._samples[path]]
 
-    def _index(self, path: Path) -> MessageIndex:
-        return self._indexes.setdefault(path, MessageIndex(path))
+    def _index(self, path: Path) -> SegmentIndex:
+        return self._indexes.setdefault(path, SegmentIndex(path))
 
     def _forget(self, kept: set[Path]) -> None:
         self._indexes = {path: index for path, index in self._indexes.items() if path in kept}
@@ -150,7 +150,7 @@ class RunTail:
 class _RankTail:
     """The newest batches of a rank, read backwards."""
 
-    def __init__(self, metadata: RankMetadata, indexes: list[MessageIndex]) -> None:
+    def __init__(self, metadata: RankMetadata, indexes: list[SegmentIndex]) -> None:
         self.metadata = metadata
         self.problems: list[str] = []
         self.last_step = -1
@@ -242,7 +242,7 @@ class _RankTail:
         rest = self._guarded(index, lambda: index.read(len(head), end))
         return [*head, *([rest] if rest is not None else [])]
 
-    def _guarded(self, index: MessageIndex, read: Any) -> Any:
+    def _guarded(self, index: SegmentIndex, read: Any) -> Any:
         """What ``read`` returns; None if the file is gone or broken, which is said once."""
         try:
             return read()
@@ -311,7 +311,7 @@ def _evenly(count: int, most: int) -> list[int]:
     return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most))}) if count else []
 
 
-def _durations(index: MessageIndex) -> list[int]:
+def _durations(index: SegmentIndex) -> list[int]:
     found: list[int] = []
     try:
         index.extend()

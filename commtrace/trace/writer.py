@@ -2,8 +2,8 @@
 
 A segment is an Arrow IPC *stream*: written batch by batch straight to the file descriptor, so a process that is killed
 leaves everything up to its last batch readable. Segments rotate by steps, so that a range of steps can be read without
-the rest of a long run. One that is complete is written again in fewer, larger batches
-(:mod:`commtrace.trace.compaction`).
+the rest of a long run. One that is complete carries checksums (:mod:`commtrace.trace.checksums`), and is written again
+in fewer, larger batches (:mod:`commtrace.trace.compaction`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from commtrace.trace import compaction, schema
 from commtrace.trace.budget import Budget, Discards
+from commtrace.trace.checksums import SegmentFile
 from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.row_batch import RowBatch
@@ -160,7 +161,7 @@ class SegmentWriter:
         self._write_batch(self._batch(rows))
         self._last_step = max(self._last_step, max(map(_step_of, rows)))
         self._remember([row for row in rows if row[0] == schema.MARK])
-        if 0 < self._bytes_per_segment < self._file.tell() or self._is_to_be_compacted(len(rows)):
+        if 0 < self._bytes_per_segment < self._file.num_bytes or self._is_to_be_compacted(len(rows)):
             self._end_segment()
 
     def _is_to_be_compacted(self, next_rows: int) -> bool:
@@ -179,6 +180,7 @@ class SegmentWriter:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
             self._stream.write_batch(batch)
+            self._file.flush()
         except (OSError, pa.ArrowException):
             self._abandon()
             raise
@@ -205,6 +207,7 @@ class SegmentWriter:
         if stream is not None:
             try:
                 stream.close()
+                file.finish()
             finally:
                 file.close()
             self._discards.closed(self._path, self._first_step, self._last_step)
@@ -226,9 +229,9 @@ class SegmentWriter:
         metadata = {schema.METADATA_KEY: self._metadata.to_json(), b"commtrace.format": str(schema.FORMAT_VERSION)}
         metadata[b"commtrace.first_step"] = str(first_step)
         options = _DENSE if self._is_dense else _QUICK
-        self._file = pa.OSFile(str(self._path), "wb")
+        self._file = SegmentFile(self._path)
         try:
-            self._stream = pa.ipc.new_stream(self._file, schema.SCHEMA.with_metadata(metadata), options=options)
+            self._stream = pa.ipc.new_stream(self._file.sink, schema.SCHEMA.with_metadata(metadata), options=options)
         except (OSError, pa.ArrowException):
             self._abandon()
             raise

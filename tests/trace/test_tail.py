@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commtrace.errors import RunNotFoundError
-from commtrace.trace import messages, schema
+from commtrace.trace import schema, segment_index
 from commtrace.trace.reader import load_run
 from commtrace.trace.tail import RunTail
 from commtrace.trace.writer import Row, SegmentWriter, segment_paths
@@ -64,13 +64,13 @@ def test_the_rows_are_those_of_the_whole_run(tmp_path: Path, per_segment: int) -
 def test_most_of_a_long_segment_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = write(tmp_path, 0, range(90))
     read: list[tuple[int, int]] = []
-    original = messages.MessageIndex.read
+    original = segment_index.SegmentIndex.read
 
-    def counted(self: messages.MessageIndex, first: int, end: int, columns: list[int] | None = None) -> Any:
+    def counted(self: segment_index.SegmentIndex, first: int, end: int, columns: list[int] | None = None) -> Any:
         read.append((first, end))
         return original(self, first, end, columns)
 
-    monkeypatch.setattr(messages.MessageIndex, "read", counted)
+    monkeypatch.setattr(segment_index.SegmentIndex, "read", counted)
     RunTail(tmp_path).read(steps=5)
 
     assert kept is not None
@@ -123,14 +123,14 @@ def test_a_torn_tail_costs_only_itself(tmp_path: Path) -> None:
 
 def test_segments_that_are_deleted_meanwhile_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = write(tmp_path, 0, range(40), per_segment=10)
-    original = messages.MessageIndex.extend
+    original = segment_index.SegmentIndex.extend
 
-    def extended(self: messages.MessageIndex) -> None:
+    def extended(self: segment_index.SegmentIndex) -> None:
         original(self)
         if self.path != segment_paths(kept.directory)[-1]:
             self.path.unlink()
 
-    monkeypatch.setattr(messages.MessageIndex, "extend", extended)
+    monkeypatch.setattr(segment_index.SegmentIndex, "extend", extended)
     newest = RunTail(tmp_path).read(steps=20)
     assert newest.end == 40
     assert newest.run.ranks[0].spans.step.min() == 30

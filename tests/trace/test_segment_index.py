@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from commtrace.trace import schema
-from commtrace.trace.messages import MessageIndex, SegmentReplacedError
+from commtrace.trace.segment_index import SegmentIndex, SegmentReplacedError
 from commtrace.trace.writer import SegmentWriter, segment_paths
 from tests.trace.rows import metadata, row
 
@@ -26,7 +26,7 @@ def segment(tmp_path: Path) -> Path:
 
 
 def test_it_finds_every_batch_and_reads_any_of_them(segment: Path) -> None:
-    index = MessageIndex(segment)
+    index = SegmentIndex(segment)
     index.extend()
     whole = pa.ipc.open_stream(segment.read_bytes()).read_all().replace_schema_metadata()
 
@@ -38,14 +38,14 @@ def test_it_finds_every_batch_and_reads_any_of_them(segment: Path) -> None:
 
 
 def test_nothing_to_read_is_nothing(segment: Path) -> None:
-    index = MessageIndex(segment)
+    index = SegmentIndex(segment)
     assert index.read(0, 1) is None
     index.extend()
     assert index.read(7, 9) is None
 
 
 def test_only_the_columns_that_are_asked_for_are_read(segment: Path) -> None:
-    index = MessageIndex(segment)
+    index = SegmentIndex(segment)
     index.extend()
     part = index.read(3, 4, [schema.SCHEMA.get_field_index("start"), schema.SCHEMA.get_field_index("end")])
     assert part is not None
@@ -55,7 +55,7 @@ def test_only_the_columns_that_are_asked_for_are_read(segment: Path) -> None:
 def test_a_file_may_grow_byte_by_byte(segment: Path, tmp_path: Path) -> None:
     content = segment.read_bytes()
     growing = tmp_path / "growing.arrows"
-    index = MessageIndex(growing)
+    index = SegmentIndex(growing)
     seen = []
     for size in [*range(0, len(content), 97), len(content)]:
         growing.write_bytes(content[:size])
@@ -75,11 +75,11 @@ def test_a_file_may_grow_byte_by_byte(segment: Path, tmp_path: Path) -> None:
 )
 def test_what_is_no_message_ends_the_index(segment: Path, rest: bytes) -> None:
     content = segment.read_bytes()
-    index = MessageIndex(segment)
+    index = SegmentIndex(segment)
     index.extend()
     begin = index.batches[4].offset
     segment.write_bytes(content[:begin] + rest)
-    again = MessageIndex(segment)
+    again = SegmentIndex(segment)
     again.extend()
     assert len(again.batches) == 4
 
@@ -87,11 +87,11 @@ def test_what_is_no_message_ends_the_index(segment: Path, rest: bytes) -> None:
 def test_a_file_that_is_gone_is_an_error_of_the_system(segment: Path) -> None:
     segment.unlink()
     with pytest.raises(FileNotFoundError):
-        MessageIndex(segment).extend()
+        SegmentIndex(segment).extend()
 
 
 def test_another_file_in_its_place_is_noticed_and_read_anew(segment: Path) -> None:
-    index = MessageIndex(segment)
+    index = SegmentIndex(segment)
     index.extend()
     with pa.ipc.new_stream(str(segment.with_suffix(".new")), schema.SCHEMA) as compacted:
         compacted.write_table(pa.ipc.open_stream(segment.read_bytes()).read_all().unify_dictionaries().combine_chunks())

@@ -131,8 +131,18 @@ def _position() -> tuple[int, int, str]:
     """Rank, world size and backend."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size(), str(distributed.get_backend())
+        return distributed.get_rank(), distributed.get_world_size(), _backend(distributed)
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), ""
+
+
+def _backend(distributed: Any) -> str:
+    """As the script named it; where it named none, what torch chose: ``gloo``, or by device ``cpu:gloo,cuda:nccl``."""
+    named = str(distributed.get_backend())
+    if named != "undefined":
+        return named
+    by_device = str(distributed.get_backend_config())
+    chosen = {part.rpartition(":")[2] for part in by_device.split(",")}
+    return chosen.pop() if len(chosen) == 1 else by_device
 
 
 def device(number: int | None = None) -> tuple[str, str]:

@@ -129,6 +129,10 @@ def topology(parallel_state: Any) -> dict[str, Any]:
         size = getattr(parallel_state, f"get_{name}_world_size", None)
         if rank is not None and size is not None:
             coordinates[dimension], sizes[dimension] = int(rank()), int(size())
+    if sizes.get("ep", 1) == 1 and sizes.get("expert-tp") == sizes.get("tp"):
+        # Megatron has the groups of experts in dense models as well; there they say nothing.
+        coordinates.pop("expert-tp", None)
+        sizes.pop("expert-tp", None)
     sizes["vpp"] = int(getattr(parallel_state, "_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE", None) or 1)
     return {"coordinates": coordinates, "parallel": sizes, "framework": framework()}
 

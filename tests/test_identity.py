@@ -67,3 +67,19 @@ def torch_with(contexts: list[int]) -> Any:
         get_device_properties=lambda number: SimpleNamespace(name=f"GPU {number}", uuid=f"uuid of GPU {number}"),
     )
     return SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_hasPrimaryContext=contexts.__contains__))
+
+
+@pytest.mark.parametrize(
+    ("named", "by_device", "shown"),
+    [
+        ("nccl", "cuda:nccl", "nccl"),
+        ("undefined", "cpu:gloo", "gloo"),
+        ("undefined", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl"),
+    ],
+)
+def test_a_backend_that_the_script_did_not_name_is_the_one_that_torch_chose(
+    named: str, by_device: str, shown: str
+) -> None:
+    distributed = SimpleNamespace(get_backend=lambda: named, get_backend_config=lambda: by_device)
+
+    assert identity._backend(distributed) == shown

@@ -1,15 +1,15 @@
 """The pipeline of a job, reconstructed from its spans: stages, chunks, microbatches, schedule, and its bubbles.
 
 >>> pipeline = reconstruct_pipeline(run, matches)               # doctest: +SKIP
->>> pipeline.schedule, pipeline.bubble_fraction_of_total        # doctest: +SKIP
-('1f1b', 0.21)
+>>> pipeline.schedule, pipeline.idle_fraction_of_phase          # doctest: +SKIP
+('1f1b', 0.29)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from commtrace.analysis.pipeline_bubble import MeasuredWaits, StageBubble, bubbl
 from commtrace.analysis.pipeline_schedule import (
     UNKNOWN,
     Schedule,
-    ideal_fraction_of_total,
-    ideal_ratio_to_work,
     recognise,
+    theoretical_fraction_of_phase,
+    theoretical_ratio_to_work,
 )
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
@@ -36,18 +36,21 @@ from commtrace.trace.spans import Int64
 class Pipeline:
     """A pipeline and where it idles. Times are means over ranks and steps, ns per step.
 
-    Two shares are in use in the literature, so both are given with their names: the bubble's share of the whole step,
-    and its ratio to the work of the step (all forwards and backwards). The bubble is the wait on pipeline P2P; where a
-    step ends with a communication of all stages, the early stages' last wait is on that one: ``drain``.
+    A pipeline's *phase* lasts from the first forward of any stage to the last backward of any stage. A stage is *idle*
+    in it when it runs no forward and no backward: it waits for its neighbours (the bubble), for transfers, and, having
+    done its last backward, for the others to do theirs (the drain). That is what a schedule's theoretical bubble is to
+    be compared with. Both are given over the phase, and over the work (all forwards and backwards).
 
     Attributes:
         schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, zb1p, interleaved_zero_bubble, zbv, dualpipev, zero_bubble
             or unknown; see :mod:`commtrace.analysis.pipeline_schedule`.
         reason: why it is unknown; else empty.
         stages, chunks, microbatches: p, v (chunks per stage) and m (per step and replica).
-        bubble_fraction_of_total, drain_fraction_of_total: measured, of the step.
-        ideal_fraction_of_total: what the schedule cannot avoid: (p − 1)/(v·m + p − 1); None where no formula holds.
-        bubble_ratio_to_work, ideal_ratio_to_work: the same over the work: (p − 1)/(v·m).
+        idle_fraction_of_phase: measured.
+        theoretical_fraction_of_phase: the bubble that equal stages and microbatches have: (p − 1)/(v·m + p − 1); None
+            where no formula holds.
+        idle_ratio_to_work, theoretical_ratio_to_work: the same over the work: (p − 1)/(v·m).
+        phase_fraction_of_step, bubble_fraction_of_step, drain_fraction_of_step: measured.
         per_stage: ascending.
     """
 
@@ -56,11 +59,13 @@ class Pipeline:
     stages: int
     chunks: int
     microbatches: int
-    bubble_fraction_of_total: float
-    drain_fraction_of_total: float
-    ideal_fraction_of_total: float | None
-    bubble_ratio_to_work: float
-    ideal_ratio_to_work: float | None
+    idle_fraction_of_phase: float
+    theoretical_fraction_of_phase: float | None
+    idle_ratio_to_work: float
+    theoretical_ratio_to_work: float | None
+    phase_fraction_of_step: float
+    bubble_fraction_of_step: float
+    drain_fraction_of_step: float
     per_stage: tuple[StageBubble, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -70,12 +75,16 @@ class Pipeline:
             "stages": self.stages,
             "chunks": self.chunks,
             "microbatches": self.microbatches,
-            "bubble_fraction_of_total": {
-                "measured": self.bubble_fraction_of_total,
-                "ideal": self.ideal_fraction_of_total,
-                "drain": self.drain_fraction_of_total,
+            "fraction_of_phase": {
+                "idle": self.idle_fraction_of_phase,
+                "theoretical_bubble": self.theoretical_fraction_of_phase,
             },
-            "bubble_ratio_to_work": {"measured": self.bubble_ratio_to_work, "ideal": self.ideal_ratio_to_work},
+            "ratio_to_work": {"idle": self.idle_ratio_to_work, "theoretical_bubble": self.theoretical_ratio_to_work},
+            "fraction_of_step": {
+                "phase": self.phase_fraction_of_step,
+                "bubble": self.bubble_fraction_of_step,
+                "drain": self.drain_fraction_of_step,
+            },
             "per_stage": [stage.to_json() for stage in self.per_stage],
         }
 
@@ -102,11 +111,13 @@ class ObservedPipeline:
             stages=stages,
             chunks=chunks,
             microbatches=microbatches,
-            bubble_fraction_of_total=shares["bubble"],
-            drain_fraction_of_total=shares["drain"],
-            ideal_fraction_of_total=ideal_fraction_of_total(schedule.name, stages, chunks, microbatches),
-            bubble_ratio_to_work=shares["ratio"],
-            ideal_ratio_to_work=ideal_ratio_to_work(schedule.name, stages, chunks, microbatches),
+            idle_fraction_of_phase=shares.idle_of_phase,
+            theoretical_fraction_of_phase=theoretical_fraction_of_phase(schedule.name, stages, chunks, microbatches),
+            idle_ratio_to_work=shares.idle_to_work,
+            theoretical_ratio_to_work=theoretical_ratio_to_work(schedule.name, stages, chunks, microbatches),
+            phase_fraction_of_step=shares.phase_of_step,
+            bubble_fraction_of_step=shares.bubble_of_step,
+            drain_fraction_of_step=shares.drain_of_step,
             per_stage=tuple(bubbles),
         )
 
@@ -204,15 +215,22 @@ def _letter_of_backward(name: str) -> str:
     return "I" if "input" in name or "dgrad" in name else "B"
 
 
-def _shares(bubbles: Sequence[StageBubble]) -> dict[str, float]:
+class _Shares(NamedTuple):
+    """Of all stages, each counted as often as it has ranks."""
+
+    idle_of_phase: float
+    idle_to_work: float
+    phase_of_step: float
+    bubble_of_step: float
+    drain_of_step: float
+
+
+def _shares(bubbles: Sequence[StageBubble]) -> _Shares:
     ranks = np.array([len(stage.ranks) for stage in bubbles])
 
     def total(name: str) -> float:
         return float((np.array([getattr(stage, name) for stage in bubbles]) * ranks).sum())
 
-    wall, work = max(total("wall_ns"), 1.0), max(total("work_ns"), 1.0)
-    return {
-        "bubble": total("bubble_ns") / wall,
-        "drain": total("drain_ns") / wall,
-        "ratio": total("bubble_ns") / work,
-    }
+    wall, phase, work = (max(total(name), 1.0) for name in ("wall_ns", "phase_ns", "work_ns"))
+    idle = max(phase - work, 0.0)
+    return _Shares(idle / phase, idle / work, phase / wall, total("bubble_ns") / wall, total("drain_ns") / wall)

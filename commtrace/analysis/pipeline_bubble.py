@@ -28,7 +28,7 @@ from commtrace.analysis.roles import PIPELINE, Roles, find_roles, is_p2p
 from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Bool, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class StageBubble:
             and the one of weights that completes it are one.
         work_ns: all forwards and backwards of a step.
         wall_ns: the step.
+        phase_ns: of it, from the first forward of any stage to the last backward of any stage.
         bubble_ns: waiting for other stages on pipeline P2P; the phases add up to it, and so do the causes.
         warm_up_ns, steady_ns, cool_down_ns: before the first backward; until the end of the last forward; after it.
         schedule_ns, imbalance_ns, variation_ns, p2p_ns: the causes; None where the run could not be replayed.
@@ -68,6 +69,7 @@ class StageBubble:
     drain_ns: int
     unmatched_ns: int = 0
     left_out: tuple[int, ...] = ()
+    phase_ns: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The fields; causes that are not known are left out."""
@@ -90,6 +92,7 @@ class _Measured(NamedTuple):
     backward: float
     work: float
     wall: float
+    phase: float
     warm_up: float
     steady: float
     cool_down: float
@@ -118,9 +121,9 @@ class MeasuredWaits(NamedTuple):
 def measure_waits(run: Run, matches: Matches, roles: Roles | None = None) -> MeasuredWaits:
     """How long the ranks of a pipeline worked, and waited for one another."""
     roles = roles or find_roles(run)
-    ends = _pipeline_ends(run)
+    bounds = _pipeline_bounds(run)
     between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
-    measured = {rank: _measure(run, trace, matches, between[rank], ends) for rank, trace in run.ranks.items()}
+    measured = {rank: _measure(run, trace, matches, between[rank], bounds) for rank, trace in run.ranks.items()}
     return MeasuredWaits(between, measured)
 
 
@@ -172,7 +175,11 @@ def _between_stages(run: Run, trace: RankTrace, roles: Roles) -> Bool:
 
 
 def _measure(
-    run: Run, trace: RankTrace, matches: Matches, between_stages: Bool, pipeline_ends: dict[tuple[int, int], int]
+    run: Run,
+    trace: RankTrace,
+    matches: Matches,
+    between_stages: Bool,
+    pipeline_bounds: Mapping[tuple[int, int], _Bounds],
 ) -> _Measured:
     spans = trace.spans
     step_start, step_end = (values[spans.kind == schema.STEP] for values in (spans.start, spans.end))
@@ -190,7 +197,7 @@ def _measure(
     draining = ~between & (start >= last_backward[step])
     replica = _replica(trace)
     numbers, number = np.unique(step[draining], return_inverse=True)
-    ends_of_steps = [pipeline_ends.get((replica, one), _NEVER) for one in numbers.tolist()]
+    ends_of_steps = [pipeline_bounds.get((replica, one), _NO_PIPELINE).end for one in numbers.tolist()]
     ends = np.array(ends_of_steps, np.int64)[number.reshape(-1)]
     drain = np.minimum(ready[draining], ends) - start[draining]
     forward, backward, work = _phases_ns(spans, stalls[between])
@@ -199,6 +206,7 @@ def _measure(
         backward=float(backward.sum()) / max(_whole_backwards(run, trace), 1),
         work=float(work),
         wall=float((step_end - step_start).sum()),
+        phase=float(_phase_ns(pipeline_bounds, replica, spans.step[spans.kind == schema.STEP])),
         warm_up=float(wait[warm_up].sum()),
         steady=float(wait[steady].sum()),
         cool_down=float(wait[cool_down].sum()),
@@ -246,17 +254,45 @@ def _replica(trace: RankTrace) -> int:
     return min(pipelines) if pipelines else -1
 
 
-def _pipeline_ends(run: Run) -> dict[tuple[int, int], int]:
-    """End of the last backward of all stages, by pipeline and step."""
-    ends: dict[tuple[int, int], int] = {}
+class _Bounds(NamedTuple):
+    """From the first forward of all stages of a pipeline to their last backward, in one step."""
+
+    start: int
+    end: int
+
+
+_NO_PIPELINE: Final = _Bounds(_NEVER, _NEVER)
+
+
+def _pipeline_bounds(run: Run) -> dict[tuple[int, int], _Bounds]:
+    """By pipeline and step."""
+    bounds: dict[tuple[int, int], _Bounds] = {}
     for trace in run.ranks.values():
-        spans, replica = trace.spans, _replica(trace)
-        backward = np.flatnonzero(spans.kind == schema.BACKWARD)
-        ordered = backward[np.lexsort((spans.end[backward], spans.step[backward]))]
-        last = ordered[np.diff(spans.step[ordered], append=np.iinfo(np.int32).max) != 0]  # of each step
-        for step, end in zip(spans.step[last].tolist(), spans.end[last].tolist(), strict=True):
-            ends[replica, step] = max(ends.get((replica, step), end), end)
-    return ends
+        replica = _replica(trace)
+        for step, (start, end) in _own_bounds(trace.spans).items():
+            known = bounds.get((replica, step))
+            bounds[replica, step] = (
+                _Bounds(min(known.start, start), max(known.end, end)) if known else _Bounds(start, end)
+            )
+    return bounds
+
+
+def _own_bounds(spans: Spans) -> dict[int, _Bounds]:
+    """By step, of one rank; where it has both forwards and backwards."""
+    forward, backward = (np.flatnonzero(spans.kind == kind) for kind in (schema.FORWARD, schema.BACKWARD))
+    begun = forward[np.lexsort((spans.start[forward], spans.step[forward]))]
+    first = begun[np.diff(spans.step[begun], prepend=np.iinfo(np.int32).min) != 0]
+    ended = backward[np.lexsort((spans.end[backward], spans.step[backward]))]
+    last = ended[np.diff(spans.step[ended], append=np.iinfo(np.int32).max) != 0]
+    ends = dict(zip(spans.step[last].tolist(), spans.end[last].tolist(), strict=True))
+    starts = zip(spans.step[first].tolist(), spans.start[first].tolist(), strict=True)
+    return {step: _Bounds(start, ends[step]) for step, start in starts if step in ends}
+
+
+def _phase_ns(bounds: Mapping[tuple[int, int], _Bounds], replica: int, steps: Int32) -> int:
+    """The length of the pipeline's work in these steps, in all."""
+    found = (bounds.get((replica, step), _NO_PIPELINE) for step in steps.tolist())
+    return sum(end - start for start, end in found)
 
 
 def _phases_ns(spans: Spans, waits: Int64) -> tuple[Int64, Int64, int]:
@@ -313,6 +349,7 @@ def _stage(
         backward_ns=round(float(np.mean([measured[rank].backward for rank in ranks]))),
         work_ns=round(mean("work")),
         wall_ns=round(mean("wall")),
+        phase_ns=round(mean("phase")),
         bubble_ns=bubble,
         warm_up_ns=phases["warm_up"],
         steady_ns=phases["steady"],

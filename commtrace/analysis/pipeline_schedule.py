@@ -70,15 +70,18 @@ def recognise(orders: Sequence[Sequence[str]], chunks: int) -> Schedule:
     return _by_lead([lead or 0 for lead in ahead], forwards, chunks)
 
 
-def ideal_fraction_of_total(name: str, stages: int, chunks: int, microbatches: int) -> float | None:
-    """Bubble of an ideal step, as a share of the step: (p − 1)/(v·m + p − 1); None where no formula holds."""
+def theoretical_fraction_of_phase(name: str, stages: int, chunks: int, microbatches: int) -> float | None:
+    """Bubble of equal stages and microbatches, as a share of the time from the first forward to the last backward.
+
+    (p − 1)/(v·m + p − 1); None where no formula holds.
+    """
     if name not in _WITH_FORMULA:
         return None
     return (stages - 1) / (chunks * microbatches + stages - 1)
 
 
-def ideal_ratio_to_work(name: str, stages: int, chunks: int, microbatches: int) -> float | None:
-    """Bubble of an ideal step, as a share of its forwards and backwards: (p − 1)/(v·m); None where none holds."""
+def theoretical_ratio_to_work(name: str, stages: int, chunks: int, microbatches: int) -> float | None:
+    """The same over the forwards and backwards: (p − 1)/(v·m)."""
     if name not in _WITH_FORMULA:
         return None
     return (stages - 1) / (chunks * microbatches)

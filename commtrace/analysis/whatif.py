@@ -48,6 +48,7 @@ class WhatIf:
         slowdown: S, of the mean step.
         by_step, by_operation, by_stage, by_dp_rank, by_worker: S of one slice; workers by rank. The S of a worker is
             the smaller one of its stage's and its data-parallel rank's.
+        slowest_workers: the slowest 3 % of workers, at least one, and those that S cannot tell from them.
         slowest_workers_share: M_W; NaN where there is no slowdown to explain.
         last_stage_share: M_S; likewise.
         launch_slowdown: measured step time over replayed step time: what the replay does not see.
@@ -60,6 +61,7 @@ class WhatIf:
     by_stage: Mapping[int, float]
     by_dp_rank: Mapping[int, float]
     by_worker: Mapping[int, float]
+    slowest_workers: tuple[int, ...]
     slowest_workers_share: float
     last_stage_share: float
     launch_slowdown: float
@@ -74,6 +76,7 @@ class WhatIf:
             "S_by_stage": _with_text_keys(self.by_stage),
             "S_by_dp_rank": _with_text_keys(self.by_dp_rank),
             "S_by_worker": _with_text_keys(self.by_worker),
+            "slowest_workers": list(self.slowest_workers),
             "M_W": _or_none(self.slowest_workers_share),
             "M_S": _or_none(self.last_stage_share),
             "launch_slowdown": self.launch_slowdown,
@@ -159,6 +162,7 @@ def analyse_experiment(experiment: Experiment) -> WhatIf:
         by_stage=by_stage,
         by_dp_rank=by_dp_rank,
         by_worker=by_worker,
+        slowest_workers=tuple(sorted(slowest)),
         slowest_workers_share=float(recovered[0]),
         last_stage_share=float(recovered[1]),
         launch_slowdown=float(experiment.measured_step_ns.mean()) / actual,

@@ -20,12 +20,11 @@ from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.loading import load
-from commtrace.cli.units import UNKNOWN, duration, num_bytes, power_of_two, share
+from commtrace.cli.units import NODES, UNKNOWN, duration, num_bytes, power_of_two, share
 from commtrace.cli.units import bandwidth as gigabytes_per_second
 
 _MOST_ROWS: Final = 60
 _WIDTHS: Final = {"ranks": 10}
-_NODES: Final = {True: ">1", False: "1", None: "?"}
 
 
 class By(str, Enum):
@@ -100,7 +99,7 @@ def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
 
 
 def _words(row: Communication, by: By) -> list[str]:
-    words = [row.role, row.operation, _NODES[row.inter_node]]
+    words = [row.role, row.operation, NODES[row.inter_node]]
     if by is By.SIZE:
         words.append("unknown" if row.size is None else power_of_two(row.size[0]))
     if by is By.GROUP and row.ranks is not None:

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.rank_words import ranges, ranges_in_words
+from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
@@ -23,7 +23,7 @@ from commtrace.analysis.side_by_side import beside
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
-from commtrace.analysis.whatif import WhatIf, what_if
+from commtrace.analysis.whatif import SLOWEST_PERCENT, WhatIf, what_if
 from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
 from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
@@ -71,8 +71,8 @@ def straggler(
 
     The steps are replayed with some durations exchanged for those of peers that do the same work. S is the slowdown of
     the job against ideal durations, of one operation, stage, data-parallel rank or worker if only that one keeps its
-    measured durations. M_W is the share of the slowdown that goes when the slowest 3 % of workers are ideal, M_S when
-    the last stage is.
+    measured durations. M_W is the share of the slowdown that goes when the slowest 3 % of workers (at least one) are
+    ideal, M_S when the last stage is.
     """
     with step_workers(executor) as workers:
         told = _told(run, steps, workers)
@@ -147,7 +147,7 @@ def _print_slowdown(console: Console, told: Mapping[str, Any]) -> None:
     if slowdown >= _WORTH_EXPLAINING and told["M_W"] is not None and told["M_S"] is not None:
         stage = f", on the last stage {_recovered(told['M_S'])} (M_S)" if len(told["S_by_stage"]) > 1 else ""
         console.print(
-            f"Ideal durations on the slowest 3 % of workers would recover {_recovered(told['M_W'])} of it (M_W){stage}."
+            f"Ideal durations on {_slowest(told)} would recover {_recovered(told['M_W'])} of it (M_W){stage}."
         )
     if abs(told["launch_slowdown"] - 1) >= _MISSED:
         console.print(f"The measured steps take {told['launch_slowdown']:.3f} times as long as the replayed ones.")
@@ -158,6 +158,13 @@ def _print_slowdown(console: Console, told: Mapping[str, Any]) -> None:
             lines = textwrap.fill(_in_words(named), console.width - _INDENT, break_long_words=False)
             console.print(escape(textwrap.indent(lines, " " * _INDENT).replace(" " * _INDENT, f"  {title:11}", 1)))
     console.print(_LEGEND, style="dim")
+
+
+def _slowest(told: Mapping[str, Any]) -> str:
+    """In percent only where the job is large enough for that."""
+    workers, slowest = len(told["S_by_worker"]), told["slowest_workers"]
+    share = f"the slowest {SLOWEST_PERCENT} % of workers, " if workers * SLOWEST_PERCENT >= 100 else "the slowest, "
+    return f"{share}{ranks_in_words(slowest)},"
 
 
 def _recovered(share: float) -> str:

@@ -15,7 +15,7 @@ from commtrace.cli.detail_view import detail_lines, print_sums
 from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
 from commtrace.cli.straggler_view import print_stragglers
-from commtrace.cli.units import UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share
+from commtrace.cli.units import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share
 
 Summary = Mapping[str, Any]
 
@@ -133,7 +133,10 @@ def _roles_of_one_rank(communication: Sequence[Mapping[str, Any]]) -> set[str]:
 def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     if not any(row["count"] for row in rows):
         return
-    table = _table(["role", "operation"])
+    reaches = len({row["inter_node"] for row in rows if row["group_size"] != 1}) > 1
+    table = _table(["role", "operation", *(["nodes"] if reaches else [])])
+    if reaches:
+        table.padding = (0, 1, 0, 0)  # else the names of operations would be folded in 100 columns
     for heading in ("n", "calls", "bytes", "p50", "p99", "algbw", "busbw", "exposed", "wait"):
         table.add_column(heading, justify="right", no_wrap=True)
     alone = sum(row["count"] for row in rows if row["group_size"] == 1)
@@ -145,6 +148,7 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
         table.add_row(
             row["role"],
             row["operation"],
+            *([NODES[row["inter_node"]]] if reaches else []),
             str(row["group_size"] or "?"),
             str(row["count"]),
             num_bytes(row["bytes"]),
@@ -156,6 +160,8 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
             share(row["wait_ns"], total),
         )
     note = "Bandwidth of transfer, GB/s if no unit stands. exposed: the lane stood still. wait: for the last rank."
+    if reaches:
+        note += "\nnodes: 1 where all members are within one, >1 where they are on several."
     if any(row["bandwidth_time"] == "duration" for row in rows):
         note += "\n* not matched on all members: bytes per duration, waiting included."
     if alone:
@@ -172,21 +178,27 @@ def print_pipeline(console: Console, pipeline: Mapping[str, Any] | None) -> None
     """Print the schedule, the stages, and what their bubbles are due to; nothing without a pipeline."""
     if pipeline is None:
         return
-    bubble, stages = pipeline["bubble_fraction_of_total"], pipeline["per_stage"]
+    of_phase, stages = pipeline["fraction_of_phase"], pipeline["per_stage"]
     unsure = [stage for stage in stages if not _is_known(stage)]
     at_least = "at least " if unsure else ""
     chunks = f" × {pipeline['chunks']} chunks" if pipeline["chunks"] > 1 else ""
     title = (
         f"Pipeline: {pipeline['schedule']}, {pipeline['stages']} stages{chunks}, {pipeline['microbatches']} "
-        f"microbatches; bubble {at_least}{share(bubble['measured'])} of the step (ideal {share(bubble['ideal'])})"
+        f"microbatches; idle {at_least}{share(of_phase['idle'])} of its phase"
     )
+    if of_phase["theoretical_bubble"] is not None:
+        title += f" (theoretical {pipeline['schedule']} bubble {share(of_phase['theoretical_bubble'])})"
     table = _table([])
     columns = {"forward_ns": "forward", "backward_ns": "backward", "bubble_ns": "bubble", **_PHASES}
     for heading in ("stage", *columns.values()):
         table.add_column(heading, justify="right", no_wrap=True)
     for stage in stages:
         table.add_row(str(stage["stage"]), *(_stage_cell(stage, name) for name in columns))
-    note = "Mean ms of a forward and a backward; bubble in ms per step, by phase."
+    note = (
+        "Mean ms of a forward and a backward; bubble: waiting for neighbours, ms per step. The pipeline's phase, from "
+        f"its first forward to its last backward, is {share(pipeline['fraction_of_step']['phase'])} of the step; idle "
+        "in it: bubble, transfers, and waiting for the last backward of others."
+    )
     left_out = [rank for stage in stages for rank in stage["left_out"]]
     if left_out:
         note += f"\nLeft out, because the other side of their messages is not known: {ranks_in_words(left_out)}."

@@ -7,6 +7,9 @@ from typing import Final
 UNKNOWN: Final = "–"
 """What is printed for a number that nobody knows: never 0."""
 
+NODES: Final = {True: ">1", False: "1", None: "?"}
+"""On how many nodes the members of a group are."""
+
 
 def milliseconds(time_ns: float | None) -> str:
     """``24.3``; at least three digits."""

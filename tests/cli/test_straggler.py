@@ -45,8 +45,8 @@ def test_pipeline_prints_the_same_as_its_json(recorded: Path) -> None:
     told = json.loads(runner.invoke(app, ["pipeline", str(recorded), "--json"]).output)
     assert (told["schedule"], told["stages"], told["microbatches"]) == ("1f1b", 2, 4)
     shown = runner.invoke(app, ["pipeline", str(recorded)]).output
-    assert "Pipeline: 1f1b, 2 stages, 4 microbatches; bubble" in shown
-    assert "(ideal 20%)" in shown
+    assert "Pipeline: 1f1b, 2 stages, 4 microbatches; idle" in shown
+    assert "(theoretical 1f1b bubble 20%)" in shown
 
 
 def test_a_run_without_a_pipeline_says_so(tmp_path: Path) -> None:

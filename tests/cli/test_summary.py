@@ -68,7 +68,7 @@ def test_what_was_not_recorded_is_not_shown_as_zero() -> None:
     assert "Left out, because the other side of their messages is not known: rank 0." in text
 
     ends_only = printed(replace(whole, ranks={rank: whole.ranks[rank] for rank in (0, 3)}))
-    assert "bubble at least 0% of the step" in ends_only
+    assert "microbatches; idle at least" in ends_only
     assert "What the bubble is due to" not in ends_only
 
 
@@ -261,14 +261,25 @@ def test_a_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:
     assert "holds no recorded run" in result.output
 
 
-def test_a_pipeline_is_shown_stage_by_stage_beside_its_ideal() -> None:
+def test_rows_within_nodes_and_between_them_can_be_told_apart() -> None:
+    told = printed(synthesize(Job(pp=4, dp=2, microbatches=4, steps=4, gpus_per_host=4)).run)
+    table = told[told.index("Communication, all ranks") :].splitlines()
+
+    assert table[1].split()[:4] == ["role", "operation", "nodes", "n"]
+    reach = {tuple(line.split()[:3]) for line in table if line.startswith("pp ")}
+    assert {("pp", "recv", "1"), ("pp", "recv", ">1")} <= reach
+    assert "nodes" not in printed(synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run)
+
+
+def test_a_pipeline_is_shown_stage_by_stage_beside_its_theoretical_bubble() -> None:
     told = summarise(make_run({0: [span("step", 0, 10, step=0)]}))
     told["pipeline"] = {
         "schedule": "1f1b",
         "stages": 2,
         "chunks": 1,
         "microbatches": 4,
-        "bubble_fraction_of_total": {"measured": 0.31, "ideal": 0.2},
+        "fraction_of_phase": {"idle": 0.31, "theoretical_bubble": 0.2},
+        "fraction_of_step": {"phase": 0.8},
         "per_stage": [
             {
                 **dict.fromkeys(("forward_ns", "backward_ns", "warm_up_ns", "steady_ns", "cool_down_ns"), MS),
@@ -286,7 +297,7 @@ def test_a_pipeline_is_shown_stage_by_stage_beside_its_ideal() -> None:
     console = Console(file=io.StringIO(), width=100, highlight=False)
     print_summary(console, told)
     text = str(console.file.getvalue())  # type: ignore[attr-defined]
-    assert "Pipeline: 1f1b, 2 stages, 4 microbatches; bubble 31% of the step (ideal 20%)" in text
+    assert "Pipeline: 1f1b, 2 stages, 4 microbatches; idle 31% of its phase (theoretical 1f1b bubble 20%)" in text
     rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["stage"], ["1"])]
     assert rows == [
         ["stage", "forward", "backward", "bubble", "warm-up", "steady", "cool-down"],

@@ -322,8 +322,8 @@ def test_without_context_parallelism_dp_cp_is_dp(tracer: NotingTracer, rank_1_of
 def test_coordinates_and_sizes(tracer: NotingTracer, rank_1_of_8: None) -> None:
     initialize(2, 2, virtual_pipeline_model_parallel_size=3)
 
-    assert tracer.topology["coordinates"] == {"tp": 1, "pp": 0, "dp": 0, "cp": 0, "ep": 0, "expert-tp": 1}
-    assert tracer.topology["parallel"] == {"tp": 2, "pp": 2, "dp": 2, "cp": 1, "ep": 1, "expert-tp": 2, "vpp": 3}
+    assert tracer.topology["coordinates"] == {"tp": 1, "pp": 0, "dp": 0, "cp": 0, "ep": 0}
+    assert tracer.topology["parallel"] == {"tp": 2, "pp": 2, "dp": 2, "cp": 1, "ep": 1, "vpp": 3}
     assert tracer.topology["framework"]["name"] == "megatron-core"
     assert tracer.topology["framework"]["version"]
 

@@ -294,12 +294,13 @@ function showPipeline() {
     byId("pipeline").append(element("p", "No pipeline was found in the run.", "empty"));
     return;
   }
-  const { measured, ideal } = pipeline.bubble_fraction_of_total || {};
+  const { idle, theoretical_bubble: theoretical } = pipeline.fraction_of_phase || {};
   const unsure = (pipeline.per_stage || []).some((stage) => !waitsAreKnown(stage));
   byId("pipeline").append(element("p", joined([
     pipeline.schedule, `${pipeline.stages} stages`, pipeline.chunks > 1 ? `${pipeline.chunks} chunks per rank` : "",
     `${pipeline.microbatches} microbatches`,
-    `bubble ${unsure ? "at least " : ""}${formatPercent(measured)} of the step, ideal ${formatPercent(ideal)}`,
+    `idle ${unsure ? "at least " : ""}${formatPercent(idle)} of its phase (first forward to last backward)`,
+    typeof theoretical === "number" ? `theoretical ${pipeline.schedule} bubble ${formatPercent(theoretical)}` : "",
   ])));
   const stages = pipeline.per_stage || [];
   if (!stages.length) return;
@@ -340,10 +341,12 @@ function showCommunication() {
     if (value === null || value === undefined) return "–";
     return (value < 0.01 ? `${formatBytes(value * 1e9)}/s` : significant(value)) + during(row);
   };
+  const reaches = new Set(rows.map((row) => row.inter_node)).size > 1;
+  const reach = (row) => (reaches ? [{ true: "between", false: "within" }[row.inter_node] ?? "–"] : []);
   byId("communication").append(table(
-    ["<role", "<operation", "group size", "count", "bytes", "p50", "p99", "max", "algbw GB/s", "busbw GB/s", "exposed", "hidden", "wait"],
+    ["<role", "<operation", ...(reaches ? ["<nodes"] : []), "group size", "count", "bytes", "p50", "p99", "max", "algbw GB/s", "busbw GB/s", "exposed", "hidden", "wait"],
     rows.map((row) => [
-      row.role, row.operation, row.group_size, row.count, formatBytes(row.bytes),
+      row.role, row.operation, ...reach(row), row.group_size, row.count, formatBytes(row.bytes),
       formatDuration(row.duration_ns.p50), formatDuration(row.duration_ns.p99), formatDuration(row.duration_ns.max),
       bandwidth(row.algbw_gbps, row), bandwidth(row.busbw_gbps, row),
       formatDuration(row.exposed_ns), formatDuration(row.hidden_ns), formatDuration(row.wait_ns),
@@ -351,6 +354,7 @@ function showCommunication() {
   ));
   byId("communication").append(element("p", "Counts, bytes, exposed, hidden and wait are sums over all ranks and steps. "
     + "Exposed: the rank stood still for it. Wait: before its last member arrived."
+    + (reaches ? " Nodes: whether the members are all within one node, or on several; –: not known." : "")
     + (rows.some(during) ? " * not matched on all members: bytes per duration, waiting included." : "")
     + (alone ? ` Left out: ${alone} calls on groups of one rank, which send nothing.` : ""), "hint"));
 }

@@ -256,12 +256,19 @@ class Timeline {
       const right = Math.min(this.x(start[index] + duration[index]), this.width + 2);
       const width = right - left;
       if (width < 1) {
-        const key = (columns.lane ? columns.lane[index] : 0) * 8 + (columns.kind || columns.state || [])[index];
+        const key = this.layerOf(columns, index);
         if (lastPixel.get(key) === Math.floor(left)) continue;
         lastPixel.set(key, Math.floor(left));
       }
       draw(index, left, Math.max(width, 1));
     }
+  }
+
+  // Equal for boxes that are drawn in the same place and colour: of one lane and sublane, and of one kind or state.
+  layerOf({ lane, sublane, kind, state }, index) {
+    const place = lane ? lane[index] * 256 + sublane[index] : 0;
+    const colour = kind || state;
+    return place * 256 + (colour ? colour[index] : 0);
   }
 
   fill(box, style, label = "", ink = "") {

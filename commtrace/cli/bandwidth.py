@@ -15,6 +15,7 @@ from rich.table import Table
 
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import Communication, Detail, communication_table
+from commtrace.analysis.links import Link, SlowLinks, find_slow_links, measure_links
 from commtrace.analysis.rank_words import ranges, ranges_in_words
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.basis import basis_of, print_basis
@@ -24,6 +25,7 @@ from commtrace.cli.units import NODES, UNKNOWN, duration, num_bytes, power_of_tw
 from commtrace.cli.units import bandwidth as gigabytes_per_second
 
 _MOST_ROWS: Final = 60
+_MOST_LINKS: Final = 4
 _WIDTHS: Final = {"ranks": 10}
 
 
@@ -53,22 +55,55 @@ def bandwidth(
     """Print how fast each kind of communication was, within nodes and between them.
 
     Bandwidths are those of the transfer, after the last member had arrived. "needed" is the busbw at which the bytes
-    would take as long as the ranks compute: a network slower than that cannot hide them.
+    would take as long as the ranks compute: a network slower than that cannot hide them. A link between two nodes that
+    carries much less than the others is named.
     """
     analysis = analyse(load(run, steps or None), steps or None)
     rows = _rows(analysis, _DETAIL[by])
+    links = measure_links(analysis.context.run, analysis.context.matches, analysis.context.steps)
+    slow = find_slow_links(links)
     basis = basis_of(analysis.recorded, analysis.alignment)
     if json_output:
-        told = {"run": analysis.recorded.any_metadata.run_id, **basis, "communication": [row.to_json() for row in rows]}
+        told = {
+            "run": analysis.recorded.any_metadata.run_id,
+            **basis,
+            "communication": [row.to_json() for row in rows],
+            "links": [link.to_json() for link in links],
+            "slow_links": None if slow is None else slow.to_json(),
+        }
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     elif rows:
         console = wide_console()
         console.print(f"Run {escape(analysis.recorded.any_metadata.run_id)}", style="dim")
         print_basis(console, basis)
         _print(console, rows, by)
+        if slow is not None:
+            console.print(escape(slow_links_in_words(slow)))
     else:
         typer.echo(f"{run}: no communication was recorded in these steps. That is not 0: it may be on a path that "
                    "commtrace does not see.")  # fmt: skip
+
+
+def slow_links_in_words(slow: SlowLinks) -> str:
+    """``Slow link: node0 → node1 carries 24.1 MB/s, where …``"""
+    traffic = slow.links[0].traffic
+    kind = f"{'messages' if traffic.operation == 'send' else traffic.operation} of {power_of_two(1 << traffic.size)}"
+    named = [f"{_arrow(link)} carries {_speed(link.gbps)}" for link in slow.links[:_MOST_LINKS]]
+    more = [f"{len(slow.links) - _MOST_LINKS} more"] if len(slow.links) > _MOST_LINKS else []
+    place = "within a node it is" if slow.within_nodes else "between other nodes it is"
+    shared = f" All of them are links of {slow.common_node}." if slow.common_node is not None else ""
+    return (
+        f"Slow link{'s' * (len(slow.links) > 1)}: {', '.join(named + more)} ({kind}); "
+        f"{place} {_speed(slow.usual_gbps)}.{shared}"
+    )
+
+
+def _arrow(link: Link) -> str:
+    return f"{link.source} {'→' if link.traffic.operation == 'send' else '–'} {link.target}"
+
+
+def _speed(gbps: float) -> str:
+    return f"{gigabytes_per_second(gbps)} GB/s" if gbps >= 1 else gigabytes_per_second(gbps)
 
 
 def _rows(analysis: Analysis, detail: Detail) -> list[Communication]:

@@ -34,7 +34,6 @@ def share(part: float | None, whole: float = 1.0) -> str:
     return "<1%" if 0 < percent < 0.5 else f"{percent:.0f}%"
 
 
-_LEAST_WITHOUT_UNIT: Final = 0.01
 _BINARY: Final = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
 
 
@@ -57,10 +56,10 @@ def power_of_two(num_bytes: int) -> str:
 
 
 def bandwidth(gigabytes_per_second: float | None) -> str:
-    """GB/s, 10⁹ bytes per second; what is far below has its unit: ``4.00 MB/s``."""
+    """GB/s, 10⁹ bytes per second, without a unit; what is below 1 has its own: ``25.5 MB/s``."""
     if gigabytes_per_second is None:
         return UNKNOWN
-    if gigabytes_per_second == 0 or gigabytes_per_second >= _LEAST_WITHOUT_UNIT:
+    if gigabytes_per_second == 0 or gigabytes_per_second >= 1:
         return _three_digits(gigabytes_per_second)
     return f"{num_bytes(gigabytes_per_second * 1e9)}/s"
 

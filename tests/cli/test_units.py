@@ -34,6 +34,7 @@ def test_bytes_are_powers_of_ten(count: int, text: str) -> None:
 
 def test_an_unknown_bandwidth_is_not_zero() -> None:
     assert (units.bandwidth(None), units.bandwidth(12.34)) == ("–", "12.3")
+    assert (units.bandwidth(0.0255), units.bandwidth(0.25), units.bandwidth(1.0)) == ("25.5 MB/s", "250 MB/s", "1.00")
     assert (units.bandwidth(0.00004), units.bandwidth(9.6e-7), units.bandwidth(0.0)) == ("40.0 kB/s", "960 B/s", "0")
 
 

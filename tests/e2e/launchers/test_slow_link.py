@@ -1,0 +1,73 @@
+"""The bandwidth that a link is limited to comes out of ``commtrace bandwidth``, and the link is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.launch import run
+from tests.e2e.launchers.nodes import Node
+from tests.e2e.launchers.recipes import PATH, execute_on_all
+
+pytestmark = pytest.mark.e2e
+
+MEGABITS_PER_SECOND = 400
+GBPS = MEGABITS_PER_SECOND / 8e3 * 1448 / 1514
+"""Of a full frame, which is what the limit counts, these are the bytes of a message."""
+TOLERANCE = 0.1
+NUM_BYTES = 16 << 20
+"""0.35 s over the limited link, so that an error of the clocks of some ms does not count."""
+
+
+@pytest.fixture(scope="module")
+def directory(three_nodes: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one rank on each of three nodes, the last of which may send little at a time."""
+    made = tmp_path_factory.mktemp("slow") / "run"
+    script = (
+        "torchrun --nnodes 3 --node-rank $NODE_RANK --nproc-per-node 1 --master-addr node0 --master-port 29600 "
+        f"tests/e2e/launchers/programs/large_messages.py {NUM_BYTES}"
+    )
+    three_nodes[2].limit(MEGABITS_PER_SECOND)
+    try:
+        execute_on_all(three_nodes, script, Path.cwd(), {"COMMTRACE_DIR": str(made)})
+    finally:
+        three_nodes[2].unlimit()
+    return made
+
+
+def test_the_slow_link_is_named_with_its_bandwidth(directory: Path) -> None:
+    told = _told(directory)
+    slow = told["slow_links"]
+    assert {(link["source"], link["target"]) for link in slow["links"]} == {("node2", "node0"), ("node2", "node1")}
+    assert slow["common_node"] == "node2"
+    assert [link["gbps"] for link in slow["links"]] == pytest.approx([GBPS, GBPS], rel=TOLERANCE)
+    assert slow["usual_gbps"] > 2 * GBPS
+
+    printed = " ".join(run(["commtrace", "bandwidth", str(directory)], {"PATH": PATH}).stdout.split())
+    assert "Slow links: node2 → node" in printed
+    assert "All of them are links of node2." in printed
+
+
+def test_collectives_are_as_fast_as_their_slowest_link(directory: Path) -> None:
+    """A ring of all_reduce passes the limited link once; a broadcast does where the root is behind it."""
+    (row,) = (row for row in _told(directory)["communication"] if row["operation"] == "all_reduce")
+    assert row["inter_node"]
+    assert row["busbw_gbps"] == pytest.approx(GBPS, rel=TOLERANCE)
+
+
+def test_clocks_agree_within_what_is_said_of_them(directory: Path) -> None:
+    """The nodes have one clock, and a boot each: whatever offset is found is an error."""
+    alignment = _told(directory)["alignment"]
+    residual = alignment["residual_ns"]["p50"]
+    offsets = [host["offset_ns"] for host in alignment["hosts"]]
+    assert len(offsets) == 3
+    assert max(map(abs, offsets)) <= residual
+
+
+def _told(directory: Path) -> Any:
+    completed = run(["commtrace", "bandwidth", str(directory), "--json"], {"PATH": PATH})
+    assert completed.returncode == 0, completed.stdout
+    return json.loads(completed.stdout)

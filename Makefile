@@ -9,6 +9,8 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Tests run side by side, one process a core.
+PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 # Quiet, but for errors: `make install PIP_QUIET=` shows what pip does.
 PIP_QUIET ?= --quiet
 PIP := $(BIN)/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
@@ -20,7 +22,7 @@ demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time we
 	$(BIN)/python examples/demo.py
 
 test: lint types  ## Everything; pytest's closing line is the last one.
-	$(BIN)/python -m pytest tests
+	$(PYTEST) tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -32,10 +34,10 @@ types: $(INSTALLED)
 	$(BIN)/mypy bench
 
 unit: $(INSTALLED)
-	$(BIN)/python -m pytest tests -m "not e2e"
+	$(PYTEST) tests -m "not e2e"
 
 e2e: $(INSTALLED)
-	$(BIN)/python -m pytest tests -m e2e
+	$(PYTEST) tests -m e2e
 
 test-gpu: $(INSTALLED)  ## On a machine with a GPU: NCCL ranks on it, compared with the kernels that torch.profiler saw.
 	$(BIN)/python -m pytest tests/gpu -m gpu -s

@@ -19,12 +19,15 @@ memory (``Future::invokeCallback`` in torch's ATen/core/ivalue_inl.h).
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from commtrace.capture.clock import Mark
 from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture.flight_recorder import FlightRecorder
+from commtrace.capture.hidden_ends import HiddenEnds
 from commtrace.capture.records import (
     DeviceCall,
     Launch,
@@ -36,6 +39,7 @@ from commtrace.capture.records import (
 from commtrace.capture.stream_waits import StreamWaits
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+from commtrace.trace.metadata import measures_durations
 
 PART: Final = "capture of device communication"
 
@@ -49,6 +53,9 @@ class DeviceCalls:
     Args:
         tracer: where entries go.
         clock: takes the marks.
+
+    Attributes:
+        hidden_ends: finds the true ends of hidden communication; None where nothing measures durations.
     """
 
     def __init__(self, tracer: Tracer, clock: CudaClock) -> None:
@@ -57,6 +64,7 @@ class DeviceCalls:
         self._pending: dict[int, tuple[DeviceCall, ...]] = {}
         self._unwaited: dict[Queue, deque[DeviceCall]] = {}
         self._streams = StreamWaits(tracer, clock, PART)
+        self.hidden_ends = HiddenEnds(tracer, FlightRecorder()) if measures_durations(os.environ) else None
 
     @property
     def replacements(self) -> tuple[tuple[type, str, Callable[[Any], Callable[..., Any]]], ...]:
@@ -81,12 +89,17 @@ class DeviceCalls:
         if state.bracket is not None:
             is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p
             start = clock.mark(device) if is_first_to_run else None
-            call = DeviceCall((*launch[:-1], start), clock, device, state.queue(-1))
+            call = self._followed(DeviceCall((*launch[:-1], start), clock, device, state.queue(-1)))
             call.op_in_seq = len(state.bracket)
             state.bracket.append(call)
             return None
         queue = state.queue(launch[6] if operation.is_p2p and state.nccl.has_stream_per_pair else -1)
-        return DeviceCall((*launch[:-1], clock.mark(device)), clock, device, queue)
+        return self._followed(DeviceCall((*launch[:-1], clock.mark(device)), clock, device, queue))
+
+    def _followed(self, call: DeviceCall) -> DeviceCall:
+        if self.hidden_ends is not None:
+            self.hidden_ends.follow(call)
+        return call
 
     def launched(self, call: DeviceCall, work: Any) -> None:
         """The operation has been handed to the backend, which has returned ``work``."""
@@ -95,6 +108,7 @@ class DeviceCalls:
     def complete(self, call: DeviceCall, _work: Any) -> None:
         """The operation has been launched by C++, whose wait for it :meth:`stalled` will tell."""
         assert call.queue is not None
+        self._returned((call,))
         unwaited = self._unwaited.setdefault(call.queue, deque())
         unwaited.append(call)
         if len(unwaited) > MOST_UNWAITED:
@@ -214,6 +228,8 @@ class DeviceCalls:
         self._pending.clear()
         self._unwaited.clear()
         self._streams.forget()
+        if self.hidden_ends is not None:
+            self.hidden_ends.stop()
 
     def unfinished(self) -> list[Launch]:
         """Operations that were launched and that nobody has waited for."""
@@ -272,6 +288,7 @@ class DeviceCalls:
         return calls
 
     def _launched(self, calls: tuple[DeviceCall, ...], work: Any) -> None:
+        self._returned(calls)
         if work is None:
             self._ran_on_current_stream(calls)
         elif all(_runs_on_current_stream(call) for call in calls):
@@ -280,9 +297,18 @@ class DeviceCalls:
         else:
             self._remember(work, calls)
 
+    def _returned(self, calls: tuple[DeviceCall, ...]) -> None:
+        if self.hidden_ends is not None:
+            now = self.hidden_ends.system_ns()
+            for call in calls:
+                call.returned_at = now
+
     def _ran_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
         first = calls[0]
         end = self._clock.mark(first.device)
+        for call in reversed(calls):
+            if call.queue is not None:
+                call.queue.withdraw(call)
         for call in calls:
             call.queue, call.end = None, end
             self._ended(call)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from commtrace.capture.clock import DeviceClock, Mark
 from commtrace.capture.cuda_clock import CudaClock
@@ -72,7 +72,7 @@ def waited_rows(entry: Entry) -> list[Row]:
     number = entry[6] if len(entry) > 6 else next_id()
     timing = schema.HOST_TIMING
     return [
-        _communication_row(launch, launch[-1], end, number, timing, False),
+        communication_row(launch, launch[-1], end, number, timing, False),
         _stall_row(launch, coordinates, start, end, number, timing),
     ]
 
@@ -87,7 +87,7 @@ def completed_rows(entry: Entry) -> list[Row]:
     if completion and completion[WAITED]:
         # The callback runs when it gets the GIL; a wait that returned earlier saw the end earlier.
         end = min(end, completion[WAITED])
-    return [_communication_row(launch, launch[-1], end, number, schema.HOST_TIMING, False)]
+    return [communication_row(launch, launch[-1], end, number, schema.HOST_TIMING, False)]
 
 
 def stall_rows(entry: Entry) -> list[Row]:
@@ -103,7 +103,7 @@ def forgotten_rows(entry: Entry) -> list[Row]:
     """Communication whose end nobody saw. Entry: ``(forgotten_rows, kind, launch, id)``."""
     _, _, launch, number = entry
     start = launch[-1] if isinstance(launch[-1], int) else 0
-    return [_communication_row(launch, start, start, number, schema.HOST_TIMING, True)]
+    return [communication_row(launch, start, start, number, schema.HOST_TIMING, True)]
 
 
 class DeviceCall:
@@ -119,11 +119,15 @@ class DeviceCall:
         end: mark after it, or after the wait for it; None if nobody waited.
         is_joined: it ran beside the stream that computes, which has waited for it since.
         has_future: somebody has taken its future, to wait for that instead.
+        position: counts the operations of its queue.
+        holder: holds its row back until it knows its true end; None where nobody does.
+        launched_at, returned_at: the system's time before and after it was handed to the backend, ns, where ``holder``
+            is; 0 if it is not known.
     """
 
     __slots__ = (
-        "batch", "clock", "device", "end", "has_future", "id", "is_joined", "launch", "op_in_seq", "queue",
-        "waited_from",
+        "batch", "clock", "device", "end", "has_future", "holder", "id", "is_joined", "launch", "launched_at",
+        "op_in_seq", "position", "queue", "returned_at", "waited_from",
     )  # fmt: skip
 
     def __init__(self, launch: Launch, clock: CudaClock, device: int | None, queue: Queue | None) -> None:
@@ -136,40 +140,98 @@ class DeviceCall:
         self.waited_from: Mark | None = None
         self.end: Mark | None = None
         self.is_joined = self.has_future = False
+        self.position = -1 if queue is None else queue.next_position()
+        self.holder: Holder | None = None
+        self.launched_at = self.returned_at = 0
+
+
+class Holder(Protocol):
+    """:class:`commtrace.capture.hidden_ends.HiddenEnds`."""
+
+    def hold(self, call: DeviceCall, launch: int, waited_from: int, end: int) -> bool:
+        """Take a call whose marks have been passed; False if its row is to be made at once."""
+
+
+class Placed(NamedTuple):
+    """When an operation ran, ns.
+
+    Attributes:
+        is_exact: it ended at ``end``, not perhaps before.
+    """
+
+    start: int
+    end: int
+    is_exact: bool
+    timing: int
 
 
 class Queue:
     """The stream on which a group's operations run one after another, in the order of their launches."""
 
-    __slots__ = ("_batch", "_end", "_start", "unreached")
+    __slots__ = ("_batch", "_exact", "_last", "_last_position", "_positions", "unreached")
 
     def __init__(self) -> None:
         self.unreached: DeviceCall | None = None
+        self._positions = 0
         self._batch = -1
-        self._start = self._end = 0
+        self._exact = Placed(0, 0, True, schema.UNKNOWN_TIMING)
+        self._last_position = -1
+        self._last: Placed | None = None
 
-    def place(self, batch: int, start: int, end: int, exact: bool) -> tuple[int, int, bool]:
-        """When an operation ran that was launched at ``start`` and seen to be over at ``end``, and whether it is exact.
+    def next_position(self) -> int:
+        """Count an operation."""
+        self._positions += 1
+        return self._positions - 1
+
+    def withdraw(self, call: DeviceCall) -> None:
+        """``call`` runs on another stream after all."""
+        if call.position == self._positions - 1:
+            self._positions -= 1
+
+    @property
+    def known_end(self) -> int:
+        """When the latest operation ended whose end is known."""
+        return self._exact.end
+
+    def before(self, call: DeviceCall) -> Placed | None:
+        """When the operation right before ``call`` ran; None if nothing is known of it yet."""
+        return self._last if self._last_position == call.position - 1 else None
+
+    def of_batch(self, call: DeviceCall) -> Placed | None:
+        """When the other members of its coalescing bracket ran, if that is known."""
+        return self._exact if call.batch == self._batch else None
+
+    def passed(self, call: DeviceCall, placed: Placed) -> None:
+        """``call`` ran then."""
+        if call.position > self._last_position:
+            self._last_position, self._last = call.position, placed
+        if placed.is_exact and call.batch > self._batch:
+            self._batch, self._exact = call.batch, placed
+
+    def place(self, call: DeviceCall, start: int, end: int, exact: bool, timing: int) -> Placed:
+        """When an operation ran that was launched at ``start`` and seen to be over at ``end``.
 
         Args:
-            batch: numbers launches.
+            call: the operation.
             exact: it ended at ``end``, not perhaps before.
+            timing: how the times were obtained.
         """
-        if batch == self._batch:
-            return self._start, self._end, True
-        if batch < self._batch:  # Somebody waited for a later one first.
-            return min(start, self._end), min(end, self._end), False
-        start = min(max(start, self._end), end)
-        if exact:
-            self._batch, self._start, self._end = batch, start, end
-        return start, end, exact
+        found = self.of_batch(call)
+        if found is None and call.batch < self._batch:  # Somebody waited for a later one first.
+            over = self._exact.end
+            found = Placed(min(start, over), min(end, over), False, schema.UNKNOWN_TIMING)
+        if found is None:
+            start = min(max(start, self._exact.end), end)
+            found = Placed(start, end, exact, timing if exact else schema.UNKNOWN_TIMING)
+        self.passed(call, found)
+        return found
 
 
 def device_call_rows(entry: Entry) -> list[Row] | None:
     """Device-timed communication. Entry: ``(device_call_rows, kind, call)``.
 
     An operation that was over before anybody waited for it ended somewhere between its launch and the wait: its
-    timing is unknown, and its row ends where it was seen to be over.
+    timing is unknown, and its row ends where it was seen to be over, unless its holder finds out more.
     """
     call: DeviceCall = entry[2]
     queue = call.queue
@@ -189,10 +251,15 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
         if queue.unreached is call:
             queue.unreached = None
         if call.end is not None:
+            if (
+                call.holder is not None
+                and timing != schema.HOST_TIMING
+                and call.holder.hold(call, start, waited_from, end)
+            ):
+                return []
             exact = end - waited_from >= SHORTEST_STALL_NS or end - start < SHORTEST_STALL_NS
-            start, end, exact = queue.place(call.batch, start, end, exact)
-            timing = timing if exact else schema.UNKNOWN_TIMING
-    return [_communication_row(call.launch, start, end, call.id, timing, call.end is None, call.op_in_seq)]
+            start, end, _, timing = queue.place(call, start, end, exact, timing)
+    return [communication_row(call.launch, start, end, call.id, timing, call.end is None, call.op_in_seq)]
 
 
 def device_stall_rows(entry: Entry) -> list[Row] | None:
@@ -282,9 +349,10 @@ def module_rows(clock: DeviceClock) -> Callable[[Entry], list[Row] | None]:
     return rows
 
 
-def _communication_row(
+def communication_row(
     launch: Launch, start: int, end: int, number: int, timing: int, unfinished: bool, op_in_seq: int = 0
 ) -> Row:
+    """The row of a communication."""
     operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, coordinates, members, _ = launch
     extras: dict[str, Any] = {}
     if members:

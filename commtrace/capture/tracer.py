@@ -114,6 +114,12 @@ class Tracer:
         """Number of the step that was begun last; −1 before the first one."""
         return self._latest_step
 
+    def is_in_window(self, step: int) -> bool:
+        """Whether this very step was chosen for detail: by a range of steps, by sampling, or on request."""
+        chosen = self.window is not None and step in self.window
+        sampled = self.detail.every > 1 and self.detail.details(step)
+        return step >= 0 and (chosen or sampled or self.detail.requests(step))
+
     def at_step(self, number: int, action: Callable[[], None]) -> None:
         """Have ``action`` called on the training thread as step ``number``, or a later one, begins. From any thread."""
         with self._lock:

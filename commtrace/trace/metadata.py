@@ -21,6 +21,8 @@ activity           of a rank that recorded nothing for two seconds, and once at 
 count              {"tokens", "samples", "model_flops"}: what the script told of the step in the row's column
 aggregate          [[kind, name, group, peer, count, ns, bytes, longest ns], …]: sums over a step; see aggregates.py
 trigger            {"id", "first", "end", "modules", "by", "seen_at_step", "late"}: detail was asked for, see trigger.py
+hidden_ends        {"source", "hidden", "known", "refused", "compared", "median_difference_ns",
+                   "largest_difference_ns", "took_ns"}: true ends of hidden communication, see capture/hidden_ends.py
 progress           {"step"}: where a rank is that records nothing now
 discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
 problem            {"message"}: a part of commtrace was disabled, and why
@@ -31,8 +33,21 @@ end                {}: the recorder was closed in order
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
+
+TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
+_TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
+"""What torch takes for true."""
+
+
+def measures_durations(environment: Mapping[str, str]) -> bool:
+    """Whether a job has told torch to measure how long its NCCL operations take.
+
+    Rows of hidden communication are then written some seconds late (:mod:`commtrace.capture.hidden_ends`).
+    """
+    return environment.get(TIMING_VARIABLE, "").lower() in _TRUE
 
 
 @dataclass(frozen=True, slots=True)

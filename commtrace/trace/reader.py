@@ -24,7 +24,7 @@ from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.decoding import DecodedBlock, RankTable, decode
 from commtrace.trace.locate import find_run_directory, rank_directories
-from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.metadata import RankMetadata, measures_durations
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.segment_index import SegmentIndex, first_line
 from commtrace.trace.sessions import Segment, missing_ranks, newest_session, two_at_once
@@ -178,6 +178,8 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
     ranges = segment_step_ranges([segment.first_step for segment in segments])
     for position, (segment, (first, last)) in enumerate(zip(segments, ranges, strict=True)):
         newest = position == len(segments) - 1
+        if measures_durations(segment.metadata.environment):
+            first = 0  # rows of any earlier step may have come late
         # The first segment holds the marks that describe the rank, the newest the latest ones: read both in any case.
         if steps is not None and position > 0 and not newest and not steps.overlaps(first, last):
             continue

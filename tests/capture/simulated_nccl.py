@@ -11,9 +11,12 @@ current stream; ``wait`` makes the current stream wait. The backends differ:
 
 from __future__ import annotations
 
+import itertools
+import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,6 +59,9 @@ class SimulatedNccl:
         duration_ns: of the operations to come.
         is_aborted: the communicator is gone.
         intervals: when each one ran.
+        recorded: what torch's flight recorder holds: of an operation its number, when it was launched on the system's
+            clock, and when it ran, None for a member of a bracket.
+        capacity: of the flight recorder.
     """
 
     def __init__(self, cuda: SimulatedCuda, backend: str = "nccl") -> None:
@@ -67,6 +73,28 @@ class SimulatedNccl:
         self._bracket: list[int] | None = None
         self._launched_in_bracket: list[SimulatedWork] = []
         self.is_aborted = False
+        self.capacity = 2_000
+        self.recorded: list[tuple[int, int, tuple[int, int] | None]] = []
+        self._system_clock = itertools.count(1_000_000_000, 100)
+
+    def system_ns(self) -> int:
+        """The system's time: another one at each reading."""
+        return next(self._system_clock)
+
+    def dump(self, backend: str) -> bytes:
+        """What the flight recorder of ``backend`` holds, with the durations of what is over, as torch writes it."""
+        if backend != self.backend or not self.recorded:
+            return b'{"comm_lib_version":"","nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
+        entries = []
+        for number, created, interval in self.recorded[-self.capacity :]:
+            entry = {"process_group": ["0", "default_pg"], "record_id": number, "time_created_ns": created}
+            if interval is not None and interval[1] <= self.cuda.now_ns:
+                entry["duration_ms"] = float(np.float32((interval[1] - interval[0]) / MILLISECOND))
+            entries.append(entry)
+        return json.dumps({"comm_lib_version": "", "entries": entries}, separators=(",", ":")).encode()
+
+    def _record(self, interval: tuple[int, int] | None) -> None:
+        self.recorded.append((len(self.recorded), self.system_ns(), interval))
 
     def take_the_place_of(self, owner: type, monkeypatch: pytest.MonkeyPatch) -> None:
         """Replace the methods that the tests use."""
@@ -77,6 +105,7 @@ class SimulatedNccl:
         def send(_group: Any, _tensors: Any, peer: int, _tag: int) -> Any:
             if self._bracket is not None:
                 self._bracket.append(self.duration_ns)
+                self._record(None)
                 return self._completed()
             return self.launch(True, peer)
 
@@ -125,11 +154,13 @@ class SimulatedNccl:
         current = self.cuda.current_stream()
         if not asynchronous:
             self.intervals.append(current.run(self.duration_ns))
+            self._record(self.intervals[-1])
             return None if self.backend == "nccl" else SimulatedWork(self, self.intervals[-1][1])
         own = peer if self.backend == "nccl" else -1
         stream = self._streams.setdefault(own, SimulatedStream(self.cuda, current.device))
         stream.wait_until(current.position_ns())
         self.intervals.append(stream.run(self.duration_ns))
+        self._record(self.intervals[-1])
         return SimulatedWork(self, self.intervals[-1][1])
 
     def _collective(self, asynchronous: bool) -> Any:
@@ -137,6 +168,7 @@ class SimulatedNccl:
             return self.launch(asynchronous, -1)
         if self.backend == "nccl":
             self._bracket.append(self.duration_ns)
+            self._record(None)
             return None
         self._launched_in_bracket.append(self.launch(asynchronous, -1))
         return self._launched_in_bracket[-1]

@@ -9,6 +9,7 @@ import pytest
 from commtrace.capture.records import Coordinates
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
+from commtrace.trace.step_range import StepRange
 from tests.capture.recording import Recording
 
 
@@ -278,3 +279,15 @@ def test_a_span_beside_the_training_does_not_move_its_place_in_the_schedule(tick
     assert rows["upload"].lane == schema.HOST
     assert rows["upload"].microbatch == -1
     assert rows["forward"].microbatch == 3
+
+
+def test_a_window_of_detail_was_chosen_for_its_steps() -> None:
+    plain, chosen, sampled = (Recording(Ticks(), steps=steps).tracer for steps in (None, "2:4", None))
+    sampled.detail.every = 3
+    requested = Recording(Ticks()).tracer
+    requested.detail.add(StepRange(1, 2))
+
+    found = [
+        [step for step in range(-1, 7) if tracer.is_in_window(step)] for tracer in (plain, chosen, sampled, requested)
+    ]
+    assert found == [[], [2, 3], [0, 3, 6], [1]]

@@ -176,6 +176,16 @@ def test_segments_of_other_steps_are_not_even_opened(tmp_path: Path) -> None:
     assert len(load_run(tmp_path, "12:13").problems) == 1
 
 
+@pytest.mark.parametrize(("value", "found"), [("1", [13]), ("0", [])])
+def test_where_nccl_measures_rows_may_come_some_segments_late(tmp_path: Path, value: str, found: list[int]) -> None:
+    late = row(kind=schema.COLLECTIVE, step=13, start=1_300, end=1_350)
+    rows = [*steps(0, 36), late, *steps(36, 60)]
+    write_rank(tmp_path, rows, steps_per_segment=10, environment={"TORCH_NCCL_ENABLE_TIMING": value})
+
+    spans = load_run(tmp_path, "12:14").ranks[0].spans
+    assert spans.step[spans.kind == schema.COLLECTIVE].tolist() == found
+
+
 def test_steps_that_cannot_be_parsed_are_a_configuration_error(tmp_path: Path) -> None:
     write_rank(tmp_path, steps(0, 1))
 

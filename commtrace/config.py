@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
+import json
 import math
 import os
 import re
@@ -20,14 +22,34 @@ EXPORTERS: Final = ("monitor", "otlp", "prometheus")
 """What ``export`` may name; the table in exporters/live.py has what opens them."""
 
 
+FORWARDED: Final = "PYTHON_COMMTRACE_VARIABLES"
+"""``commtrace run`` puts all COMMTRACE_* variables into this one as well: DeepSpeed's launchers forward variables that
+begin with PYTHON to other nodes, and of the rest only some."""
+
+NOTES_VARIABLE: Final = "COMMTRACE_NOTES"
+"""A file of ``commtrace run`` on this node, to which its ranks append their folders; no option."""
+
+_SECRET: Final = frozenset({"COMMTRACE_MONITOR_WEBHOOK"})
+
+_LONGEST_RUN_ID: Final = 200
+
+
+def is_run_id(text: str) -> bool:
+    """Return whether a run may be called so: it becomes folders, labels and keys."""
+    folders = text.split("/")
+    return text.isprintable() and len(text) <= _LONGEST_RUN_ID and all(one.strip(" .") for one in folders)
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Options of the recorder.
 
     Attributes:
         enabled: False turns commtrace off: nothing is patched and nothing is written.
-        dir: the run directory. Empty: ``commtrace-runs/RUN_ID`` below the working directory.
-        run_id: name of the run, equal on all ranks. Empty: taken from the launcher (torchrun, Slurm).
+        dir: the run directory; ``{run_id}`` in it stands for the run's name. Empty: ``commtrace-runs/{run_id}`` below
+            the working directory.
+        run_id: name of the run, equal on all ranks. Empty: taken from the launcher (torchrun, Slurm), or agreed on by
+            the ranks.
         steps: record only these steps: ``A:B`` (B exclusive) or ``A:B:k`` (one in k). Empty: all.
         node_id: name of this node. Empty: the host name. Set it to let one machine stand for several.
         buffer_spans: capacity of the buffer between the training thread and the harvester; what exceeds it is
@@ -113,7 +135,7 @@ class Config:
             ConfigurationError: a variable has a value that cannot be used, or commtrace knows no such variable.
         """
         source = os.environ if environment is None else environment
-        given = {name: value for name, value in source.items() if name.startswith("COMMTRACE_")}
+        given = {**forwarded_variables(source), **_own_variables(source)}
         unknown = sorted(set(given) - set(VARIABLES) - _READ_ELSEWHERE)
         if unknown:
             meant = [close for name in unknown for close in difflib.get_close_matches(name, VARIABLES, 1)]
@@ -142,9 +164,45 @@ class Config:
             seconds = getattr(self, name)
             if not least <= seconds < math.inf:
                 raise ConfigurationError(f"{name}={seconds!r}: write a number of seconds of at least {least:g}")
+        _run_id("run_id", str(self.run_id))
         _steps("steps", str(self.steps))
         _modules("modules", str(self.modules))
         _signal("trigger_signal", str(self.trigger_signal))
+
+
+def forwardable(environment: Mapping[str, str]) -> str:
+    """Return the COMMTRACE_* variables of an environment as the value of :data:`FORWARDED`.
+
+    Without what may hold a secret: launchers print what they forward.
+    """
+    given = {name: value for name, value in _own_variables(environment).items() if name not in _SECRET}
+    return base64.urlsafe_b64encode(json.dumps(given, sort_keys=True).encode()).decode()
+
+
+def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what :func:`forwardable` was made of; nothing if it is not there.
+
+    Raises:
+        ConfigurationError: the value was made by nothing of commtrace.
+    """
+    try:
+        given = json.loads(base64.urlsafe_b64decode(environment.get(FORWARDED, "") or "e30="))
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+        raise ConfigurationError(f"{FORWARDED} is not what `commtrace run` has set; unset it")
+    return given
+
+
+def has_variables(environment: Mapping[str, str]) -> bool:
+    """Return whether any option of commtrace's is in an environment."""
+    return FORWARDED in environment or bool(_own_variables(environment))
+
+
+def _own_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if name.startswith("COMMTRACE_") and name != NOTES_VARIABLE
+    }
 
 
 def _check_type(name: str, value: Any, usual: Any) -> None:
@@ -172,6 +230,14 @@ def _boolean(name: str, value: str) -> bool:
 
 
 def _text(name: str, value: str) -> str:
+    return value.strip()
+
+
+def _run_id(name: str, value: str) -> str:
+    if value.strip() and not is_run_id(value.strip()):
+        raise ConfigurationError(
+            f"{name}={value!r}: write at most {_LONGEST_RUN_ID} printable characters; between slashes, not only dots"
+        )
     return value.strip()
 
 
@@ -287,7 +353,7 @@ def _ranks(name: str, value: str) -> str:
 VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_ENABLED": _boolean,
     "COMMTRACE_DIR": _text,
-    "COMMTRACE_RUN_ID": _text,
+    "COMMTRACE_RUN_ID": _run_id,
     "COMMTRACE_STEPS": _steps,
     "COMMTRACE_NODE_ID": _text,
     "COMMTRACE_BUFFER_SPANS": _positive,

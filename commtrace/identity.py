@@ -1,4 +1,8 @@
-"""Who this process is: everything that goes into :class:`~commtrace.trace.metadata.RankMetadata`."""
+"""Who this process is: everything that goes into :class:`~commtrace.trace.metadata.RankMetadata`.
+
+The only place that decides what a run is called, its attempt, and a process's rank and local rank. What a launcher says
+is read by :mod:`commtrace.launchers`; what its ranks agree on is in :mod:`commtrace.agreement`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,19 @@ import logging
 import multiprocessing
 import os
 import platform
+import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from commtrace.config import Config
+from commtrace import launchers
+from commtrace.agreement import Agreed, Agreement, Store
+from commtrace.config import Config, is_run_id
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 
 _PACKAGES: Final = (
@@ -26,28 +34,185 @@ _ENVIRONMENT_PREFIXES: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_", "CUDA_DEVICE_MA
 _START_FIELD: Final = 19
 """Of /proc/PID/stat, counted from behind the name: start time in clock ticks since boot (field 22 of proc(5))."""
 
+RUN_ID_PLACE: Final = "{run_id}"
+"""In COMMTRACE_DIR, stands for the run's name, which may not be known when the variable is set."""
+
+DEFAULT_DIRECTORY: Final = f"commtrace-runs/{RUN_ID_PLACE}"
+
+_LONGEST_SECONDS: Final = 30.0
+"""How long a rank waits for rank 0, beside training, before it writes under a name of its own."""
+_ASK_AGAIN_SECONDS: Final = 0.02
+_SIMULATED: Final = "fake"
+"""torch's backend in whose jobs there is no rank but this one."""
+
 _logger = logging.getLogger("commtrace")
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def collect(config: Config, run_id: str) -> RankMetadata:
-    """Read the rank's identity from torch.distributed if it is initialised, else from the launcher's variables."""
-    rank, world_size, backend = _position()
+class Identity:
+    """What this process's run is called, and which rank of it this is; once found out, it stays.
+
+    The launcher's variables are read when this is made: a script may change them, and its launcher may end before it.
+
+    Args:
+        config: options.
+        environment: the launcher's variables.
+    """
+
+    def __init__(self, config: Config, environment: Mapping[str, str] | None = None) -> None:
+        self._config = config
+        self._environment = dict(os.environ if environment is None else environment)
+        self._shared_name = run_id(config, self._environment)
+        self._name = self._shared_name or _name_of_launcher(self._environment)
+        self._lock = threading.Lock()
+        self._agreement: Agreement | None = None
+        self._asked_at: float | None = None
+        self._found: Found | None = None
+
+    def found(self, last_place: Place | None = None) -> Found | None:
+        """Return who this process is; None while rank 0 of its job has not said what the run is called.
+
+        Asks once and never waits. Not for the training thread.
+
+        Args:
+            last_place: that the process had, if its process groups are gone.
+        """
+        with self._lock:
+            if self._found is None:
+                self._found = self._look(last_place)
+            return self._found
+
+    def settled(self, seconds: float, last_place: Place | None = None) -> Found:
+        """Return who this process is, by its own lights if rank 0 does not say in so many seconds.
+
+        Args:
+            seconds: to wait for rank 0.
+            last_place: that the process had, if its process groups are gone.
+        """
+        deadline = time.monotonic() + seconds
+        while (found := self.found(last_place)) is None and time.monotonic() < deadline:
+            time.sleep(_ASK_AGAIN_SECONDS)
+        if found is None:
+            with self._lock:
+                found = self._found = self._found or self._not_agreed("rank 0 has not said one", _place())
+        return found
+
+    def _look(self, last_place: Place | None) -> Found | None:
+        place = _place() or last_place
+        if place is None:
+            told = launchers.position(self._environment)
+            return self._on_its_own(Place(0, 1) if told is None else Place(told.rank, told.world_size))
+        if place.world_size == 1 or place.backend == _SIMULATED:
+            return self._on_its_own(place)
+        store = _default_store()
+        if store is None:
+            return self._on_its_own(place) if self._shared_name else self._not_agreed("its store is gone", place)
+        return self._asked(store, place)
+
+    def _asked(self, store: Store, place: Place) -> Found | None:
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+        if self._agreement is None:
+            restarts = launchers.requeues(self._environment), launchers.worker_restarts(self._environment)
+            self._agreement = Agreement(place.rank, place.world_size, self._name, *restarts)
+        try:
+            agreed = self._agreement.reached(store)
+        except (RuntimeError, NotImplementedError) as error:
+            return self._not_agreed(str(error), place)
+        if agreed is not None:
+            self._tell_other_name(agreed)
+            return self._of(agreed, place, store)
+        if time.monotonic() - self._asked_at > _LONGEST_SECONDS:
+            return self._not_agreed(f"rank 0 has not said one for {_LONGEST_SECONDS:g} s", place)
+        return None
+
+    def _not_agreed(self, why: str, place: Place | None) -> Found:
+        self._tell_not_agreed(why)
+        return self._on_its_own(place or Place(0, 1))
+
+    def _on_its_own(self, place: Place) -> Found:
+        return self._of(Agreed(self._name, attempt(self._environment)), place, None)
+
+    def _of(self, agreed: Agreed, place: Place, store: Store | None) -> Found:
+        local_rank = self._local_rank(place, store)
+        return Found(agreed.run_id, agreed.attempt, place.rank, local_rank, place.world_size, place.backend)
+
+    def _local_rank(self, place: Place, store: Store | None) -> int:
+        """As the launcher says. A process whose rank is not the launcher's takes a number among those of its host."""
+        told = launchers.position(self._environment)
+        if told is None or told[:2] != place[:2]:
+            told = launchers.position(os.environ)  # a script may have set them for itself
+        if told is not None and told[:2] == place[:2] and told.local_rank is not None:
+            return told.local_rank
+        if store is None or self._agreement is None:
+            return 0
+        try:
+            return self._agreement.local_rank(store, self._config.node_id or socket.gethostname())
+        except (RuntimeError, NotImplementedError) as error:
+            _logger.debug("commtrace: the number of this rank on its host is not known: %s", error)
+            return 0
+
+    def _tell_other_name(self, agreed: Agreed) -> None:
+        if self._shared_name and agreed.run_id != self._shared_name and self._speaks_for_its_node():
+            _logger.warning(
+                "commtrace: the run is called %s on this node and %s on rank 0, and is recorded as %s. The launcher "
+                "has not given all nodes the same variables; COMMTRACE_RUN_ID is best set for all of them.",
+                self._shared_name,
+                agreed.run_id,
+                agreed.run_id,
+            )
+
+    def _tell_not_agreed(self, why: str) -> None:
+        if not self._speaks_for_its_node():
+            return
+        _logger.warning(
+            "commtrace: the ranks could not agree on a name for this run (%s). This node's are recorded as %s; is "
+            "rank 0 recorded as well? Bring runs of several names together with `commtrace merge`, or set "
+            "COMMTRACE_RUN_ID to the same value on all nodes.",
+            why,
+            self._name,
+        )
+
+    def _speaks_for_its_node(self) -> bool:
+        return not launchers.local_rank(self._environment)
+
+
+class Place(NamedTuple):
+    """A process in its job. ``backend`` is empty without torch.distributed."""
+
+    rank: int
+    world_size: int
+    backend: str = ""
+
+
+class Found(NamedTuple):
+    """Who a process is. ``backend`` is empty without torch.distributed."""
+
+    run_id: str
+    attempt: int
+    rank: int
+    local_rank: int
+    world_size: int
+    backend: str
+
+
+def collect(config: Config, found: Found) -> RankMetadata:
+    """Describe this process for the headers of its files."""
     device_name, device_uuid = device()
     host = socket.gethostname()
     return RankMetadata(
-        run_id=run_id,
-        attempt=attempt(),
+        run_id=found.run_id,
+        attempt=found.attempt,
         session=time.time_ns(),
-        rank=rank,
-        local_rank=int(os.environ.get("LOCAL_RANK") or 0),
-        world_size=world_size,
+        rank=found.rank,
+        local_rank=found.local_rank,
+        world_size=found.world_size,
         host=host,
         node=config.node_id or host,
         boot_id=_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "",
         pid=os.getpid(),
-        backend=backend,
+        backend=found.backend,
         device=device_name,
         device_uuid=device_uuid,
         versions=_versions(),
@@ -57,50 +222,39 @@ def collect(config: Config, run_id: str) -> RankMetadata:
 
 
 def attempt(environment: Mapping[str, str] = os.environ) -> int:
-    """How often the launcher has restarted the job."""
-    return int(environment.get("TORCHELASTIC_RESTART_COUNT") or environment.get("SLURM_RESTART_COUNT") or 0)
+    """Return how often the launchers say that the job was started again."""
+    return launchers.requeues(environment) + launchers.worker_restarts(environment)
 
 
 def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
-    """A name for the run that all its ranks find without talking to each other; empty if they cannot.
+    """Return a name for the run that all its ranks find without talking to each other; empty if they cannot.
 
     It comes from COMMTRACE_RUN_ID, the name that Megatron's own telemetry was given, torchrun's ``--rdzv-id`` or
-    Slurm. Where all ranks are on one node, their launcher's process is what they have in common. Several nodes without
-    any of these: see :func:`agreed_run_id`.
+    Slurm. Where the launcher says that all ranks are on one node, its process is what they have in common. Anything
+    else is for rank 0 to say: see :class:`Identity`.
     """
-    launcher = environment.get("TORCHELASTIC_RUN_ID", "")
-    named = config.run_id or environment.get("MEGATRON_OTEL_RUN_ID") or environment.get("NEMO_LENS_RUN_ID")
+    of_telemetry = environment.get("MEGATRON_OTEL_RUN_ID") or environment.get("NEMO_LENS_RUN_ID")
+    named = config.run_id or of_telemetry or launchers.job_name(environment)
     if named:
-        return named
-    if launcher and launcher != "none":
-        return launcher
-    if environment.get("SLURM_JOB_ID"):
-        return f"slurm-{environment['SLURM_JOB_ID']}"
-    world_size = environment.get("WORLD_SIZE", "1")
-    if environment.get("LOCAL_WORLD_SIZE", world_size) != world_size:
-        return ""
-    launched = "RANK" in environment or multiprocessing.parent_process() is not None
-    return _name_of_process(os.getppid() if launched else os.getpid())
+        return named if is_run_id(named) else re.sub(r"[^\w.:@+-]", "_", named[:100])
+    return _name_of_launcher(environment) if launchers.is_on_one_node(environment) else ""
 
 
-def agreed_run_id() -> str:
-    """A name for the run on which its ranks agree through the job's own store: one request of each rank, no waiting.
+def directory(config: Config, run_id: str) -> Path:
+    """Return the run directory: COMMTRACE_DIR, in which ``{run_id}`` stands for the run's name."""
+    return Path(str(config.dir or DEFAULT_DIRECTORY).replace(RUN_ID_PLACE, run_id)).absolute()
 
-    Empty where there is no store. Not for the training thread.
-    """
+
+def _name_of_launcher(environment: Mapping[str, str]) -> str:
+    """After the process that has started the ranks of this node; a process that nobody has launched is its own."""
+    is_launched = launchers.position(environment) is not None or multiprocessing.parent_process() is not None
+    return _name_of_process(os.getppid() if is_launched else os.getpid())
+
+
+def _default_store() -> Any:
+    """The store of the default process group; None if that is gone meanwhile."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if distributed is None or not distributed.is_initialized():
-        return ""
-    try:
-        store = distributed._get_default_store()
-        return str(store.compare_set("commtrace/run_id", "", _name_of_process(os.getpid())).decode())
-    except (RuntimeError, NotImplementedError) as error:
-        _logger.warning(
-            "commtrace: the nodes could not agree on a name for this run (%s); set COMMTRACE_RUN_ID to the same value "
-            "on all of them, or every node's ranks will look like a run of their own",
-            error,
-        )
-        return ""
+    return distributed._get_default_store() if distributed is not None and distributed.is_initialized() else None
 
 
 def _name_of_process(pid: int) -> str:
@@ -127,12 +281,12 @@ def clock_anchor(tries: int = 5) -> ClockAnchor:
     return best
 
 
-def _position() -> tuple[int, int, str]:
-    """Rank, world size and backend."""
+def _place() -> Place | None:
+    """As torch.distributed says; None if it is not initialised."""
     distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size(), _backend(distributed)
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), ""
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return Place(distributed.get_rank(), distributed.get_world_size(), _backend(distributed))
 
 
 def _backend(distributed: Any) -> str:
@@ -164,7 +318,7 @@ def device(number: int | None = None) -> tuple[str, str]:
 def _device_in_use(torch: Any) -> int | None:
     """Of the devices on which this process has a context, the one that is its own by its local rank, else the first."""
     in_use = [number for number in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
-    local_rank = int(os.environ.get("LOCAL_RANK") or 0)
+    local_rank = launchers.local_rank(os.environ)
     return local_rank if local_rank in in_use else next(iter(in_use), None)
 
 

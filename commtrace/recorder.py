@@ -28,6 +28,9 @@ _logger = logging.getLogger("commtrace")
 FLUSH_SECONDS: Final = 0.5
 """How often rows reach the file: what a killed process can lose, with the time that one pass takes on top."""
 
+_OPENING_SECONDS: Final = 0.1
+"""How often it is asked whether the sinks can be opened: a job may be over in less than a second."""
+
 _RETRY_SECONDS: Final = 10.0
 _ENTRIES_BETWEEN_YIELDS: Final = 64
 _ENTRIES_NOT_REACHED: Final = 256
@@ -184,7 +187,7 @@ class Recorder:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._wake.wait(FLUSH_SECONDS)
+            self._wake.wait(_OPENING_SECONDS if self._sinks is None else FLUSH_SECONDS)
             self._guarded_pass(last=False)
         deadline = time.monotonic() + _LAST_WORK_SECONDS
         while self._unresolved and time.monotonic() < deadline:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
-from commtrace import identity
+from commtrace import agreement, identity
 from commtrace.config import Config
 
 
@@ -20,6 +22,10 @@ def test_the_name_that_is_given_wins() -> None:
     assert identity.run_id(Config(), environment) == "torch"
     assert identity.run_id(Config(), {**environment, "NEMO_LENS_RUN_ID": "lens"}) == "lens"
     assert identity.run_id(Config(), {"SLURM_JOB_ID": "1", "TORCHELASTIC_RUN_ID": "none"}) == "slurm-1"
+
+
+def test_a_name_of_the_launchers_that_is_no_name_of_a_folder_becomes_one() -> None:
+    assert identity.run_id(Config(), {"TORCHELASTIC_RUN_ID": "../a\nb"}) == ".._a_b"
 
 
 def test_the_ranks_of_one_node_are_named_after_their_launcher() -> None:
@@ -33,11 +39,193 @@ def test_the_ranks_of_one_node_are_named_after_their_launcher() -> None:
 def test_the_ranks_of_several_nodes_have_to_agree() -> None:
     environment = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     assert identity.run_id(Config(), environment) == ""
-    assert identity.agreed_run_id() == ""  # no job, no store
 
 
 def test_a_process_of_its_own_is_named_after_itself() -> None:
-    assert identity.run_id(Config(), {}).endswith(f"-{os.getpid()}")
+    found = identity.Identity(Config(), {}).found()
+
+    assert found is not None
+    assert found == identity.Found(found.run_id, attempt=0, rank=0, local_rank=0, world_size=1, backend="")
+    assert found.run_id.endswith(f"-{os.getpid()}")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "0", "SLURM_RESTART_COUNT": "2"}, 2),
+        ({"TORCHELASTIC_RESTART_COUNT": "1", "SLURM_RESTART_COUNT": "2"}, 3),
+        ({"TORCHELASTIC_RESTART_COUNT": "1"}, 1),
+        ({"TORCHELASTIC_RESTART_COUNT": ""}, 0),
+    ],
+)
+def test_a_requeue_and_a_restart_are_attempts(environment: dict[str, str], expected: int) -> None:
+    assert identity.attempt(environment) == expected
+
+
+def test_the_name_of_the_run_has_its_place_in_the_directory(tmp_path: Path) -> None:
+    assert identity.directory(Config(dir=f"{tmp_path}/{{run_id}}/traces"), "a") == tmp_path / "a" / "traces"
+    assert identity.directory(Config(), "a") == Path.cwd() / "commtrace-runs" / "a"
+    assert identity.directory(Config(dir=str(tmp_path)), "a") == tmp_path
+
+
+def job_of(*environments: dict[str, str], configs: list[Config] | None = None) -> list[identity.Found]:
+    """Who the processes of a job take themselves for, each with its launcher's variables, by way of one store.
+
+    They ask in the order in which they are given, and again until all know.
+    """
+    store = HashStore()
+    world = len(environments)
+    processes = [
+        identity.Identity(config, environment)
+        for config, environment in zip(configs or [Config()] * world, environments, strict=True)
+    ]
+    found: list[identity.Found | None] = [None] * world
+    for _ in range(2):
+        for rank, process in enumerate(processes):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(identity, "_place", lambda rank=rank: identity.Place(rank, world, "gloo"))
+                patch.setattr(identity, "_default_store", lambda: store)
+                patch.setattr(agreement, "_arrived_in", 0)
+                found[rank] = process.found()
+    return [one for one in found if one is not None]
+
+
+STATIC = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+JOBS: dict[str, list[dict[str, str]]] = {
+    "torchrun, static, two nodes": [
+        {**STATIC, "RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_WORLD_SIZE": "2"} for rank in range(4)
+    ],
+    "torchrun, c10d, two nodes, one of which counts no restart": [
+        {
+            "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2",
+            "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "mine", "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+        for rank in range(4)
+    ],
+    "deepspeed, two nodes": [
+        {
+            "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank % 2), "LOCAL_SIZE": "2", "CROSS_SIZE": "2",
+            "CROSS_RANK": str(rank // 2), "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+        }
+        for rank in range(4)
+    ],
+    "mpirun of Open MPI, two nodes": [
+        {
+            "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": str(rank % 2),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "1135345665", "PMIX_RANK": str(rank),
+        }
+        for rank in range(4)
+    ],
+    "mpiexec of MPICH, two nodes": [
+        {"PMI_RANK": str(rank), "PMI_SIZE": "4", "MPI_LOCALRANKID": str(rank % 2), "MPI_LOCALNRANKS": "2"}
+        for rank in range(4)
+    ],
+    "srun, a task for each rank": [
+        {
+            "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": str(rank % 2),
+            "SLURM_NTASKS": "4", "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "1", "SLURM_RESTART_COUNT": "2",
+        }
+        for rank in range(4)
+    ],
+    "srun, a torchrun for each node": [
+        {
+            **STATIC, "RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_WORLD_SIZE": "2", "SLURM_JOB_ID": "4711",
+            "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank // 2), "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_RESTART_COUNT": "2",
+        }
+        for rank in range(4)
+    ],
+    "an srun for each node, each with a torchrun": [
+        {
+            **STATIC, "RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_WORLD_SIZE": "2", "SLURM_JOB_ID": "4711",
+            "SLURM_STEP_ID": str(rank // 2), "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1",
+        }
+        for rank in range(4)
+    ],
+    "pods of a PyTorchJob, a rank in each": [
+        {
+            "RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456",
+            "PET_NODE_RANK": str(rank), "PET_NNODES": "4", "PET_MASTER_ADDR": "job-master-0",
+        }
+        for rank in range(4)
+    ],
+    "started by hand, without a launcher": [{}, {}, {}, {}],
+}  # fmt: skip
+"""The variables that the sources of the launchers set, beside those of torch.distributed's own rendezvous."""
+
+LOCAL_RANKS = {
+    "pods of a PyTorchJob, a rank in each": [0, 0, 0, 0],
+    "started by hand, without a launcher": [0, 1, 2, 3],
+}
+NAMES = {
+    "torchrun, c10d, two nodes, one of which counts no restart": "mine",
+    "srun, a task for each rank": "slurm-4711.1",
+    "srun, a torchrun for each node": "slurm-4711.0",
+    "an srun for each node, each with a torchrun": "slurm-4711.0",
+}
+
+
+@pytest.mark.parametrize("launcher", JOBS)
+def test_all_ranks_of_a_job_are_of_one_run_however_it_is_launched(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = iter(["a", "b", "c", "d"])
+    if "PyTorchJob" in launcher:
+        monkeypatch.setattr("socket.gethostname", lambda: next(hosts))
+
+    found = job_of(*JOBS[launcher])
+
+    assert [one.rank for one in found] == [0, 1, 2, 3]
+    assert [one.local_rank for one in found] == LOCAL_RANKS.get(launcher, [0, 1, 0, 1])
+    assert len({(one.run_id, one.attempt, one.world_size) for one in found}) == 1
+    assert found[0].attempt == int(JOBS[launcher][0].get("SLURM_RESTART_COUNT", 0))
+    if launcher in NAMES:
+        assert found[0].run_id == NAMES[launcher]
+    else:
+        assert re.fullmatch(r"\d{8}-\d{6}-\d+", found[0].run_id)
+
+
+def test_a_node_that_was_not_given_the_name_takes_it_from_rank_0_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with mpirun without -x: processes beside it inherit its variables, those of other nodes do not."""
+    configs = [Config(run_id="given"), Config(run_id="given"), Config(run_id="other"), Config(run_id="other")]
+
+    found = job_of(*JOBS["mpirun of Open MPI, two nodes"], configs=configs)
+
+    assert {one.run_id for one in found} == {"given"}
+    assert len(caplog.records) == 1
+    assert "called other on this node and given on rank 0, and is recorded as given" in caplog.text
+
+
+def test_a_job_whose_store_cannot_be_asked_is_recorded_under_the_launchers_name_or_says_that_it_is_not_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dead:
+        def add(self, key: str, amount: int) -> int:
+            raise RuntimeError("connection reset by peer")
+
+    monkeypatch.setattr(identity, "_place", lambda: identity.Place(2, 4, "gloo"))
+    monkeypatch.setattr(identity, "_default_store", Dead)
+
+    named = identity.Identity(Config(), JOBS["srun, a task for each rank"][2]).found()
+    assert named is not None
+    assert (named.run_id, named.attempt, named.local_rank) == ("slurm-4711.1", 2, 0)
+    identity.Identity(Config(), JOBS["deepspeed, two nodes"][2]).found()
+    assert "could not agree on a name for this run (connection reset by peer)" in caplog.text
+
+
+def test_a_rank_does_not_wait_for_ever_for_a_rank_0_that_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(identity, "_place", lambda: identity.Place(2, 4, "gloo"))
+    monkeypatch.setattr(identity, "_default_store", HashStore().__class__)
+    process = identity.Identity(Config(), JOBS["deepspeed, two nodes"][2])
+
+    assert process.found() is None
+    assert process.settled(0.05).rank == 2
+    assert "rank 0 has not said one" in caplog.text
 
 
 @pytest.mark.parametrize(

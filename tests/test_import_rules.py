@@ -26,7 +26,9 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "trace": frozenset({"errors"}),
     "config": frozenset({"errors", "trace"}),
     # in the training process
-    "identity": BASE,
+    "launchers": frozenset(),
+    "agreement": BASE,
+    "identity": BASE | {"launchers", "agreement"},
     "recorder": BASE,
     "called": frozenset(),
     "hook_table": frozenset(),
@@ -44,7 +46,21 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "synth": frozenset({"errors", "trace"}),
     "exporters": BASE | {"recorder", "analysis", "live"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
-    "cli": BASE | {"", "analysis", "live", "top", "importers", "synth", "exporters", "viewer", "_inject", "_stamp"},
+    "cli": BASE
+    | {
+        "",
+        "identity",
+        "launchers",
+        "analysis",
+        "live",
+        "top",
+        "importers",
+        "synth",
+        "exporters",
+        "viewer",
+        "_inject",
+        "_stamp",
+    },
     # entry points
     "": frozenset({"errors", "config", "session"}),
     "__main__": frozenset({"cli"}),
@@ -52,7 +68,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
 WITHOUT_TORCH: Final = (
-    "errors", "trace", "config", "analysis", "importers", "synth", "live", "top", "viewer", "cli", "", "__main__",
+    "errors", "trace", "config", "launchers", "agreement", "identity", "analysis", "importers", "synth", "live", "top",
+    "viewer", "cli", "", "__main__",
 )  # fmt: skip
 
 

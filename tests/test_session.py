@@ -19,6 +19,7 @@ import commtrace
 from commtrace import identity, session
 from commtrace.capture import instrumentation
 from commtrace.capture.cuda_clock import CudaClock
+from commtrace.config import forwardable
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
 from tests.capture.simulated_cuda import SimulatedCuda
@@ -130,11 +131,34 @@ def test_rank_0_says_where_it_records(
 def test_below_commtrace_run_nothing_is_said_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    notes = tmp_path / "notes"
+    notes.touch()
+    monkeypatch.setenv("COMMTRACE_NOTES", str(notes))
+    _record_one_step(tmp_path / "run")
+    assert "recording to" not in capsys.readouterr().err
+    assert notes.read_text() == f"{tmp_path}/run/rank-00000\n"
+
+
+def test_options_of_commtrace_run_that_did_not_arrive_are_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import commtrace._inject
 
     monkeypatch.setenv("PYTHONPATH", str(Path(commtrace._inject.__file__).parent))
     _record_one_step(tmp_path)
-    assert "recording to" not in capsys.readouterr().err
+    assert "Let it forward PYTHON_COMMTRACE_VARIABLES as well" in caplog.text
+
+
+def test_options_that_came_with_pythons_variables_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHON_COMMTRACE_VARIABLES", forwardable({"COMMTRACE_DIR": str(tmp_path / "{run_id}")}))
+    monkeypatch.setenv("COMMTRACE_RUN_ID", "nearer")
+    commtrace.start()
+    with commtrace.step():
+        pass
+    commtrace.stop()
+    assert load_run(tmp_path / "nearer").ranks[0].metadata.run_id == "nearer"
 
 
 @pytest.mark.parametrize("enabled", [True, False])

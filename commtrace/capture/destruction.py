@@ -24,8 +24,13 @@ ends does not come: that is waited for once."""
 PAUSE_SECONDS: Final = 0.01
 
 
-def install(tracer: Tracer) -> Callable[[], None]:
-    """Watch groups being destroyed; returns the function that takes the hooks out."""
+def install(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """Watch groups being destroyed; returns the function that takes the hooks out.
+
+    Args:
+        tracer: of the process.
+        before: called while all groups are still there.
+    """
     import torch.distributed
     from torch.distributed import ProcessGroup, distributed_c10d
 
@@ -37,6 +42,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
         nonlocal has_waited, is_inside
         if is_inside:
             return None
+        before()
         if completions.unsettled and not has_waited:
             completions.settle(LONGEST_SECONDS)
         has_waited = completions.unsettled

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
-import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commtrace import identity
-from commtrace.capture import module_selection, triggers
+from commtrace.capture import announcement, module_selection, triggers
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.garbage import GarbageCollections
@@ -31,6 +27,7 @@ from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.config import Config
+from commtrace.identity import Identity, Place
 from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.budget import Budget
@@ -54,6 +51,10 @@ class Observer(Sink, Protocol):
 
     def abandon_after_fork(self) -> None:
         """In a forked child: everything belongs to the parent."""
+
+
+LAST_WORD_SECONDS: Final = 2.0
+"""How long the end of the recording, or of its process groups, waits to hear from rank 0 what the run is called."""
 
 
 Hang = Callable[[], "Mapping[str, Any] | None"]
@@ -86,9 +87,9 @@ class Instrumentation:
         self._integrations = integrations
         self._open_observers = open_observers
         self._observers: Sequence[Observer] = ()
-        self._run_id = identity.run_id(config)
+        self._identity = Identity(config)
         self.recorder = Recorder(
-            self._open_sinks, ready=self._is_rank_known, capacity=config.buffer_spans, before_pass=self._since_last_pass
+            self._open_sinks, ready=self._is_identified, capacity=config.buffer_spans, before_pass=self._since_last_pass
         )
         self._device_clock = _device_clock()
         window = StepRange.parse(config.steps) if config.steps else None
@@ -150,7 +151,7 @@ class Instrumentation:
         self._install(module_selection.PART, self._modules.install, self._modules.uninstall)
         for name, install in (
             (compiler.PART, compiler.install), (creation.PART, creation.install), (meshes.PART, meshes.install),
-            (destruction.PART, destruction.install), (futures.PART, self._install_futures), *self._integrations,
+            (destruction.PART, self._install_destruction), (futures.PART, self._install_futures), *self._integrations,
         ):  # fmt: skip
             try:
                 self._uninstallers.append((name, install(self.tracer)))
@@ -220,6 +221,16 @@ class Instrumentation:
             self.tracer.failed(name, error)
             uninstall()
 
+    def _install_destruction(self, tracer: Tracer) -> Callable[[], None]:
+        from commtrace.capture import destruction
+
+        return destruction.install(tracer, before=self._identify_before_the_end)
+
+    def _identify_before_the_end(self) -> None:
+        """The store through which ranks agree may end with the process groups."""
+        if _is_initialized():
+            self._identity.settled(LAST_WORD_SECONDS)
+
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture import futures
 
@@ -228,13 +239,10 @@ class Instrumentation:
         return futures.install(tracer, self._process_groups)
 
     def _open_sinks(self) -> list[Sink]:
-        run_id = self._run_id or identity.agreed_run_id() or f"{socket.gethostname()}-{os.getppid()}"
-        directory = Path(self._config.dir or f"commtrace-runs/{run_id}").absolute()
-        metadata = identity.collect(self._config, run_id)
-        if not metadata.backend and self.tracer.groups.position is not None:
-            # A short job: its process groups are gone already.
-            rank, world_size, backend = self.tracer.groups.position
-            metadata = replace(metadata, rank=rank, world_size=world_size, backend=backend)
+        position = self.tracer.groups.position
+        found = self._identity.settled(LAST_WORD_SECONDS, None if position is None else Place(*position))
+        directory = identity.directory(self._config, found.run_id)
+        metadata = identity.collect(self._config, found)
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
             _logger.warning(
                 "commtrace: %s holds a recording already. Both are kept, and the newest one is shown: give each job, "
@@ -247,8 +255,7 @@ class Instrumentation:
             steps_per_segment=self._config.steps_per_segment,
             budget=Budget(self._config.keep_steps, self._config.keep_bytes),
         )
-        if metadata.rank == 0:
-            _announce(directory)
+        announcement.announce(directory, metadata)
         if self._config.hang_seconds:
             self._hang_watch.start(directory, metadata)
         # Before the writer, which may thin out what it is given.
@@ -267,6 +274,9 @@ class Instrumentation:
         except Exception as error:
             self.tracer.failed("live metrics", error)
             return ()
+
+    def _is_identified(self) -> bool:
+        return self._is_rank_known() and (not _is_initialized() or self._identity.found() is not None)
 
     def _is_rank_known(self) -> bool:
         if self.tracer.groups.position is not None or _is_initialized():
@@ -292,22 +302,6 @@ def recording_options(config: Config) -> dict[str, Any]:
 def _holds_a_recording(directory: Path) -> bool:
     own = rank_directory(directory, 0)
     return own.is_dir() and bool(segment_paths(own))
-
-
-def _announce(directory: Path) -> None:
-    """Where rank 0 records, once. ``commtrace run`` says it itself, at the end, where it is not scrolled away."""
-    if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
-        _logger.info("commtrace records to %s", directory)
-    elif not _is_below_commtrace_run():
-        try:
-            print(f"commtrace: recording to {directory}. Read it with: commtrace summary {directory}", file=sys.stderr)
-        except (OSError, ValueError) as error:  # The job has closed its stderr: recording must not depend on it.
-            _logger.debug("commtrace could not say where it records: %s", error)
-
-
-def _is_below_commtrace_run() -> bool:
-    search_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return any(Path(entry).parts[-2:] == ("commtrace", "_inject") for entry in search_path)
 
 
 def _is_initialized() -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import os
-import secrets
 import shlex
 import signal
 import subprocess
-import time
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,8 +15,10 @@ from typing import Annotated, Final
 import typer
 
 import commtrace._inject
-from commtrace.config import Config
+from commtrace import identity, launchers
+from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, forwardable
 from commtrace.errors import CommtraceError
+from commtrace.identity import DEFAULT_DIRECTORY, RUN_ID_PLACE
 
 _FORWARDED: Final = (
     signal.SIGINT,
@@ -31,8 +33,10 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 def run(
     command: Annotated[list[str], typer.Argument(help="The command to run, after --.", show_default=False)],
-    directory: Annotated[str, typer.Option("--dir", help="Record here, not in commtrace-runs/RUN_ID.")] = "",
-    run_id: Annotated[str, typer.Option(help="Name of the run; give all nodes of a job the same one.")] = "",
+    directory: Annotated[str, typer.Option("--dir", help="Record here, not in commtrace-runs/{run_id}.")] = "",
+    run_id: Annotated[
+        str, typer.Option(help="Name of the run. Default: what the launcher calls the job, else the ranks agree.")
+    ] = "",
     steps: Annotated[str, typer.Option(help="Record only these steps: A:B (B exclusive) or A:B:k (one in k).")] = "",
     node_id: Annotated[str, typer.Option(help="Name of this node. Default: the host name.")] = "",
 ) -> None:
@@ -42,15 +46,22 @@ def run(
     """
     options = {"dir": directory, "run_id": run_id, "steps": steps, "node_id": node_id}
     environment = injected_environment(os.environ, {name: value for name, value in options.items() if value})
-    run_directory = Path(environment["COMMTRACE_DIR"])
-    before = _trace_files(run_directory)
-    exit_code = _execute(command, environment)
-    _tell_what_was_recorded(run_directory, _trace_files(run_directory) - before, environment, exit_code)
+    if NOTES_VARIABLE in os.environ:
+        raise typer.Exit(_execute(command, environment))  # below another commtrace run, which says what was recorded
+    with tempfile.NamedTemporaryFile(prefix="commtrace-run-") as notes:
+        before = _written_at(environment["COMMTRACE_DIR"])
+        exit_code = _execute(command, {**environment, NOTES_VARIABLE: notes.name})
+        noted = {Path(line) for line in notes.read().decode(errors="replace").splitlines()}
+    position = launchers.position(os.environ)
+    if position is None or position.rank == 0:  # behind a launcher there is one of us for each rank
+        _tell_what_was_recorded(noted, before, environment, exit_code)
     raise typer.Exit(exit_code)
 
 
 def injected_environment(environment: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` plus what makes every Python below record into one run directory.
+    """``environment`` plus what makes every Python below record into one run.
+
+    What the run is called is left to its ranks where they may be on several nodes: see :mod:`commtrace.identity`.
 
     Args:
         environment: the variables to start from.
@@ -59,21 +70,15 @@ def injected_environment(environment: Mapping[str, str], options: Mapping[str, s
     Raises:
         ConfigurationError: an option or a COMMTRACE_* variable cannot be used. Better said here than by every rank.
     """
-    injected = {**environment, **{f"COMMTRACE_{name.upper()}": value for name, value in options.items()}}
-    config = Config.from_env(injected)
-    run_id = config.run_id or _new_run_id()
-    directory = Path(config.dir or Path("commtrace-runs") / run_id)
-    search_path = [str(Path(commtrace._inject.__file__).parent), environment.get("PYTHONPATH", "")]
-    return {
-        **injected,
-        "COMMTRACE_RUN_ID": run_id,
-        "COMMTRACE_DIR": str(directory.absolute()),
-        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
-    }
-
-
-def _new_run_id() -> str:
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    given = {**environment, **{f"COMMTRACE_{name.upper()}": value for name, value in options.items()}}
+    config = Config.from_env(given)
+    injected = {**given, "COMMTRACE_DIR": os.path.abspath(config.dir or DEFAULT_DIRECTORY)}
+    if launchers.is_on_one_node(environment):
+        injected["COMMTRACE_RUN_ID"] = identity.run_id(config, environment)
+    if config.enabled:  # where it is off, nothing is to be imported at all, on no node
+        search_path = [str(Path(commtrace._inject.__file__).parent), environment.get("PYTHONPATH", "")]
+        injected["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
+    return {**injected, FORWARDED: forwardable(injected)}
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -101,32 +106,43 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _trace_files(run_directory: Path) -> set[Path]:
+def _written_at(directory: str) -> dict[Path, int]:
+    """When files were last added to folders of ranks, in ns, in the runs that ``directory`` may mean."""
     # Imported here: pyarrow is not needed for the command to start.
-    from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, SEGMENT_PATTERN
+    from commtrace.trace.writer import RANK_DIRECTORY_PATTERN
 
-    files = run_directory.glob("*/*")
-    return {
-        file for file in files if RANK_DIRECTORY_PATTERN.match(file.parent.name) and SEGMENT_PATTERN.match(file.name)
-    }
+    found = {}
+    for name in glob.iglob(glob.escape(directory).replace(RUN_ID_PLACE, "*") + "/rank-*"):
+        folder = Path(name)
+        if RANK_DIRECTORY_PATTERN.match(folder.name):
+            found[folder] = folder.stat().st_mtime_ns
+    return found
 
 
 def _tell_what_was_recorded(
-    run_directory: Path, recorded: set[Path], environment: Mapping[str, str], exit_code: int
+    noted: set[Path], before: Mapping[Path, int], environment: Mapping[str, str], exit_code: int
 ) -> None:
     """Where the run is and what to do next, on stderr: stdout is the command's."""
-    if recorded:
+    from commtrace.trace.writer import segment_paths
+
+    directory = environment["COMMTRACE_DIR"]
+    recorded = {folder for folder in noted if folder.is_dir() and segment_paths(folder)}
+    if not recorded:  # ranks of other nodes only, perhaps
+        recorded = {folder for folder, when in _written_at(directory).items() if before.get(folder) != when}
+    if not recorded:
+        run_id = environment.get("COMMTRACE_RUN_ID")
+        directory = directory.replace(RUN_ID_PLACE, run_id) if run_id else directory
+        typer.echo(
+            f"\ncommtrace: nothing was recorded in {directory}. {_likely_reason(environment, exit_code)}", err=True
+        )
+    for run_directory in sorted({folder.parent for folder in recorded}):
         unreached = _unreached(run_directory, environment)
         if unreached is not None:
             typer.echo(f"\ncommtrace: {unreached}", err=True)
-            return
-        ranks = len({file.parent for file in recorded})
+            continue
+        ranks = sum(folder.parent == run_directory for folder in recorded)
         typer.echo(f"\ncommtrace: recorded {ranks} rank{'s' * (ranks > 1)} in {run_directory}", err=True)
         typer.echo(f"Next: commtrace summary {shlex.quote(str(run_directory))}", err=True)
-        return
-    typer.echo(
-        f"\ncommtrace: nothing was recorded in {run_directory}. {_likely_reason(environment, exit_code)}", err=True
-    )
 
 
 def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from commtrace.cli.run import injected_environment
+from commtrace.config import forwardable, forwarded_variables
 from commtrace.errors import ConfigurationError
 from commtrace.trace.reader import load_run
 
@@ -46,19 +47,46 @@ def test_a_command_line_option_wins_over_a_variable_and_a_variable_over_a_defaul
 
     environment = injected_environment(given, options)
 
-    assert environment == {
+    own = {
         "COMMTRACE_RUN_ID": "from-option",
         "COMMTRACE_STEPS": "1:2",
         "COMMTRACE_NODE_ID": "n1",
-        "COMMTRACE_DIR": str(Path.cwd() / "commtrace-runs" / "from-option"),
-        "PYTHONPATH": INJECTED + os.pathsep + "/mine",
+        "COMMTRACE_DIR": str(Path.cwd() / "commtrace-runs" / "{run_id}"),
     }
+    assert environment == {
+        **own,
+        "PYTHONPATH": INJECTED + os.pathsep + "/mine",
+        "PYTHON_COMMTRACE_VARIABLES": forwardable(own),
+    }
+    assert forwarded_variables(environment) == own
 
 
-def test_runs_without_a_name_get_different_ones() -> None:
-    names = {injected_environment({}, {})["COMMTRACE_RUN_ID"] for _ in range(20)}
+def test_what_may_hold_a_secret_is_not_handed_to_a_launcher_that_prints_it() -> None:
+    environment = injected_environment({"COMMTRACE_MONITOR_WEBHOOK": "https://user:secret@host"}, {})
 
-    assert len(names) == 20
+    assert "COMMTRACE_MONITOR_WEBHOOK" not in forwarded_variables(environment)
+
+
+def test_no_name_is_invented_where_there_may_be_other_nodes() -> None:
+    assert "COMMTRACE_RUN_ID" not in injected_environment({}, {})
+    of_two_nodes = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert "COMMTRACE_RUN_ID" not in injected_environment(of_two_nodes, {})
+
+
+def test_behind_the_launcher_of_one_node_all_ranks_are_named_after_that() -> None:
+    ranks = [{"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} for rank in "01"]
+
+    names = {injected_environment(rank, {})["COMMTRACE_RUN_ID"] for rank in ranks}
+
+    assert len(names) == 1
+    assert names.pop().endswith(f"-{os.getppid()}")
+
+
+def test_where_it_is_off_nothing_is_put_before_pythons_modules_on_any_node() -> None:
+    environment = injected_environment({"COMMTRACE_ENABLED": "0", "PYTHONPATH": "/mine"}, {})
+
+    assert environment["PYTHONPATH"] == "/mine"
+    assert forwarded_variables(environment)["COMMTRACE_ENABLED"] == "0"
 
 
 def test_the_directory_does_not_depend_on_where_a_rank_changes_to(tmp_path: Path) -> None:
@@ -94,7 +122,10 @@ def test_output_of_the_command_is_left_alone_and_ours_goes_to_stderr(tmp_path: P
     completed = _run("--run-id", "r1", *_python("print('loss 1.0')"), cwd=tmp_path)
 
     assert completed.stdout == "loss 1.0\n"
-    assert f"commtrace: nothing was recorded in {tmp_path}/commtrace-runs/r1. Did a process call" in completed.stderr
+    assert (
+        f"commtrace: nothing was recorded in {tmp_path}/commtrace-runs/{{run_id}}. Did a process call"
+        in completed.stderr
+    )
     assert not (tmp_path / "commtrace-runs").exists()
 
 

@@ -1,0 +1,124 @@
+"""The ranks of a job agree on the name and the attempt of their run, through the job's own store.
+
+Rank 0 says what they are, and the others take it over: so they agree also where a launcher gives no name, or hands its
+variables to some of the nodes only. Nobody waits in the store: each request is answered at once, and whoever finds
+nothing yet asks again. That matters because the training thread uses the same connection.
+
+torchrun keeps one store for all attempts, and it counts a restart only on the node that failed. So every rank counts
+how often it has arrived, and takes no answer that rank 0 gave in an earlier round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Final, NamedTuple, Protocol
+
+from commtrace.config import is_run_id
+
+_PREFIX: Final = "commtrace/run"
+_MOST_BYTES: Final = 2000
+
+_arrived_in = 0
+"""The process that has arrived before: it may record several times."""
+
+
+class Store(Protocol):
+    """What is asked of a ``torch.distributed.Store``; every request is answered at once."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter and return its sum."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set a key."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys are set."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value of a key that is set."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Set a key that holds what is expected, or that is not there; return what it then holds."""
+
+
+class Agreed(NamedTuple):
+    """What the ranks of a launch have in common."""
+
+    run_id: str
+    attempt: int
+
+
+class _Announcement(NamedTuple):
+    round: int
+    world_size: int
+    attempt: int
+    run_id: str
+
+
+class Agreement:
+    """One rank's part in it.
+
+    Args:
+        rank, world_size: of this process in the default process group.
+        run_id: what this rank takes the run for. What rank 0 takes it for holds for all.
+        requeues: how often the whole job was started again, with another store each time.
+        restarts: how often this node's launcher has started its ranks again.
+    """
+
+    def __init__(self, rank: int, world_size: int, run_id: str, requeues: int = 0, restarts: int = 0) -> None:
+        self._rank, self._world_size, self._run_id = rank, world_size, run_id
+        self._requeues, self._restarts = requeues, restarts
+        self._round: int | None = None
+
+    def reached(self, store: Store) -> Agreed | None:
+        """Return what was agreed on; None while rank 0 has not said it yet.
+
+        Raises:
+            RuntimeError, NotImplementedError: the store cannot be asked: it has ended, or is of a kind that cannot.
+        """
+        if self._round is None:
+            self._arrive(store)
+        if self._rank == 0:
+            return self._announce(store)
+        if not store.check([_PREFIX]):
+            return None
+        told = _parsed(store.get(_PREFIX))
+        if told is None or told.round < (self._round or 0) or told.world_size != self._world_size:
+            return None
+        return Agreed(told.run_id, told.attempt)
+
+    def local_rank(self, store: Store, host: str) -> int:
+        """Return the number of this rank among those of its host, in the order in which they ask."""
+        for number in range(self._world_size):
+            holder = store.compare_set(f"{_PREFIX}/hosts/{host}/{number}", "", str(self._rank))
+            if holder == str(self._rank).encode():
+                return number
+        raise RuntimeError(f"more ranks on {host} than in the job")
+
+    def _arrive(self, store: Store) -> None:
+        global _arrived_in
+        self._round = store.add(f"{_PREFIX}/arrivals/{self._rank}", 1) - 1
+        earlier_processes = store.add(f"{_PREFIX}/processes/{self._rank}", int(_arrived_in != os.getpid())) - 1
+        self._restarts = max(self._restarts, earlier_processes)
+        _arrived_in = os.getpid()
+
+    def _announce(self, store: Store) -> Agreed:
+        agreed = Agreed(self._run_id, self._requeues + self._restarts)
+        announced = _Announcement(self._round or 0, self._world_size, agreed.attempt, agreed.run_id)
+        store.set(_PREFIX, json.dumps(announced))
+        return agreed
+
+
+def _parsed(value: bytes) -> _Announcement | None:
+    """What rank 0 has set; None if somebody else must have."""
+    if len(value) > _MOST_BYTES:
+        return None
+    try:
+        fields: Any = json.loads(value)
+    except ValueError:
+        return None
+    if not isinstance(fields, list) or [type(field) for field in fields] != [int, int, int, str]:
+        return None
+    told = _Announcement(*fields)
+    return told if told.attempt >= 0 and is_run_id(told.run_id) else None

@@ -1,0 +1,64 @@
+"""Where a process records, told to whoever has started it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from commtrace.config import FORWARDED, NOTES_VARIABLE, has_variables
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.writer import rank_directory
+
+_logger = logging.getLogger("commtrace")
+
+
+def announce(directory: Path, metadata: RankMetadata) -> None:
+    """Tell ``commtrace run`` on this node, which says it at the end, where it is not scrolled away.
+
+    Where there is none, rank 0 says it.
+    """
+    is_noted = _note(rank_directory(directory, metadata.rank))
+    if metadata.rank == 0:
+        if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
+            _logger.info("commtrace records to %s", directory)
+        elif not is_noted:
+            _print(f"commtrace: recording to {directory}. Read it with: commtrace summary {directory}")
+    if metadata.local_rank == 0 and _lacks_variables():
+        _logger.warning(
+            "commtrace: the launcher has brought PYTHONPATH of `commtrace run` to %s, and none of its options: this "
+            "node records with the defaults, to %s. Let it forward %s as well, for example with mpirun -x %s.",
+            metadata.node,
+            directory,
+            FORWARDED,
+            FORWARDED,
+        )
+
+
+def _note(folder: Path) -> bool:
+    """Whether there is a ``commtrace run`` on this node that now knows of the folder."""
+    notes = os.environ.get(NOTES_VARIABLE)
+    if not notes:
+        return False
+    try:
+        descriptor = os.open(notes, os.O_WRONLY | os.O_APPEND)
+    except OSError:  # it runs on another node
+        return False
+    with open(descriptor, "w") as file:
+        file.write(f"{folder}\n")
+    return True
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, file=sys.stderr)
+    except (OSError, ValueError) as error:  # The job has closed its stderr: recording must not depend on it.
+        _logger.debug("commtrace could not say where it records: %s", error)
+
+
+def _lacks_variables() -> bool:
+    """Whether ``commtrace run`` was used on another node and its launcher has not forwarded its variables."""
+    search_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    is_injected = any(Path(entry).parts[-2:] == ("commtrace", "_inject") for entry in search_path)
+    return is_injected and not has_variables(os.environ)

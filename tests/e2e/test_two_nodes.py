@@ -1,0 +1,145 @@
+"""Jobs of two nodes, launched by torchrun in the ways that there are: one run, whatever the nodes were told.
+
+Two torchruns on one machine stand for two nodes. Their ports are free ones; every job has a hard timeout.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from commtrace.trace.reader import load_run
+from commtrace.trace.run import Run
+from tests.e2e.launch import REPOSITORY, descendants
+
+PROGRAM = "tests/e2e/programs/two_nodes.py"
+SECONDS = 120.0
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--nnodes", "2"]
+COMMTRACE_RUN = [sys.executable, "-m", "commtrace", "run", "--"]
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def launch_nodes(
+    commands: Sequence[Sequence[str]], folder: Path, variables: Sequence[Mapping[str, str]] | None = None
+) -> list[str]:
+    """Run a command on each node, below the same folder, and return their outputs. All must end with 0 in time."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("COMMTRACE_", "PYTHON"))}
+    common = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": str(REPOSITORY)}
+    nodes = []
+    for number, command in enumerate(commands):
+        output = (folder / f"output-{number}").open("w+")
+        own = {"COMMTRACE_NODE_ID": f"node-{number}", **((variables or [{}, {}])[number])}
+        nodes.append((output, subprocess.Popen(
+            command, cwd=folder, env={**common, **own}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )))  # fmt: skip
+    try:
+        for _, process in nodes:
+            process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for _, process in nodes:
+            for pid in [*descendants(process.pid), process.pid] if process.poll() is None else []:
+                os.kill(pid, 6)  # faulthandler writes the stacks
+    outputs = []
+    for output, process in nodes:
+        process.wait(10)
+        output.seek(0)
+        outputs.append(output.read())
+        output.close()
+    assert [process.returncode for _, process in nodes] == [0, 0], "\n".join(outputs)
+    return outputs
+
+
+def static(node: int, port: int) -> list[str]:
+    address = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return [*TORCHRUN, "--node-rank", str(node), *address]
+
+
+def c10d(port: int, *options: str) -> list[str]:
+    return [*TORCHRUN, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", *options]
+
+
+def only_run(folder: Path) -> Run:
+    (directory,) = [path for path in (folder / "commtrace-runs").iterdir() if path.is_dir()]
+    run = load_run(directory)
+    assert run.path.name == run.any_metadata.run_id
+    return run
+
+
+def assert_is_one_run(run: Run, attempt: int = 0) -> None:
+    metadata = [trace.metadata for trace in run.ranks.values()]
+    assert run.problems == ()
+    assert [one.rank for one in metadata] == [0, 1, 2, 3]
+    assert [one.local_rank for one in metadata] == [0, 1, 0, 1]
+    assert len({one.run_id for one in metadata}) == 1
+    assert {one.attempt for one in metadata} == {attempt}
+    assert sorted({one.node for one in metadata}) == ["node-0", "node-1"]
+
+
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+@pytest.mark.parametrize("way", ["import", "run before the launcher", "run behind the launcher", "import, and no time"])
+def test_two_nodes_are_one_run(rendezvous: str, way: str, tmp_path: Path) -> None:
+    port = free_port()
+    launchers = [static(node, port) if rendezvous == "static" else c10d(port, "--rdzv-id", "7") for node in range(2)]
+    program = str(REPOSITORY / PROGRAM)
+    scripts = {"import": ["--import"], "import, and no time": ["--import", "--steps", "1"]}
+    script = [program, *scripts.get(way, [])]
+    if way == "run before the launcher":
+        commands = [[*COMMTRACE_RUN, *launcher, *script] for launcher in launchers]
+    elif way == "run behind the launcher":
+        commands = [[*launcher, "--no-python", *COMMTRACE_RUN, sys.executable, *script] for launcher in launchers]
+    else:
+        commands = [[*launcher, *script] for launcher in launchers]
+
+    outputs = launch_nodes(commands, tmp_path)
+
+    run = only_run(tmp_path)
+    assert_is_one_run(run)
+    if rendezvous == "c10d":
+        assert run.any_metadata.run_id == "7"
+    told = [line for output in outputs for line in output.splitlines() if str(run.path) in line]
+    assert told
+    assert "nothing was recorded" not in "".join(outputs)
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_a_restart_after_a_failure_of_one_node_is_the_next_attempt_of_all(
+    rendezvous: str, failing: int, tmp_path: Path
+) -> None:
+    port = free_port()
+    launchers = [static(node, port) if rendezvous == "static" else c10d(port, "--rdzv-id", "7") for node in range(2)]
+    script = [str(REPOSITORY / PROGRAM), "--import", "--steps", "20", "--fails", str(failing)]
+
+    launch_nodes([[*launcher, "--max-restarts", "2", *script] for launcher in launchers], tmp_path)
+
+    (directory,) = (tmp_path / "commtrace-runs").iterdir()
+    run = load_run(directory)
+    metadata = [trace.metadata for trace in run.ranks.values()]
+    assert len(metadata) == 4
+    assert {one.attempt for one in metadata} == {1}
+    assert [one.local_rank for one in metadata] == [0, 1, 0, 1]
+
+
+def test_nodes_that_were_given_other_names_are_one_run_and_it_is_said(tmp_path: Path) -> None:
+    port = free_port()
+    commands = [[*static(node, port), str(REPOSITORY / PROGRAM), "--import"] for node in range(2)]
+
+    outputs = launch_nodes(commands, tmp_path, [{"COMMTRACE_RUN_ID": "a"}, {"COMMTRACE_RUN_ID": "b"}])
+
+    assert only_run(tmp_path).any_metadata.run_id == "a"
+    assert "called" not in outputs[0]
+    assert outputs[1].count("called b on this node and a on rank 0, and is recorded as a") == 1

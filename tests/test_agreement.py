@@ -1,0 +1,109 @@
+"""Ranks that agree through a store, each asking when a test says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch.distributed import HashStore
+
+from commtrace import agreement
+from commtrace.agreement import Agreed, Agreement
+
+KEY = "commtrace/run"
+
+
+class Job:
+    """A store that outlives the processes of one attempt, as torchrun's does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = HashStore()
+        self._monkeypatch = monkeypatch
+
+    def starts(self, world_size: int, counted: dict[int, int] | None = None) -> list[Agreement]:
+        """The ranks of a new attempt. ``counted``: by rank, the restarts that its node's launcher has counted."""
+        return [
+            Agreement(rank, world_size, f"name of {rank}", restarts=(counted or {}).get(rank, 0))
+            for rank in range(world_size)
+        ]
+
+    def asks(self, rank: Agreement) -> Agreed | None:
+        """A rank asks from a process of its own."""
+        self._monkeypatch.setattr(agreement, "_arrived_in", 0)
+        return rank.reached(self.store)
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(monkeypatch)
+
+
+def test_what_rank_0_says_holds_and_the_others_ask_until_it_has_said_it(job: Job) -> None:
+    first, second, third = job.starts(3)
+
+    assert job.asks(second) is None
+    assert job.asks(first) == ("name of 0", 0)
+    assert [job.asks(rank) for rank in (second, third)] == [("name of 0", 0)] * 2
+
+
+def test_an_answer_of_an_earlier_attempt_is_not_taken(job: Job) -> None:
+    for rank in job.starts(2):
+        job.asks(rank)
+    first, second = job.starts(2, {0: 1, 1: 1})
+
+    assert job.asks(second) is None
+    assert [job.asks(rank) for rank in (first, second)] == [("name of 0", 1)] * 2
+
+
+def test_a_restart_that_only_the_node_that_failed_has_counted_is_an_attempt_of_all(job: Job) -> None:
+    for rank in job.starts(2):
+        job.asks(rank)
+    healthy, failed = job.starts(2, {1: 1})
+
+    assert [job.asks(rank) for rank in (healthy, failed)] == [("name of 0", 1)] * 2
+
+
+def test_ranks_that_have_joined_take_no_answer_for_a_smaller_job(job: Job) -> None:
+    for rank in job.starts(1):
+        job.asks(rank)
+    first, joined = job.starts(2)
+
+    assert job.asks(joined) is None
+    assert [job.asks(rank) for rank in (first, joined)] == [("name of 0", 1)] * 2
+
+
+def test_a_requeue_counts_beside_restarts() -> None:
+    assert Agreement(0, 2, "a", requeues=2, restarts=1).reached(HashStore()) == ("a", 3)
+
+
+def test_a_process_that_records_twice_is_no_second_attempt(job: Job) -> None:
+    first, second = job.starts(2)
+    job.asks(first)
+    assert job.asks(second) == ("name of 0", 0)
+
+    again = [Agreement(rank, 2, f"second name of {rank}") for rank in range(2)]
+    assert again[1].reached(job.store) is None
+    assert [rank.reached(job.store) for rank in again] == [("second name of 0", 0)] * 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"", b"{}", b"[0, 2, 0]", b"\xff", b"[0, 2, -1, \"a\"]", b"[0, 2, true, \"a\"]",
+        json.dumps([0, 2, 0, "../../etc"]).encode(), json.dumps([0, 2, 0, ""]).encode(),
+        json.dumps([0, 2, 0, "a\x1b[2J"]).encode(), json.dumps([0, 2, 0, "x" * 5000]).encode(), b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_what_rank_0_cannot_have_said_is_not_taken(job: Job, said: bytes) -> None:
+    job.store.set(KEY, said.decode("latin-1"))
+
+    assert job.asks(job.starts(2)[1]) is None
+
+
+def test_ranks_are_numbered_on_each_host_and_keep_their_number() -> None:
+    store = HashStore()
+    ranks = [Agreement(rank, 4, "a") for rank in range(4)]
+    hosts = ["left", "right", "left", "right"]
+
+    for _ in range(2):
+        assert [rank.local_rank(store, host) for rank, host in zip(ranks, hosts, strict=True)] == [0, 0, 1, 1]

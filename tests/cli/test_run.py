@@ -122,10 +122,7 @@ def test_output_of_the_command_is_left_alone_and_ours_goes_to_stderr(tmp_path: P
     completed = _run("--run-id", "r1", *_python("print('loss 1.0')"), cwd=tmp_path)
 
     assert completed.stdout == "loss 1.0\n"
-    assert (
-        f"commtrace: nothing was recorded in {tmp_path}/commtrace-runs/{{run_id}}. Did a process call"
-        in completed.stderr
-    )
+    assert f"commtrace: nothing was recorded in {tmp_path}/commtrace-runs/r1. Did a process call" in completed.stderr
     assert not (tmp_path / "commtrace-runs").exists()
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import megatron.core
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
@@ -33,6 +34,8 @@ from megatron_cpu import use_cpu_for_cuda
 import commtrace.auto  # noqa: F401
 
 VOCABULARY = 256
+# That of megatron-core 0.12 needs Transformer Engine, which this example does without.
+DISTRIBUTED_OPTIMIZER = not megatron.core.__version__.startswith("0.12.")
 
 
 def main() -> None:
@@ -45,7 +48,7 @@ def main() -> None:
             lr=1e-3,
             bf16=config.bf16,
             params_dtype=config.params_dtype,
-            use_distributed_optimizer=True,
+            use_distributed_optimizer=DISTRIBUTED_OPTIMIZER,
             **known_to(OptimizerConfig, overlap_param_gather=options.overlap),
         ),
         chunks,
@@ -174,10 +177,10 @@ def build_model(
             **known_to(GPTModel, vp_stage=virtual_stage),
         ).to(device, config.params_dtype)
         ddp_config = DistributedDataParallelConfig(
-            use_distributed_optimizer=True,
+            use_distributed_optimizer=DISTRIBUTED_OPTIMIZER,
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=options.overlap,
-            overlap_param_gather=options.overlap,
+            overlap_param_gather=options.overlap and DISTRIBUTED_OPTIMIZER,
             bucket_size=100_000,
         )
         chunks.append(DistributedDataParallel(config, ddp_config, model, disable_bucketing=index > 0))

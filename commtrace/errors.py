@@ -21,5 +21,9 @@ class MissingExtraError(CommtraceError, ImportError):
     """A package is needed that only an extra of commtrace brings; the message has the command that installs it."""
 
 
+class InstallationError(CommtraceError, ImportError):
+    """What is installed beside commtrace does not work with it; the message has the command that mends it."""
+
+
 class ImportFileError(CommtraceError, ValueError):
     """A file given to ``commtrace import`` is damaged or not what it was said to be; the message says what to do."""

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from commtrace.config import Config
-from commtrace.errors import ConfigurationError
+from commtrace.errors import ConfigurationError, InstallationError
+from commtrace.installation import import_pyarrow
 
 if TYPE_CHECKING:
     from commtrace.capture.instrumentation import Instrumentation, OpenObservers
@@ -45,7 +46,7 @@ def start(config: Config | None = None) -> None:
     try:
         with _lock:
             _start(config)
-    except ConfigurationError as error:
+    except (ConfigurationError, InstallationError) as error:
         _logger.error("commtrace is off in this process: %s", error)
     except Exception:
         _logger.exception("commtrace could not start and is off in this process; training is not affected")
@@ -165,6 +166,7 @@ def _start(config: Config | None) -> None:
         return
     chosen = Config.from_env() if config is None else config
     if chosen.enabled:
+        import_pyarrow()
         _is_to_stop = False
         with _starting, _no_garbage_collections():
             _current = _started(chosen)

@@ -30,6 +30,7 @@ import torch
 from commtrace.capture.hooks import RAISED, Hooks, Wrap, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
+from commtrace.installation import warn_if_untried
 from commtrace.integrations.deepspeed_topology import group_roles, topology
 from commtrace.integrations.deepspeed_zero import ZeroPhases
 from commtrace.trace import schema
@@ -83,6 +84,7 @@ class DeepSpeedIntegration:
         when_imported = self._hooks.when_imported
         when_imported("deepspeed.runtime.engine", self._hook_engine)
         when_imported("deepspeed.runtime.pipe.engine", self._hook_pipeline)
+        when_imported("deepspeed", lambda deepspeed: warn_if_untried("deepspeed", str(deepspeed.__version__)))
         ZeroPhases(self._tracer, self._hooks).install()
 
     def uninstall(self) -> None:

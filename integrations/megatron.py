@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 from commtrace.capture.hooks import RAISED, Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
+from commtrace.installation import warn_if_untried
 from commtrace.integrations.megatron_combined import Combined, CombinedSteps
 from commtrace.integrations.megatron_topology import (
     collection_roles,
@@ -107,6 +108,9 @@ class MegatronIntegration:
         }
         for name, hook in hooks.items():
             self._hooks.when_imported(name, hook)
+        self._hooks.when_imported(
+            "megatron.core", lambda core: warn_if_untried("megatron-core", framework()["version"])
+        )
         for module, owner, method, phase in _PHASES:
             wrap = self._hooks.timed(schema.PHASE, phase)
             self._hooks.replace_method_when_imported(module, owner, method, wrap)

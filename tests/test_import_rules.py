@@ -23,6 +23,7 @@ BASE: Final = frozenset({"errors", "config", "trace"})
 MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # what everything rests on
     "errors": frozenset(),
+    "installation": frozenset({"errors"}),
     "trace": frozenset({"errors"}),
     "config": frozenset({"errors", "trace"}),
     # in the training process
@@ -32,9 +33,9 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "recorder": BASE,
     "called": frozenset(),
     "hook_table": frozenset(),
-    "capture": BASE | {"recorder", "identity", "called", "hook_table"},
-    "integrations": BASE | {"capture", "recorder"},
-    "session": BASE | {"capture", "integrations", "exporters", "recorder", "live"},
+    "capture": BASE | {"recorder", "identity", "called", "hook_table", "installation"},
+    "integrations": BASE | {"capture", "recorder", "installation"},
+    "session": BASE | {"capture", "integrations", "exporters", "recorder", "live", "installation"},
     "live": BASE | {"analysis"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
@@ -50,6 +51,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     | {
         "",
         "identity",
+        "installation",
         "launchers",
         "analysis",
         "live",

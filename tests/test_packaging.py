@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import re
 import shutil
 import subprocess
 import sys
@@ -32,13 +33,11 @@ def _build(kind: str, source: Path, out: Path) -> Path:
     return out / completed.stdout.splitlines()[-1]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that is built from the sdist: both must be whole for it to be right."""
-    work = tmp_path_factory.mktemp("packaging")
+def _copy_of_the_checkout(destination: Path) -> None:
     ignored = shutil.ignore_patterns(
         ".git",
-        ".venv",
+        ".venv*",
+        ".nox",
         ".*_cache",
         ".hypothesis",
         "__pycache__",
@@ -48,11 +47,25 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "commtrace-runs",
         "node_modules",
     )
-    shutil.copytree(ROOT, work / "checkout", symlinks=True, ignore=ignored)
+    shutil.copytree(ROOT, destination, symlinks=True, ignore=ignored)
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, unpacked."""
+    work = tmp_path_factory.mktemp("sdist")
+    _copy_of_the_checkout(work / "checkout")
     sdist = _build("sdist", work / "checkout", work / "sdist")
     (work / "unpacked").mkdir()
     subprocess.run(["tar", "-xf", str(sdist), "-C", str(work / "unpacked")], check=True, timeout=60)
-    [unpacked] = (work / "unpacked").iterdir()
+    [folder] = (work / "unpacked").iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that is built from the sdist: both must be whole for it to be right."""
+    work = tmp_path_factory.mktemp("packaging")
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
     subprocess.run([*command, "--wheel-dir", str(work / "wheel"), str(unpacked)], check=True, timeout=200)
     [built] = (work / "wheel").glob("*.whl")
@@ -69,6 +82,36 @@ def _shipped_as(path: Path) -> str:
     """Where a file of the checkout is in the wheel: the symlinked folders become packages of commtrace."""
     relative = path.relative_to(ROOT).as_posix()
     return relative if relative.startswith("commtrace/") else f"commtrace/{relative}"
+
+
+def test_the_sdist_has_what_is_to_be_read_and_no_tests(unpacked: Path) -> None:
+    files = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    documents = {f"{folder}/{path.name}" for folder in ("docs", "examples") for path in (ROOT / folder).iterdir()}
+
+    assert {name for name in documents if (ROOT / name).is_file()} <= files
+    assert {"README.md", "CHANGELOG.md", "LICENSE", "examples/monitoring/compose.yml"} <= files
+    assert not {name for name in files if name.startswith("tests/") or "__pycache__" in name}
+
+
+def test_a_checkout_without_symlinks_is_not_built(tmp_path: Path) -> None:
+    """As git makes one where core.symlinks is false: each link is a file that holds its target."""
+    checkout = tmp_path / "checkout"
+    _copy_of_the_checkout(checkout)
+    for name in ("exporters", "integrations", "viewer"):
+        link = checkout / "commtrace" / name
+        target = str(link.readlink())
+        link.unlink()
+        link.write_text(target)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
+
+    completed = subprocess.run(
+        [*command, "--wheel-dir", str(tmp_path / "wheel"), str(checkout)], capture_output=True, text=True, timeout=200
+    )
+
+    assert completed.returncode != 0
+    assert "commtrace/exporters is no folder: it is a symlink" in completed.stdout + completed.stderr
+    assert "git clone -c core.symlinks=true" in completed.stdout + completed.stderr
+    assert not list(tmp_path.glob("wheel/*.whl"))
 
 
 def test_every_module_is_in_the_wheel(names: set[str]) -> None:
@@ -104,7 +147,7 @@ def test_what_the_package_says_of_itself(wheel: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert sorted(line.split(">=")[0] for line in required) == [
+    assert sorted({re.split(r"[<>=; ]", line)[0] for line in required}) == [
         "numpy", "prometheus-client", "pyarrow", "rich", "typer", "wrapt",
     ]  # fmt: skip
     assert sorted(metadata.get_all("Provides-Extra", [])) == ["dask", "deepspeed", "dev", "import", "megatron", "otlp"]

@@ -28,6 +28,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.config import Config
 from commtrace.identity import Identity, Place
+from commtrace.installation import warn_if_untried
 from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.budget import Budget
@@ -83,6 +84,7 @@ class Instrumentation:
         open_observers: OpenObservers | None = None,
     ) -> None:
         config.check()
+        warn_if_untried("torch", _torch_version())
         self._config = config
         self._integrations = integrations
         self._open_observers = open_observers
@@ -308,6 +310,12 @@ def _is_initialized() -> bool:
     import torch.distributed
 
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _torch_version() -> str:
+    import torch
+
+    return torch.__version__
 
 
 def _device_clock() -> CudaClock | None:

@@ -14,6 +14,7 @@ from commtrace import __version__
 from commtrace.cli.failures import USER_ERROR, in_words
 from commtrace.cli.preparation import prepare_for_analysis
 from commtrace.errors import CommtraceError
+from commtrace.installation import import_pyarrow
 
 
 class _Command(NamedTuple):
@@ -63,6 +64,7 @@ class _LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(context, arguments)
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
             prepare_for_analysis(context.call_on_close)
+            import_pyarrow()
         return name, command and load_command(str(name)), rest
 
     def invoke(self, context: Any) -> Any:

@@ -18,6 +18,7 @@ from commtrace.cli.interpreter import leave_everything_at_the_end
 from commtrace.cli.memory import expect_run
 from commtrace.cli.preparation import prepare_for_analysis
 from commtrace.errors import CommtraceError
+from commtrace.installation import import_pyarrow
 
 _INTERRUPTED: Final = 130
 _JSON: Final = "--json"
@@ -66,6 +67,7 @@ def _plain_summary(words: Sequence[str]) -> _PlainSummary | None:
 def _tell(plain: _PlainSummary) -> None:
     with ExitStack() as until_told:
         prepare_for_analysis(until_told.callback)
+        import_pyarrow()
         if plain.run is not None:
             expect_run(plain.run)
         from commtrace.cli.summary_told import tell_summary

@@ -28,7 +28,7 @@ from tests.e2e.traces import rows
 from tests.matrix import STEPS
 
 RANKS = 2
-SECONDS = 150.0
+SECONDS = 90.0
 PROGRAM = REPOSITORY / "tests" / "matrix" / "training.py"
 NAMED = ("torch", "numpy", "pyarrow", "megatron-core", "deepspeed", "transformers", "accelerate", "lightning")
 

@@ -1,0 +1,70 @@
+"""Whether what is installed beside commtrace fits: pyarrow with numpy, and the versions that commtrace was tried with.
+
+pip's metadata cannot say all of it: a pyarrow that refuses the numpy beside it does so when it is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from commtrace.errors import InstallationError
+
+_logger = logging.getLogger("commtrace")
+
+PAGE: Final = "docs/support.md"
+
+
+class Tried(NamedTuple):
+    """The oldest and the newest version that commtrace was tried with: major and minor number."""
+
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+
+
+TRIED: Final[Mapping[str, Tried]] = {
+    "torch": Tried((2, 4), (2, 15)),
+    "megatron-core": Tried((0, 12), (0, 19)),
+    "deepspeed": Tried((0, 15), (0, 19)),
+}
+"""The one place that says so; docs/support.md has what was found."""
+
+_warned: set[str] = set()
+
+
+def import_pyarrow() -> None:
+    """Import pyarrow, which everything that records or reads a run needs.
+
+    Raises:
+        InstallationError: it cannot be imported; the message has the command that mends it.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise InstallationError(
+            f"pyarrow cannot be imported ({error}). Install one that works with numpy 1 and with numpy 2: "
+            "pip install 'pyarrow>=15,<26'"
+        ) from error
+
+
+def warn_if_untried(package: str, version: str) -> None:
+    """Warn, once for each package, where its version lies outside of what commtrace was tried with.
+
+    It is recorded all the same: a version that is not known is seldom one that does not work.
+    """
+    number = re.match(r"(\d+)\.(\d+)", version)
+    tried = TRIED[package]
+    if package in _warned or number is None or tried.oldest <= _minor(number) <= tried.newest:
+        return
+    _warned.add(package)
+    oldest, newest = (".".join(map(str, end)) for end in tried)
+    _logger.warning(
+        "commtrace was tried with %s %s to %s and records %s as well as it can: see %s, and commtrace doctor at the end",
+        package, oldest, newest, version, PAGE,
+    )  # fmt: skip
+
+
+def _minor(number: re.Match[str]) -> tuple[int, int]:
+    return int(number[1]), int(number[2])

@@ -1,4 +1,4 @@
-# `make demo` shows what commtrace does, `make test` checks everything that .ci/run checks. Both need only Python >= 3.10
+# `make demo` shows what commtrace does; `make test` and `make test-newest` are what .ci/run runs. They need only Python >= 3.10
 # and a package index; everything is installed into .venv.
 
 PYTHON ?= python3
@@ -16,13 +16,44 @@ PIP_QUIET ?= --quiet
 PIP := $(BIN)/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
 export PIP_NO_INPUT := 1
 
-.PHONY: demo test lint types unit e2e test-gpu bench soak install clean
+# The newest versions, in an environment of their own: this torch is a CUDA build of 3 to 4 GB for most Pythons.
+PYTHON_NEWEST ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python3.12; do \
+	$$python -c '' 2>/dev/null && echo $$python && break; done)
+TORCH_NEWEST ?= torch==2.15.0
+MEGATRON_NEWEST ?= megatron-core==0.19.2
+NEWEST := .venv-newest
+NEWEST_PIP := $(NEWEST)/bin/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
+# Oracle, capture, pipelining, Megatron and the example.
+NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
+	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py
+
+.PHONY: demo test test-newest lint types unit e2e test-gpu bench soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
 
 test: lint types  ## Everything; pytest's closing line is the last one.
 	$(PYTEST) tests
+
+test-newest:  ## What depends on versions, on the newest ones; skipped where they cannot be had.
+ifeq ($(PYTHON_NEWEST),)
+	@echo 'test-newest is skipped: there is no Python 3.12. Name one: make test-newest PYTHON_NEWEST=/path/to/python3.12'
+else
+	@test -e $(NEWEST)/.torch || { \
+		echo 'Setting up $(NEWEST) with $(TORCH_NEWEST) and $(MEGATRON_NEWEST). Once; it takes some minutes.' && \
+		$(PYTHON_NEWEST) -m venv $(NEWEST) && $(NEWEST_PIP) install $(TORCH_NEWEST) && touch $(NEWEST)/.torch; \
+	} || true
+	@if test -e $(NEWEST)/.torch; then $(MAKE) --no-print-directory $(NEWEST)/.tested; \
+		else echo 'test-newest is skipped: $(TORCH_NEWEST) could not be installed.'; fi
+endif
+
+.PHONY: $(NEWEST)/.tested
+$(NEWEST)/.tested: $(NEWEST)/.installed
+	$(NEWEST)/bin/python -m pytest -n logical --dist worksteal $(NEWEST_TESTS)
+
+$(NEWEST)/.installed: pyproject.toml
+	@$(NEWEST_PIP) install $(TORCH_NEWEST) $(MEGATRON_NEWEST) --editable '.[dev]'
+	@touch $@
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -62,5 +93,5 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build commtrace.egg-info commtrace-runs demo-run report.html
+	rm -rf $(VENV) $(NEWEST) .nox .mypy_cache .ruff_cache .pytest_cache .hypothesis build commtrace.egg-info commtrace-runs demo-run report.html
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

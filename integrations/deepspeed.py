@@ -104,17 +104,20 @@ class DeepSpeedIntegration:
             "DeepSpeedEngine",
             {
                 "__init__": self._then_read_groups,
-                "forward": self._wrap_forward,
-                "backward": self._wrap_backward,
                 "_backward_prologue": self._wrap_backward_prologue,
                 "_backward_epilogue": self._wrap_backward_epilogue,
-                "step": self._wrap_step,
                 "buffered_allreduce_fallback": timed(schema.PHASE, "reduce"),
                 "save_checkpoint": timed(schema.CHECKPOINT, "save"),
                 "load_checkpoint": timed(schema.CHECKPOINT, "load"),
             },
             module,
         )
+        for name, wrap in (
+            ("forward", self._wrap_forward),
+            ("backward", self._wrap_backward),
+            ("step", self._wrap_step),
+        ):
+            self._hooks.replace_required(module.DeepSpeedEngine, name, wrap)
 
     def _then_read_groups(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:

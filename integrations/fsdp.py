@@ -87,9 +87,10 @@ class _States:
         self._open: tuple[Any, Span] | None = None
 
     def hook(self, module: ModuleType) -> None:
-        self._hooks.replace(module.FSDPState, "_root_pre_forward", self._wrap_begin)
-        self._hooks.replace(module.FSDPState, "_register_pre_backward_hook", self._wrap_end)
-        self._hooks.replace(module.FSDPState, "_reset_iter_state", self._wrap_end)  # after a forward that raised
+        self._hooks.replace_required(module.FSDPState, "_root_pre_forward", self._wrap_begin)
+        self._hooks.replace_required(module.FSDPState, "_register_pre_backward_hook", self._wrap_end)
+        # After a forward that raised. Earlier versions have no such call: there the next forward ends the one before.
+        self._hooks.replace(module.FSDPState, "_reset_iter_state", self._wrap_end)
 
     def _wrap_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
         failed = self._hooks.failed

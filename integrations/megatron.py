@@ -154,11 +154,11 @@ class MegatronIntegration:
     # Iterations
 
     def _hook_schedules(self, module: ModuleType) -> None:
-        self._hooks.replace(module, "forward_step", self._wrap_forward)
-        for name in ("backward_step", "backward_step_multimodule"):
-            self._hooks.replace(module, name, self._wrap_backward)
+        self._hooks.replace_required(module, "forward_step", self._wrap_forward)
+        self._hooks.replace_required(module, "backward_step", self._wrap_backward)
+        self._hooks.replace(module, "backward_step_multimodule", self._wrap_backward)  # since 0.19
         for name in _SCHEDULES:
-            self._hooks.replace(module, name, self._wrap_schedule)
+            self._hooks.replace_required(module, name, self._wrap_schedule)
 
     def _wrap_schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
         schedule = original.__name__

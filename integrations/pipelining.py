@@ -72,9 +72,7 @@ class PipeliningIntegration:
 
     def _hook_schedules(self, module: ModuleType) -> None:
         for name in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
-            schedule = getattr(module, name, None)
-            if schedule is not None:
-                self._hooks.replace(schedule, "step", self._wrap_step)
+            self._hooks.replace_required(getattr(module, name), "step", self._wrap_step)
         base = getattr(module, "_PipelineSchedule", None)
         if base is not None:
             self._hooks.replace(base, "eval", self._wrap_eval)

@@ -18,6 +18,7 @@ from commtrace.called import RAISED as RAISED
 from commtrace.called import surrounded as _surrounded
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
+from commtrace.installation import PAGE
 
 Wrap = Callable[[Any], Any]
 """Turns an original into what stands in for it."""
@@ -78,6 +79,17 @@ class Hooks:
         replacement = staticmethod(wrapper) if static else wrapper
         self._attributes.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
+
+    def replace_required(self, owner: Any, name: str, wrap: Wrap) -> None:
+        """The same for an attribute that every version has which commtrace was tried with: a lack of it is told."""
+        if vars(owner).get(name) is None:
+            where = getattr(owner, "__qualname__", owner.__name__)
+            self._tracer.guard.noticed(
+                f"{self._part}: {where} has no {name} in this version, which commtrace would hook: what it records there "
+                f"is missing. The versions that were tried are in {PAGE}."
+            )
+            return
+        self.replace(owner, name, wrap)
 
     def replace_method(self, module: ModuleType, owner: str, name: str, wrap: Wrap) -> None:
         """Replace a method of a class of a module; nothing happens where this version has no such class or method."""

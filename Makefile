@@ -1,5 +1,5 @@
-# `make demo` shows what commtrace does; `make test` and `make test-newest` are what .ci/run runs. They need only Python >= 3.10
-# and a package index; everything is installed into .venv.
+# `make demo` shows what commtrace does; `make test` and `make test-newest` check everything that .ci/run checks. They need
+# only Python >= 3.10 and a package index; everything is installed into .venv and .venv-newest.
 
 PYTHON ?= python3
 # For a machine without a GPU whose package index offers CUDA builds only:

@@ -37,6 +37,7 @@ def test_what_users_catch_has_one_root() -> None:
 
     raised = [value for value in vars(errors).values() if inspect.isclass(value)]
     assert all(issubclass(error, commtrace.CommtraceError) for error in raised)
-    others = {commtrace.CommtraceError, errors.MissingExtraError}
+    of_imports = {errors.MissingExtraError, errors.InstallationError}
+    others = {commtrace.CommtraceError, *of_imports}
     assert all(issubclass(error, ValueError) for error in raised if error not in others)
-    assert issubclass(errors.MissingExtraError, ImportError)
+    assert all(issubclass(error, ImportError) for error in of_imports)

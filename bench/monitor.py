@@ -1,5 +1,5 @@
-"""How long the monitor needs to join one window of many ranks: to read their reports from a real TCPStore, find who is
-slow and the least times in flight of all groups, and to tell the ranks and write monitor.json.
+"""How long the monitor needs for one window of many ranks: to take their reports over real connections, to find who is
+slow and the least times in flight of all groups, and to write monitor.json.
 
 python bench/monitor.py [--ranks 10000] [--windows 20]
 """
@@ -7,19 +7,25 @@ python bench/monitor.py [--ranks 10000] [--windows 20]
 from __future__ import annotations
 
 import argparse
-import socket
+import multiprocessing
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from commtrace.exporters.monitor.board import Board
-from commtrace.exporters.monitor.joiner import Joiner
-from commtrace.exporters.monitor.outlets import FileOutlet
+from commtrace.exporters.monitor.address import Address
+from commtrace.exporters.monitor.aggregator import Aggregator
+from commtrace.exporters.monitor.client import MonitorClient
+from commtrace.exporters.monitor.messages import Job, Report, encoded
+from commtrace.exporters.monitor.server import MonitorServer
+from commtrace.exporters.monitor.sinks import FileSink
+from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.waits import Block, BlockTime
 from commtrace.live.window import WindowReport
 
 MILLISECOND = 1_000_000
+TOKEN = "the-token-of-the-bench"
 
 
 def main() -> None:
@@ -32,36 +38,39 @@ def main() -> None:
 
 
 def measure(ranks: int, windows: int, directory: Path) -> None:
-    board = Board.serve(f"127.0.0.1:{free_port()}", "bench/0")
-    joiner = Joiner(ranks, 4.0, [FileOutlet(directory)])
-    seconds: list[float] = []
-    processor: list[float] = []
-    sizes: list[int] = []
+    job = Job("bench", 0, ranks, 4.0)
+    store = MonitorStore(job)
+    server = MonitorServer(Address("127.0.0.1", 0), TOKEN, store.answer)
+    aggregator = Aggregator(job, [FileSink(directory)])
+    taken: list[float] = []
+    joined: list[float] = []
     for window in range(windows):
-        for rank in range(ranks):
-            told = report(rank, window).to_bytes()
-            sizes.append(len(told))
-            board.put(rank, told)
-        board.get([0])  # a store does not acknowledge what it is told, but answers in order
-        begin, begin_cpu = time.perf_counter(), time.process_time()
-        joiner.join(board, 4.0 * window)
-        seconds.append(time.perf_counter() - begin)
-        processor.append(time.process_time() - begin_cpu)
-    groups = {time.group for rank in range(ranks) for time in report(rank, 0).block.times}
-    print(f"ranks                    {ranks}")
-    print(f"bytes of a report        {statistics.median(sizes):.0f} (at most {max(sizes)})")
-    print(f"join of a window, median {statistics.median(seconds):.3f} s (at most {max(seconds):.3f} s)")
-    print(f"processor time, median   {statistics.median(processor):.3f} s, the store's included")
-    print(f"least times told         {len(board.least(groups))} of the last window")
-    print(f"typical work of a stage  {board.yardstick().work_ns}")
-    print(f"named                    {[straggler.rank for straggler in joiner.watch.stragglers]}")
+        taken.append(seconds_to_take([Report(job, report(rank, window)) for rank in range(ranks)], server))
+        begin = time.perf_counter()
+        aggregator.join(store, 4.0 * window)
+        joined.append(time.perf_counter() - begin)
+    server.close()
+    sizes = [len(encoded(Report(job, report(rank, 0)))) for rank in range(ranks)]
+    print(f"ranks                        {ranks}")
+    print(f"bytes of a report            {statistics.median(sizes):.0f} (at most {max(sizes)})")
+    print(f"exchange, server's CPU       {1e6 * statistics.median(taken) / ranks:.0f} µs (median of the windows)")
+    print(f"join of a window             {statistics.median(joined):.3f} s (at most {max(joined):.3f} s)")
+    print(f"named                        {[straggler.rank for straggler in aggregator.watch.stragglers]}")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+def seconds_to_take(reports: Sequence[Report], server: MonitorServer) -> float:
+    """CPU time that the server needs for one exchange with each rank, which are in another process."""
+    sender = multiprocessing.get_context("fork").Process(target=send, args=(reports, server))
+    begin = time.process_time()
+    sender.start()
+    sender.join()
+    return time.process_time() - begin
+
+
+def send(reports: Sequence[Report], server: MonitorServer) -> None:
+    client = MonitorClient(server.address, TOKEN)
+    for one in reports:
+        client.exchange(one)
 
 
 def report(rank: int, window: int) -> WindowReport:

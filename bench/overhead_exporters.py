@@ -40,6 +40,9 @@ VARIANTS: Final = (
 )  # fmt: skip
 
 
+TOKEN = "the-token-of-the-bench"
+
+
 class Cost(NamedTuple):
     """Of one communication in one burst, ns."""
 
@@ -50,7 +53,9 @@ class Cost(NamedTuple):
 
 def serve(otlp: int, metrics: int, store: int) -> None:
     """The other process: what exporters send to, and what asks them."""
-    from commtrace.exporters.monitor.board import Board
+    from commtrace.exporters.monitor.address import Address
+    from commtrace.exporters.monitor.server import MonitorServer
+    from commtrace.exporters.monitor.store import MonitorStore
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -62,10 +67,11 @@ def serve(otlp: int, metrics: int, store: int) -> None:
         def log_message(self, *_: Any) -> None:
             """Not on the table's terminal."""
 
-    board = Board.serve(f"127.0.0.1:{store}", "")
+    monitor = MonitorStore()
+    MonitorServer(Address("127.0.0.1", store), TOKEN, monitor.answer)
     threading.Thread(target=ThreadingHTTPServer(("127.0.0.1", otlp), Receiver).serve_forever, daemon=True).start()
     print("ready", flush=True)
-    assert board.announced() is None
+    assert monitor.job is None
     while True:
         with suppress(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=1).read()
@@ -152,6 +158,7 @@ def measured(
             prometheus_port=ports["metrics"],
             otlp_level="communication" if variant.endswith(ALL_SPANS) else "phases",
             monitor_store=f"127.0.0.1:{ports['store']}",
+            monitor_token=TOKEN,
         )
         commtrace.start(config)
         cost = burst(operation, commtrace.step, shape, seconds)

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from commtrace.errors import ConfigurationError
@@ -68,8 +68,9 @@ class Config:
         hang_seconds: when nothing has moved for so long, and for ten typical steps, each rank writes down what it is
             in; 0: never.
         monitor_seconds: length of the windows that the monitor compares.
-        monitor_store: ``HOST:PORT`` of the store of a ``commtrace monitor --serve``, which then joins the ranks. Empty:
-            the job's own store, and rank 0 joins.
+        monitor_store: ``HOST:PORT`` of a ``commtrace monitor --serve``, which then compares the ranks. Empty: rank 0
+            does.
+        monitor_token: the secret that it shares with the ranks. Empty: read from the user's file.
         monitor_webhook: a URL to which the monitor posts what it finds. Empty: none.
         prometheus_port: of the rank with local rank 0; the others of the node take those behind it. 0: a free one.
         prometheus_address: to listen on.
@@ -109,7 +110,8 @@ class Config:
     hang_seconds: float = 60.0
     monitor_seconds: float = 4.0
     monitor_store: str = ""
-    monitor_webhook: str = ""
+    monitor_token: str = field(default="", repr=False)
+    monitor_webhook: str = field(default="", repr=False)
     prometheus_port: int = 0
     prometheus_address: str = "127.0.0.1"
     prometheus_targets: str = ""
@@ -368,6 +370,7 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_HANG_SECONDS": _seconds_or_never,
     "COMMTRACE_MONITOR_SECONDS": _seconds,
     "COMMTRACE_MONITOR_STORE": _text,
+    "COMMTRACE_MONITOR_TOKEN": _text,
     "COMMTRACE_MONITOR_WEBHOOK": _text,
     "COMMTRACE_PROMETHEUS_PORT": _port,
     "COMMTRACE_PROMETHEUS_ADDRESS": _text,

@@ -1,4 +1,4 @@
-"""``commtrace monitor --serve HOST:PORT``: joins the ranks of a running job from outside of it."""
+"""``commtrace monitor --serve HOST:PORT``: compares the ranks of a running job from outside of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commtrace.errors import CommtraceError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from commtrace.exporters.monitor.board import Announcement
     from commtrace.live.watch import LiveEvent
 
 _POLL_SECONDS = 1.0
@@ -30,43 +27,52 @@ def monitor(
     """Watch a running job: who is slow, since when, why, and what it costs.
 
     Start the job with COMMTRACE_EXPORT=monitor and COMMTRACE_MONITOR_STORE=HOST:PORT. The job does not need this
-    process: it trains and records the same when this one is gone, and reports to it again when it is back.
+    process: it trains and records the same when this one is gone, and reports to it again when it is back. Both share a
+    token: COMMTRACE_MONITOR_TOKEN, else ~/.config/commtrace/monitor-token, which is made for you.
     """
-    # Imported here: the store is torch's, and no other reading command needs torch.
-    try:
-        from commtrace.exporters.monitor.board import Board
-    except ImportError as error:
-        raise CommtraceError(f"commtrace monitor needs torch for its store: {error}") from error
-    from commtrace.exporters.monitor.joiner import Joiner, Outlet
-    from commtrace.exporters.monitor.outlets import BoardOutlet, FileOutlet, WebhookOutlet
+    from commtrace.config import Config
+    from commtrace.exporters.monitor.address import Address
+    from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
+    from commtrace.exporters.monitor.server import MonitorServer
+    from commtrace.exporters.monitor.sinks import FileSink, FindingsSink, WebhookSink
+    from commtrace.exporters.monitor.store import MonitorStore
+    from commtrace.exporters.monitor.tokens import checked_token, make_token, token_path
 
-    board = Board.serve(serve, "")
-    typer.echo(f"Waiting for a job with COMMTRACE_EXPORT=monitor COMMTRACE_MONITOR_STORE={serve}", err=True)
-    while (job := board.announced()) is None:
+    address, store = Address.parse(serve), MonitorStore()
+    given = Config.from_env().monitor_token
+    token = checked_token(given) if given else make_token(token_path())
+    server = MonitorServer(address, token, store.answer)
+    typer.echo("Waiting for a job. In its environment, on every node:", err=True)
+    typer.echo(f"export COMMTRACE_EXPORT=monitor COMMTRACE_MONITOR_STORE={server.address}", err=True)
+    if not given:
+        typer.echo(
+            f"Ranks read the token from {token_path()}. Where they cannot: "
+            f'export COMMTRACE_MONITOR_TOKEN="$(cat {token_path()})"',
+            err=True,
+        )
+    while (job := store.job) is None:
         time.sleep(_POLL_SECONDS)
-    typer.echo(f"Watching run {job.run}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
-    poster = WebhookOutlet(webhook) if webhook else None
-    outlets: list[Outlet] = [_Printed(json_output), FileOutlet(output), *([poster] if poster else [])]
-
-    def joiner_of(announced: Announcement) -> Joiner:
-        own = BoardOutlet(board.of_run(announced.run))
-        return Joiner(announced.world_size, announced.seconds, [*outlets, own])
-
-    joiner = joiner_of(job)
+    typer.echo(f"Watching run {job.run_id}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
+    poster = WebhookSink(webhook) if webhook else None
+    sinks: list[AlertSink] = [_Printed(json_output), FileSink(output), *([poster] if poster else [])]
+    sinks.append(FindingsSink(store))
+    aggregator = Aggregator(job, sinks)
     count, due = 0, time.monotonic() + job.seconds
     while not windows or count < windows:
         time.sleep(min(_POLL_SECONDS, job.seconds))
-        joiner.look_for_hangs(board.of_run(job.run), time.time())
+        if store.job is not None and store.job != job:
+            job = store.job
+            aggregator = Aggregator(job, sinks)
+            typer.echo(f"Watching run {job.run_id}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
+        aggregator.look_for_hangs(store, time.time())
         if time.monotonic() < due:
             continue
         due += job.seconds
-        newest = board.announced() or job
-        if newest != job:  # the next attempt, or another job
-            job, joiner = newest, joiner_of(newest)
-        joiner.join(board.of_run(job.run), time.time())
+        aggregator.join(store, time.time())
         count += 1
     if poster:
         poster.close()
+    server.close()
 
 
 class _Printed:
@@ -75,7 +81,7 @@ class _Printed:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
-    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         import json
 
         for event in events:

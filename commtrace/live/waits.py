@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple, TypeAlias
 
+from msgspec import Meta
+
+from commtrace.live.declared import Count, Duration, Key, Number, WorldSize
 from commtrace.live.summary import StepSummary
 
 _BLOCKS_KEPT: Final = 4
@@ -30,6 +33,9 @@ CALLS_OF_A_BLOCK: Final = 8
 _JOINS_KEPT: Final = 6
 MOST_GROUPS: Final = 4
 """So many pairs of group and operation are told of a block: those with most bytes, which members have in common."""
+
+Durations: TypeAlias = Annotated[tuple[Duration, ...], Meta(max_length=2 * CALLS_OF_A_BLOCK)]
+"""Of the calls of a block: twice as many where its size divides badly."""
 
 
 class GroupKey(NamedTuple):
@@ -49,11 +55,11 @@ class BlockTime(NamedTuple):
         durations_ns: in flight, of each call, in their order.
     """
 
-    group: int
-    operation: int
-    size: int
-    identity: int
-    durations_ns: tuple[int, ...]
+    group: Key
+    operation: Count
+    size: WorldSize
+    identity: Key
+    durations_ns: Durations
 
 
 class Block(NamedTuple):
@@ -65,9 +71,9 @@ class Block(NamedTuple):
         times: by group and operation.
     """
 
-    steps: int = 0
-    number: int = 0
-    times: tuple[BlockTime, ...] = ()
+    steps: Count = 0
+    number: Number = 0
+    times: Annotated[tuple[BlockTime, ...], Meta(max_length=MOST_GROUPS)] = ()
 
 
 NO_BLOCK: Final = Block()
@@ -83,12 +89,12 @@ class Least(NamedTuple):
         durations_ns: the least of each call.
     """
 
-    steps: int
-    number: int
-    group: int
-    operation: int
-    identity: int
-    durations_ns: tuple[int, ...]
+    steps: Count
+    number: Number
+    group: Key
+    operation: Count
+    identity: Key
+    durations_ns: Durations
 
 
 @dataclass(slots=True)
@@ -271,25 +277,6 @@ def _least(key: _BlockKey, told: _Told) -> Iterator[Least]:
     if len(calls) == 1:  # where a call is counted in another step on some rank, they have chosen different ones
         shortest = tuple(map(min, zip(*(time.durations_ns for time in members), strict=True)))
         yield Least(key.steps, key.number, key.group, key.operation, members[0].identity, shortest)
-
-
-def to_list(block: Block) -> list[Any]:
-    """As JSON can hold it."""
-    return [block.steps, block.number, [list(time) for time in block.times]]
-
-
-def from_list(told: Sequence[Any]) -> Block:
-    """What :func:`to_list` made.
-
-    Raises:
-        TypeError, ValueError: it is something else.
-    """
-    steps, number, times = told
-    return Block(int(steps), int(number), tuple(_time(*time) for time in times))
-
-
-def _time(group: int, operation: int, size: int, identity: int, durations_ns: Sequence[int]) -> BlockTime:
-    return BlockTime(group, operation, size, identity, tuple(durations_ns))
 
 
 def by_group(told: Iterable[Least]) -> Mapping[int, list[Least]]:

@@ -1,22 +1,23 @@
 """What a rank tells the others about the last few seconds: small enough to be published all the time.
 
->>> window = Window(rank, seconds=4.0)                          # doctest: +SKIP
+>>> window = Window(rank)                                       # doctest: +SKIP
 >>> window.add(summary)                                         # doctest: +SKIP
->>> store.set(key, window.close(number).to_bytes())             # doctest: +SKIP
+>>> report = window.close(number, now_ns)                       # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Annotated, Final
 
 import numpy as np
+from msgspec import Meta
 
+from commtrace.live.declared import Count, Duration, Number, Rank, Text, WindowNumber
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.live.waits import NO_BLOCK, Block, BlockWaits, from_list, to_list
+from commtrace.live.waits import NO_BLOCK, Block, BlockWaits
 from commtrace.trace.spans import Int64
 
 WORK: Final = ("compute", "data", "gc", "unknown")
@@ -51,20 +52,20 @@ class WindowReport:
         block: times in flight of the newest complete block of steps, for whoever finds the least of all ranks.
     """
 
-    rank: int
-    host: str
-    stage: int
-    window: int
-    steps: int = 0
-    last_step: int = -1
-    age_ns: int = 0
-    duration_ns: int = 0
-    work_ns: tuple[int, ...] = (0,) * len(WORK)
-    error_ns: int = 0
-    exposed_ns: Mapping[str, int] = field(default_factory=dict)
-    checkpoint_ns: int = 0
+    rank: Rank
+    host: Text
+    stage: Count
+    window: WindowNumber
+    steps: Count = 0
+    last_step: Number = -1
+    age_ns: Duration = 0
+    duration_ns: Duration = 0
+    work_ns: tuple[Duration, Duration, Duration, Duration] = (0, 0, 0, 0)
+    error_ns: Duration = 0
+    exposed_ns: Annotated[Mapping[Text, Duration], Meta(max_length=_MOST_ROLES)] = field(default_factory=dict)
+    checkpoint_ns: Duration = 0
     on_gpu: bool = False
-    phase: str = ""
+    phase: Text = ""
     ended: bool = False
     block: Block = NO_BLOCK
 
@@ -72,28 +73,6 @@ class WindowReport:
     def waiting_ns(self) -> int:
         """Standing still for others or for the network."""
         return sum(self.exposed_ns.values())
-
-    def to_bytes(self) -> bytes:
-        """JSON: a list in the order of the fields."""
-        values = [getattr(self, name) for name in _FIELDS]
-        return json.dumps([*values[:-1], to_list(self.block)], separators=(",", ":")).encode()
-
-    @classmethod
-    def from_bytes(cls, told: bytes) -> WindowReport:
-        """What :meth:`to_bytes` made.
-
-        Raises:
-            ValueError: it is something else, such as the report of another version.
-        """
-        values: Any = json.loads(told)
-        if not isinstance(values, list) or len(values) != len(_FIELDS):
-            raise ValueError(f"not a window report of this version: {told[:80]!r}")
-        values[_WORK], values[_BLOCK] = tuple(values[_WORK]), from_list(values[_BLOCK])
-        return cls(*values)
-
-
-_FIELDS: Final = [one.name for one in fields(WindowReport)]
-_WORK, _BLOCK = map(_FIELDS.index, ("work_ns", "block"))
 
 
 class Window:
@@ -127,6 +106,7 @@ class Window:
         if len(self._steps) >= _FEWEST_STEPS:
             steps, self._steps = self._steps, []
         work = np.array([work_of(step) for step in steps], np.int64).reshape(len(steps), len(WORK))
+        compute, data, garbage, unknown = (_mean(column) for column in work.T.tolist())
         return WindowReport(
             rank=self._rank.rank,
             host=self._rank.metadata.node,
@@ -136,7 +116,7 @@ class Window:
             last_step=self._last_step,
             age_ns=max(now_ns - self._last_end_ns, 0) if self._last_end_ns else 0,
             duration_ns=_mean([step.duration_ns for step in steps]),
-            work_ns=tuple(_mean(column) for column in work.T.tolist()) if steps else (0,) * len(WORK),
+            work_ns=(compute, data, garbage, unknown),
             error_ns=_standard_error(work.sum(axis=1)),
             exposed_ns=_exposed(steps),
             checkpoint_ns=_mean([step.checkpoint_ns for step in steps]),

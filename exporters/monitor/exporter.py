@@ -1,6 +1,6 @@
-"""The monitor's part in every rank: a thread that reports, and on one rank also joins.
+"""The monitor's part in every rank: a thread that reports, and on one rank also listens and compares.
 
-Training threads and the harvester only leave step summaries; what talks to the store is the thread alone.
+Training threads and the harvester only leave step summaries; what talks to others are threads of the monitor's own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,26 @@ from dataclasses import replace
 from typing import Any, Final
 
 from commtrace.config import Config
-from commtrace.errors import ConfigurationError
-from commtrace.exporters.monitor.board import Announcement, Board, BoardError, address_of_job
-from commtrace.exporters.monitor.connection import Connection, can_bound
-from commtrace.exporters.monitor.hangs import packed
-from commtrace.exporters.monitor.joiner import Joiner, Outlet
-from commtrace.exporters.monitor.outlets import FileOutlet, LiveOutlet, LogOutlet, WebhookOutlet
+from commtrace.errors import CommtraceError
+from commtrace.exporters.monitor import rendezvous
+from commtrace.exporters.monitor.address import Address
+from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
+from commtrace.exporters.monitor.client import MonitorClient, MonitorError
+from commtrace.exporters.monitor.hangs import hang_report
+from commtrace.exporters.monitor.messages import (
+    MOST_GROUPS_ASKED,
+    Hang,
+    HangReport,
+    Job,
+    MessageError,
+    Reply,
+    Report,
+    Request,
+)
+from commtrace.exporters.monitor.server import MonitorServer
+from commtrace.exporters.monitor.sinks import FileSink, LiveSink, LogSink, WebhookSink
+from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.exporters.monitor.tokens import checked_token, new_token, read_token, token_path
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
@@ -35,24 +49,22 @@ _JOIN_DELAY: Final = 0.25
 _TICK_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 10.0
 _SECONDS_TO_END: Final = 0.5
-"""How long the end of the job waits for a request that is under way; then it is cut."""
+"""How long the end of the job waits for an exchange that is under way; then it is cut."""
 
 _WINDOWS_KEPT: Final = 4
 _FAILURES_TOLD: Final = 3
-"""The end of a job takes the store away before the last rank is gone: single failures are nothing to tell."""
+"""The end of a job takes the monitor away before the last rank is gone: single failures are nothing to tell."""
+
+_CONNECTIONS_PER_SECOND: Final = 100
+"""So many, and one for each rank, are looked at by the monitor in rank 0: they take its interpreter from training."""
 
 
 def open_monitor(config: Config, rank: LiveRank) -> StepListener:
-    """The monitor of this rank. Rank 0 joins, unless a process with a store of its own does.
+    """Return the monitor of this rank. Rank 0 compares, unless a monitor outside of the job does.
 
     Raises:
-        ConfigurationError: requests to the store could not be bounded on this system.
+        ConfigurationError: the monitor's address or token cannot be used.
     """
-    if not can_bound():
-        raise ConfigurationError(
-            "the monitor needs Linux' /proc to bound its requests, so that a store that is frozen holds up nobody. "
-            "commtrace top on the run directory tells who is slow without it"
-        )
     return MonitorExporter(config, rank)
 
 
@@ -63,6 +75,9 @@ class MonitorExporter:
         config: options.
         rank: this rank.
         clock, monotonic_ns: epoch seconds, and the clock of the spans.
+
+    Raises:
+        ConfigurationError: the monitor's address or token cannot be used.
     """
 
     def __init__(
@@ -77,17 +92,18 @@ class MonitorExporter:
         self._rank = rank
         self._clock = clock
         self._monotonic_ns = monotonic_ns
+        self._job = Job(rank.run_id, rank.metadata.attempt, rank.metadata.world_size, config.monitor_seconds)
         self._window = Window(rank)
         self._worked_ns: dict[int, int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._closing = False
-        self._board: Board | None = None
-        self._connection: Connection | None = None
-        self._suspect = False
-        self._joiner: Joiner | None = None
+        self._client = _outside(config) if config.monitor_store else None
+        self._store: MonitorStore | None = None
+        self._server: MonitorServer | None = None
+        self._aggregator: Aggregator | None = None
         self._told_hang: Mapping[str, Any] | None = None
-        self._webhook: WebhookOutlet | None = None
+        self._webhook: WebhookSink | None = None
         self._failures = 0
         self._retry_at = 0.0
         self._thread = threading.Thread(target=self._run, name="commtrace-monitor", daemon=True)
@@ -101,26 +117,32 @@ class MonitorExporter:
         self._closing = True
         self._stop.set()
         self._thread.join(_SECONDS_TO_END)
-        if self._thread.is_alive() and self._connection is not None:
-            self._connection.cut()
+        if self._thread.is_alive() and self._client is not None:
+            self._client.cut()
             self._thread.join(_SECONDS_TO_END)
+        if self._server is not None:
+            self._server.close()
         if self._webhook is not None:
             self._webhook.close()
 
     def abandon_after_fork(self) -> None:
         self._stop.set()
+        if self._server is not None:
+            self._server.abandon_after_fork()
 
     def _run(self) -> None:
         seconds = self._config.monitor_seconds
         reported = joined = int(self._clock() // seconds)
         while not self._stop.wait(min(_TICK_SECONDS, seconds * _JOIN_DELAY)):
+            if self._compares and self._store is None:
+                self._guarded(self._listen)
             now = self._clock()
             number = int(now // seconds)
             if number != reported:
                 reported = number
                 self._guarded(lambda number=number: self._report(number))  # type: ignore[misc]
             self._guarded(self._tell_of_hang)
-            if self._joins:
+            if self._store is not None:
                 if joined != reported and now >= (reported + _JOIN_DELAY) * seconds:
                     joined = reported
                     self._guarded(self._join)
@@ -128,45 +150,69 @@ class MonitorExporter:
         if self._closing:
             self._say_farewell(reported)
 
+    @property
+    def _compares(self) -> bool:
+        return self._rank.rank == 0 and not self._config.monitor_store
+
+    def _listen(self) -> None:
+        """On rank 0: listen for the others, and tell them where."""
+        store, token = MonitorStore(self._job), new_token()
+        self._server = MonitorServer(
+            Address(rendezvous.host_for_ranks(), 0),
+            token,
+            store.answer,
+            connections_per_second=_CONNECTIONS_PER_SECOND + self._job.world_size,
+        )
+        try:
+            rendezvous.publish(self._job.run_id, self._job.attempt, self._server.address, token)
+        except CommtraceError:
+            self._server.close()
+            self._server = None
+            raise
+        self._store = store
+        self._aggregator = Aggregator(self._job, self._sinks())
+
+    def _exchange(self, request: Request) -> Reply:
+        """Send a request to the monitor, wherever it is."""
+        if self._store is not None:
+            return self._store.answer(request)
+        if self._client is None:
+            found = None if self._compares else rendezvous.find(self._job.run_id, self._job.attempt)
+            if found is None:
+                raise MonitorError("rank 0 has not told yet where its monitor listens")
+            self._client = MonitorClient(*found)
+        return self._client.exchange(request)
+
     def _say_farewell(self, window: int) -> None:
-        """That this rank ends in order, over a connection that is there: others must not take it for dead."""
-        board = self._board
-        if board is None or self._clock() < self._retry_at:
+        """That this rank ends in order: others must not take it for dead."""
+        if self._client is None or self._clock() < self._retry_at:
             return
         report = WindowReport(self._rank.rank, self._rank.metadata.node, 0, window + 1, ended=True)
-        with contextlib.suppress(BoardError):  # the store may have ended before us
-            board.put(self._rank.rank, report.to_bytes())
-
-    @property
-    def _joins(self) -> bool:
-        return self._rank.rank == 0 and not self._config.monitor_store
+        with contextlib.suppress(MonitorError):  # the monitor may have ended before us
+            self._client.exchange(Report(self._job, report))
 
     def _guarded(self, action: Callable[[], None]) -> None:
         if self._stop.is_set() or self._clock() < self._retry_at:
-            return  # At the end no further request is begun: the process must not end in the middle of one.
+            return  # At the end no further exchange is begun.
         try:
             action()
-            self._failures = 0
-        except BoardError as error:
+        except CommtraceError as error:
             self._failed(error)
         except Exception:
             self._stop.set()
             _logger.warning("commtrace: the monitor is off in this process; training goes on", exc_info=True)
 
-    def _failed(self, error: BoardError) -> None:
-        """Connect anew, later; say so when it lasts."""
-        self._suspect = self._suspect or self._board is not None
-        self._board = None
+    def _failed(self, error: CommtraceError) -> None:
+        """Try again, later; say so when it lasts."""
         self._rank.score = None
         if self._config.monitor_store:
             self._rank.stragglers = ()
-        if self._connection is not None:
-            self._connection.cut()
         self._failures += 1
         self._retry_at = self._clock() + (_RETRY_SECONDS if self._failures >= _FAILURES_TOLD else 0.0)
         if self._failures == _FAILURES_TOLD:
             _logger.warning(
-                "commtrace: the monitor does not reach its store and tries again every %g s; training goes on: %s",
+                "commtrace: rank %d does not reach its monitor and tries again every %g s; training goes on: %s",
+                self._rank.rank,
                 _RETRY_SECONDS,
                 error,
             )
@@ -174,36 +220,34 @@ class MonitorExporter:
     def _report(self, number: int) -> None:
         with self._lock:
             report = self._window.close(number, self._monotonic_ns())
-        board = self._connected()
-        board.put(self._rank.rank, report.to_bytes())
+            groups = tuple(self._window.waits.groups[:MOST_GROUPS_ASKED]) if self._shows_more else ()
+        asks_findings = self._shows_more and self._rank.rank == 0 and bool(self._config.monitor_store)
+        reply = self._exchange(Report(self._job, report, groups, asks_findings))
+        self._failures = 0
         if self._shows_more:
-            self._learn(report, board)
-            if self._rank.rank == 0 and self._config.monitor_store:
-                self._learn_findings(board)
+            self._learn(report, reply)
+        if asks_findings:
+            self._learn_findings(reply)
 
-    def _learn(self, report: WindowReport, board: Board) -> None:
+    def _learn(self, report: WindowReport, reply: Reply) -> None:
         """How slow this rank is; and of what it stood still, how much was waiting, as far as all have told."""
         if report.steps:
             self._worked_ns = dict([*self._worked_ns.items(), (report.window, sum(report.work_ns))][-_WINDOWS_KEPT:])
-        waits = self._window.waits
-        yardstick = board.yardstick()
-        typical_ns = yardstick.work_ns.get(report.stage, 0.0)
-        if yardstick.window in self._worked_ns:  # the one before this one, where the job is in good order
-            self._rank.score = self._worked_ns[yardstick.window] / typical_ns if typical_ns > 0 else None
+        baseline = reply.baseline
+        if baseline.window in self._worked_ns:  # the one before this one, where the job is in good order
+            worked_ns = self._worked_ns[baseline.window]
+            self._rank.score = worked_ns / baseline.work_ns if baseline.work_ns > 0 else None
         with self._lock:
-            groups = waits.groups
-        told = board.least(groups) if groups else []
-        with self._lock:
-            waits.resize(yardstick.block_steps)
-            waits.settle(told)
+            waits = self._window.waits
+            waits.resize(baseline.block_steps)
+            waits.settle(reply.least)
             self._rank.split = {key: replace(split) for key, split in waits.split.items()}
 
-    def _learn_findings(self, board: Board) -> None:
+    def _learn_findings(self, reply: Reply) -> None:
         """What a monitor outside of the job has found is shown by the exporters of one rank."""
-        found = board.findings()
         self._rank.joins = True
-        self._rank.stragglers = tuple(found.stragglers)
-        self._rank.events = deque(found.events, self._rank.events.maxlen)
+        self._rank.stragglers = tuple(straggler.to_json() for straggler in reply.findings.stragglers)
+        self._rank.events = deque((event.to_json() for event in reply.findings.events), self._rank.events.maxlen)
 
     @property
     def _shows_more(self) -> bool:
@@ -211,40 +255,37 @@ class MonitorExporter:
         return self._config.export.strip().lower() != "monitor"
 
     def _join(self) -> None:
-        self._joining().join(self._connected(), self._clock())
+        if self._aggregator is not None and self._store is not None:
+            self._aggregator.join(self._store, self._clock())
+
+    def _look_for_hangs(self) -> None:
+        if self._aggregator is not None and self._store is not None:
+            self._aggregator.look_for_hangs(self._store, self._clock())
 
     def _tell_of_hang(self) -> None:
-        """On the board, as soon as this process notices that training has stopped, and when it goes on."""
+        """Tell the monitor, as soon as this process notices that training has stopped, and when it goes on."""
         report = self._rank.hang()
         if report is self._told_hang:
             return
-        self._connected().put_hang(self._rank.rank, b"" if report is None else packed(report))
+        self._exchange(Hang(self._job, self._rank.rank, report is not None, self._declared(report)))
         self._told_hang = report
 
-    def _look_for_hangs(self) -> None:
-        self._joining().look_for_hangs(self._connected(), self._clock())
+    def _declared(self, report: Mapping[str, Any] | None) -> HangReport | None:
+        try:
+            return None if report is None else hang_report(report)
+        except MessageError as error:
+            _logger.warning("commtrace: rank %d cannot tell what it is in: %s", self._rank.rank, error)
+            return None
 
-    def _joining(self) -> Joiner:
-        if self._joiner is None:
-            self._joiner = Joiner(self._rank.metadata.world_size, self._config.monitor_seconds, self._outlets())
-        return self._joiner
-
-    def _connected(self) -> Board:
-        if self._board is None:
-            run = f"{self._rank.run_id}/{self._rank.metadata.attempt}"
-            store = self._config.monitor_store
-            address = store or address_of_job()
-            self._board = Board.connect(address, run, self._opening, suspect=self._suspect)
-            self._suspect = False
-            if store and self._rank.rank == 0:
-                self._board.announce(Announcement(run, self._rank.metadata.world_size, self._config.monitor_seconds))
-        return self._board
-
-    def _opening(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def _outlets(self) -> list[Outlet]:
-        outlets: list[Outlet] = [LogOutlet(), FileOutlet(self._rank.directory), LiveOutlet(self._rank)]
+    def _sinks(self) -> list[AlertSink]:
+        sinks: list[AlertSink] = [LogSink(), FileSink(self._rank.directory), LiveSink(self._rank)]
         if self._config.monitor_webhook and self._webhook is None:
-            self._webhook = WebhookOutlet(self._config.monitor_webhook)
-        return outlets if self._webhook is None else [*outlets, self._webhook]
+            self._webhook = WebhookSink(self._config.monitor_webhook)
+        return sinks if self._webhook is None else [*sinks, self._webhook]
+
+
+def _outside(config: Config) -> MonitorClient:
+    """Return the client of a monitor outside of the job."""
+    address = Address.parse(config.monitor_store)
+    token = checked_token(config.monitor_token) if config.monitor_token else read_token(token_path())
+    return MonitorClient(address, token)

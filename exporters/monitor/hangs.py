@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-import zlib
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from commtrace.analysis.doctor import examine
 from commtrace.analysis.doing import own_frame
 from commtrace.analysis.rank_words import ranks_in_words
-from commtrace.exporters.monitor.board import Board
+from commtrace.exporters.monitor.messages import (
+    MOST_BYTES,
+    MOST_GROUPS,
+    MOST_IN_FLIGHT,
+    GroupMembers,
+    HangReport,
+    Job,
+    MessageError,
+)
+from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.live.declared import MOST_TEXT
 from commtrace.live.watch import LiveEvent
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
@@ -27,11 +36,17 @@ HUNG = "hang"
 _GATHER_SECONDS = 6.0
 """A window and a half: so long a rank that does not hang has to show that it goes on."""
 
-_NOT_PUBLISHED = "threads"
-"""Stacks stay in the rank's own file: they are long, and of interest for the root only."""
+_MOST_PLACES = 3
+_MOST_REPORT_BYTES: Final = MOST_BYTES - 4_096
+"""Leaves room for what is around a report in its message."""
+
+_MEMBERS_PER_RANK: Final = 64
+_MEMBERS_OF_ANY_JOB: Final = 4_096
+"""So many members do the groups of a job have, all of them together: each of its few sorts of groups has every rank
+once."""
 
 
-class Word(NamedTuple):
+class Heartbeat(NamedTuple):
     """A sign of life of a rank.
 
     Attributes:
@@ -45,67 +60,104 @@ class Word(NamedTuple):
     ended: bool = False
 
 
-_MOST_PLACES = 3
-
-NOBODY: Mapping[int, Word] = {}
+NO_HEARTBEATS: Mapping[int, Heartbeat] = {}
 
 
-def packed(report: Mapping[str, Any]) -> bytes:
-    """A report for the board. Every rank tells its groups: of many ranks, in ranges."""
-    told = {name: value for name, value in report.items() if name != _NOT_PUBLISHED}
-    groups = [{**group, "ranks": _as_range(group["ranks"])} for group in report["groups"]]
-    return zlib.compress(json.dumps({**told, "groups": groups}).encode())
+def hang_report(told: Mapping[str, Any]) -> HangReport:
+    """Return what a rank sends of the report that it has written: without the stacks of its other threads.
 
-
-def unpacked(told: bytes) -> dict[str, Any]:
-    """What :func:`packed` made.
+    Args:
+        told: see :class:`commtrace.capture.hang_watch.HangWatch`.
 
     Raises:
-        ValueError: it is something else.
+        MessageError: it does not fit the schema.
     """
+    metadata, activity = told["metadata"], told["activity"]
+    groups = [{**group, **_members(group["ranks"])} for group in told["groups"][:MOST_GROUPS]]
+    report = {
+        **{name: metadata[name] for name in ("rank", "node", "boot_id", "backend")},
+        **{name: told[name] for name in ("time", "monotonic_ns", "quiet_ns")},
+        **{name: told["topology"].get(name, {}) for name in ("coordinates", "parallel")},
+        "groups": groups,
+        "activity": activity,
+        "in_flight": told["in_flight"][:MOST_IN_FLIGHT],
+    }
+    without_groups = {**report, "groups": [], "activity": {**activity, "collectives": {}, "p2p": []}}
     try:
-        report: dict[str, Any] = json.loads(zlib.decompress(told))
-    except zlib.error as error:
-        raise ValueError(f"not a report: {error}") from error
-    return {**report, "groups": [{**group, "ranks": _from_range(group["ranks"])} for group in report["groups"]]}
+        for shorter in (report, without_groups):
+            declared = msgspec.convert(_as_unicode(shorter), HangReport)
+            if len(msgspec.json.encode(declared)) <= _MOST_REPORT_BYTES:
+                return declared
+    except msgspec.ValidationError as error:
+        raise MessageError(f"what the rank is in does not fit a message: {error}") from error
+    raise MessageError("what the rank is in is too long for a message")
 
 
-def _as_range(ranks: Sequence[int]) -> Any:
-    """``{"range": [begin, end, step]}`` where that says the same."""
+def _as_unicode(value: Any) -> Any:
+    """The same with texts that can be encoded: paths may hold any bytes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()[:MOST_TEXT]
+    if isinstance(value, Mapping):
+        return {name: _as_unicode(one) for name, one in value.items()}
+    return [_as_unicode(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def _members(ranks: Sequence[int]) -> dict[str, Any]:
+    """Every rank tells its groups: of many ranks, as a range where that says the same."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
     regular = range(ranks[0], ranks[-1] + 1, step) if step > 0 else ()
-    return {"range": [ranks[0], ranks[-1] + 1, step]} if list(regular) == list(ranks) != [] else list(ranks)
+    if list(regular) == list(ranks) != []:
+        return {"regular": [ranks[0], ranks[-1] + 1, step], "members": []}
+    return {"regular": None, "members": list(ranks)}
 
 
-def _from_range(told: Any) -> tuple[int, ...]:
-    return _ranks(*told["range"]) if isinstance(told, dict) else tuple(told)
+class _Groups:
+    """The groups of a job, of which every member tells: the members of each are kept once.
 
+    Args:
+        world_size: ranks of the job.
+    """
 
-@lru_cache(maxsize=10_000)
-def _ranks(begin: int, end: int, step: int) -> tuple[int, ...]:
-    """The same object for all ranks that tell the same group: thousands have thousands of members."""
-    return tuple(range(begin, end, step))
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._left = _MEMBERS_OF_ANY_JOB + _MEMBERS_PER_RANK * world_size
+        self._known: dict[Any, tuple[int, ...]] = {}
+
+    def group(self, told: GroupMembers) -> Group:
+        """Return a group as it is recorded.
+
+        Raises:
+            MessageError: it has ranks that the job has not, or all groups together have too many.
+        """
+        key = told.regular or told.members
+        if key not in self._known:
+            ranks = range(told.regular.begin, told.regular.end, told.regular.step) if told.regular else told.members
+            if len(ranks) > self._left or (ranks and max(ranks[0], ranks[-1]) >= self._world_size):
+                raise MessageError("groups with ranks that the job does not have")
+            self._left -= len(ranks)
+            self._known[key] = tuple(ranks)
+        return Group(told.id, self._known[key], told.ordinal, told.role, told.name, told.description, told.backend)
 
 
 def hang_event(
-    reports: Sequence[Mapping[str, Any]],
+    traces: Sequence[RankTrace],
     world_size: int,
     now: float,
     unreadable: Sequence[int] = (),
     reporting: Collection[int] = (),
     ended: Collection[int] = (),
 ) -> LiveEvent:
-    """What the reports of the ranks, put together, say: the same analysis that reads the files of a hung job.
+    """Return what the ranks, put together, say: the same analysis that reads the files of a hung job.
 
     Args:
-        reports: at least one.
+        traces: of the ranks that say something, one at least.
         world_size: ranks of the job.
         now: epoch seconds.
         unreadable: ranks that have said something that is not understood; they are not silent.
         reporting: ranks whose windows still come: those that say nothing of a hang go on.
         ended: ranks that have ended in order.
     """
-    run = run_of(reports)
+    run = Run(Path("running job"), {trace.rank: trace for trace in sorted(traces, key=lambda trace: trace.rank)}, [])
     # Every rank that speaks has stood still for longer than is usual: judged like a job that will not go on.
     told = examine(run, now_ns=time.time_ns(), alive=lambda metadata: False)
     others = set(range(world_size)) - set(run.ranks) - set(unreadable)
@@ -122,7 +174,7 @@ def hang_event(
         *([f"{ranks_in_words(gone).capitalize()} ended in order."] if gone else []),
         *([f"{ranks_in_words(going_on).capitalize()}: something still moves there."] if going_on else []),
         *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
-        *(told["hang"]["sentences"] or _places(reports)),
+        *(told["hang"]["sentences"] or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
     rank = next(iter([*roots, *silent, *going_on, *gone]), -1)
@@ -130,123 +182,123 @@ def hang_event(
     return LiveEvent(HUNG, now, rank, host, " ".join(sentence.strip() for sentence in sentences))
 
 
-def _places(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+def _places(traces: Sequence[RankTrace]) -> list[str]:
     """Where ranks are that stand still, though none waits in a communication for another one."""
     ranks: dict[str, list[int]] = {}
-    for report in reports:
-        frames = report["activity"]["frames"]
+    for trace in traces:
+        frames = trace.activity["frames"]
         place = own_frame(frames) or next(iter(frames), "a place that is not known")
-        ranks.setdefault(place, []).append(report["metadata"]["rank"])
+        ranks.setdefault(place, []).append(trace.rank)
     return [
         f"{ranks_in_words(own).capitalize()} in no communication, at {place}."
         for place, own in sorted(ranks.items(), key=lambda item: -len(item[1]))[:_MOST_PLACES]
     ]
 
 
-def run_of(reports: Sequence[Mapping[str, Any]]) -> Run:
-    """A run without rows, of what each rank was doing."""
-    ranks = {trace.rank: trace for trace in map(trace_of, reports)}
-    return Run(Path("running job"), dict(sorted(ranks.items())), [])
-
-
-def trace_of(report: Mapping[str, Any]) -> RankTrace:
-    """One rank without rows, with what it was doing.
+def trace_of(report: HangReport, job: Job, groups: _Groups) -> RankTrace:
+    """Return one rank without rows, with what it was doing.
 
     Raises:
-        KeyError, TypeError, ValueError: the report lacks something, or is of another version.
+        MessageError: the report tells of ranks that the job does not have.
     """
-    metadata = RankMetadata(**{**report["metadata"], "anchor": ClockAnchor(**report["metadata"]["anchor"])})
+    anchor = ClockAnchor(report.monotonic_ns, round(report.time * 1e9))
     return RankTrace(
-        metadata=metadata,
+        metadata=RankMetadata(
+            run_id=job.run_id,
+            attempt=job.attempt,
+            session=0,
+            rank=report.rank,
+            local_rank=0,
+            world_size=job.world_size,
+            host=report.node,
+            node=report.node,
+            boot_id=report.boot_id,
+            pid=0,
+            backend=report.backend,
+            device="",
+            device_uuid="",
+            anchor=anchor,
+        ),
         spans=Spans.empty(),
-        groups={one["id"]: Group(**{**one, "ranks": tuple(one["ranks"])}) for one in report["groups"]},
-        coordinates=report["topology"].get("coordinates", {}),
-        parallel=report["topology"].get("parallel", {}),
-        anchors=(ClockAnchor(report["monotonic_ns"], round(report["time"] * 1e9)),),
-        in_flight=tuple(report["in_flight"]),
-        activity={**report["activity"], "quiet_ns": report["quiet_ns"]},
-        activity_ns=report["monotonic_ns"],
-        last_written_ns=report["monotonic_ns"],
+        groups={group.id: groups.group(group) for group in report.groups},
+        coordinates=report.coordinates,
+        parallel=report.parallel,
+        anchors=(anchor,),
+        in_flight=tuple(msgspec.to_builtins(report.in_flight)),
+        activity={**msgspec.to_builtins(report.activity), "quiet_ns": report.quiet_ns},
+        activity_ns=report.monotonic_ns,
+        last_written_ns=report.monotonic_ns,
         closed=False,
     )
 
 
-class HangJoiner:
+class HangAggregator:
     """Puts together what the ranks of a hung job say, once they have had time to say it.
 
     A rank that says nothing is the most interesting one, so nobody is waited for: the finding is told after a few
     seconds, and again when more ranks have spoken.
 
     Args:
-        world_size: ranks of the job.
+        job: that is watched.
 
     Attributes:
         sentence: what was last told of the hang that the job is in; empty while it goes on.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, job: Job) -> None:
         self.sentence = ""
-        self._world_size = world_size
+        self._job = job
         self._first_heard = 0.0
-        self._told_at = 0.0
-        self._told_count = 0
-        self._heard_count = 0
-        self._told: Mapping[int, bytes] = {}
-        self._reports: Mapping[int, dict[str, Any]] = {}
-        self._unreadable_told = False
+        self._reported_at = 0.0
+        self._num_reported = 0
+        self._num_messages = 0
+        self._stopped: frozenset[int] = frozenset()
+        self._traces: Mapping[int, RankTrace] = {}
 
-    def look(self, board: Board, now: float, words: Mapping[int, Word] = NOBODY) -> list[LiveEvent]:
-        """Who is in a hang, if that is news.
+    def look(
+        self, store: MonitorStore, now: float, heartbeats: Mapping[int, Heartbeat] = NO_HEARTBEATS
+    ) -> list[LiveEvent]:
+        """Return who is in a hang, if that is news.
 
         While a rank that does not hang saves a checkpoint or evaluates, the others wait for it in good order.
 
         Args:
-            board: on which ranks say so.
+            store: what ranks say.
             now: epoch seconds.
-            words: the last ones of the ranks whose windows still come, and of those that have ended.
-
-        Raises:
-            BoardError: the store does not answer.
+            heartbeats: the last ones of the ranks whose windows still come, and of those that have ended.
         """
-        self._hear(board)
-        told, reports = self._told, self._reports
-        if not reports:
-            self._first_heard, self._told_count, self.sentence = 0.0, 0, ""
+        self._read(store)
+        stopped, traces = self._stopped, self._traces
+        if not traces:
+            self._first_heard, self._num_reported, self.sentence = 0.0, 0, ""
             return []
         self._first_heard = self._first_heard or now
-        if any(word.phase for rank, word in words.items() if rank not in told):
+        if any(beat.phase for rank, beat in heartbeats.items() if rank not in stopped):
             return []
-        ended = [rank for rank, word in words.items() if word.ended]
-        if ended and not any(report["in_flight"] for report in reports.values()):
+        ended = [rank for rank, beat in heartbeats.items() if beat.ended]
+        if ended and not any(trace.in_flight for trace in traces.values()):
             return []  # the job comes to its end, and somebody has something left to do
-        news = len(told) > self._told_count
-        waited = now - (self._told_at if self._told_count else self._first_heard) >= _GATHER_SECONDS
-        if not (news and (waited or len(told) == self._world_size)):
+        is_news = len(stopped) > self._num_reported
+        has_waited = now - (self._reported_at if self._num_reported else self._first_heard) >= _GATHER_SECONDS
+        if not (is_news and (has_waited or len(stopped) == self._job.world_size)):
             return []
-        self._told_at, self._told_count = now, len(told)
-        unreadable = sorted(set(told) - set(reports))
-        reporting = [rank for rank, word in words.items() if word.at > self._first_heard and not word.ended]
-        event = hang_event(list(reports.values()), self._world_size, now, unreadable, reporting, ended)
+        self._reported_at, self._num_reported = now, len(stopped)
+        unreadable = sorted(stopped.difference(traces))
+        reporting = [rank for rank, beat in heartbeats.items() if beat.at > self._first_heard and not beat.ended]
+        event = hang_event(list(traces.values()), self._job.world_size, now, unreadable, reporting, ended)
         self.sentence = event.sentence
         return [event]
 
-    def _hear(self, board: Board) -> None:
+    def _read(self, store: MonitorStore) -> None:
         """Read what ranks say, if any has said something since: of thousands, that takes seconds."""
-        heard = board.hangs_told()
-        if heard != self._heard_count:
-            told = board.hangs(range(self._world_size))
-            self._heard_count, self._told, self._reports = heard, told, self._readable(told)
-
-    def _readable(self, told: Mapping[int, bytes]) -> dict[int, dict[str, Any]]:
-        """What can be understood, by rank: one bad report must not hide the others."""
-        found = {}
-        for rank, one in told.items():
-            try:
-                report = unpacked(one)
-                trace_of(report)
-                found[rank] = report
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                if not self._unreadable_told:
-                    self._unreadable_told = True
-                    _logger.warning("commtrace: what rank %d says of a hang cannot be read: %r", rank, error)
-        return found
+        num_messages = store.num_hang_messages
+        if num_messages != self._num_messages:
+            reports, groups = store.hangs(), _Groups(self._job.world_size)
+            traces = {}
+            for rank, report in reports.items():
+                try:
+                    if report is not None:
+                        traces[rank] = trace_of(report, self._job, groups)
+                except MessageError as error:  # it must not hide the others
+                    _logger.warning("commtrace: what rank %d says of a hang is left out: %s", rank, error)
+            self._num_messages, self._stopped, self._traces = num_messages, frozenset(reports), traces

@@ -1,14 +1,39 @@
-"""Where a store may listen."""
+"""A monitor that listens."""
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from commtrace.exporters.monitor.address import Address
+from commtrace.exporters.monitor.client import MonitorClient
+from commtrace.exporters.monitor.messages import Job
+from commtrace.exporters.monitor.server import MonitorServer
+from commtrace.exporters.monitor.store import MonitorStore
+
+TOKEN = "a secret of sixteen bytes".replace(" ", "-")
+JOB = Job("run", 0, 4, 4.0)
+
 
 @pytest.fixture
-def address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+def store() -> MonitorStore:
+    return MonitorStore(JOB)
+
+
+@pytest.fixture
+def server(store: MonitorStore) -> Iterator[MonitorServer]:
+    server = MonitorServer(Address("127.0.0.1", 0), TOKEN, store.answer)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server: MonitorServer) -> MonitorClient:
+    return MonitorClient(server.address, TOKEN)
+
+
+@pytest.fixture
+def client_with(server: MonitorServer) -> Callable[[str], MonitorClient]:
+    """A client with some token."""
+    return lambda token: MonitorClient(server.address, token)

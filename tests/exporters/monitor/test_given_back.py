@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from commtrace.config import Config
-from commtrace.exporters.monitor.board import Announcement, Board, BoardError, Findings, Yardstick
+from commtrace.errors import CommtraceError
+from commtrace.exporters.monitor.address import Address
+from commtrace.exporters.monitor.client import MonitorClient
 from commtrace.exporters.monitor.exporter import MonitorExporter
+from commtrace.exporters.monitor.messages import Job, PeerBaseline, Reply, Report
 from commtrace.live.rank import LiveRank
 from commtrace.live.window import WindowReport
 from tests.e2e.launch import REPOSITORY
+from tests.exporters.monitor.conftest import TOKEN
 from tests.factory import metadata
-
-pytest.importorskip("torch")
 
 MS = 1_000_000
 FOREVER = 1e6
@@ -26,13 +29,10 @@ SECONDS = 60.0
 
 
 @pytest.fixture
-def board(address: str) -> Board:
-    return Board.serve(address, "run/0")
-
-
-@pytest.fixture
 def exporter(tmp_path: Path) -> Iterator[MonitorExporter]:
-    config = Config(export="monitor,prometheus", monitor_store="127.0.0.1:1", monitor_seconds=FOREVER)
+    config = Config(
+        export="monitor,prometheus", monitor_store="127.0.0.1:1", monitor_token=TOKEN, monitor_seconds=FOREVER
+    )
     one = MonitorExporter(config, LiveRank(metadata(0), tmp_path))
     yield one
     one.close()
@@ -42,77 +42,60 @@ def report(window: int, work_ms: int, steps: int = 40) -> WindowReport:
     return WindowReport(0, "node0", 3, window, steps, work_ns=(work_ms * MS, 0, 0, 5 * MS) if steps else (0, 0, 0, 0))
 
 
-def test_it_is_the_work_of_the_window_that_was_joined_last(exporter: MonitorExporter, board: Board) -> None:
+def reply(window: int, work_ms: float) -> Reply:
+    return Reply(baseline=PeerBaseline(0, window, work_ms * MS))
+
+
+def test_it_is_the_work_of_the_window_that_was_joined_last(exporter: MonitorExporter) -> None:
     live = exporter._rank
-    exporter._learn(report(6, 55), board)
+    exporter._learn(report(6, 55), Reply())
     assert live.score is None
-
-    board.put_yardstick(Yardstick(0, 6, {3: 50.0 * MS, 4: 1.0}))
-    exporter._learn(report(7, 95), board)
+    exporter._learn(report(7, 95), reply(6, 50.0))
     assert live.score == 1.2
-
-    exporter._learn(report(8, 0, steps=0), board)
+    exporter._learn(report(8, 0, steps=0), reply(6, 50.0))
     assert live.score == 1.2, "nothing has been joined since"
-
-    board.put_yardstick(Yardstick(0, 7, {3: 50.0 * MS}))
-    exporter._learn(report(9, 0, steps=0), board)
+    exporter._learn(report(9, 0, steps=0), reply(7, 50.0))
     assert live.score == 2.0
 
 
-def test_it_is_not_known_without_others_or_without_a_store(exporter: MonitorExporter, board: Board) -> None:
+def test_it_is_not_known_without_others_or_without_a_monitor(exporter: MonitorExporter) -> None:
     live = exporter._rank
-    board.put_yardstick(Yardstick(0, 6, {3: 50.0 * MS}))
-    exporter._learn(report(6, 55), board)
+    exporter._learn(report(6, 55), reply(6, 50.0))
     assert live.score == 1.2
-
-    exporter._failed(BoardError("gone"))
+    exporter._failed(CommtraceError("gone"))
     assert live.score is None
-
-    exporter._learn(report(7, 55), board)
-    board.put_yardstick(Yardstick(0, 7, {}))
-    exporter._learn(report(8, 55), board)
+    exporter._learn(report(7, 55), reply(7, 50.0))
+    exporter._learn(report(8, 55), reply(8, 0.0))
     assert live.score is None
 
 
-def test_rank_0_shows_what_a_monitor_outside_of_the_job_finds(
-    address: str, exporter: MonitorExporter, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-m", "commtrace", "monitor", "--serve", address, "-o", str(tmp_path)]
+def test_rank_0_shows_what_a_monitor_outside_of_the_job_finds(exporter: MonitorExporter, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "commtrace", "monitor", "--serve", "127.0.0.1:0", "-o", str(tmp_path)]
     live = exporter._rank
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as monitor:
+    environment = {**os.environ, "COMMTRACE_MONITOR_TOKEN": TOKEN}
+    with subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, env=environment) as monitor:
         try:
-            board = connected(address)
-            board.announce(Announcement("run/0", 4, 0.5))
+            assert monitor.stderr is not None
+            assert monitor.stderr.readline() == "Waiting for a job. In its environment, on every node:\n"
+            export, _, address = monitor.stderr.readline().strip().rpartition("=")
+            assert export == "export COMMTRACE_EXPORT=monitor COMMTRACE_MONITOR_STORE"
+            client = MonitorClient(Address.parse(address), TOKEN)
             deadline, window = time.monotonic() + SECONDS, 0
             while not live.stragglers:
                 assert time.monotonic() < deadline
                 window += 1
                 for rank in range(4):
-                    board.put(rank, slow_rank_2(rank, window).to_bytes())
-                exporter._learn_findings(board)
+                    told = client.exchange(Report(Job("run", 0, 4, 0.5), slow_rank_2(rank, window), (), rank == 0))
+                    if rank == 0:
+                        exporter._learn_findings(told)
                 time.sleep(0.2)
         finally:
             monitor.kill()
-
     assert live.joins
     assert [(one["rank"], one["cause"]) for one in live.stragglers] == [(2, "compute")]
     assert [(one["kind"], one["rank"]) for one in live.events] == [("straggler", 2)]
-    exporter._failed(BoardError("gone"))
+    exporter._failed(CommtraceError("gone"))
     assert live.stragglers == ()
-
-
-def test_before_its_first_word_nothing_is_found(board: Board) -> None:
-    assert board.findings() == Findings()
-
-
-def connected(address: str) -> Board:
-    deadline = time.monotonic() + SECONDS
-    while True:
-        try:
-            return Board.connect(address, "run/0")
-        except BoardError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
 
 
 def slow_rank_2(rank: int, window: int) -> WindowReport:

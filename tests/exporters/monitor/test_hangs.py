@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from commtrace.exporters.monitor import hangs
-from commtrace.exporters.monitor.hangs import HangJoiner, Word, hang_event, packed, unpacked
-from commtrace.exporters.monitor.joiner import Joiner
+from commtrace.exporters.monitor.aggregator import Aggregator
+from commtrace.exporters.monitor.hangs import HangAggregator, Heartbeat, _Groups, hang_event, hang_report, trace_of
+from commtrace.exporters.monitor.messages import MOST_BYTES, GroupMembers, Hang, Job, MessageError, RankRange, encoded
+from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.live.watch import LiveEvent
+from commtrace.trace.run import RankTrace
 from tests.factory import group, metadata
 
 SECOND = 1_000_000_000
@@ -47,8 +50,16 @@ def hung(ranks: Sequence[int] = (0, 1, 2, 3)) -> list[dict[str, Any]]:
     ]
 
 
+JOB = Job("run", 0, 4, 4.0)
+
+
+def traces(reports: Sequence[dict[str, Any]]) -> list[RankTrace]:
+    groups = _Groups(4)
+    return [trace_of(hang_report(told), JOB, groups) for told in reports]
+
+
 def test_the_rank_that_did_not_arrive_is_named_with_the_place_where_it_is() -> None:
-    event = hang_event(hung(), 4, now=1.0)
+    event = hang_event(traces(hung()), 4, now=1.0)
     assert (event.kind, event.rank, event.host) == ("hang", 2, "node2")
     assert "4 of 4 ranks say so" in event.sentence
     assert "Hung at seq 5 of the dp group" in event.sentence
@@ -57,100 +68,126 @@ def test_the_rank_that_did_not_arrive_is_named_with_the_place_where_it_is() -> N
 
 
 def test_a_rank_that_says_nothing_is_the_suspect() -> None:
-    event = hang_event(hung([0, 1, 3]), 4, now=1.0)
+    event = hang_event(traces(hung([0, 1, 3])), 4, now=1.0)
     assert event.rank == 2
     assert "No word from rank 2: dead, or stuck" in event.sentence
 
 
-def test_a_report_survives_the_store_without_its_stacks() -> None:
+def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment() -> None:
     told = report(0, waits_at=5, launched=6)
-    again = unpacked(packed(told))
-    (own,) = again["groups"]
-    assert {**again, "groups": [{**own, "ranks": list(own["ranks"])}]} == {
-        name: value for name, value in told.items() if name != "threads"
-    }
-    with pytest.raises(ValueError, match="not a report"):
-        unpacked(b"something else")
+    told["metadata"]["environment"] = {"NCCL_DEBUG_FILE": "a-secret"}
+    told["threads"][0]["frames"] = ["secret.py:1 f"]
+    sent = encoded(Hang(JOB, 0, True, hang_report(told)))
+    assert b"secret" not in sent
+    (trace,) = traces([told])
+    assert trace.in_flight == tuple(told["in_flight"])
+    assert {**trace.activity} == {
+        **told["activity"], "at": (17, -1, -1, -1), "open": (), "p2p": (), "frames": ("train.py:7 step",),
+        "quiet_ns": 50 * SECOND,
+    }  # fmt: skip
+    assert (trace.groups, trace.coordinates) == ({DP.id: DP}, {"dp": 0})
 
 
-@pytest.mark.parametrize("ranks", [[], [7], [3, 2], [0, 1, 2, 3], [1, 9, 17], [0, 1, 3], [5, 5], [4, 0, 8]])
+@pytest.mark.parametrize("ranks", [[], [3], [3, 2], [0, 1, 2, 3], [1, 3], [0, 1, 3], [2, 0, 1]])
 def test_members_of_any_group_survive_it(ranks: list[int]) -> None:
     told = report(0, waits_at=5, launched=6)
-    (own,) = unpacked(packed({**told, "groups": [{**told["groups"][0], "ranks": ranks}]}))["groups"]
-    assert own["ranks"] == tuple(ranks)
+    told["groups"][0]["ranks"] = ranks
+    (trace,) = traces([told])
+    assert trace.groups[DP.id].ranks == tuple(ranks)
 
 
 def test_a_report_stays_small_and_members_are_kept_once_in_a_job_of_many_ranks() -> None:
     told = report(0, waits_at=5, launched=6)
-    sent = packed({**told, "groups": [{**told["groups"][0], "ranks": list(range(0, 80_000, 8))}]})
-    assert len(sent) < 1_000
-    first, second = (unpacked(sent)["groups"][0]["ranks"] for _ in range(2))
+    told["groups"][0]["ranks"] = list(range(0, 80_000, 8))
+    sent, job, groups = hang_report(told), Job("run", 0, 80_000, 4.0), _Groups(80_000)
+    assert len(encoded(Hang(job, 0, True, sent))) < 1_500
+    first, second = (trace_of(sent, job, groups).groups[DP.id].ranks for _ in range(2))
     assert first is second
+    assert len(first) == 10_000
 
 
-class FakeBoard:
-    """What ranks have put on it."""
+def test_a_report_that_would_be_too_long_is_sent_without_its_groups() -> None:
+    told = report(0, waits_at=5, launched=6)
+    told["groups"] = [{**told["groups"][0], "id": number, "ranks": [0, 1, 3] * 100} for number in range(600)]
+    sent = hang_report(told)
+    assert len(encoded(Hang(JOB, 0, True, sent))) < MOST_BYTES
+    assert (sent.groups, sent.activity.collectives) == ((), {})
+    assert (len(sent.in_flight), sent.activity.frames) == (1, ("train.py:7 step",))
+
+
+def test_paths_may_hold_any_bytes() -> None:
+    told = report(0, waits_at=None, launched=6, at="/data/\udcff\nx/train.py:7 step")
+    assert hang_report(told).activity.frames == ("/data/\\udcff\nx/train.py:7 step",)
+
+
+def test_groups_of_ranks_that_the_job_does_not_have_are_refused() -> None:
+    groups = _Groups(4)
+    for ranks, members in ((RankRange(0, 5, 1), ()), (RankRange(4, 5, 1), ()), (None, (0, 9))):
+        with pytest.raises(MessageError, match="does not have"):
+            groups.group(GroupMembers(1, ranks, members, 0, "dp"))
+    for length in range(1, 90):
+        groups.group(GroupMembers(1, None, (0,) * length, 0, "dp"))
+    with pytest.raises(MessageError, match="does not have"):
+        groups.group(GroupMembers(1, None, (0,) * 400, 0, "dp"))
+
+
+class Ranks:
+    """Ranks of a job of four that tell a store of a hang."""
 
     def __init__(self) -> None:
-        self.count = self.reads = 0
-        self._reports: dict[int, bytes] = {}
+        self.store, self.hangs, self.reads = MonitorStore(JOB), HangAggregator(JOB), 0
 
-    @property
-    def reports(self) -> dict[int, bytes]:
-        return self._reports
+    def say(self, reports: Sequence[dict[str, Any]]) -> None:
+        for told in reports:
+            rank = told["metadata"]["rank"]
+            assert self.store.answer(Hang(JOB, rank, True, hang_report(told))).refused == ""
 
-    @reports.setter
-    def reports(self, reports: dict[int, bytes]) -> None:
-        self.count += 1
-        self._reports = reports
+    def go_on(self) -> None:
+        for rank in range(4):
+            self.store.answer(Hang(JOB, rank, False))
 
-    def hangs_told(self) -> int:
-        return self.count
-
-    def hangs(self, ranks: Any) -> dict[int, bytes]:
-        self.reads += 1
-        return {rank: self.reports[rank] for rank in ranks if self.reports.get(rank)}
+    def look(self, now: float, heartbeats: Mapping[int, Heartbeat] = {}) -> list[LiveEvent]:
+        return self.hangs.look(self.store, now, heartbeats)
 
 
 def test_it_is_told_when_all_have_spoken_or_after_six_seconds() -> None:
-    board, joiner = FakeBoard(), HangJoiner(4)
-    assert joiner.look(board, 0.0) == []  # type: ignore[arg-type]
-    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung([0, 1])}
-    assert joiner.look(board, 1.0) == []  # type: ignore[arg-type]
-    assert joiner.look(board, 4.0) == []  # type: ignore[arg-type]
-    (event,) = joiner.look(board, 7.0)  # type: ignore[arg-type]
+    ranks = Ranks()
+    assert ranks.look(0.0) == []
+    ranks.say(hung([0, 1]))
+    assert ranks.look(1.0) == []
+    assert ranks.look(4.0) == []
+    (event,) = ranks.look(7.0)
     assert "2 of 4 ranks say so" in event.sentence
-    assert joiner.look(board, 30.0) == []  # type: ignore[arg-type]
-    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
-    (event,) = joiner.look(board, 31.0)  # type: ignore[arg-type]
+    assert ranks.look(30.0) == []
+    ranks.say(hung())
+    (event,) = ranks.look(31.0)
     assert "4 of 4 ranks say so" in event.sentence
-    assert board.reads == 2, "what ranks say is read again only when there is something new"
 
 
 def test_ranks_that_wait_for_one_that_saves_do_not_hang_until_it_does() -> None:
-    board, joiner = FakeBoard(), HangJoiner(4)
-    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung([0, 1, 3])}
+    ranks = Ranks()
+    ranks.say(hung([0, 1, 3]))
     for now in range(0, 300, 4):
-        assert joiner.look(board, now, {2: Word("checkpoint", now)}) == []  # type: ignore[arg-type]
-    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
-    (event,) = joiner.look(board, 304, {2: Word("checkpoint", 304)})  # type: ignore[arg-type]
+        assert ranks.look(now, {2: Heartbeat("checkpoint", now)}) == []
+    ranks.say(hung())
+    (event,) = ranks.look(304, {2: Heartbeat("checkpoint", 304)})
     assert event.rank == 2
 
 
 def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
     """Rank 2 reports windows: it is busy with something that launches no communication that others wait for."""
     for reported_at, said in ((9.0, "Rank 2: something still moves there."), (1.0, "No word from rank 2: dead")):
-        board, joiner = FakeBoard(), HangJoiner(4)
-        board.reports = {one["metadata"]["rank"]: packed(one) for one in hung([0, 1, 3])}
-        assert joiner.look(board, 4.0, {}) == []  # type: ignore[arg-type]
-        (event,) = joiner.look(board, 11.0, {2: Word("", reported_at)})  # type: ignore[arg-type]
+        ranks = Ranks()
+        ranks.say(hung([0, 1, 3]))
+        assert ranks.look(4.0, {}) == []
+        (event,) = ranks.look(11.0, {2: Heartbeat("", reported_at)})
         assert said in event.sentence
         assert event.rank == 2
 
 
 def test_where_nobody_is_in_a_communication_it_is_said_where_ranks_are() -> None:
     reports = [report(rank, waits_at=None, launched=5, at=f"train.py:{7 + (rank == 3)} validate") for rank in range(4)]
-    event = hang_event(reports, 4, now=1.0)
+    event = hang_event(traces(reports), 4, now=1.0)
     assert event.sentence == (
         "Training has stopped: 4 of 4 ranks say so. Ranks 0–2 in no communication, at train.py:7 validate. "
         "Rank 3 in no communication, at train.py:8 validate."
@@ -158,51 +195,55 @@ def test_where_nobody_is_in_a_communication_it_is_said_where_ranks_are() -> None
 
 
 def test_a_rank_that_works_on_when_the_others_have_ended_does_not_hang_unless_it_waits_for_them() -> None:
-    ended = {rank: Word("", 1.0, ended=True) for rank in (1, 2, 3)}
-    board, joiner = FakeBoard(), HangJoiner(4)
-    board.reports = {0: packed(report(0, waits_at=None, launched=6))}
-    assert [joiner.look(board, now, ended) for now in range(0, 100, 5)] == [[]] * 20  # type: ignore[arg-type]
-    board.reports = {0: packed(report(0, waits_at=5, launched=6))}
-    (event,) = joiner.look(board, 100, ended)  # type: ignore[arg-type]
+    ended = {rank: Heartbeat("", 1.0, ended=True) for rank in (1, 2, 3)}
+    ranks = Ranks()
+    ranks.say([report(0, waits_at=None, launched=6)])
+    assert [ranks.look(now, ended) for now in range(0, 100, 5)] == [[]] * 20
+    ranks.say([report(0, waits_at=5, launched=6)])
+    (event,) = ranks.look(100, ended)
     assert "1 of 4 ranks say so. Ranks 1–3 ended in order. Hung at seq 5 of the dp group" in event.sentence
     assert "No word" not in event.sentence
 
 
 def test_the_next_hang_is_told_as_well() -> None:
-    board, joiner = FakeBoard(), HangJoiner(4)
-    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
-    assert len(joiner.look(board, 0.0)) == 1  # type: ignore[arg-type]
-    assert "Hung at seq 5" in joiner.sentence
-    board.reports = dict.fromkeys(board.reports, b"")
-    assert joiner.look(board, 10.0) == []  # type: ignore[arg-type]
-    assert joiner.sentence == ""
-    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
-    assert len(joiner.look(board, 20.0)) == 1  # type: ignore[arg-type]
+    ranks = Ranks()
+    ranks.say(hung())
+    assert len(ranks.look(0.0)) == 1
+    assert "Hung at seq 5" in ranks.hangs.sentence
+    ranks.go_on()
+    assert ranks.look(10.0) == []
+    assert ranks.hangs.sentence == ""
+    ranks.say(hung())
+    assert len(ranks.look(20.0)) == 1
 
 
-@pytest.mark.parametrize(
-    "nonsense", [b"nonsense", zlib.compress(b"[1, 2]"), zlib.compress(b'{"metadata": {}}'), zlib.compress(b"\xff")]
-)
-def test_a_report_that_cannot_be_read_hides_no_other_and_accuses_nobody(
-    nonsense: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    board, joiner = FakeBoard(), HangJoiner(4)
-    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()} | {1: nonsense}
-    (event,) = joiner.look(board, 1.0)  # type: ignore[arg-type]
+def test_a_rank_that_cannot_tell_hides_no_other_and_is_not_accused() -> None:
+    ranks = Ranks()
+    ranks.say(hung([0, 2, 3]))
+    ranks.store.answer(Hang(JOB, 1, True))
+    (event,) = ranks.look(1.0)
     assert (event.rank, event.host) == (2, "node2")
     assert "3 of 4 ranks say so" in event.sentence
     assert "What rank 1 says cannot be read, and is left out" in event.sentence
     assert "No word from" not in event.sentence
-    joiner.look(board, 8.0)  # type: ignore[arg-type]
-    assert caplog.text.count("what rank 1 says of a hang cannot be read") == 1
+
+
+def test_a_report_of_ranks_that_are_not_there_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    ranks = Ranks()
+    made_up = report(1, waits_at=5, launched=6)
+    made_up["groups"][0]["ranks"] = list(range(100_000))
+    ranks.say([*hung([0, 2, 3]), made_up])
+    (event,) = ranks.look(1.0)
+    assert "What rank 1 says cannot be read, and is left out" in event.sentence
+    assert caplog.text.count("what rank 1 says of a hang is left out") == 1
 
 
 def test_an_analysis_that_fails_does_not_switch_the_monitor_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    board, joiner = FakeBoard(), Joiner(4, 4.0, [])
-    board.reports = {one["metadata"]["rank"]: packed(one) for one in hung()}
+    ranks, aggregator = Ranks(), Aggregator(JOB, [])
+    ranks.say(hung())
     monkeypatch.setattr(hangs, "hang_event", lambda *_: 1 / 0)
-    assert joiner.look_for_hangs(board, 1.0) == []  # type: ignore[arg-type]
-    assert joiner.look_for_hangs(board, 2.0) == []  # type: ignore[arg-type]
+    assert aggregator.look_for_hangs(ranks.store, 1.0) == []
+    assert aggregator.look_for_hangs(ranks.store, 2.0) == []
     assert caplog.text.count("the monitor tells of no hang any more") == 1

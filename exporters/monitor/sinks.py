@@ -9,30 +9,32 @@ import threading
 import urllib.request
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from commtrace.exporters.monitor.board import Board, Findings
+from commtrace.exporters.monitor.messages import MOST_EVENTS, Findings
+from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.rank import LiveRank
-from commtrace.live.watch import LiveEvent
+from commtrace.live.watch import LiveEvent, LiveStraggler
 
 _logger = logging.getLogger("commtrace")
 
 _WEBHOOK_SECONDS: Final = 5.0
 _LAST_SECONDS: Final = 1.0
 _WEBHOOK_QUEUE: Final = 100
-_EVENTS_ON_BOARD: Final = 20
+_MOST_SENTENCE: Final = 4_096
 
 
-class LogOutlet:
+class LogSink:
     """One line per event; that something is over is told as loudly as that it began."""
 
-    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         for event in events:
             _logger.warning("commtrace: %s", event.sentence)
 
 
-class FileOutlet:
+class FileSink:
     """``monitor.json``, how things stand, and ``monitor.jsonl``, one line per event, in the run directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -40,7 +42,7 @@ class FileOutlet:
         self._events = directory / "monitor.jsonl"
         self._failed = False
 
-    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         try:
             beside = self._status.with_suffix(".tmp")
             beside.write_text(json.dumps(status) + "\n", encoding="utf-8")
@@ -55,35 +57,36 @@ class FileOutlet:
                 _logger.warning("commtrace: the monitor cannot write %s: %s", self._status, error)
 
 
-class LiveOutlet:
+class LiveSink:
     """Leaves the findings where the other exporters of this process find them."""
 
     def __init__(self, rank: LiveRank) -> None:
         self._rank = rank
         rank.joins = True
 
-    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         self._rank.stragglers = tuple(status["stragglers"])
         self._rank.events.extend(event.to_json() for event in events)
 
 
-class BoardOutlet:
-    """Leaves the findings of a monitor outside of the job on the board, where rank 0 finds them for its exporters.
+class FindingsSink:
+    """Leaves the findings of a monitor outside of the job where rank 0 gets them for its exporters.
 
     Args:
-        board: of the run.
+        store: of the job.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_ON_BOARD)
+    def __init__(self, store: MonitorStore) -> None:
+        self._store = store
+        self._events: deque[LiveEvent] = deque(maxlen=MOST_EVENTS)
 
-    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
-        self._events.extend(event.to_json() for event in events)
-        self._board.put_findings(Findings(status["stragglers"], list(self._events)))
+    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+        self._events.extend(replace(event, sentence=event.sentence[:_MOST_SENTENCE]) for event in events)
+        stragglers = [LiveStraggler(**one) for one in status["stragglers"][:MOST_EVENTS]]
+        self._store.publish_findings(Findings(tuple(stragglers), tuple(self._events)))
 
 
-class WebhookOutlet:
+class WebhookSink:
     """POSTs every event as JSON, from a thread of its own: a dead receiver holds up nobody.
 
     Args:
@@ -97,7 +100,7 @@ class WebhookOutlet:
         self._thread = threading.Thread(target=self._run, name="commtrace-webhook", daemon=True)
         self._thread.start()
 
-    def tell(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         for event in events:
             try:
                 self._waiting.put_nowait(event)

@@ -1,0 +1,92 @@
+"""Judges the reports of all ranks and tells what changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from commtrace.exporters.monitor.hangs import HangAggregator, Heartbeat
+from commtrace.exporters.monitor.messages import Job
+from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.live.waits import LeastTimes
+from commtrace.live.watch import SILENT_WINDOWS, LiveEvent, Watch
+from commtrace.live.window import WindowReport
+
+_logger = logging.getLogger("commtrace")
+
+
+class AlertSink(Protocol):
+    """Where findings go."""
+
+    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+        """Take what is new, possibly nothing, and how things stand."""
+
+
+class Aggregator:
+    """Compares the windows of a job's ranks.
+
+    Args:
+        job: that is watched.
+        sinks: alerted after every comparison.
+    """
+
+    def __init__(self, job: Job, sinks: Sequence[AlertSink]) -> None:
+        self.watch = Watch(job.world_size, job.seconds)
+        self._least = LeastTimes(job.seconds)
+        self._job = job
+        self._sinks = sinks
+        self._hangs = HangAggregator(job)
+        self._newest: list[WindowReport] = []
+        self._hangs_failed = False
+
+    def join(self, store: MonitorStore, now: float) -> list[LiveEvent]:
+        """Read the newest windows, judge them, alert, and leave in the store what ranks are told."""
+        self._newest = store.windows()
+        events = self._alert(self.watch.join(self._newest, now), now)
+        least = self._least.join((report.rank, report.block) for report in self._newest)
+        self._least.size_blocks(self.watch.step_ns)
+        store.publish(self._least.steps, self.watch.window, self.watch.work_ns, least)
+        return events
+
+    def look_for_hangs(self, store: MonitorStore, now: float) -> list[LiveEvent]:
+        """Tell who is in a hang, if that is news."""
+        if self._hangs_failed:
+            return []
+        try:
+            events = self._hangs.look(store, now, self._heartbeats())
+        except Exception:
+            # Who is slow can still be told.
+            self._hangs_failed = True
+            _logger.warning("commtrace: the monitor tells of no hang any more; each rank's file does", exc_info=True)
+            return []
+        return self._alert(events, now) if events else []
+
+    def _heartbeats(self) -> dict[int, Heartbeat]:
+        """The last ones of the ranks whose reports still come, and of those that have ended."""
+        newest = max((report.window for report in self._newest), default=0)
+        return {
+            report.rank: Heartbeat(report.phase, report.window * self._job.seconds, report.ended)
+            for report in self._newest
+            if report.ended or report.window > newest - SILENT_WINDOWS
+        }
+
+    def _alert(self, events: list[LiveEvent], now: float) -> list[LiveEvent]:
+        status = self._status(self._newest, now)
+        for sink in self._sinks:
+            sink.alert(events, status)
+        return events
+
+    def _status(self, reports: Sequence[WindowReport], now: float) -> dict[str, Any]:
+        watch = self.watch
+        return {
+            "time": now,
+            "world_size": self._job.world_size,
+            "ranks_heard": watch.heard,
+            "silent": watch.silent,
+            "step_ms": watch.step_ns / 1e6,
+            "last_step": max((report.last_step for report in reports), default=-1),
+            "peers_missing": watch.peers_missing,
+            "hang": self._hangs.sentence or None,
+            "stragglers": [straggler.to_json() for straggler in watch.stragglers],
+        }

@@ -1,0 +1,155 @@
+"""What the monitor of one job knows: what ranks have reported, and what they are to be told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from commtrace.exporters.monitor.messages import (
+    MOST_LEAST,
+    Findings,
+    Hang,
+    HangReport,
+    Job,
+    PeerBaseline,
+    Reply,
+    Report,
+    Request,
+)
+from commtrace.live.waits import Least, by_group
+from commtrace.live.watch import SILENT_WINDOWS
+from commtrace.live.window import WindowReport
+
+_MEMBERS_PER_RANK: Final = 64
+_MEMBERS_OF_ANY_JOB: Final = 4_096
+"""So many members of irregular groups are kept, of all hang reports together: a job has few sorts of groups, and each
+of them has every rank once."""
+
+_GROUPS_PER_RANK: Final = 16
+"""Of so many groups per rank the least times are kept, the newest."""
+
+
+class MonitorStore:
+    """The newest reports of a job's ranks, written by the server's thread and read by the aggregator's.
+
+    What it holds is bounded by the number of ranks, whatever they send.
+
+    Args:
+        job: the only one that may report. None: the first to do so, until its next attempt begins, or another job when
+            nothing more comes from it.
+        monotonic: clock, in seconds.
+    """
+
+    def __init__(self, job: Job | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._job = job
+        self._is_open = job is None
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._heard_at = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._windows: dict[int, WindowReport] = {}
+        self._hangs: dict[int, HangReport | None] = {}
+        self._num_hang_messages = 0
+        self._stage_work_ns: Mapping[int, float] = {}
+        self._block_steps, self._window = 0, -1
+        self._least: dict[int, Sequence[Least]] = {}
+        self._findings = Findings()
+
+    @property
+    def job(self) -> Job | None:
+        """The job that reports here; None before one does."""
+        return self._job
+
+    def answer(self, request: Request) -> Reply:
+        """Take what a rank says, and return what it is to be told. From the server's thread."""
+        with self._lock:
+            if self._job is None or self._is_followed_by(request.job, self._job):
+                self._job = request.job
+                self._clear()
+            refused = self._reason_to_refuse(request, self._job)
+            if refused:
+                return Reply(refused=refused)
+            self._heard_at = self._monotonic()
+            if isinstance(request, Hang):
+                return self._take_hang(request)
+            self._windows[request.window.rank] = request.window
+            return self._reply_to(request)
+
+    def windows(self) -> list[WindowReport]:
+        """Return the newest window of each rank that has reported."""
+        with self._lock:
+            return [self._windows[rank] for rank in sorted(self._windows)]
+
+    @property
+    def num_hang_messages(self) -> int:
+        """How often ranks have said that training has stopped or goes on."""
+        return self._num_hang_messages
+
+    def hangs(self) -> dict[int, HangReport | None]:
+        """Return, by rank, what the ranks are in on which training stands still; None where that could not be told."""
+        with self._lock:
+            return dict(sorted(self._hangs.items()))
+
+    def publish(self, block_steps: int, window: int, work_ns: Mapping[int, float], least: Sequence[Least]) -> None:
+        """Replace what ranks are told.
+
+        Args:
+            block_steps, window: see :class:`commtrace.exporters.monitor.messages.PeerBaseline`.
+            work_ns: what a rank typically worked per step, by stage.
+            least: the newest least times; those of other groups stay.
+        """
+        with self._lock:
+            self._block_steps, self._window, self._stage_work_ns = block_steps, window, work_ns
+            for group, times in by_group(least).items():
+                self._least.pop(group, None)
+                self._least[group] = times
+            most = _GROUPS_PER_RANK * (self._job.world_size if self._job else 1)
+            while len(self._least) > most:
+                del self._least[next(iter(self._least))]
+
+    def publish_findings(self, findings: Findings) -> None:
+        """Replace what has been found."""
+        with self._lock:
+            self._findings = findings
+
+    def _is_followed_by(self, other: Job, job: Job) -> bool:
+        if not self._is_open or other == job:
+            return False
+        is_next_attempt = other.run_id == job.run_id and other.attempt > job.attempt
+        return is_next_attempt or self._monotonic() - self._heard_at > SILENT_WINDOWS * job.seconds
+
+    def _reason_to_refuse(self, request: Request, job: Job) -> str:
+        if request.job != job:
+            return f"it watches attempt {job.attempt} of {job.run_id}; start another one for another job"
+        rank = request.rank if isinstance(request, Hang) else request.window.rank
+        if rank >= job.world_size:
+            return f"the job has {job.world_size} ranks, and no rank {rank}"
+        return ""
+
+    def _take_hang(self, request: Hang) -> Reply:
+        report = request.report
+        if report is not None and report.rank != request.rank:
+            return Reply(refused="a hang report of another rank")
+        others = {rank: known for rank, known in self._hangs.items() if rank != request.rank}
+        most = _MEMBERS_OF_ANY_JOB + _MEMBERS_PER_RANK * request.job.world_size
+        if sum(map(_num_members, [*others.values(), report])) > most:
+            report = None
+        self._hangs = {**others, request.rank: report} if request.has_stopped else others
+        self._num_hang_messages += 1
+        return Reply()
+
+    def _reply_to(self, report: Report) -> Reply:
+        work_ns = self._stage_work_ns.get(report.window.stage, 0.0)
+        return Reply(
+            baseline=PeerBaseline(self._block_steps, self._window, work_ns),
+            least=tuple(least for group in report.groups for least in self._least.get(group, ()))[:MOST_LEAST],
+            findings=self._findings if report.asks_findings else Findings(),
+        )
+
+
+def _num_members(report: HangReport | None) -> int:
+    return sum(len(group.members) for group in report.groups) if report is not None else 0

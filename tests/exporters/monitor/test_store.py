@@ -1,0 +1,107 @@
+"""What ranks report, and what they are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from commtrace.exporters.monitor.messages import (
+    Activity,
+    Findings,
+    GroupMembers,
+    Hang,
+    HangReport,
+    Job,
+    PeerBaseline,
+    RankRange,
+    Reply,
+    Report,
+)
+from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.live.waits import Least
+from commtrace.live.watch import LiveEvent
+from commtrace.live.window import WindowReport
+from tests.exporters.monitor.conftest import JOB
+
+
+def report(rank: int, window: int, job: Job = JOB, groups: tuple[int, ...] = (), findings: bool = False) -> Report:
+    return Report(job, WindowReport(rank, "node0", 3, window), groups, findings)
+
+
+def stopped(rank: int, members: tuple[int, ...] = (), of_rank: int | None = None) -> Hang:
+    groups = (GroupMembers(5, None if members else RankRange(0, 4, 1), members, 0, "dp"),)
+    activity = Activity((1, -1, -1, -1), (), {"5": 3}, (), ())
+    own = rank if of_rank is None else of_rank
+    told = HangReport(own, "node0", "", "gloo", 1.7e9, 60 * 10**9, 10**9, groups, {}, {}, activity, ())
+    return Hang(JOB, rank, True, told)
+
+
+def test_the_newest_report_of_each_rank_is_kept(store: MonitorStore) -> None:
+    for told in (report(0, 1), report(2, 1), report(0, 2)):
+        assert store.answer(told) == Reply()
+    assert [(window.rank, window.window) for window in store.windows()] == [(0, 2), (2, 1)]
+
+
+def test_a_rank_is_told_of_its_stage_and_of_the_groups_that_it_asks_for(store: MonitorStore) -> None:
+    of_five = [Least(64, 3, 5, 0, 640, (10**12, 3)), Least(64, 3, 5, 1, 64, (10**9,))]
+    store.publish(64, 7, {0: 6e7, 3: 5.5e7}, [*of_five, Least(64, 3, 6, 0, 1, (1,))])
+    reply = store.answer(report(0, 8, groups=(5, 2**62)))
+    assert reply == Reply("", PeerBaseline(64, 7, 5.5e7), tuple(of_five))
+    store.publish(64, 8, {}, [])
+    assert store.answer(report(0, 9, groups=(5,))) == Reply("", PeerBaseline(64, 8, 0.0), tuple(of_five))
+
+
+def test_findings_are_for_who_asks(store: MonitorStore) -> None:
+    findings = Findings((), (LiveEvent("silent", 1.0, 3, "node0", "Rank 3 is silent."),))
+    store.publish_findings(findings)
+    assert store.answer(report(1, 1)).findings == Findings()
+    assert store.answer(report(0, 1, findings=True)).findings == findings
+
+
+def test_another_job_and_a_rank_that_the_job_does_not_have_are_refused(store: MonitorStore) -> None:
+    assert "watches attempt 0 of run" in store.answer(report(0, 1, Job("other", 0, 4, 4.0))).refused
+    assert "watches attempt 0 of run" in store.answer(report(0, 1, Job("run", 1, 4, 4.0))).refused
+    assert "4 ranks, and no rank 4" in store.answer(report(4, 1)).refused
+    assert store.windows() == []
+
+
+def test_without_a_job_it_takes_the_first_its_next_attempt_and_another_one_when_that_is_over() -> None:
+    now = 0.0
+    store = MonitorStore(monotonic=lambda: now)
+    other, next_attempt = Job("other", 0, 4, 4.0), Job("run", 1, 4, 4.0)
+    assert store.job is None
+    assert store.answer(report(0, 1)).refused == ""
+    assert "start another one for another job" in store.answer(report(0, 1, other)).refused
+    assert store.answer(report(1, 2, next_attempt)).refused == ""
+    assert [window.rank for window in store.windows()] == [1], "of the attempt before, nothing is left"
+    assert store.answer(report(0, 3)).refused != "", "that one is over"
+    now = 12.1
+    assert store.answer(report(0, 1, other)).refused == ""
+    assert store.job == other
+
+
+def test_a_hang_is_known_until_training_goes_on(store: MonitorStore) -> None:
+    assert store.answer(stopped(1)) == Reply()
+    assert store.answer(Hang(JOB, 2, True)) == Reply()
+    assert (list(store.hangs()), store.hangs()[2], store.num_hang_messages) == ([1, 2], None, 2)
+    store.answer(Hang(JOB, 1, False))
+    assert (list(store.hangs()), store.num_hang_messages) == ([2], 3)
+    assert store.answer(stopped(1, of_rank=3)).refused == "a hang report of another rank"
+
+
+def test_what_it_holds_is_bounded_by_the_number_of_ranks(store: MonitorStore) -> None:
+    for rank in range(4):
+        store.answer(stopped(rank, tuple(range(2_000))))
+    assert [told is not None for told in store.hangs().values()] == [True, True, False, False]
+    for group in range(200):
+        store.publish(64, group, {}, [Least(64, group, group, 0, 1, (1,))])
+    known = [group for group in range(200) if store.answer(report(0, 1, groups=(group,))).least]
+    assert known == list(range(200 - 16 * 4, 200))
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 10_000])
+def test_a_job_whose_groups_are_irregular_can_tell_of_a_hang(world_size: int) -> None:
+    store = MonitorStore(job := Job("run", 0, world_size, 4.0))
+    members = tuple(range(world_size))
+    for rank in range(min(world_size, 8)):
+        store.answer(Hang(job, rank, True, stopped(rank, members).report))
+    assert None not in store.hangs().values()

@@ -247,6 +247,7 @@ class DeepSpeedIntegration:
         leader = self._leader()
         if leader is None:
             self._leader = weakref.ref(engine)
+            self._tracer.set_topology({"step_numbers": "DeepSpeed's global_steps"})
         elif leader is not engine:
             return
         if self._accumulation(engine).told != engine.gradient_accumulation_steps():

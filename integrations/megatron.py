@@ -2,7 +2,8 @@
 
 ``import commtrace.auto`` is all that a script needs, before or after its imports of Megatron. From then on
 
-* a call of a schedule (``get_forward_backward_func()``) begins a step; with ``forward_only=True`` it is an
+* a call of a schedule (``get_forward_backward_func()``) begins a step, with the number of the iteration that Megatron-LM's
+  own loop logs; where that repeats an iteration (its rerun of suspicious results), the step goes on; with ``forward_only=True`` it is an
   ``evaluation`` span, before which the step that trained ends;
 * ``forward_step``, ``backward_step`` and, of pipelines of several modules, ``backward_step_multimodule``, which all
   schedules look up late, are spans with microbatch, chunk and stage;
@@ -21,6 +22,7 @@ Where Megatron interleaves one microbatch's forward with another one's backward,
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -91,6 +93,7 @@ class MegatronIntegration:
         self._stage = 0
         self._schedule: dict[str, Any] = {}
         self._evaluations = 0
+        self._numbered = False
         self._open_optimizers = 0
         self._forwards: Counter[int] = Counter()
         self._backwards: Counter[int] = Counter()
@@ -183,7 +186,17 @@ class MegatronIntegration:
         self._wrap_optimizers()
         self._read_arguments(arguments)
         self._tell_schedule(schedule, arguments)
-        self._tracer.begin_step()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        iteration = _iteration()
+        if iteration is None:
+            self._tracer.begin_step()
+        elif iteration != self._tracer.coordinates.step:
+            if not self._numbered:
+                self._numbered = True
+                self._tracer.set_topology({"step_numbers": "Megatron's iterations"})
+            self._tracer.begin_step(iteration)
 
     def _read_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Read groups and stage from what scripts that do without parallel_state hand to the schedules."""
@@ -371,6 +384,13 @@ class MegatronIntegration:
             self._tracer.leave(span)
 
         return self._hooks.around(begin, end)(original)
+
+
+def _iteration() -> int | None:
+    """The iteration that begins, as Megatron-LM will log it; None in a loop of somebody else's around megatron-core."""
+    arguments = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
+    completed = getattr(arguments, "curr_iteration", None)
+    return completed + 1 if isinstance(completed, int) else None
 
 
 def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any], str], Any]:

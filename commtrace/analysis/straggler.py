@@ -88,7 +88,7 @@ def _too_few_steps(bench: Bench) -> str:
     return (
         f"Slow ranks were not looked for: too few steps: {bench.num_steps}, at least {bench.thresholds.fewest_steps} "
         "are needed to tell a slow rank from noise"
-        + ("" if bench.steady.all() else "; step 0, in which everything warms up, does not count")
+        + ("" if bench.steady.all() else "; the first step, in which everything warms up, does not count")
         + "."
     )
 

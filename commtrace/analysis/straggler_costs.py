@@ -72,7 +72,7 @@ class Bench:
     """A program with what every search needs.
 
     Attributes:
-        steady: which steps count: all but step 0, the warm-up, if there are others.
+        steady: which steps count: all but the first one of the job, the warm-up, if there are others.
         counted: which segments lie in them.
         actual_ns: replayed steps with the measured durations.
         step_ns: the typical measured step.
@@ -93,7 +93,8 @@ class Bench:
 
     @classmethod
     def of(cls, run: Run, program: Program, thresholds: Thresholds) -> Bench:
-        steady = (program.steps > 0) | (len(program.steps) == 1)
+        first = min(trace.first_step for trace in run.ranks.values())
+        steady = (program.steps > first) | (len(program.steps) == 1)
         counted = steady[program.segments.step]
         measured, actual = program.measured_step_times(), program.step_times()
         return cls(

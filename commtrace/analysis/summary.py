@@ -201,6 +201,7 @@ def _identity(analysis: Analysis) -> dict[str, Any]:
         "backend": metadata.backend,
         "device": metadata.device,
         "versions": dict(metadata.versions),
+        "step_numbers": topology.get("step_numbers"),
         "framework": topology.get("framework"),
         "parallel": parallel,
     }

@@ -145,6 +145,8 @@ class Tracer:
         now = self.clock.mark() if record or self.recording else None
         self._close_step(now)
         self.open_optimizers = 0  # an optimizer that raised never left its phase
+        if self._latest_step < 0:
+            self.set_topology({"first_step": step})
         self._latest_step = step
         self._work_end = self.last_mark = None
         self._go_to(Coordinates(step))

@@ -62,16 +62,19 @@ def _header(summary: Summary) -> Iterable[str]:
     versions = [f"{name} {run['versions'][name]}" for name in _IDENTITY_VERSIONS if name in run["versions"]]
     framework = " ".join((run["framework"] or {}).values())
     yield " · ".join(filter(None, [parallel, framework, *versions]))
-    yield _steps_line(run["steps"]) + (", inferred from the period of communication" if run["steps_inferred"] else "")
+    numbers = f" ({escape(run['step_numbers'])})" if run["step_numbers"] else ""
+    yield _steps_line(run["steps"], numbers) + (
+        ", inferred from the period of communication" if run["steps_inferred"] else ""
+    )
     yield from detail_lines(summary["detail"])
     yield clock_line(summary["alignment"])
 
 
-def _steps_line(steps: Mapping[str, Any]) -> str:
+def _steps_line(steps: Mapping[str, Any], numbers: str) -> str:
     if not steps["count"]:
         return "Steps: none recorded in full"
     left_out = [f"{_range(part)} ({part['reason']})" for part in steps["left_out"]]
-    used = f"Steps {_range(steps)}: {steps['count']} used"
+    used = f"Steps {_range(steps)}{numbers}: {steps['count']} used"
     return used + (f"; left out: {', '.join(left_out)}" if left_out else "")
 
 

@@ -83,6 +83,11 @@ class RankTrace:
         return told
 
     @property
+    def first_step(self) -> int:
+        """Number of the step with which the process began to train: the warm-up, recorded or not."""
+        return int(self.topology.get("first_step", 0))
+
+    @property
     def clock_key(self) -> tuple[str, str]:
         """Ranks with an equal key read the same clock."""
         return (self.metadata.node, self.metadata.boot_id)

@@ -159,7 +159,7 @@ def test_of_few_steps_the_rank_that_was_waited_for_is_a_hint() -> None:
     findings = findings_of(replace(JOB, steps=3, extra_forward_ns={1: 3 * MS}).run())
 
     assert "medians over 2 steps): of so few steps a hint, no verdict." in findings.waited_for
-    assert "step 0, in which everything warms up, does not count" in findings.abstentions[0]
+    assert "the first step, in which everything warms up, does not count" in findings.abstentions[0]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -50,7 +51,8 @@ class NotingTracer:
         self.coordinates = Coordinates()
 
     def begin_step(self, number: int | None = None) -> None:
-        self.notes.append("step")
+        self.notes.append("step" if number is None else f"step {number}")
+        self.coordinates = Coordinates(schema.NOT_APPLICABLE if number is None else number)
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> str:
         word = schema.KINDS[kind]
@@ -233,6 +235,22 @@ def test_a_call_of_a_schedule_is_a_step_and_tells_its_shape(tracer: NotingTracer
         "chunks": 2,
         "microbatches": 4,
     }
+
+
+def test_steps_have_the_numbers_that_megatron_logs(
+    tracer: NotingTracer, rank_1_of_8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = SimpleNamespace(curr_iteration=20)  # so many are completed: the one that begins is logged as 21
+    loop = SimpleNamespace(_GLOBAL_ARGS=arguments)
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", loop)  # type: ignore[arg-type]
+    initialize(1, 1)
+    schedule_call()
+    schedule_call()  # again, because its result was suspicious
+    arguments.curr_iteration = 21
+    schedule_call()
+
+    assert tracer.notes == ["step 21", "step 22"]
+    assert tracer.topology["step_numbers"] == "Megatron's iterations"
 
 
 def test_a_forward_only_call_is_an_evaluation_and_no_step(tracer: NotingTracer, rank_1_of_8: None) -> None:

@@ -2,9 +2,9 @@
 
 ``import commtrace.auto`` is all that a script needs, before or after its imports of Megatron. From then on
 
-* a call of a schedule (``get_forward_backward_func()``) begins a step, with the number of the iteration that Megatron-LM's
-  own loop logs; where that repeats an iteration (its rerun of suspicious results), the step goes on; with ``forward_only=True`` it is an
-  ``evaluation`` span, before which the step that trained ends;
+* a call of a schedule (``get_forward_backward_func()``) begins a step, numbered as the iteration that Megatron-LM's own
+  loop will log; where that repeats an iteration, whose result it suspects, the step goes on;
+* with ``forward_only=True`` it is an ``evaluation`` span, before which the step that trained ends;
 * ``forward_step``, ``backward_step`` and, of pipelines of several modules, ``backward_step_multimodule``, which all
   schedules look up late, are spans with microbatch, chunk and stage;
 * the step of the outermost Megatron optimizer is an ``optimizer`` span;

@@ -25,12 +25,14 @@ from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
+from commtrace.analysis.run_budget import RunBudget, run_budget
 from commtrace.analysis.side_by_side import beside, in_gaps
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.unmatched import Unmatched, find_unmatched, roles_of_one_rank
 from commtrace.analysis.verdict import verdict
 from commtrace.analysis.window import Window
+from commtrace.trace.reader import load_earlier_attempts
 from commtrace.trace.run import Run
 
 
@@ -46,8 +48,9 @@ def summarise(
 
     Returns:
         Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
-        ``ranks`` (means per step), ``communication``, ``modules``, ``pipeline`` (None without one), ``stragglers``,
-        ``abstentions`` (what could not be judged), ``coverage``, ``verdict`` and ``problems``.
+        ``run_budget`` (of the wall time; None if only some steps were asked for), ``ranks`` (means per step),
+        ``communication``, ``modules``, ``pipeline`` (None without one), ``stragglers``, ``abstentions`` (what could not
+        be judged), ``coverage``, ``verdict`` and ``problems``.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -88,6 +91,7 @@ class _Unreplayed(NamedTuple):
     alignment: dict[str, Any]
     tables: _Tables
     ranks: list[RankMean]
+    budget: RunBudget | None
     problems: list[str]
 
 
@@ -99,6 +103,7 @@ def _without_replay(analysis: Analysis, is_whole: bool) -> _Unreplayed:
         alignment=analysis.alignment.to_json(),
         tables=tables,
         ranks=rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks),
+        budget=run_budget(analysis.recorded, load_earlier_attempts(analysis.recorded)) if is_whole else None,
         problems=find_problems(analysis, tables.communication),
     )
 
@@ -113,6 +118,7 @@ def _summary(rest: _Unreplayed, replayed: _Replayed) -> dict[str, Any]:
         "run": rest.identity,
         "detail": rest.detail,
         "alignment": rest.alignment,
+        "run_budget": rest.budget.to_json() if rest.budget else None,
         "ranks": [rank.to_json() for rank in ranks],
         "communication": [row.to_json() for row in tables.communication],
         "modules": [row.to_json() for row in tables.modules],

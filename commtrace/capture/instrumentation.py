@@ -163,6 +163,9 @@ class Instrumentation:
         options = recording_options(self._config)
         if options:
             self.tracer.set_topology({"recording": options})
+        began = identity.process_start_ns()
+        if began is not None:
+            self.tracer.set_topology({"process_start_ns": began})
         self.recorder.start()
 
     def _listen(self) -> None:

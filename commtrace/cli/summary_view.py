@@ -14,6 +14,7 @@ from commtrace.cli.basis import clock_line
 from commtrace.cli.detail_view import detail_lines, print_sums
 from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
+from commtrace.cli.run_budget_view import run_budget_lines
 from commtrace.cli.straggler_view import print_stragglers
 from commtrace.cli.units import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share
 
@@ -26,6 +27,8 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     """Print everything that :func:`commtrace.analysis.summary.summarise` found."""
     for line in _header(summary):
         console.print(line)
+    for line in run_budget_lines(summary["run_budget"]):
+        console.print(escape(line))
     console.print()
     if summary["ranks"]:
         table, note = rank_table(summary, all_ranks=all_ranks)

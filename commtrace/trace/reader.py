@@ -61,6 +61,17 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
     return _loaded(directory, chosen, wanted, problems)
 
 
+def load_earlier_attempts(run: Run) -> Iterator[Run]:
+    """The attempts of the same job before this one, oldest first, as far as their files lie beside it."""
+    newest = run.any_metadata
+    if not newest.attempt or not run.path.is_dir():
+        return
+    found = [one for one in _scan(run.path, []) if one.metadata.run_id == newest.run_id]
+    for attempt in sorted({one.metadata.attempt for one in found if one.metadata.attempt < newest.attempt}):
+        segments = newest_session([one for one in found if one.metadata.attempt == attempt], [])
+        yield _loaded(run.path, segments, None, [])
+
+
 def load_newest(path: str | Path) -> Run:
     """Load only what the ranks of a run wrote last, for whoever asks where it is now. Raises as :func:`load_run`."""
     problems: list[str] = []

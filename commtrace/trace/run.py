@@ -83,6 +83,12 @@ class RankTrace:
         return told
 
     @property
+    def process_start_ns(self) -> int | None:
+        """When its process began, on its own clock; None where that was not recorded."""
+        told = self.topology.get("process_start_ns")
+        return told if isinstance(told, int) else None
+
+    @property
     def first_step(self) -> int:
         """Number of the step with which the process began to train: the warm-up, recorded or not."""
         return int(self.topology.get("first_step", 0))

@@ -141,6 +141,8 @@ class Tracer:
             return
         self._step_is_users = is_users
         step = self._latest_step + 1 if number is None else self._unused(number)
+        if is_users and number is not None and self._latest_step < 0:
+            self.set_topology({"step_numbers": "the script's numbers"})
         record = self.window is None or step in self.window or self.detail.requests(step)
         now = self.clock.mark() if record or self.recording else None
         self._close_step(now)

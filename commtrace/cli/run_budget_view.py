@@ -33,11 +33,11 @@ def run_budget_lines(budget: Mapping[str, Any] | None) -> Iterator[str]:
         f"Whole run: {seconds_in_words(wall)}{attempts}, goodput {share(budget['goodput'])} "
         "(training steps that were kept)"
     )
-    yield "  " + " · ".join(
-        f"{words} {share(budget[f'{part}_ns'], wall)}, {seconds_in_words(budget[f'{part}_ns'])}{_most(budget, part)}"
-        for part, words in _WORDS.items()
-        if budget[f"{part}_ns"] >= _WORTH_A_WORD * wall
-    )
+    for part, words in _WORDS.items():
+        time_ns = budget[f"{part}_ns"]
+        if time_ns >= _WORTH_A_WORD * wall:
+            told = f"{share(time_ns, wall):>4}  {seconds_in_words(time_ns):>8}  {words}"
+            yield f"  {told}{_most(budget, part)}"
     if budget["repeated_steps"]:
         yield f"  {budget['repeated_steps']} steps were lost by restarts and done once more."
     elif budget["repeated_steps"] is None:

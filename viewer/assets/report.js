@@ -87,6 +87,21 @@ function joined(parts) {
 
 // ---- header
 
+// The wall time of the whole run, largest part first; empty where the report is of some steps only.
+function budgetInWords(budget) {
+  if (!budget || !budget.wall_ns) return "";
+  const words = {
+    training: "training steps", repeated: "steps that a restart repeated", evaluation: "evaluation",
+    checkpoint: "checkpoints", loading: "loading data between steps", start: "start", restart: "restarts", unknown: "not known",
+  };
+  const parts = Object.entries(words).map(([part, name]) => ({ name, ns: budget[`${part}_ns`] }))
+    .filter(({ ns }) => ns >= 0.001 * budget.wall_ns).sort((first, second) => second.ns - first.ns)
+    .map(({ name, ns }) => `${name} ${formatPercent(ns / budget.wall_ns)} (${formatDuration(ns)})`);
+  const attempts = budget.attempts > 1 ? ` in ${budget.attempts} attempts` : "";
+  return `Whole run: ${formatDuration(budget.wall_ns)}${attempts}, goodput ${formatPercent(budget.goodput)} `
+    + `(training steps that were kept). Mean of the ranks: ${parts.join(", ")}.`;
+}
+
 function showHeader() {
   const { run } = summary;
   byId("title").textContent = `commtrace · ${run.id}` + (run.attempt > 0 ? ` · attempt ${run.attempt}` : "");
@@ -97,6 +112,7 @@ function showHeader() {
     parallel.map(([name, size]) => `${name} ${size}`).join(", "), run.backend, run.device, clocks(),
   ]);
   byId("verdict").textContent = summary.verdict;
+  byId("run-budget").textContent = budgetInWords(summary.run_budget);
   byId("notes").append(...summary.problems.map((problem) => element("li", problem)));
 }
 

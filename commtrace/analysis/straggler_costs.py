@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.occurrence import Occurrence, occurrence
 from commtrace.analysis.peers import Float64, PeerComparison, compare_with_peers
 from commtrace.analysis.replay_program import Program, stage_of
 from commtrace.trace.run import Run
@@ -59,12 +60,14 @@ class Cost(NamedTuple):
         share: of the step.
         standard_error_ms: of ``ms``, from how the savings scatter over steps.
         persistence: share of the steps that save at least half of ``ms``.
+        when: in which steps most of it is saved.
     """
 
     ms: float
     share: float
     standard_error_ms: float
     persistence: float
+    when: Occurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class Bench:
             share=typical * 1e6 / self.step_ns,
             standard_error_ms=ERROR_OF_MEDIAN * robust_sigma(saved) / np.sqrt(len(saved)),
             persistence=float((saved >= max(typical, 1e-6) / 2).mean()),
+            when=occurrence(self.program.steps[self.steady].tolist(), saved * 1e6),
         )
 
     def passes(self, cost: Cost, *, rare: bool = False) -> bool:

@@ -32,6 +32,8 @@ class Verdict:
             garbage collection) the mean.
         gpu_hours_per_day: the same over all devices of the job, if it runs all day.
         persistence: share of the steps in which it costs at least half of that.
+        occurrence: of what happened in few steps only, in which, and how long in all: ``once, in step 7: 2.2 s``; else
+            empty.
         evidence: a sentence with the numbers that speak for it.
         next_step: a sentence: what to do.
     """
@@ -45,6 +47,7 @@ class Verdict:
     persistence: float
     evidence: str
     next_step: str
+    occurrence: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -232,6 +232,7 @@ def _slow_hosts(run: Run, suspects: Sequence[_Suspect]) -> dict[str, list[_Suspe
 def _verdict(bench: Bench, suspect: _Suspect, cost: Cost) -> Verdict:
     trace = bench.run.ranks[suspect.rank]
     excess_ms = suspect.excess_ns[suspect.cause] / 1e6
+    once = cost.when.in_words() if suspect.cause in _RARE and cost.when.is_rare else ""
     persistence = cost.persistence if suspect.cause in _RARE else suspect.persistence
     how_often = f"so in {round(persistence * bench.num_steps)} of {bench.num_steps} steps"
     if suspect.cause in _RARE:
@@ -255,6 +256,7 @@ def _verdict(bench: Bench, suspect: _Suspect, cost: Cost) -> Verdict:
         persistence=persistence,
         evidence=evidence,
         next_step=NEXT_STEP[suspect.cause],
+        occurrence=once,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from commtrace.analysis.awaited import Awaited, awaited_ranks
 from commtrace.analysis.chain import Analysis, analysis_of
 from commtrace.analysis.communication import Communication, communication_table
 from commtrace.analysis.coverage import Coverage, find_coverage
@@ -19,6 +20,7 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.modules import ModuleTime, module_table
 from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.partition import Partition
 from commtrace.analysis.pipeline import observe_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import RankMean, rank_means
@@ -49,8 +51,9 @@ def summarise(
     Returns:
         Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
         ``run_budget`` (of the wall time; None if only some steps were asked for), ``ranks`` (means per step),
-        ``communication``, ``modules``, ``pipeline`` (None without one), ``stragglers``, ``abstentions`` (what could not
-        be judged), ``coverage``, ``verdict`` and ``problems``.
+        ``awaited`` (for whom others waited, and what it did meanwhile), ``communication``, ``modules``, ``pipeline``
+        (None without one), ``stragglers``, ``abstentions`` (what could not be judged), ``coverage``, ``verdict`` and
+        ``problems``.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -92,6 +95,8 @@ class _Unreplayed(NamedTuple):
     tables: _Tables
     ranks: list[RankMean]
     budget: RunBudget | None
+    awaited: list[Awaited]
+    partition: Partition
     problems: list[str]
 
 
@@ -104,6 +109,8 @@ def _without_replay(analysis: Analysis, is_whole: bool) -> _Unreplayed:
         tables=tables,
         ranks=rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks),
         budget=run_budget(analysis.recorded, load_earlier_attempts(analysis.recorded)) if is_whole else None,
+        awaited=awaited_ranks(analysis.context),
+        partition=analysis.partition,
         problems=find_problems(analysis, tables.communication),
     )
 
@@ -120,13 +127,20 @@ def _summary(rest: _Unreplayed, replayed: _Replayed) -> dict[str, Any]:
         "alignment": rest.alignment,
         "run_budget": rest.budget.to_json() if rest.budget else None,
         "ranks": [rank.to_json() for rank in ranks],
+        "awaited": [one.to_json() for one in rest.awaited],
         "communication": [row.to_json() for row in tables.communication],
         "modules": [row.to_json() for row in tables.modules],
         "pipeline": pipeline,
         "stragglers": stragglers,
         "abstentions": list(findings.abstentions),
         "coverage": {**tables.coverage.to_json(), "missing": tables.missing},
-        "verdict": verdict(ranks, stragglers, tables.unmatched.roles | roles_of_one_rank(tables.communication)),
+        "verdict": verdict(
+            ranks,
+            stragglers,
+            tables.unmatched.roles | roles_of_one_rank(tables.communication),
+            awaited=rest.awaited,
+            partition=rest.partition,
+        ),
         "problems": rest.problems,
     }
 

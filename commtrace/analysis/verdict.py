@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from commtrace.analysis.awaited import Awaited
+from commtrace.analysis.occurrence import Occurrence, occurrence
+from commtrace.analysis.partition import Partition
 from commtrace.analysis.rank_means import RankMean
-from commtrace.analysis.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER
+from commtrace.analysis.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
 from commtrace.analysis.straggler_verdict import cause_in_words
 
 _WORTH_A_LOOK: Final = 0.05
@@ -19,10 +24,17 @@ class _Loss(NamedTuple):
     time_ns: float
     what: str
     look_at: str
+    kinds: tuple[str, ...]
+    role: str | None = None
 
 
 def verdict(
-    ranks: Sequence[RankMean], stragglers: Sequence[Mapping[str, Any]], unmatched: Mapping[str, str] | None = None
+    ranks: Sequence[RankMean],
+    stragglers: Sequence[Mapping[str, Any]],
+    unmatched: Mapping[str, str] | None = None,
+    *,
+    awaited: Sequence[Awaited] = (),
+    partition: Partition | None = None,
 ) -> str:
     """What costs most, over all ranks, and where to look.
 
@@ -32,6 +44,8 @@ def verdict(
         ranks: what their time went to.
         stragglers: as JSON.
         unmatched: by role, why it cannot be told what is waiting; see :mod:`commtrace.analysis.unmatched`.
+        awaited: for whom others waited, longest first.
+        partition: of the same steps; tells a loss that happened once from one of every step.
     """
     wall = sum(rank.wall_ns for rank in ranks)
     if not wall:
@@ -39,15 +53,31 @@ def verdict(
         return f"{none}: there is nothing to judge."
     if stragglers:
         return _straggler_sentence(max(stragglers, key=lambda one: one["cost_ms_per_step"]), wall / len(ranks))
-    worst = max(_losses(ranks, unmatched or {}), key=lambda loss: loss.time_ns)
+    worst = max(_losses(ranks, unmatched or {}, awaited), key=lambda loss: loss.time_ns)
     share = worst.time_ns / wall
     if share < _WORTH_A_LOOK:
         return f"The ranks compute; the largest loss is {worst.what} with {share:.1%} of the step. Nothing stands out."
+    when = None if partition is None else _occurrence(partition, worst)
+    if when is not None and when.is_rare:
+        return f"Largest loss: {worst.what}, {when.in_words()}, {share:.1%} of the time of all steps. {worst.look_at}"
     return f"Largest loss: {worst.what}, {share:.1%} of the step ({_ms(worst.time_ns / len(ranks))}). {worst.look_at}"
+
+
+def _occurrence(partition: Partition, loss: _Loss) -> Occurrence:
+    """In which steps it was, the mean over the ranks."""
+    ns = np.sum([partition.total(kind, loss.role) for kind in loss.kinds], axis=0)
+    steps, which = np.unique(partition.step, return_inverse=True)
+    num_ranks = max(len(np.unique(partition.rank)), 1)
+    return occurrence(steps.tolist(), np.bincount(which.reshape(-1), ns) / num_ranks)
 
 
 def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> str:
     cost_ns = straggler["cost_ms_per_step"] * 1e6
+    if straggler.get("occurrence"):
+        return (
+            f"{straggler['who'][:1].upper()}{straggler['who'][1:]} held up the others "
+            f"({cause_in_words(straggler['cause'])}) {straggler['occurrence']}. {straggler['next_step']}"
+        )
     who = "Now one rank, now another" if straggler["rank"] < 0 else straggler["who"][:1].upper() + straggler["who"][1:]
     return (
         f"{who} holds up the others ({cause_in_words(straggler['cause'])}): it costs {_ms(cost_ns)} of every step, "
@@ -55,7 +85,7 @@ def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> st
     )
 
 
-def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str]) -> list[_Loss]:
+def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited]) -> list[_Loss]:
     def over_ranks(kind: str) -> int:
         return sum(rank.total(kind) for rank in ranks)
 
@@ -64,22 +94,25 @@ def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str]) -> list[_Lo
             over_ranks(BUBBLE),
             "waiting for pipeline neighbours (bubble)",
             "More microbatches or chunks, or stages of equal length, make it smaller.",
+            (BUBBLE,),
         ),
-        _Loss(over_ranks(DATA), "waiting for input data", "More loader workers or prefetching hide it."),
-        _Loss(over_ranks(CHECKPOINT), "saving checkpoints", "Save asynchronously or less often."),
-        _Loss(over_ranks(GC), "garbage collection", "Disable it and collect on all ranks in the same step."),
+        _Loss(over_ranks(DATA), "waiting for input data", "More loader workers or prefetching hide it.", (DATA,)),
+        _Loss(over_ranks(CHECKPOINT), "saving checkpoints", "Save asynchronously or less often.", (CHECKPOINT,)),
+        _Loss(over_ranks(GC), "garbage collection", "Disable it and collect on all ranks in the same step.", (GC,)),
         _Loss(
             over_ranks(IDLE),
             "devices with nothing to do",
             "The host launches work too slowly or waits: look at input, synchronisation and launch overhead.",
+            (IDLE,),
         ),
-        _Loss(over_ranks(MEMORY), "copies that nothing hides", "Pin memory and copy on a stream of its own."),
+        _Loss(over_ranks(MEMORY), "copies that nothing hides", "Pin memory, copy on a stream of its own.", (MEMORY,)),
         _Loss(
             over_ranks(OTHER),
             "time in no span",
             _what_is_in_no_span(ranks),
+            (OTHER,),
         ),
-        *_exposed(ranks, unmatched),
+        *_exposed(ranks, unmatched, awaited),
     ]
 
 
@@ -89,7 +122,7 @@ def _what_is_in_no_span(ranks: Sequence[RankMean]) -> str:
     return "It is no communication that was seen; name it with commtrace.span to see what it is."
 
 
-def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str]) -> list[_Loss]:
+def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited]) -> list[_Loss]:
     losses = []
     for role in sorted({role for rank in ranks for role in rank.exposed_ns}):
         parts = [rank.exposed_ns.get(role, {"wait": 0, "transfer": 0}) for rank in ranks]
@@ -97,11 +130,20 @@ def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str]) -> list[_L
         if role in unmatched:
             look_at = unmatched[role]
         elif wait > transfer:
-            look_at = f"{wait / (wait + transfer):.0%} of it is waiting for the last rank to arrive: balance the ranks."
+            waiting = f"{wait / (wait + transfer):.0%} of it is waiting for the last rank to arrive"
+            look_at = waiting + _for_whom(awaited)
         else:
             look_at = "Most of it is transfer: overlap it with compute, or send less."
-        losses.append(_Loss(wait + transfer, f"standing still for {role} communication", look_at))
+        what = f"standing still for {role} communication"
+        losses.append(_Loss(wait + transfer, what, look_at, (WAIT, TRANSFER), role))
     return losses
+
+
+def _for_whom(awaited: Sequence[Awaited]) -> str:
+    """The rank that stands out among those waited for, and what it did meanwhile."""
+    if not awaited or not awaited[0].stands_out:
+        return ": balance the ranks."
+    return f", most of all {awaited[0].in_words()}. {awaited[0].next_step}"
 
 
 def _ms(time_ns: float) -> str:

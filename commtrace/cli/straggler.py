@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from commtrace.analysis.awaited import awaited_ranks
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
@@ -30,7 +31,7 @@ from commtrace.cli.arguments import NEWEST_RUN, RunArgument
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.loading import load
-from commtrace.cli.straggler_view import print_stragglers
+from commtrace.cli.straggler_view import print_awaited, print_stragglers
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
 
@@ -104,6 +105,7 @@ def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
         "verdicts": [verdict.to_json() for verdict in findings.verdicts],
         "hidden": list(findings.hidden),
         "waited_for": findings.waited_for,
+        "awaited": [one.to_json() for one in awaited_ranks(matched.context)],
         "abstentions": list(findings.abstentions),
     }
 
@@ -136,6 +138,7 @@ def _print(console: Console, told: Mapping[str, Any]) -> None:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     if told["waited_for"]:
         console.print(escape(told["waited_for"]))
+    print_awaited(console, told["awaited"])
     if not told["verdicts"]:
         console.print()
     _print_slowdown(console, told)

@@ -15,7 +15,7 @@ from commtrace.cli.detail_view import detail_lines, print_sums
 from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
 from commtrace.cli.run_budget_view import run_budget_lines
-from commtrace.cli.straggler_view import print_stragglers
+from commtrace.cli.straggler_view import print_awaited, print_stragglers
 from commtrace.cli.units import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share
 
 Summary = Mapping[str, Any]
@@ -41,6 +41,7 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
         _print_table(console, "Modules, ms per step, mean of ranks", modules, NOTE)
     print_pipeline(console, summary["pipeline"])
     print_stragglers(console, summary["stragglers"])
+    print_awaited(console, summary["awaited"])
     for abstention in summary["abstentions"]:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     _print_coverage(console, summary)

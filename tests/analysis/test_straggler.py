@@ -131,6 +131,7 @@ def test_a_verdict_as_json() -> None:
             "evidence",
             "next_step",
         ),
+        "occurrence",
     }
 
 

@@ -280,11 +280,15 @@ function showBreakdown() {
 function showStragglers() {
   const rows = summary.stragglers.map((found) => [
     found.rank < 0 ? "moves between ranks" : `rank ${found.rank}`, found.host, found.cause.replaceAll("_", " "),
-    found.cost_ms_per_step.toFixed(2), evidence(found.evidence), found.next_step ?? "",
+    found.cost_ms_per_step.toFixed(2) + (found.occurrence ? ` (${found.occurrence})` : ""), evidence(found.evidence), found.next_step ?? "",
   ]);
   byId("stragglers").append(rows.length
     ? table(["<rank", "<host", "<cause", "cost ms per step", "<evidence", "<what to do"], rows)
     : element("p", nothingFound(), "empty"));
+  const [awaited] = summary.awaited || [];
+  if (awaited && awaited.stands_out) {
+    byId("stragglers").append(element("p", `Waited for most: ${awaited.in_words}. ${awaited.next_step}`, "hint"));
+  }
   for (const abstention of summary.abstentions || []) byId("stragglers").append(element("p", abstention, "hint"));
 }
 

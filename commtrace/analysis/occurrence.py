@@ -1,0 +1,65 @@
+"""How often something took time: whether it belongs to every step, or happened once and is only a mean when spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.rank_words import ranges, ranges_in_words, seconds_in_words
+
+_MOST_OF_IT: Final = 0.8
+_RARE: Final = 0.25
+"""What happens in at most this share of the steps is no part of every step."""
+
+_FEWEST_STEPS: Final = 4
+_MOST_NAMED: Final = 6
+
+
+class Occurrence(NamedTuple):
+    """The fewest steps that hold most of a time.
+
+    Attributes:
+        steps: their numbers, ascending; none where there was no time at all.
+        total_ns: in all steps.
+        num_steps: how many steps were looked at.
+    """
+
+    steps: tuple[int, ...]
+    total_ns: int
+    num_steps: int
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether a mean over all steps would tell of something that most of them do not have."""
+        enough = self.num_steps >= _FEWEST_STEPS and bool(self.steps)
+        return enough and len(self.steps) <= max(1, int(_RARE * self.num_steps))
+
+    def in_words(self) -> str:
+        """``once, in step 7: 2.2 s``; ``in 2 of 25 steps (10, 20): 11 s in all``."""
+        total = seconds_in_words(self.total_ns)
+        if len(self.steps) == 1:
+            return f"once, in step {self.steps[0]}: {total}"
+        named = ranges_in_words(ranges(self.steps), _MOST_NAMED)
+        return f"in {len(self.steps)} of {self.num_steps} steps ({named}): {total} in all"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"steps": list(self.steps), "total_ns": self.total_ns, "num_steps": self.num_steps}
+
+
+def occurrence(steps: Sequence[int], times_ns: npt.NDArray[Any]) -> Occurrence:
+    """In which steps something took time.
+
+    Args:
+        steps: their numbers.
+        times_ns: how long it took in each.
+    """
+    times = np.maximum(np.asarray(times_ns, np.float64), 0.0)
+    total = float(times.sum())
+    if not total:
+        return Occurrence((), 0, len(steps))
+    order = np.argsort(-times, kind="stable")
+    enough = int(np.searchsorted(np.cumsum(times[order]), _MOST_OF_IT * total)) + 1
+    return Occurrence(tuple(sorted(int(steps[at]) for at in order[:enough])), round(total), len(steps))

@@ -26,7 +26,7 @@ UNKNOWN, RESTART, START, LOADING, TRAINING, REPEATED, EVALUATION, CHECKPOINT = r
 PARTS: Final = ("unknown", "restart", "start", "loading", "training", "repeated", "evaluation", "checkpoint")
 """In ascending order of belief: of an instant to which several lay claim, the last one has it."""
 
-_PART_OF_KIND: Final = {
+PART_OF_KIND: Final = {
     schema.DATA: LOADING,
     schema.STEP: TRAINING,
     schema.EVALUATION: EVALUATION,
@@ -138,7 +138,7 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
         rank: Parts(*divide(_claims(rank, attempts, kept_below, begin), begin, end))
         for rank in sorted(set[int]().union(*attempts))
     }
-    sums = np.sum([parts.ns() for parts in ranks.values()], axis=0, dtype=np.int64)
+    sums = np.array([parts.ns() for parts in ranks.values()], np.int64).sum(axis=0)
     repeated = {
         (number, step)
         for number, attempt in enumerate(attempts)
@@ -186,7 +186,7 @@ def _of_rank(trace: RankTrace) -> _RankAttempt:
     known += [] if trace.last_written_ns is None else [trace.last_written_ns]
     known += [] if trace.process_start_ns is None else [trace.process_start_ns]
     claims = {}
-    for kind, part in _PART_OF_KIND.items():
+    for kind, part in PART_OF_KIND.items():
         rows = np.flatnonzero(spans.kind == kind)
         claims[kind] = Claim(part, spans.start[rows] + offset, spans.end[rows] + offset)
     return _RankAttempt(

@@ -98,6 +98,7 @@ class StepCollector:
         for mark in marks:
             self.rank.learn(mark)
         self.rank.spans += len(rows) - len(marks)
+        self.rank.budget.add(rows, self.rank.marks.topology)
         before = len(self._pending)
         self._pending.add(rows)
         self.rank.dropped = dict(self._dropped())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from commtrace.live.run_budget import LiveBudget
 from commtrace.live.waits import Split
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
@@ -40,6 +41,7 @@ class LiveRank:
         score: this rank's own work as a multiple of what is typical of its stage, as the monitor last told; None if it
             has not.
         events: what it found so far, the newest few.
+        budget: what its wall time went to so far.
         split: by operation and role, the exposed time of which the monitor knows how much was waiting.
     """
 
@@ -63,6 +65,7 @@ class LiveRank:
         self.joins = False
         self.stragglers: tuple[Mapping[str, Any], ...] = ()
         self.score: float | None = None
+        self.budget = LiveBudget()
         self.split: Mapping[tuple[str, str], Split] = {}
         self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
 

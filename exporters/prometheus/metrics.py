@@ -7,6 +7,7 @@ does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -59,10 +60,10 @@ class RankCollector(Collector):
         compute = CounterMetricFamily(
             "commtrace_compute_seconds", "Time in which the rank computed, by phase.", labels=["phase"]
         )
-        for phase, time in totals.compute_ns.items():
-            compute.add_metric([phase], time / 1e9)
+        for phase, spent in totals.compute_ns.items():
+            compute.add_metric([phase], spent / 1e9)
         yield compute
-        for name, time, told in (
+        for name, spent, told in (
             ("bubble", totals.bubble_ns, "Stalls on pipeline neighbours, the transfers themselves included."),
             ("data", totals.data_ns, "Waiting for input."),
             ("checkpoint", totals.checkpoint_ns, "Saving checkpoints."),
@@ -70,7 +71,8 @@ class RankCollector(Collector):
             ("other", totals.other_ns, "Time of steps that no span explains."),
             ("work", totals.work_ns, "Steps without waiting for others and without checkpoints: the rank's own time."),
         ):
-            yield CounterMetricFamily(f"commtrace_{name}_seconds", told, time / 1e9)
+            yield CounterMetricFamily(f"commtrace_{name}_seconds", told, spent / 1e9)
+        yield from self._of_run()
         for name in COUNTS:
             if name in totals.counts:
                 yield CounterMetricFamily(f"commtrace_{name}", f"What the script counted: {name}.", totals.counts[name])
@@ -87,6 +89,22 @@ class RankCollector(Collector):
                 "When the last complete step ended, epoch seconds.",
                 self._rank.epoch_ns(totals.last.end_ns) / 1e9,
             )
+
+    def _of_run(self) -> Iterator[Metric]:
+        goodput = self._rank.budget.goodput(time.monotonic_ns())
+        if goodput is None:
+            return
+        run = CounterMetricFamily(
+            "commtrace_run_seconds",
+            "Wall time of the process until the end of its last step, by what it went to.",
+            labels=["part"],
+        )
+        for part, seconds in self._rank.budget.seconds().items():
+            run.add_metric([part], seconds)
+        yield run
+        yield GaugeMetricFamily(
+            "commtrace_goodput_ratio", "Share of the process's wall time so far in training steps.", goodput
+        )
 
     def _step_duration(self) -> HistogramMetricFamily:
         buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []

@@ -11,6 +11,7 @@ from commtrace.exporters.prometheus.rules import Timing, alerts
 from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.device import Device
 from commtrace.live.waits import Split
+from commtrace.trace import schema
 from tests.exporters.prometheus.steps import rank, summary
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -27,6 +28,7 @@ def test_every_metric_is_documented() -> None:
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
     live = rank()
     live.joins, live.score, live.stragglers = True, 1.0, ({"rank": 1, "cause": "compute", "cost_ms_per_step": 1.0},)
+    live.budget.add([(schema.STEP, "step", schema.COMPUTE, 0, 1)], {})
     live.split = {("all_reduce", "dp"): Split(1, 1)}
     names = {
         sample.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")

@@ -1,0 +1,68 @@
+"""The wall time of a running process so far: training, evaluation, checkpoints, loading, start.
+
+The same arithmetic as :mod:`commtrace.analysis.run_budget`, step by step. Whether steps were lost by a restart, and how
+long it took, one process cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.analysis.run_budget import PART_OF_KIND, PARTS, START, TRAINING, Claim, divide
+from commtrace.trace import schema
+from commtrace.trace.writer import Row
+
+KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start", "unknown")
+_KIND, _START, _END = (schema.SCHEMA.get_field_index(name) for name in ("kind", "start", "end"))
+
+
+class LiveBudget:
+    """Adds up whose every instant was, up to the end of the last step. Not for several threads at a time."""
+
+    def __init__(self) -> None:
+        self._began_ns: int | None = None
+        self._until_ns = 0
+        self._ns = [0] * len(PARTS)
+        self._pending: list[tuple[int, int, int]] = []
+
+    def add(self, rows: Iterable[Row], topology: Mapping[str, Any]) -> None:
+        """Take the rows of one pass.
+
+        Args:
+            rows: of any kind.
+            topology: what the rank has told of itself: when its process began, and whether it records all steps.
+        """
+        found = [(PART_OF_KIND[row[_KIND]], row[_START], row[_END]) for row in rows if row[_KIND] in PART_OF_KIND]
+        self._pending += found
+        step_ends = [end for part, _, end in found if part == TRAINING]
+        if step_ends:
+            self._close(max(step_ends), topology)
+
+    def _close(self, until_ns: int, topology: Mapping[str, Any]) -> None:
+        claims = [Claim(part, np.array([start]), np.array([end])) for part, start, end in self._pending]
+        first_ns = min(start for part, start, _ in self._pending if part == TRAINING)
+        if self._began_ns is None:
+            self._began_ns = self._until_ns = min(first_ns, topology.get("process_start_ns", first_ns))
+            if "steps" not in topology.get("recording", {}):
+                claims.append(Claim(START, np.array([self._began_ns]), np.array([first_ns])))
+        for part, time in enumerate(divide(claims, self._until_ns, max(until_ns, self._until_ns))):
+            self._ns[part] += time
+        self._until_ns = max(until_ns, self._until_ns)
+        self._pending = [one for one in self._pending if one[2] > self._until_ns]
+
+    def seconds(self) -> dict[str, float]:
+        """By part; they add up to the time from the begin of the process to the end of its last step."""
+        return {part: self._ns[PARTS.index(part)] / 1e9 for part in KNOWN_PARTS}
+
+    def goodput(self, now_ns: int) -> float | None:
+        """The share of the process's wall time until now in training steps; None before the first step has ended.
+
+        Args:
+            now_ns: on the monotonic clock.
+        """
+        if self._began_ns is None or now_ns <= self._began_ns:
+            return None
+        return self._ns[TRAINING] / (now_ns - self._began_ns)

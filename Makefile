@@ -71,7 +71,7 @@ e2e: $(INSTALLED)
 	$(PYTEST) tests -m e2e
 
 test-gpu: $(INSTALLED)  ## On a machine with a GPU: NCCL ranks on it, compared with the kernels that torch.profiler saw.
-	$(BIN)/python -m pytest tests/gpu -m gpu -s
+	$(BIN)/python -m pytest tests/gpu
 
 bench: $(INSTALLED)
 	$(BIN)/python bench/overhead.py

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from commtrace.trace import schema
-
 SYNCHRONISING = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
 
 
@@ -23,7 +21,11 @@ class Interval(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Of the spans of one rank, ns, after the constant difference between the two clocks has been taken away."""
+    """Of spans of one rank, ns, after the constant difference between the two clocks has been taken away.
+
+    Attributes:
+        start, end: span minus kernel.
+    """
 
     start: Any
     end: Any
@@ -56,16 +58,17 @@ def recorded_operations(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in launched if row["op_in_seq"] == 0]
 
 
-def compared(kernels: Sequence[Interval], operations: Sequence[dict[str, Any]]) -> Errors:
-    """How far spans are from the kernels, for the operations whose end commtrace says to know exactly."""
+def compared(kernels: Sequence[Interval], operations: Sequence[dict[str, Any]], timing: str = "cuda_event") -> Errors:
+    """How far spans of a timing are from the kernels of their launches.
+
+    The clocks are told apart by the ends of the operations that are timed by events.
+    """
     assert len(kernels) == len(operations), (len(kernels), len(operations))
-    pairs = [
-        (kernel, row)
-        for kernel, row in zip(kernels, operations, strict=True)
-        if row["timing"] == schema.CUDA_EVENT_TIMING
-    ]
-    assert pairs, "no operation was timed by the device"
-    starts = np.array([row["start"] - kernel.start for kernel, row in pairs], np.float64)
-    ends = np.array([row["end"] - kernel.end for kernel, row in pairs], np.float64)
+    pairs = list(zip(kernels, operations, strict=True))
+    ends = [row["end"] - kernel.end for kernel, row in pairs if row["timing"] == "cuda_event"]
+    assert ends, "no operation was timed by the device"
     offset = np.median(ends)
-    return Errors(starts - offset, ends - offset)
+    chosen = [(kernel, row) for kernel, row in pairs if row["timing"] == timing]
+    starts = np.array([row["start"] - kernel.start for kernel, row in chosen], np.float64)
+    own_ends = np.array([row["end"] - kernel.end for kernel, row in chosen], np.float64)
+    return Errors(starts - offset, own_ends - offset)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from commtrace.trace import schema
 from tests.gpu.kernels import compared, nccl_kernels, recorded_operations, synchronisations
 
 
@@ -31,7 +30,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def row(number: int, start: int, end: int, op_in_seq: int = 0, timing: int = schema.CUDA_EVENT_TIMING) -> Any:
+def row(number: int, start: int, end: int, op_in_seq: int = 0, timing: str = "cuda_event") -> Any:
     return {"id": number, "start": start, "end": end, "op_in_seq": op_in_seq, "timing": timing}
 
 
@@ -59,9 +58,17 @@ def test_errors_are_what_the_constant_difference_of_the_clocks_leaves(trace: Pat
 
 
 def test_what_is_not_known_exactly_is_not_judged(trace: Path) -> None:
-    operations = [row(0, 100_000, 900_000, timing=schema.UNKNOWN_TIMING), row(1, 500_000, 550_000)]
+    operations = [row(0, 100_000, 900_000, timing="unknown"), row(1, 500_000, 550_000)]
 
     assert compared(nccl_kernels(trace), operations).end.tolist() == [0]
+
+
+def test_spans_of_another_timing_are_compared_by_the_same_clocks(trace: Path) -> None:
+    operations = [row(0, 1_100_000, 1_353_500, timing="nccl_timing"), row(1, 1_500_000, 1_550_000)]
+
+    errors = compared(nccl_kernels(trace), operations, "nccl_timing")
+
+    assert (errors.start.tolist(), errors.end.tolist()) == ([0], [3_000])
 
 
 def test_a_missing_span_is_an_error(trace: Path) -> None:

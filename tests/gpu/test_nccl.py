@@ -3,115 +3,137 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 
-from commtrace.trace import schema
-from commtrace.trace.reader import load_run
-from tests.e2e.launch import REPOSITORY, launch, run
-from tests.e2e.traces import rows
+from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, details, recorded_rows, run_program
 from tests.gpu.kernels import compared, nccl_kernels, recorded_operations, synchronisations
+from tests.gpu.table import microseconds
 
-PROGRAMS = REPOSITORY / "tests" / "gpu" / "programs"
 RANKS = 2
+FIRST_STEP, LAST_STEP = 3, 12
+"""As in the program."""
 ACCURACY_NS = 20_000
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch.cuda.is_available() is False"),
-    pytest.mark.skipif(not dist.is_nccl_available(), reason="needs a torch with NCCL: this build has none"),
-]
+pytestmark = NEEDS_NCCL
 
 
-def train(output: Path, **environment: str) -> list[dict[str, Any]]:
-    """Run the program; returns the figures of each rank."""
-    completed = launch(
-        [PROGRAMS / "nccl_operations.py", output, "--profile"],
-        RANKS,
+class Run(NamedTuple):
+    """What the program has left behind."""
+
+    output: Path
+    figures: list[dict[str, Any]]
+
+    def kernels(self, rank: int) -> Any:
+        return nccl_kernels(self.output / f"trace-{rank}.json")
+
+    def operations(self, rank: int) -> list[dict[str, Any]]:
+        """Communication of the profiled steps, in the order of the launches."""
+        rows = recorded_rows(self.output, rank)
+        return recorded_operations([row for row in rows if row["kind"] in ("collective", "p2p") and row["step"] >= 0])
+
+
+def train(output: Path, backend: str, **environment: str) -> Run:
+    run_program(
+        ["nccl_operations.py", output, "--backend", backend],
         {"COMMTRACE_DIR": str(output), **environment},
-        300,
+        ranks=RANKS,
     )
-    assert completed.returncode == 0, completed.stdout
-    assert "switched off" not in completed.stdout, completed.stdout
-    return [json.loads((output / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
+    return Run(output, [json.loads((output / f"rank-{rank}.json").read_text()) for rank in range(RANKS)])
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    output = tmp_path_factory.mktemp("with")
-    return output, train(output)
+def recorded(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("with"), backend)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    output = tmp_path_factory.mktemp("without")
-    return output, train(output, COMMTRACE_ENABLED="0")
+def plain(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tmp_path_factory.mktemp("without"), backend, COMMTRACE_ENABLED="0")
 
 
-def operations(output: Path, rank: int) -> list[dict[str, Any]]:
-    run = load_run(output)
-    recorded = [row for row in rows(run, rank, schema.COLLECTIVE, schema.P2P) if row["step"] >= 0]
-    return recorded_operations(recorded)
+@pytest.fixture(scope="module")
+def measured(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """NCCL measures durations, and the profiled steps are a window of detail."""
+    steps = f"{FIRST_STEP}:{LAST_STEP + 1}"
+    return train(tmp_path_factory.mktemp("measured"), backend, TORCH_NCCL_ENABLE_TIMING="1", COMMTRACE_STEPS=steps)
 
 
-@pytest.mark.parametrize("rank", range(RANKS))
-def test_spans_agree_with_the_kernels(recorded: tuple[Path, list[dict[str, Any]]], rank: int) -> None:
-    output, _ = recorded
-    kernels = nccl_kernels(output / f"trace-{rank}.json")
-
-    errors = compared(kernels, operations(output, rank))
-
-    starts, ends = errors.p95()
-    print(f"rank {rank}: {len(errors.end)} of {len(kernels)} timed; p95 {starts / 1e3:.1f} and {ends / 1e3:.1f} µs")
-    assert ends <= ACCURACY_NS
-    assert starts <= ACCURACY_NS
-
-
-@pytest.mark.parametrize("rank", range(RANKS))
-def test_what_is_not_known_exactly_is_a_bound(recorded: tuple[Path, list[dict[str, Any]]], rank: int) -> None:
-    output, _ = recorded
-    kernels = nccl_kernels(output / f"trace-{rank}.json")
-    spans = operations(output, rank)
-    offset = np.median([row["end"] - kernel.end for kernel, row in zip(kernels, spans, strict=True)])
-    bounds = [
-        (row["end"] - kernel.end - offset, kernel.start + offset - row["start"])
-        for kernel, row in zip(kernels, spans, strict=True)
-        if row["timing"] == schema.UNKNOWN_TIMING
-    ]
-
-    assert bounds
-    assert min(min(bound) for bound in bounds) >= -ACCURACY_NS
-
-
-def test_memory_and_results_are_those_of_a_run_without(
-    recorded: tuple[Path, list[dict[str, Any]]], plain: tuple[Path, list[dict[str, Any]]]
-) -> None:
-    assert recorded[1] == plain[1]
-
-
-def test_the_process_waits_for_the_device_as_often_as_without(
-    recorded: tuple[Path, list[dict[str, Any]]], plain: tuple[Path, list[dict[str, Any]]]
-) -> None:
+@pytest.mark.answers("spans against kernels")
+def test_spans_agree_with_the_kernels(recorded: Run, figures: list[str]) -> None:
     for rank in range(RANKS):
-        name = f"trace-{rank}.json"
-        assert synchronisations(recorded[0] / name) == synchronisations(plain[0] / name)
+        kernels = recorded.kernels(rank)
+        errors = compared(kernels, recorded.operations(rank))
+        figures.append(
+            f"rank {rank}: {len(errors.end)} of {len(kernels)} timed by events; starts {microseconds(errors.start)}; "
+            f"ends {microseconds(errors.end)}"
+        )
+        assert max(errors.p95()) <= ACCURACY_NS
 
 
-def test_nothing_was_dropped(recorded: tuple[Path, list[dict[str, Any]]]) -> None:
-    run = load_run(recorded[0])
+@pytest.mark.answers("hidden ends: upper bounds")
+def test_what_is_not_known_exactly_is_a_bound(recorded: Run, figures: list[str]) -> None:
+    for rank in range(RANKS):
+        errors = compared(recorded.kernels(rank), recorded.operations(rank), "unknown")
+        assert len(errors.end)
+        figures.append(f"rank {rank}: {len(errors.end)} bounds lie behind the end: {microseconds(errors.end)}")
+        assert min(errors.end.min(), -errors.start.max()) >= -ACCURACY_NS
 
-    assert run.problems == ()
-    assert {rank: trace.dropped for rank, trace in run.ranks.items()} == {rank: {} for rank in range(RANKS)}
+
+@pytest.mark.answers("hidden ends: flight recorder")
+def test_ends_by_the_durations_of_the_flight_recorder_agree_with_the_kernels(measured: Run, figures: list[str]) -> None:
+    for rank in range(RANKS):
+        errors = compared(measured.kernels(rank), measured.operations(rank), "nccl_timing")
+        marks = details(recorded_rows(measured.output, rank), "hidden_ends")
+        hidden, known, refused = (sum(mark[name] for mark in marks) for name in ("hidden", "known", "refused"))
+        largest = [mark["largest_difference_ns"] for mark in marks if mark["compared"]]
+        figures.append(
+            f"rank {rank}: {known} of {hidden} known, {refused} refused; ends {microseconds(errors.end)}; "
+            f"against {sum(mark['compared'] for mark in marks)} stalls {microseconds(largest)}; "
+            f"asked for {max((mark['took_ns'] for mark in marks), default=0) / 1e6:.1f} ms at most"
+        )
+        assert known
+        assert float(np.percentile(np.abs(errors.end), 95)) <= ACCURACY_NS
 
 
-def test_graph_captures_survive_the_harvester(tmp_path: Path) -> None:
-    completed = run([sys.executable, str(PROGRAMS / "graph_capture.py")], {"COMMTRACE_DIR": str(tmp_path)}, 120)
+@pytest.mark.answers("memory")
+def test_memory_and_results_are_those_of_a_run_without(recorded: Run, plain: Run, figures: list[str]) -> None:
+    for rank, (own, other) in enumerate(zip(recorded.figures, plain.figures, strict=True)):
+        host = (own.pop("host_bytes") - other.pop("host_bytes")) / 2**20
+        sides = [
+            f"allocated {side['allocated'] / 2**20:.1f}, reserved {side['reserved'] / 2**20:.1f} MiB"
+            for side in (other, own)
+        ]
+        figures.append(f"rank {rank}: {sides[0]} without; {sides[1]}, and {host:+.0f} MiB of the host, with")
+        assert own == other
 
-    assert completed.returncode == 0, completed.stdout
-    assert "switched off" not in completed.stdout, completed.stdout
+
+@pytest.mark.answers("synchronisations")
+def test_the_process_waits_for_the_device_as_often_as_without(recorded: Run, plain: Run, figures: list[str]) -> None:
+    for rank in range(RANKS):
+        counts = [synchronisations(run.output / f"trace-{rank}.json") for run in (plain, recorded)]
+        figures.append(f"rank {rank}: {counts[0]} without, {counts[1]} with")
+        assert counts[0] == counts[1]
+
+
+@pytest.mark.answers("dropped spans")
+def test_nothing_was_dropped(recorded: Run, figures: list[str]) -> None:
+    for rank in range(RANKS):
+        rows = recorded_rows(recorded.output, rank)
+        figures.append(f"rank {rank}: none of {len(rows)}")
+        assert details(rows, "dropped") == []
+        assert details(rows, "problem") == []
+
+
+@pytest.mark.answers("graph capture")
+def test_graph_captures_survive_the_harvester(backend: str, tmp_path: Path) -> None:
+    run_program(["graph_capture.py", backend], {"COMMTRACE_DIR": str(tmp_path)}, timeout=60)

@@ -6,44 +6,35 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from commtrace.trace import schema
-from commtrace.trace.reader import load_run
-from tests.e2e.launch import REPOSITORY, launch
-from tests.e2e.traces import rows
+from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, details, recorded_rows, run_program
 
-PROGRAM = REPOSITORY / "tests" / "gpu" / "programs" / "aborts_nccl.py"
 STEPS = 5
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch.cuda.is_available() is False"),
-    pytest.mark.skipif(not dist.is_nccl_available(), reason="needs a torch with NCCL: this build has none"),
-]
+pytestmark = NEEDS_NCCL
 
 
-def outcome(output: Path, **environment: str) -> dict[str, str]:
-    variables = {"COMMTRACE_DIR": str(output / "run"), "PYTHONPATH": str(REPOSITORY), **environment}
-    completed = launch([PROGRAM, output], 2, variables, timeout=180)
-    assert not completed.timed_out, completed.stdout
-    assert completed.returncode == 0, completed.stdout
-    assert "switched off" not in completed.stdout, completed.stdout
+def outcome(output: Path, backend: str, **environment: str) -> dict[str, str]:
+    variables = {"COMMTRACE_DIR": str(output / "run"), **environment}
+    run_program(["aborts_nccl.py", output, backend], variables, ranks=2, timeout=60)
     told: dict[str, str] = json.loads((output / "rank-0.json").read_text())
     return told
 
 
-def test_an_aborted_group_ends_as_without_and_leaves_readable_spans(tmp_path: Path) -> None:
-    plain = outcome(tmp_path / "plain", COMMTRACE_ENABLED="0")
-    recorded = outcome(tmp_path / "recorded")
+@pytest.mark.answers("aborted group")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_aborted_group_ends_as_without_and_leaves_readable_spans(
+    tmp_path: Path, backend: str, figures: list[str]
+) -> None:
+    plain = outcome(tmp_path / "plain", backend, COMMTRACE_ENABLED="0")
+    recorded = outcome(tmp_path / "recorded", backend)
 
+    figures.append(f"training sees {plain['raised'] or 'nothing'} without, {recorded['raised'] or 'nothing'} with")
     assert recorded == plain
-    run = load_run(tmp_path / "recorded" / "run")
-    assert run.problems == ()
-    for rank, trace in run.ranks.items():
-        assert trace.closed
-        assert [row["step"] for row in rows(run, rank, schema.STEP)] == list(range(STEPS + 1))
-        steps = [row["step"] for row in rows(run, rank, schema.COLLECTIVE) if row["step"] >= 0]
+    for rank in range(2):
+        rows = recorded_rows(tmp_path / "recorded" / "run", rank)
+        assert details(rows, "end")
+        assert [row["step"] for row in rows if row["kind"] == "step"] == list(range(STEPS + 1))
+        steps = sorted(row["step"] for row in rows if row["kind"] == "collective" and row["step"] >= 0)
         assert steps == list(range(STEPS))
-        assert [row["name"] for row in rows(run, rank, schema.USER)] == ["alone"]
+        assert [row["name"] for row in rows if row["kind"] == "user"] == ["alone"]

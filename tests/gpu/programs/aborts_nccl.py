@@ -1,6 +1,6 @@
 """Gives up its NCCL group while a collective waits for a rank that does not come; then works without a group.
 
-    torchrun --nproc-per-node 2 tests/gpu/programs/aborts_nccl.py OUTPUT
+    torchrun --nproc-per-node 2 tests/gpu/programs/aborts_nccl.py OUTPUT BACKEND
 
 Rank 1 comes to five all_reduces and then stays away until rank 0 has aborted. Rank 0 launches a sixth, lets go of the
 group, and writes to ``OUTPUT/rank-0.json`` what its wait for it raised, if anything.
@@ -29,7 +29,7 @@ def main() -> None:
     output.mkdir(parents=True, exist_ok=True)
     # As torch asks of jobs that abort their groups themselves: else its watchdog may end the process first.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    device = start_distributed()
+    device = start_distributed(sys.argv[2])
     tensor = torch.ones(1024, device=device)
     for step in range(STEPS):
         with commtrace.step(step):

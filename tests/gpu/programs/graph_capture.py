@@ -1,10 +1,11 @@
 """Captures CUDA graphs slowly, so that the harvester passes while it does.
 
-python tests/gpu/programs/graph_capture.py
+python tests/gpu/programs/graph_capture.py BACKEND
 """
 
 from __future__ import annotations
 
+import sys
 import time
 
 import torch
@@ -17,7 +18,7 @@ import commtrace.auto
 def main() -> None:
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+    dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1, device_id=device)
     tensor = torch.ones(1024, device=device)
     for step in range(5):
         with commtrace.step(step):

@@ -1,9 +1,9 @@
 """All kinds of NCCL operations, on as many ranks as there are processes, all of them on one GPU.
 
-    torchrun --nproc-per-node 2 tests/gpu/programs/nccl_operations.py OUTPUT [--profile]
+    torchrun --nproc-per-node 2 tests/gpu/programs/nccl_operations.py OUTPUT [--backend nccl2]
 
-Writes ``OUTPUT/rank-N.json`` (a checksum, and the memory that was needed) and, with ``--profile``, the profiler's
-``OUTPUT/trace-N.json``. Without a GPU the same runs under gloo, to try the program itself.
+Writes ``OUTPUT/rank-N.json`` (a checksum, and the memory that was needed) and the profiler's ``OUTPUT/trace-N.json``.
+Without a GPU the same runs under gloo, to try the program itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from contextlib import nullcontext
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +29,26 @@ NUMEL = 1 << 20
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--backend", default="nccl")
     options = parser.parse_args()
-    device = start_distributed()
+    device = start_distributed(options.backend)
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    weight = torch.full((2048, 2048), 1e-4, device=device)
+    width = 2048 if device.type == "cuda" else 64
+    weight = torch.full((width, width), 1e-4, device=device)
     total = torch.zeros((), device=device)
     for step in range(WARM_UP_STEPS):
         total += train(step, weight, rank, world_size)
-    with profiler(options.profile, device) as profile:
+    with profiler(device) as profile:
         for step in range(WARM_UP_STEPS, WARM_UP_STEPS + STEPS):
             with commtrace.step(step):
                 total += train(step, weight, rank, world_size)
         if device.type == "cuda":
             torch.cuda.synchronize()
     options.output.mkdir(parents=True, exist_ok=True)
-    if profile is not None:
-        profile.export_chrome_trace(str(options.output / f"trace-{rank}.json"))
-    figures = {"checksum": total.item().hex(), "allocated": 0, "reserved": 0}
+    profile.export_chrome_trace(str(options.output / f"trace-{rank}.json"))
+    figures: dict[str, Any] = {"checksum": total.item().hex(), "allocated": 0, "reserved": 0}
+    figures["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if device.type == "cuda":
         figures["allocated"] = torch.cuda.max_memory_allocated()
         figures["reserved"] = torch.cuda.max_memory_reserved()
@@ -55,7 +56,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def start_distributed() -> torch.device:
+def start_distributed(backend: str = "nccl") -> torch.device:
     """Every rank on the first GPU. NCCL allows that to ranks that it takes for different hosts."""
     torch.manual_seed(0)
     if not torch.cuda.is_available():
@@ -65,9 +66,10 @@ def start_distributed() -> torch.device:
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     os.environ["NCCL_IB_DISABLE"] = "1"
     os.environ["NCCL_MAX_CTAS"] = "1"
+    os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # without effect before NCCL 2.30
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    dist.init_process_group(backend, device_id=device)
     return device
 
 
@@ -89,10 +91,11 @@ def train(step: int, weight: torch.Tensor, rank: int, world_size: int) -> torch.
     first, second = dist.all_reduce(tensor, async_op=True), dist.all_reduce(received.zero_(), async_op=True)
     finish(first)
     finish(second)
-    hidden = dist.all_reduce(scattered, async_op=True)
+    hidden = [dist.all_reduce(scattered, async_op=True) for _ in range(3)]
     for _ in range(60):
         activations = activations @ weight
-    finish(hidden)
+    for work in hidden:
+        finish(work)
     following, previous = (rank + 1) % world_size, (rank - 1) % world_size
     operations = [dist.P2POp(dist.isend, tensor, following), dist.P2POp(dist.irecv, received, previous)]
     for work in dist.batch_isend_irecv(operations):
@@ -111,9 +114,7 @@ def finish(work: Any) -> None:
     work.wait()
 
 
-def profiler(wanted: bool, device: torch.device) -> Any:
-    if not wanted:
-        return nullcontext()
+def profiler(device: torch.device) -> Any:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)

@@ -1,0 +1,81 @@
+"""Runs the programs of the GPU tests, within the time that all of them have together."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.e2e.launch import REPOSITORY, Completed, launch, run
+
+PROGRAMS: Final = REPOSITORY / "tests" / "gpu" / "programs"
+SECONDS: Final = 450.0
+"""For all tests of a session together: a lent machine may give ten minutes, and the table must be printed in these."""
+_LEAST_SECONDS: Final = 20.0
+_deadline = [float("inf")]
+
+NEEDS_NCCL: Final = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch.cuda.is_available() is False"),
+    pytest.mark.skipif(not dist.is_nccl_available(), reason="needs a torch with NCCL: this build has none"),
+]
+
+BACKENDS: Final = ("nccl2", "nccl-legacy") if hasattr(torch._C._distributed_c10d, "ProcessGroupNCCL2") else ("nccl",)
+"""As given to ``init_process_group``: since torch 2.15 there are two."""
+
+
+def start_clock() -> None:
+    """The first of the GPU tests begins now."""
+    _deadline[0] = time.monotonic() + SECONDS
+
+
+def run_program(
+    arguments: Sequence[str | Path], environment: dict[str, str], *, ranks: int = 0, timeout: float = 120.0
+) -> Completed:
+    """Run a program; skip the test if there is no time left for it.
+
+    Args:
+        arguments: the program's name and its arguments.
+        environment: added to this process's own.
+        ranks: started by torchrun; 0 for one process without it.
+        timeout: seconds; less if less is left for all tests.
+    """
+    timeout = min(timeout, _deadline[0] - time.monotonic())
+    if timeout < _LEAST_SECONDS:
+        pytest.skip(f"time is up: all tests together have {SECONDS:.0f} s")
+    command = [PROGRAMS / arguments[0], *arguments[1:]]
+    # Neither commtrace nor the tests need to be installed.
+    environment = {"PYTHONPATH": str(REPOSITORY), **environment}
+    if ranks:
+        completed = launch(command, ranks, environment, timeout)
+    else:
+        completed = run([sys.executable, *map(str, command)], environment, timeout)
+    assert not completed.timed_out, completed.stdout[-8_000:]
+    assert completed.returncode == 0, completed.stdout[-8_000:]
+    assert "switched off" not in completed.stdout, completed.stdout[-8_000:]
+    return completed
+
+
+def recorded_rows(run_directory: Path, rank: int) -> list[dict[str, Any]]:
+    """Return all rows of a rank. Read by Arrow alone: the test is of what was recorded, not of the reader."""
+    folder = run_directory / f"rank-{rank:05d}"
+    segments = sorted(folder.glob("spans-*.arrows"))
+    assert segments, f"nothing was recorded in {folder}"
+    rows: list[dict[str, Any]] = []
+    for segment in segments:
+        with pa.ipc.open_stream(pa.OSFile(str(segment))) as stream:
+            rows += stream.read_all().to_pylist()
+    return rows
+
+
+def details(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return what the marks of a name say."""
+    return [json.loads(row["detail"]) for row in rows if row["kind"] == "mark" and row["name"] == name]

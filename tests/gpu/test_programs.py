@@ -1,0 +1,39 @@
+"""The programs of the GPU tests themselves, under gloo: needs no GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.jobs import details, recorded_rows, run_program
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the programs use NCCL, as the other tests do"),
+]
+
+
+def test_all_kinds_of_operations_are_recorded(tmp_path: Path) -> None:
+    run_program(["nccl_operations.py", tmp_path], {"COMMTRACE_DIR": str(tmp_path)}, ranks=2)
+
+    for rank in range(2):
+        figures = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert figures["host_bytes"] > 0
+        assert json.loads((tmp_path / f"trace-{rank}.json").read_text())["traceEvents"]
+        rows = recorded_rows(tmp_path, rank)
+        assert sorted({row["step"] for row in rows if row["kind"] == "collective"}) == [-1, *range(3, 13)]
+        assert len(details(rows, "end")) == 1
+
+
+def test_steps_are_timed_with_and_without(tmp_path: Path) -> None:
+    arguments = ["step_times.py", tmp_path, "--layout", "ddp", "--size", "tiny", "--turns", "3", "--steps", "2"]
+    run_program(arguments, {})
+
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {side: len(taken) for side, taken in figures["step_ns"].items()} == {"with": 2, "without": 2}
+    assert min(min(taken) for taken in figures["step_ns"].values()) > 0
+    assert figures["synchronisations"] == {"with": [0], "without": [0]}
+    assert any(row["kind"] == "collective" for row in recorded_rows(tmp_path / "turn-0", 0))

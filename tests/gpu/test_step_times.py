@@ -1,0 +1,43 @@
+"""What recording costs a step of a real transformer with real kernels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.gpu.jobs import BACKENDS, NEEDS_NCCL, recorded_rows, run_program
+
+MOST_RATIO = 1.03
+"""Where the GPU is busy. Where launches take longer than kernels the figure is told, not judged."""
+
+pytestmark = NEEDS_NCCL
+
+
+@pytest.mark.answers("overhead of a step")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("size", ["wide", "narrow"])
+def test_a_step_takes_as_long_as_without(
+    tmp_path: Path, backend: str, layout: str, size: str, figures: list[str]
+) -> None:
+    arguments = ["step_times.py", tmp_path, "--layout", layout, "--size", size, "--backend", backend]
+    run_program(arguments, {}, timeout=60)
+
+    found = json.loads((tmp_path / "figures.json").read_text())
+    without, recorded = (sorted(found["step_ns"][side]) for side in ("without", "with"))
+    ratio = median(recorded) / median(without)
+    calls = sum(row["kind"] == "collective" and row["step"] >= 0 for row in recorded_rows(tmp_path / "turn-0", 0))
+    waits = [found["synchronisations"][side][0] for side in ("without", "with")]
+    plain, own = (
+        f"{median(taken) / 1e6:.3f} ms ({taken[0] / 1e6:.3f} to {taken[-1] / 1e6:.3f})" for taken in (without, recorded)
+    )
+    figures.append(
+        f"{layout}, {size}: {plain} without, {own} with: × {ratio:.4f}; {calls} collectives recorded in a turn; "
+        f"{waits[0]} synchronisations without, {waits[1]} with"
+    )
+    assert calls
+    assert waits[0] == waits[1]
+    assert size != "wide" or ratio <= MOST_RATIO

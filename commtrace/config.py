@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import difflib
 import json
+import logging
 import math
 import os
 import re
@@ -15,7 +16,14 @@ from typing import Any, Final
 
 from commtrace.errors import ConfigurationError
 
+_logger = logging.getLogger("commtrace")
+
 _SHORTEST_SECONDS: Final = 0.01
+_LONGEST_SHOWN: Final = 100
+_MOST_BUFFER_SPANS: Final = 10_000_000
+"""A full buffer of so many takes some gigabytes."""
+
+_MOST: Final = 2**31 - 1
 
 
 EXPORTERS: Final = ("monitor", "otlp", "prometheus")
@@ -29,9 +37,11 @@ begin with PYTHON to other nodes, and of the rest only some."""
 NOTES_VARIABLE: Final = "COMMTRACE_NOTES"
 """A file of ``commtrace run`` on this node, to which its ranks append their folders; no option."""
 
-_SECRET: Final = frozenset({"COMMTRACE_MONITOR_WEBHOOK"})
+_SECRET: Final = frozenset({"COMMTRACE_MONITOR_TOKEN", "COMMTRACE_MONITOR_WEBHOOK"})
+"""These are not forwarded in :data:`FORWARDED`, and an error does not repeat their values."""
 
 _LONGEST_RUN_ID: Final = 200
+_LONGEST_NODE: Final = 200
 
 
 def is_run_id(text: str) -> bool:
@@ -134,17 +144,12 @@ class Config:
         """The configuration that COMMTRACE_* variables describe; see docs/environment-variables.md.
 
         Raises:
-            ConfigurationError: a variable has a value that cannot be used, or commtrace knows no such variable.
+            ConfigurationError: a variable has a value that cannot be used.
         """
         source = os.environ if environment is None else environment
         given = {**forwarded_variables(source), **_own_variables(source)}
-        unknown = sorted(set(given) - set(VARIABLES) - _READ_ELSEWHERE)
-        if unknown:
-            meant = [close for name in unknown for close in difflib.get_close_matches(name, VARIABLES, 1)]
-            hint = f"did you mean {', '.join(meant)}? " if meant else ""
-            raise ConfigurationError(
-                f"unknown variables {', '.join(unknown)}; {hint}commtrace reads {', '.join(sorted(VARIABLES))}"
-            )
+        for name in sorted(set(given) - set(VARIABLES) - _READ_ELSEWHERE):
+            _warn_of_unknown(name)
         return cls(**{_field(name): VARIABLES[name](name, given[name]) for name in given if name in VARIABLES})
 
     def check(self) -> None:
@@ -157,16 +162,20 @@ class Config:
         """
         for one in fields(self):
             _check_type(one.name, getattr(self, one.name), one.default)
-        for name in ("buffer_spans", "steps_per_segment"):
-            _positive(name, str(getattr(self, name)))
-        for name in ("sample", "keep_steps", "keep_bytes"):
+        _buffer("buffer_spans", str(self.buffer_spans))
+        _positive("steps_per_segment", str(self.steps_per_segment))
+        for name in ("sample", "keep_steps"):
             _count(name, str(getattr(self, name)))
+        _whole("keep_bytes", str(self.keep_bytes), 0, 10**18)
         _port("prometheus_port", str(self.prometheus_port))
         for name, least in (("hang_seconds", 0.0), ("monitor_seconds", _SHORTEST_SECONDS)):
             seconds = getattr(self, name)
             if not least <= seconds < math.inf:
                 raise ConfigurationError(f"{name}={seconds!r}: write a number of seconds of at least {least:g}")
         _run_id("run_id", str(self.run_id))
+        _node("node_id", str(self.node_id))
+        _token("monitor_token", self.monitor_token)
+        _url("monitor_webhook", self.monitor_webhook)
         _steps("steps", str(self.steps))
         _modules("modules", str(self.modules))
         _signal("trigger_signal", str(self.trigger_signal))
@@ -189,7 +198,7 @@ def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """
     try:
         given = json.loads(base64.urlsafe_b64decode(environment.get(FORWARDED, "") or "e30="))
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise ConfigurationError(f"{FORWARDED} is not what `commtrace run` has set; unset it")
@@ -199,6 +208,20 @@ def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def has_variables(environment: Mapping[str, str]) -> bool:
     """Return whether any option of commtrace's is in an environment."""
     return FORWARDED in environment or bool(_own_variables(environment))
+
+
+def _warn_of_unknown(name: str) -> None:
+    """Recording goes on: the variable may be that of a newer version in a profile that all jobs share."""
+    prefix = "COMMTRACE_"
+    options = [known.removeprefix(prefix) for known in VARIABLES]
+    close = difflib.get_close_matches(name.removeprefix(prefix), options, 1, cutoff=0.5)
+    hint = f"did you mean {prefix}{close[0]}?" if close else "docs/environment-variables.md lists what it reads."
+    _logger.warning("commtrace does not know the variable %s, and ignores it; %s", _shown(name), hint)
+
+
+def _shown(value: str) -> str:
+    """A value in an error: short, and without what a terminal would obey."""
+    return ascii(value) if len(value) <= _LONGEST_SHOWN else ascii(value[:_LONGEST_SHOWN]) + "…"
 
 
 def _own_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -216,7 +239,7 @@ def _check_type(name: str, value: Any, usual: Any) -> None:
         fits = fits and all(isinstance(word, str) for word in value)
     if not fits:
         example = usual if usual or kind is not tuple else ("tp",)
-        raise ConfigurationError(f"{name}={value!r}: write something like {example!r}")
+        raise ConfigurationError(f"{name}={_shown(str(value))}: write something like {example!r}")
 
 
 def _field(variable: str) -> str:
@@ -228,7 +251,7 @@ def _boolean(name: str, value: str) -> bool:
     try:
         return words[value.strip().lower()]
     except KeyError:
-        raise ConfigurationError(f"{name}={value!r}: write 1 or 0") from None
+        raise ConfigurationError(f"{name}={_shown(value)}: write 1 or 0") from None
 
 
 def _text(name: str, value: str) -> str:
@@ -238,7 +261,8 @@ def _text(name: str, value: str) -> str:
 def _run_id(name: str, value: str) -> str:
     if value.strip() and not is_run_id(value.strip()):
         raise ConfigurationError(
-            f"{name}={value!r}: write at most {_LONGEST_RUN_ID} printable characters; between slashes, not only dots"
+            f"{name}={_shown(value)}: "
+            f"write at most {_LONGEST_RUN_ID} printable characters; between slashes, not only dots"
         )
     return value.strip()
 
@@ -260,24 +284,24 @@ def _modules(name: str, value: str) -> str:
     return value.strip()
 
 
-def _positive(name: str, value: str) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ConfigurationError(f"{name}={value!r}: write a whole number of at least 1")
+def _whole(name: str, value: str, least: int, most: int = _MOST) -> int:
+    # By its form first: int() takes digits of other scripts, and raises where there are more than 4,300.
+    number = int(value) if re.fullmatch(r"\s*[0-9]{1,18}\s*", value) else -1
+    if not least <= number <= most:
+        raise ConfigurationError(f"{name}={_shown(value)}: write a whole number of at least {least}, at most {most}")
     return number
+
+
+def _positive(name: str, value: str) -> int:
+    return _whole(name, value, 1)
+
+
+def _buffer(name: str, value: str) -> int:
+    return _whole(name, value, 1, _MOST_BUFFER_SPANS)
 
 
 def _count(name: str, value: str) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise ConfigurationError(f"{name}={value!r}: write a whole number of at least 0")
-    return number
+    return _whole(name, value, 0)
 
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -285,10 +309,12 @@ _LEAST_BYTES: Final = 10**6
 
 
 def _bytes(name: str, value: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", value.strip().upper())
+    match = re.fullmatch(r"([0-9]{1,18})\s*([KMGT]?)B?", value.strip().upper())
     number = int(match[1]) * _UNITS[match[2]] if match else -1
     if number != 0 and number < _LEAST_BYTES:
-        raise ConfigurationError(f"{name}={value!r}: write bytes, at least 1M, such as 500M or 2G; 0 for no limit")
+        raise ConfigurationError(
+            f"{name}={_shown(value)}: write bytes, at least 1M, such as 500M or 2G; 0 for no limit"
+        )
     return number
 
 
@@ -298,7 +324,7 @@ def _seconds(name: str, value: str) -> float:
     except ValueError:
         number = 0.0
     if not 0.5 <= number <= 3600:
-        raise ConfigurationError(f"{name}={value!r}: write a number of seconds from 0.5 to 3600")
+        raise ConfigurationError(f"{name}={_shown(value)}: write a number of seconds from 0.5 to 3600")
     return number
 
 
@@ -309,7 +335,9 @@ def _seconds_or_never(name: str, value: str) -> float:
 def _export(name: str, value: str) -> str:
     unknown = sorted({word.lower() for word in _words(name, value)} - set(EXPORTERS))
     if unknown:
-        raise ConfigurationError(f"{name}={value!r}: write any of {', '.join(EXPORTERS)}, not {', '.join(unknown)}")
+        raise ConfigurationError(
+            f"{name}={_shown(value)}: write any of {', '.join(EXPORTERS)}, not {', '.join(unknown)}"
+        )
     return value.strip()
 
 
@@ -317,17 +345,42 @@ def _words(name: str, value: str) -> tuple[str, ...]:
     return tuple(filter(None, (word.strip() for word in value.split(","))))
 
 
+_TRIGGER_SIGNALS: Final = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGPWR", "SIGRTMIN", "SIGRTMAX")
+"""Signals that mean nothing else to Python, to launchers or to the system: others would end or stop the job."""
+
+
 def _signal(name: str, value: str) -> str:
     word = value.strip().upper()
-    if word and not (word.startswith("SIG") and hasattr(signal, word)):
-        raise ConfigurationError(f"{name}={value!r}: write the name of a signal, such as SIGUSR2")
+    if word and not (word in _TRIGGER_SIGNALS and hasattr(signal, word)):
+        raise ConfigurationError(f"{name}={_shown(value)}: write one of {', '.join(_TRIGGER_SIGNALS)}")
     return word
 
 
 def _port(name: str, value: str) -> int:
-    if not value.strip().isdigit() or int(value) > 65535:
-        raise ConfigurationError(f"{name}={value!r}: write a port number, or 0 for a free one")
+    if not re.fullmatch(r"\s*[0-9]{1,5}\s*", value) or int(value) > 65535:
+        raise ConfigurationError(f"{name}={_shown(value)}: write a port number, or 0 for a free one")
     return int(value)
+
+
+def _node(name: str, value: str) -> str:
+    word = value.strip()
+    if not word.isprintable() or len(word) > _LONGEST_NODE:
+        raise ConfigurationError(f"{name}={_shown(value)}: write at most {_LONGEST_NODE} printable characters")
+    return word
+
+
+def _token(name: str, value: str) -> str:
+    word = value.strip()
+    if word and not re.fullmatch(r"[!-~]{16,256}", word):
+        raise ConfigurationError(f"{name}: write 16 to 256 printable ASCII characters without spaces")
+    return word
+
+
+def _url(name: str, value: str) -> str:
+    word = value.strip()
+    if word and not re.fullmatch(r"https?://[!-~]+", word, re.IGNORECASE):
+        raise ConfigurationError(f"{name}: write a URL that begins with http:// or https://")
+    return word
 
 
 OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")
@@ -337,7 +390,7 @@ OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")
 def _otlp_level(name: str, value: str) -> str:
     word = value.strip().lower()
     if word not in OTLP_LEVELS:
-        raise ConfigurationError(f"{name}={value!r}: write one of {', '.join(OTLP_LEVELS)}")
+        raise ConfigurationError(f"{name}={_shown(value)}: write one of {', '.join(OTLP_LEVELS)}")
     return word
 
 
@@ -348,7 +401,9 @@ def _ranks(name: str, value: str) -> str:
         for part in filter(str.strip, value.split(",")):
             StepRange.parse(part)
     except ConfigurationError:
-        raise ConfigurationError(f"{name}={value!r}: write ranks, such as 0,8 or 0:64:8 (A:B:k, B exclusive)") from None
+        raise ConfigurationError(
+            f"{name}={_shown(value)}: write ranks, such as 0,8 or 0:64:8 (A:B:k, B exclusive)"
+        ) from None
     return value.strip()
 
 
@@ -357,8 +412,8 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_DIR": _text,
     "COMMTRACE_RUN_ID": _run_id,
     "COMMTRACE_STEPS": _steps,
-    "COMMTRACE_NODE_ID": _text,
-    "COMMTRACE_BUFFER_SPANS": _positive,
+    "COMMTRACE_NODE_ID": _node,
+    "COMMTRACE_BUFFER_SPANS": _buffer,
     "COMMTRACE_STEPS_PER_SEGMENT": _positive,
     "COMMTRACE_MODULES": _modules,
     "COMMTRACE_EXPORT": _export,
@@ -370,8 +425,8 @@ VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "COMMTRACE_HANG_SECONDS": _seconds_or_never,
     "COMMTRACE_MONITOR_SECONDS": _seconds,
     "COMMTRACE_MONITOR_STORE": _text,
-    "COMMTRACE_MONITOR_TOKEN": _text,
-    "COMMTRACE_MONITOR_WEBHOOK": _text,
+    "COMMTRACE_MONITOR_TOKEN": _token,
+    "COMMTRACE_MONITOR_WEBHOOK": _url,
     "COMMTRACE_PROMETHEUS_PORT": _port,
     "COMMTRACE_PROMETHEUS_ADDRESS": _text,
     "COMMTRACE_PROMETHEUS_TARGETS": _text,

@@ -23,13 +23,12 @@ from typing import Any, Final, NamedTuple
 from commtrace import launchers
 from commtrace.agreement import Agreed, Agreement, Store
 from commtrace.config import Config, is_run_id
+from commtrace.settings import stored_settings
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 
 _PACKAGES: Final = (
     "commtrace", "torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
 )  # fmt: skip
-_ENVIRONMENT_PREFIXES: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_", "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS")
-"""Settings that change timings. Nothing else of the environment is stored: it holds secrets."""
 
 _START_FIELD: Final = 19
 """Of /proc/PID/stat, counted from behind the name: start time in clock ticks since boot (field 22 of proc(5))."""
@@ -216,7 +215,7 @@ def collect(config: Config, found: Found) -> RankMetadata:
         device=device_name,
         device_uuid=device_uuid,
         versions=_versions(),
-        environment={name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT_PREFIXES)},
+        environment=stored_settings(os.environ),
         anchor=clock_anchor(),
     )
 

@@ -134,19 +134,33 @@ def test_words_for_on_and_off(word: str, enabled: bool) -> None:
         ("COMMTRACE_MODULES", "depth=two", "modules 'depth=two': write depth=N"),
         ("COMMTRACE_MODULES", "layers.,x", "modules 'layers.': write depth=2, or names"),
         ("COMMTRACE_MODULES", "re:layers[", "modules 're:layers[' is no regular expression"),
-        (
-            "COMMTRACE_STEP",
-            "1:2",
-            "unknown variables COMMTRACE_STEP; did you mean COMMTRACE_STEPS? commtrace reads COMMTRACE_BUFFER_SPANS, ",
-        ),
+        ("COMMTRACE_PROMETHEUS_PORT", "²", "COMMTRACE_PROMETHEUS_PORT='\\xb2': write a port number"),
+        ("COMMTRACE_PROMETHEUS_PORT", "٣", "COMMTRACE_PROMETHEUS_PORT='\\u0663': write a port number"),
+        ("COMMTRACE_KEEP_STEPS", "9" * 5_000, "999'…: write a whole number of at least 0"),
+        ("COMMTRACE_STEPS", "9" * 5_000, "write A:B"),
+        ("COMMTRACE_STEPS", "٣:٤", "write A:B"),
+        ("COMMTRACE_KEEP_BYTES", "9" * 5_000, "write bytes"),
+        ("COMMTRACE_HANG_SECONDS", "9" * 5_000, "from 0.5 to 3600"),
+        ("COMMTRACE_BUFFER_SPANS", "1000000000000", "write a whole number of at least 1, at most 10000000"),
+        ("COMMTRACE_TRIGGER_SIGNAL", "SIGKILL", "write one of SIGUSR1, SIGUSR2"),
+        ("COMMTRACE_TRIGGER_SIGNAL", "SIGSTOP", "write one of SIGUSR1, SIGUSR2"),
+        ("COMMTRACE_TRIGGER_SIGNAL", "SIGSEGV", "write one of SIGUSR1, SIGUSR2"),
+        ("COMMTRACE_TRIGGER_SIGNAL", "SIGCHLD", "write one of SIGUSR1, SIGUSR2"),
+        ("COMMTRACE_TRIGGER_SIGNAL", "SIG_DFL", "write one of SIGUSR1, SIGUSR2"),
+        ("COMMTRACE_NODE_ID", "a\x1b]0;b", "COMMTRACE_NODE_ID='a\\x1b]0;b': write at most 200 printable"),
+        ("COMMTRACE_NODE_ID", "\udcff", "COMMTRACE_NODE_ID='\\udcff': write at most 200 printable"),
+        ("COMMTRACE_MONITOR_TOKEN", "a secret", "COMMTRACE_MONITOR_TOKEN: write 16 to 256"),
+        ("COMMTRACE_MONITOR_WEBHOOK", "file:///etc/a-secret", "COMMTRACE_MONITOR_WEBHOOK: write a URL that begins"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_what_to_write(name: str, value: str, said: str | None) -> None:
     if said is None:
         assert Config.from_env({name: value}).steps == value
         return
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
+    with pytest.raises(ConfigurationError, match=re.escape(said)) as error:
         Config.from_env({name: value})
+    assert "secret" not in str(error.value)
+    assert len(str(error.value)) < 300
 
 
 def test_an_empty_choice_of_steps_is_all_steps() -> None:
@@ -233,6 +247,38 @@ def test_exporters_that_can_be_named_are_those_that_can_be_opened() -> None:
     assert sorted(EXPORTERS) == sorted(LISTENERS)
 
 
-def test_a_variable_that_was_mistyped_is_found() -> None:
-    with pytest.raises(ConfigurationError, match="did you mean COMMTRACE_SAMPLE"):
-        Config.from_env({"COMMTRACE_SAMPEL": "5"})
+def test_a_variable_that_is_not_known_is_a_warning_that_names_the_nearest_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert Config.from_env({"COMMTRACE_SAMPEL": "5", "COMMTRACE_QXZ\x1b": "1", "COMMTRACE_STEPS": "5:9"}) == Config(
+        steps="5:9"
+    )
+    assert [record.getMessage() for record in caplog.records] == [
+        "commtrace does not know the variable 'COMMTRACE_QXZ\\x1b', and ignores it; "
+        "docs/environment-variables.md lists what it reads.",
+        "commtrace does not know the variable 'COMMTRACE_SAMPEL', and ignores it; did you mean COMMTRACE_SAMPLE?",
+    ]
+
+
+def test_variables_that_our_examples_use_are_known(caplog: pytest.LogCaptureFixture) -> None:
+    files = [
+        path
+        for path in (ROOT / "examples").rglob("*")
+        if path.is_file() and path.suffix in (".yml", ".sh", ".py", ".md")
+    ]
+    used = {name for path in files for name in re.findall(r"\bCOMMTRACE_[A-Z_]+", path.read_text())}
+    assert used
+    assert used <= set(VARIABLES)
+
+
+def test_secrets_are_not_in_what_is_printed_of_a_configuration() -> None:
+    config = Config(monitor_token="a-secret-of-the-ranks", monitor_webhook="https://hooks/a-secret-of-the-ranks")
+    assert "secret" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    "options", [{"buffer_spans": 10**12}, {"trigger_signal": "SIGKILL"}, {"monitor_token": "short"}]
+)
+def test_a_configuration_that_a_script_makes_is_checked_as_well(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        Config(**options).check()

@@ -26,10 +26,12 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "installation": frozenset({"errors"}),
     "trace": frozenset({"errors"}),
     "config": frozenset({"errors", "trace"}),
+    "settings": frozenset(),
+    "redaction": frozenset(),
     # in the training process
     "launchers": frozenset(),
     "agreement": BASE,
-    "identity": BASE | {"launchers", "agreement"},
+    "identity": BASE | {"settings", "launchers", "agreement"},
     "recorder": BASE,
     "called": frozenset(),
     "hook_table": frozenset(),
@@ -45,7 +47,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "top": frozenset({"errors", "trace", "analysis"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
-    "exporters": BASE | {"recorder", "analysis", "live"},
+    "exporters": BASE | {"recorder", "analysis", "live", "redaction"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
     "cli": BASE
     | {

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from commtrace.errors import ConfigurationError
 
 _OPEN_END = 2**31 - 1
-_PATTERN = re.compile(r"^(\d*)(?::(\d*)(?::(\d+))?)?$")
+_PATTERN = re.compile(r"([0-9]{0,10})(?::([0-9]{0,10})(?::([0-9]{1,10}))?)?")
 
 
 class StepRange(NamedTuple):
@@ -28,14 +28,14 @@ class StepRange(NamedTuple):
         Raises:
             ConfigurationError: the text is none of these, or holds no step.
         """
-        match = _PATTERN.match(text.strip())
+        match = _PATTERN.fullmatch(text.strip())
         if not match or not text.strip():
-            raise ConfigurationError(f"steps {text!r}: write A:B (B exclusive), A:B:k for one step in k, or A")
+            raise ConfigurationError(f"steps {text[:100]!a}: write A:B (B exclusive), A:B:k for one step in k, or A")
         first = int(match[1] or 0)
         end = first + 1 if ":" not in text else int(match[2] or _OPEN_END)
         every = int(match[3] or 1)
         if end <= first or every < 1:
-            raise ConfigurationError(f"steps {text!r} holds no step: A must be below B, and k at least 1")
+            raise ConfigurationError(f"steps {text[:100]!a} holds no step: A must be below B, and k at least 1")
         return cls(first, end, every)
 
     def __contains__(self, step: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import queue
@@ -17,6 +18,7 @@ from commtrace.exporters.monitor.messages import MOST_EVENTS, Findings
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.rank import LiveRank
 from commtrace.live.watch import LiveEvent, LiveStraggler
+from commtrace.redaction import http_reason, redacted_url
 
 _logger = logging.getLogger("commtrace")
 
@@ -120,10 +122,14 @@ class WebhookSink:
             try:
                 self._post(json.dumps(event.to_json()).encode())
                 self._failures = 0
-            except (OSError, ValueError) as error:  # urllib's errors are OSErrors; a bad URL is a ValueError
+            except (OSError, ValueError, http.client.HTTPException) as error:  # a bad URL is a ValueError
                 self._failures += 1
                 if self._failures == 1:
-                    _logger.warning("commtrace: the webhook %s did not take an event: %s", self._url, error)
+                    _logger.warning(
+                        "commtrace: the webhook %s did not take an event: %s",
+                        redacted_url(self._url),
+                        http_reason(error),
+                    )
 
     def _post(self, body: bytes) -> None:
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")

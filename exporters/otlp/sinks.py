@@ -89,7 +89,8 @@ class QuietExporters(logging.Filter):
     What becomes of spans is counted, and told once, by commtrace itself.
     """
 
-    _LOGGERS: Final = (trace_exporter.__name__, metric_exporter.__name__)
+    _LOGGERS: Final = (trace_exporter.__name__, metric_exporter.__name__, "opentelemetry.util.re")
+    """The last one repeats headers that it cannot read, and they hold tokens."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -142,7 +142,6 @@ def test_a_directory_that_cannot_be_written_costs_one_line(folder: Path, name: s
     [
         ("is_disabled", ""),
         ("has_a_wrong_value", "commtrace is off in this process: steps 'x': write A:B"),
-        ("has_an_unknown_variable", "commtrace is off in this process: unknown variables COMMTRACE_UNKNOWN;"),
     ],
 )
 def test_a_job_that_is_not_recorded_leaves_nothing_but_a_line(folder: Path, name: str, line: str) -> None:
@@ -151,6 +150,13 @@ def test_a_job_that_is_not_recorded_leaves_nothing_but_a_line(folder: Path, name
     assert not (folder / name).exists()
     assert log.startswith(line)
     assert log.count("\n") == (1 if line else 0)
+
+
+def test_a_variable_that_is_not_known_costs_a_line_and_no_span(folder: Path) -> None:
+    (warning,) = warnings_of(folder, "has_an_unknown_variable")
+    assert "commtrace does not know the variable 'COMMTRACE_UNKNOWN', and ignores it" in warning
+    recorded = load_run(folder / "has_an_unknown_variable")
+    assert steps(recorded) == list(range(len(progress(folder, "has_an_unknown_variable"))))
 
 
 def test_of_two_runs_in_one_directory_the_newest_is_shown(folder: Path) -> None:

@@ -12,12 +12,10 @@ from commtrace.analysis.keys import grouped_rows, pack, sort_groups
 from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
+from commtrace.trace.metadata import IMPORTED
 from commtrace.trace.run import RankTrace, Run
 
 _MOST_RANGES: Final = 16
-
-IMPORTED: Final = "imported"
-"""Boot id of ranks that another program recorded."""
 
 
 class Seen(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.errors import ConfigurationError
 from commtrace.importers.rows import Imported
 
 
@@ -97,12 +97,8 @@ def _import_kineto(
     ranks_per_host: int,
     on_file: Callable[[Path], None],
 ) -> Imported:
-    try:
-        from commtrace.importers.kineto import KinetoOptions, import_kineto
-    except ModuleNotFoundError as error:
-        if error.name != "msgspec":
-            raise
-        raise MissingExtraError("reading Kineto traces needs msgspec: pip install 'commtrace[import]'") from error
+    from commtrace.importers.kineto import KinetoOptions, import_kineto
+
     options = KinetoOptions(pattern or None, steps_of_profiler, ranks_per_host)
     return import_kineto(files, output, options, on_file=on_file)
 

@@ -14,7 +14,7 @@ import numpy as np
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
-from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.metadata import IMPORTED, ClockAnchor, RankMetadata
 from commtrace.trace.spans import Spans
 from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 
@@ -108,7 +108,7 @@ def imported_rank(
         world_size=world_size,
         host=node,
         node=node,
-        boot_id="imported",
+        boot_id=IMPORTED,
         pid=0,
         backend=backend,
         device=device,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 
 from commtrace.analysis.arrivals import says_now
@@ -21,9 +21,10 @@ from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.analysis.step_inference import infer_steps
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.straggler_costs import Thresholds
-from commtrace.errors import ConfigurationError
+from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, read_file
 from commtrace.trace.locate import find_run_directory
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.step_range import StepRange
@@ -47,6 +48,7 @@ _PAUSES: Final = {"checkpoint": "a checkpoint is saved or loaded", "evaluation":
 """Phases in which no step ends."""
 
 _OLD_MONITOR_SECONDS: Final = 60.0
+_LARGEST_STATUS: Final = 64 << 20
 _RANKS_WITH_ALL_STEPS: Final = 256
 _FEWEST_STEPS: Final = Thresholds().fewest_steps
 
@@ -80,8 +82,14 @@ class FileSource:
         self._ranks = len(newest.run.ranks)
         lowest = min(newest.run.ranks)
         before = self._tail.sample_durations(lowest)
-        monitor = read_monitor(newest.run.path)
+        monitor: Mapping[str, Any] | None = None
+        damaged: tuple[str, ...] = ()
+        try:
+            monitor = read_monitor(newest.run.path)
+        except TraceFormatError as error:
+            damaged = (str(error),)
         frame = make_frame(newest, last, time.time_ns(), before, monitor, self._alive)
+        frame = replace(frame, notes=(*frame.notes, *damaged))
         return replace(frame, source=str(newest.run.path), took_ns=time.monotonic_ns() - began)
 
 
@@ -96,12 +104,36 @@ def _count_ranks(path: str | Path) -> int:
 
 
 def read_monitor(directory: Path) -> Mapping[str, Any] | None:
-    """What the online monitor last said of the run; None without one."""
+    """What the online monitor last said of the run; None without one.
+
+    Raises:
+        TraceFormatError: its file says something else.
+    """
+    path = directory / MONITOR_FILE
     try:
-        told = json.loads((directory / MONITOR_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None  # no monitor, or it is just being written
-    return told if isinstance(told, dict) else None
+        told: _Status = decode_json(read_file(path, _LARGEST_STATUS), _Status)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TraceFormatError(f"{path} is not what a monitor writes, and was left out ({error}).") from None
+    return all_printable(msgspec.to_builtins(told))  # type: ignore[no-any-return]
+
+
+class _Straggler(msgspec.Struct, omit_defaults=True):
+    rank: Annotated[int, msgspec.Meta(ge=-1, lt=MOST_RANKS)]
+    host: str
+    cause: str
+    cost_ms_per_step: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)] | None
+    evidence: str
+    since: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    who: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Status(msgspec.Struct):
+    """``monitor.json``, as far as it is shown; ``time`` in epoch seconds."""
+
+    time: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
+    stragglers: Annotated[list[_Straggler], msgspec.Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
 
 def make_frame(

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,6 +22,7 @@ from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.errors import RunNotFoundError
 from commtrace.top.frame import Exposed, Frame, RankRow, Slow
 from commtrace.top.http import MetricsError, fetch, shown
+from commtrace.trace.inputs import all_printable, decode_json
 
 ALERT: Final = "alert"
 METRICS: Final = "metrics"
@@ -29,6 +31,7 @@ MONITOR: Final = "monitor"
 _PARTS: Final = ("bubble", "data", "checkpoint", "gc", "other")
 _SHORTEST_WINDOW_SECONDS: Final = 60
 _MOST_LOOKS: Final = 1_000
+_LARGEST_VALUE: Final = 2.0**52
 _SILENT_SECONDS: Final = 30.0
 _SILENT_STEPS: Final = 10.0
 _NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job"})
@@ -212,12 +215,9 @@ class PrometheusSource:
     def _query(self, expression: str) -> list[Sample]:
         answer = fetch(f"{self._url}/api/v1/query", query=expression)
         try:
-            told = json.loads(answer)
-            return [
-                Sample(one["metric"].get("__name__", ""), one["metric"], float(one["value"][1]))
-                for one in told["data"]["result"]
-            ]
-        except (ValueError, KeyError, TypeError) as error:
+            told: _Answer = decode_json(answer, _Answer)
+            return [_sample(one.metric.get("__name__", ""), one.metric, one.value[1]) for one in told.data.result]
+        except ValueError as error:
             raise MetricsError(
                 f"{shown(self._url)} does not answer as a Prometheus does. The metrics of one rank end with /metrics."
             ) from error
@@ -238,9 +238,34 @@ _COUNTERS: Final = {
 def _parsed(text: str, where: str) -> list[Sample]:
     try:
         families = list(text_string_to_metric_families(text))
-    except ValueError as error:
+    except Exception as error:  # its parser raises nearly anything for what is not in the format
         raise MetricsError(f"{where} is not in Prometheus's text format: {error}") from error
-    return [Sample(one.name, one.labels, float(one.value)) for family in families for one in family.samples]
+    return [_sample(one.name, one.labels, one.value) for family in families for one in family.samples]
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float | str) -> Sample:
+    """A series; what is no number that a metric of a job can have is NaN, which is passed over.
+
+    Raises:
+        ValueError: the value is none.
+    """
+    number = float(value)
+    return Sample(name, all_printable(dict(labels)), number if abs(number) < _LARGEST_VALUE else math.nan)
+
+
+class _Series(msgspec.Struct):
+    metric: dict[str, str]
+    value: tuple[float, str]
+
+
+class _Result(msgspec.Struct):
+    result: list[_Series]
+
+
+class _Answer(msgspec.Struct):
+    """What a Prometheus answers to an instant query."""
+
+    data: _Result
 
 
 def totals_of(samples: Iterable[Sample]) -> Totals:
@@ -334,12 +359,12 @@ def _steps(totals: Totals) -> float:
 
 def _row(so_far: RankTotals, added: RankTotals | None, now_ns: int) -> RankRow:
     labels = so_far.labels
-    dimensions = sorted((key, text) for key, text in labels.items() if key not in _NO_COORDINATE and text.isdigit())
+    dimensions = sorted((key, text) for key, text in labels.items() if key not in _NO_COORDINATE and text.isdecimal())
     age = None if so_far.ended is None else max(0, now_ns - round(so_far.ended * 1e9))
     step = so_far.seconds / so_far.steps if so_far.steps else 0.0
     is_silent = age is not None and age > 1e9 * max(_SILENT_SECONDS, _SILENT_STEPS * step)
     row = RankRow(
-        rank=int(labels["rank"]) if labels.get("rank", "").isdigit() else -1,
+        rank=int(labels["rank"]) if labels.get("rank", "").isdecimal() else -1,
         host=labels.get("node", ""),
         where=" ".join(f"{name}{at}" for name, at in dimensions),
         last_step=so_far.last_step,
@@ -370,7 +395,7 @@ def _split(exposed_ns: int, wait: float, transfer: float) -> Exposed:
 
 def _told_by_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -> Iterator[Slow]:
     for labels in alerts:
-        rank = int(labels["rank"]) if labels.get("rank", "").isdigit() else -1
+        rank = int(labels["rank"]) if labels.get("rank", "").isdecimal() else -1
         yield Slow(
             rank, labels.get("node", ""), "slow", None, "The alert CommtraceStraggler fires.", ALERT, _who(labels)
         )
@@ -380,7 +405,7 @@ def _told_by_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterat
     hosts = {row.rank: row.host for row in rows}
     for one in sorted(found, key=lambda one: -one.value):
         number = one.labels.get("straggler_rank", "")
-        rank = int(number) if number.isdigit() else -1
+        rank = int(number) if number.isdecimal() else -1
         node = hosts.get(rank, "")
         cause, who = one.labels.get("cause", "unknown"), _who({"rank": number, "node": node})
         evidence = "The monitor on rank 0 names it; its log has the numbers and what to do."
@@ -413,7 +438,7 @@ def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> It
             cost = min(1e3 * excess, float(np.median(others)))
             evidence = f"It works {1e3 * own:.1f} ms per step; the ranks of its stage work {1e3 * typical:.1f} ms."
             labels = totals[rank].labels
-            number = int(rank) if rank.isdigit() else -1
+            number = int(rank) if rank.isdecimal() else -1
             found.append(Slow(number, labels.get("node", ""), "own work", cost, evidence, METRICS, _who(labels)))
     yield from sorted(found, key=lambda one: -(one.cost_ms_per_step or 0.0))
 

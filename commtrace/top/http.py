@@ -12,6 +12,8 @@ from typing import Final
 from commtrace.errors import CommtraceError
 
 _SECONDS: Final = 10.0
+_MOST_BYTES: Final = 64 << 20
+"""A Prometheus that watches ten thousand ranks answers some megabytes."""
 
 
 class MetricsError(CommtraceError):
@@ -36,13 +38,15 @@ def fetch(url: str, **parameters: str) -> str:
         request.add_header("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            told: bytes = answer.read()
+            told: bytes = answer.read(_MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
         why = " (credentials: http://USER:PASSWORD@HOST:PORT/…)" if error.code == 401 else ""
         raise MetricsError(f"{shown(url)} answers {error.code} {error.reason}{why}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise MetricsError(f"{shown(url)} does not answer: {reason}. Is the job running, the address right?") from error
+    if len(told) > _MOST_BYTES:
+        raise MetricsError(f"{shown(url)} answers more than {_MOST_BYTES:,} bytes: those are no metrics of a job.")
     return told.decode("utf-8", errors="replace")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from commtrace.trace import schema
+from commtrace.trace.inputs import printable
 from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.writer import Row
 
@@ -52,8 +53,8 @@ def read_aggregates(details: Iterable[str]) -> list[Aggregate]:
     """The sums of one step from the texts of its marks, added up."""
     sums: dict[tuple[str, str, int, int], Aggregate] = {}
     for detail in details:
-        for entry in json.loads(detail):
-            new = Aggregate(*entry)
+        for entry in json.loads(detail):  # the reader has checked it
+            new = Aggregate(entry[0], printable(entry[1]), *entry[2:])
             old = sums.get(new[:4])
             sums[new[:4]] = new if old is None else _added(old, new)
     return list(sums.values())

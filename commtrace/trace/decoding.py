@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,9 +13,12 @@ from commtrace.errors import TraceFormatError
 from commtrace.trace import schema
 from commtrace.trace.aggregates import AGGREGATE
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
+from commtrace.trace.inputs import printable
+from commtrace.trace.mark_schema import check_aggregates, read_mark
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.order import stable_order
+from commtrace.trace.row_checks import possible_rows
 from commtrace.trace.run import RankTrace
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
 from commtrace.trace.step_range import StepRange
@@ -67,15 +69,18 @@ def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock
     columns = {name: _column(table[name], name, names) for name in DTYPE_OF_COLUMN}
     spans = Spans(**columns)
     block = Block(tuple(part.metadata.rank for part in tables), bounds_of([len(part.table) for part in tables]), spans)
-    marks = spans.kind == schema.MARK
-    told = _read_marks(block, table["detail"], np.flatnonzero(marks), names)
-    selected = ~marks if steps is None else ~marks & steps.mask(spans.step)
+    most_ranks = [part.metadata.most_ranks for part in tables]
+    possible = possible_rows(spans, block.per_row(np.array(most_ranks, np.int64)))
+    possible &= ~_incomplete(table)
+    marks = possible & (spans.kind == schema.MARK)
+    told = _read_marks(block, table["detail"], np.flatnonzero(marks), names, most_ranks)
+    selected = possible & ~marks if steps is None else possible & ~marks & steps.mask(spans.step)
     selected &= _whole(block, [of_rank.marks for of_rank in told])
     rows, bounds = _in_order(block, selected)
     details = _details(block, table["detail"], selected)
     ranks = {
         part.metadata.rank: _trace(part.metadata, of_rank, of_details, last, steps)
-        for part, of_rank, of_details, last in zip(tables, told, details, _last_written(block), strict=True)
+        for part, of_rank, of_details, last in zip(tables, told, details, _last_written(block, possible), strict=True)
     }
     kept = Spans(**{name: column[rows] for name, column in columns.items()})
     problems = [
@@ -83,6 +88,7 @@ def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock
         for rank, of_rank in zip(block.ranks, told, strict=True)
         for message in dict.fromkeys(of_rank.marks.problems)
     ]
+    problems += _impossible(block, possible)
     return DecodedBlock(Block(block.ranks, bounds, kept), ranks, names, problems)
 
 
@@ -109,21 +115,24 @@ def _together(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(alike).unify_dictionaries().combine_chunks()
 
 
-def _read_marks(block: Block, column: pa.ChunkedArray, rows: Int64, names: Sequence[str]) -> list[_Told]:
+def _read_marks(
+    block: Block, column: pa.ChunkedArray, rows: Int64, names: Sequence[str], most_ranks: Sequence[int]
+) -> list[_Told]:
     told = [_Told(Marks(), {}) for _ in block.ranks]
     spans = block.spans
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
     for row, owner, text in zip(rows.tolist(), owners.tolist(), _texts(column, rows), strict=True):
         name, own = names[spans.name[row]], told[owner]
-        if name == AGGREGATE:
-            own.aggregates.setdefault(int(spans.step[row]), []).append(text)
-        else:
-            try:
-                detail = json.loads(text) if text else {}
-            except ValueError:
-                own.marks.add_problem(f"what it told of its {name} is damaged and was left out.")
-                continue
-            own.marks.read(name, detail, int(spans.start[row]))
+        try:
+            if name == AGGREGATE:
+                check_aggregates(text)
+                own.aggregates.setdefault(int(spans.step[row]), []).append(text)
+            else:
+                detail = read_mark(name, text, most_ranks=most_ranks[owner])
+                if detail is not None:
+                    own.marks.read(name, detail, int(spans.start[row]))
+        except ValueError as error:
+            own.marks.add_problem(f"what it told of its {name} is damaged and was left out ({error}).")
     return told
 
 
@@ -151,9 +160,37 @@ def _in_order(block: Block, selected: Bool) -> tuple[Int64, Int64]:
     return rows[by_length[stable_order(start[by_length])]], bounds
 
 
-def _last_written(block: Block) -> list[int | None]:
-    ends = [block.spans.end[begin:end] for begin, end in pairwise(block.bounds.tolist())]
-    return [int(own.max()) if len(own) else None for own in ends]
+def _last_written(block: Block, possible: Bool) -> list[int | None]:
+    own = [slice(begin, end) for begin, end in pairwise(block.bounds.tolist())]
+    ends = [block.spans.end[rows][possible[rows]] for rows in own]
+    return [int(of_rank.max()) if len(of_rank) else None for of_rank in ends]
+
+
+def _incomplete(table: pa.Table) -> Bool:
+    """Rows that lack what every row has."""
+    lacks = np.zeros(len(table), np.bool_)
+    for name in DTYPE_OF_COLUMN:
+        column = table[name]
+        if column.null_count and name != "dtype":
+            lacks |= ~np.concatenate([_present(_indices(chunk)) for chunk in column.chunks])
+    return lacks
+
+
+def _indices(array: pa.Array) -> pa.Array:
+    return array.indices if pa.types.is_dictionary(array.type) else array
+
+
+def _impossible(block: Block, possible: Bool) -> list[str]:
+    """A sentence about each rank of which rows were left out because no recorder writes such."""
+    if possible.all():
+        return []
+    counts = np.add.reduceat(~possible, block.bounds[:-1]) * (np.diff(block.bounds) > 0)
+    return [
+        f"rank {rank}: {count} rows say what cannot be (an end before its start, a missing or impossible number) and "
+        "were left out: its numbers are lower bounds."
+        for rank, count in zip(block.ranks, counts.tolist(), strict=True)
+        if count
+    ]
 
 
 def _trace(
@@ -196,6 +233,8 @@ def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:
     dtype = DTYPE_OF_COLUMN[name]
     array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
     if not pa.types.is_dictionary(array.type):
+        if array.null_count:  # such rows are left out; as floating-point numbers the others would lose digits
+            array = pa.Array.from_buffers(array.type, len(array), [None, *array.buffers()[1:]], offset=array.offset)
         return array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
     code_of_word = np.array(_codes(name, array.dictionary.to_pylist(), names) or [schema.NOT_APPLICABLE], dtype)
     indices = array.indices
@@ -212,6 +251,8 @@ def _codes(column: str, words: Iterable[str], names: list[str]) -> list[int]:
     vocabulary = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}.get(column)
     if vocabulary is not None:
         known = list(words)
+        if None in known:
+            raise TraceFormatError(f"column {column} of the trace holds a word that is missing: the file is damaged.")
         unknown = [word for word in known if word not in vocabulary]
         if unknown:
             raise TraceFormatError(
@@ -221,12 +262,19 @@ def _codes(column: str, words: Iterable[str], names: list[str]) -> list[int]:
         return [vocabulary.index(word) for word in known]
     position = {name: code for code, name in enumerate(names)}
     codes = []
-    for word in words:
+    for word in map(_shown, words):
+        if word is None:
+            codes.append(schema.NOT_APPLICABLE)
+            continue
         if word not in position:
             position[word] = len(names)
             names.append(word)
         codes.append(position[word])
     return codes
+
+
+def _shown(word: str | None) -> str | None:
+    return None if word is None else printable(word)
 
 
 def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict[int, str]]:

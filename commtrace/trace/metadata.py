@@ -28,18 +28,28 @@ discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: de
 problem            {"message"}: a part of commtrace was disabled, and why
 end                {}: the recorder was closed in order
 =================  ===================================================================================
+
+Readers check each against its type in mark_schema.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from typing import Final
+
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
 _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
 """What torch takes for true."""
+
+IMPORTED: Final = "imported"
+"""The boot id of ranks that another program recorded."""
+
+_LARGEST: Final = 2**62
+"""Differences of such numbers still fit into 64 bits."""
 
 
 def measures_durations(environment: Mapping[str, str]) -> bool:
@@ -85,11 +95,29 @@ class RankMetadata:
     environment: dict[str, str] = field(default_factory=dict)
     anchor: ClockAnchor = ClockAnchor(0, 0)
 
+    @property
+    def most_ranks(self) -> int:
+        """No rank of the job has this number or a higher one. Of an imported job not every rank may be known."""
+        return MOST_RANKS if self.boot_id == IMPORTED else self.world_size
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankMetadata:
-        fields: dict[str, Any] = json.loads(text)
-        known = {name: value for name, value in fields.items() if name in cls.__dataclass_fields__}
-        return cls(**{**known, "anchor": ClockAnchor(**fields["anchor"])})
+        """What the header of a segment says.
+
+        Raises:
+            ValueError: it is no metadata, or of a rank that cannot be.
+        """
+        told: RankMetadata = decode_json(text, cls)
+        numbers = (told.attempt, told.session, told.local_rank, told.pid, *astuple(told.anchor))
+        if any(abs(number) > _LARGEST for number in numbers):
+            raise ValueError("a number of its header is larger than any clock or process has")
+        if not (0 <= told.rank < told.most_ranks and 1 <= told.world_size <= MOST_RANKS):
+            raise ValueError(f"rank {told.rank} of {told.world_size} is no rank of a job")
+        words = {name: all_printable(getattr(told, name)) for name in _WORDS}
+        return replace(told, **words)
+
+
+_WORDS: Final = tuple(one.name for one in fields(RankMetadata) if one.type in ("str", "dict[str, str]"))

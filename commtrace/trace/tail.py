@@ -10,7 +10,7 @@ its process groups. Between two calls, where batches lie is remembered.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +24,12 @@ import pyarrow as pa
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.decoding import RankTable, decode
+from commtrace.trace.inputs import MOST_RANKS
 from commtrace.trace.locate import find_run_directory
+from commtrace.trace.mark_schema import read_mark
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.reader import newest_segments
+from commtrace.trace.row_checks import LONGEST_NS
 from commtrace.trace.run import Run
 from commtrace.trace.segment_index import SegmentIndex, SegmentReplacedError
 from commtrace.trace.sessions import missing_ranks
@@ -112,7 +115,7 @@ class RunTail:
             list(pool.map(lambda tail: tail.reach(first - 1), tails.values()))
             tables = list(pool.map(lambda tail: tail.table(), tails.values()))
         wanted = StepRange(first - 1, end + 1) if end else None
-        problems += [problem for tail in tails.values() for problem in tail.problems]
+        problems += [problem for tail in tails.values() for problem in tail.all_problems()]
         found = [
             RankTable(tail.metadata, table)
             for tail, table in zip(tails.values(), tables, strict=True)
@@ -242,6 +245,10 @@ class _RankTail:
         rest = self._guarded(index, lambda: index.read(len(head), end))
         return [*head, *([rest] if rest is not None else [])]
 
+    def all_problems(self) -> list[str]:
+        """What was not readable, and what was damaged in what was."""
+        return [*self.problems, *(problem for index in self._indexes for problem in index.problems)]
+
     def _guarded(self, index: SegmentIndex, read: Any) -> Any:
         """What ``read`` returns; None if the file is gone or broken, which is said once."""
         try:
@@ -260,17 +267,20 @@ def _ended_steps(part: pa.Table) -> np.ndarray:
 
 
 def _rows_of(part: pa.Table, kind: int) -> np.ndarray:
-    code = schema.KINDS[kind]
-    chunks = [
-        chunk.indices.to_numpy(zero_copy_only=False) == chunk.dictionary.to_pylist().index(code)
-        for chunk in part["kind"].chunks
-        if code in chunk.dictionary.to_pylist()
-    ]
+    chunks = [_holds(chunk, schema.KINDS[kind]) for chunk in part["kind"].chunks]
     return np.concatenate(chunks) if chunks else np.zeros(len(part), np.bool_)
 
 
+def _holds(chunk: pa.DictionaryArray, word: str) -> np.ndarray:
+    words = chunk.dictionary.to_pylist()
+    if word not in words:
+        return np.zeros(len(chunk), np.bool_)
+    return np.asarray(chunk.indices.to_numpy(zero_copy_only=False) == words.index(word))
+
+
 def _values(part: pa.Table, column: str) -> np.ndarray:
-    return np.asarray(part[column].to_numpy())
+    """A column of whole numbers; rows without one have −1."""
+    return np.asarray(part[column].fill_null(-1).to_numpy())
 
 
 def _groups_told(parts: Iterable[pa.Table]) -> set[int]:
@@ -279,7 +289,8 @@ def _groups_told(parts: Iterable[pa.Table]) -> set[int]:
         rows = np.flatnonzero(_rows_of(part, schema.MARK))
         for row in rows.tolist():
             if part["name"][row].as_py() == "process_group":
-                told.add(int(json.loads(part["detail"][row].as_py())["id"]))
+                with contextlib.suppress(ValueError):  # said where the marks are read
+                    told.add(read_mark("process_group", part["detail"][row].as_py(), most_ranks=MOST_RANKS)["id"])
     return told
 
 
@@ -319,7 +330,8 @@ def _durations(index: SegmentIndex) -> list[int]:
             part = index.read(at, at + 1, [_KIND, _START, _END])
             if part is not None:
                 rows = _rows_of(part, schema.STEP)
-                found += (_values(part, "end") - _values(part, "start"))[rows].tolist()
+                durations = (_values(part, "end") - _values(part, "start"))[rows]
+                found += durations[(durations >= 0) & (durations < LONGEST_NS)].tolist()
     except (OSError, pa.ArrowException):
         pass  # deleted meanwhile, or torn: it is a sample of others all the same
     return found

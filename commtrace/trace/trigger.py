@@ -14,11 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from commtrace.trace.inputs import decode_json, read_file
 from commtrace.trace.step_range import StepRange
 
 MARGIN_SECONDS: Final = 5.0
 """How long from now the steps begin: ranks look twice a second, and shared file systems take a while."""
 _FEWEST_STEPS_AHEAD: Final = 3
+_LARGEST_FILE: Final = 1 << 20
+_LONGEST_WORD: Final = 1_000
+_LAST_STEP: Final = 2**31 - 1
 _STEPS_AHEAD_OF_UNKNOWN_LENGTH: Final = 20
 
 
@@ -85,8 +89,8 @@ def read_requests(run_directory: Path, known: Collection[str] = ()) -> list[Requ
     """Requests whose ids are not in ``known``, oldest first.
 
     Raises:
-        ValueError, TypeError: a file is not a request.
-        OSError: the folder cannot be read; one that is not there holds no request.
+        ValueError: a file is not a request.
+        OSError: the folder, or a file in it, cannot be read; a folder that is not there holds no request.
     """
     try:
         with os.scandir(_folder(run_directory)) as entries:
@@ -97,8 +101,19 @@ def read_requests(run_directory: Path, known: Collection[str] = ()) -> list[Requ
             ]
     except FileNotFoundError:
         return []
-    requests = [Request(**json.loads(Path(path).read_text())) for path in new]
+    requests = [_read(Path(path)) for path in new]
     return sorted(requests, key=lambda request: (request.requested_ns, request.id))
+
+
+def _read(path: Path) -> Request:
+    try:
+        request: Request = decode_json(read_file(path, _LARGEST_FILE), Request)
+    except ValueError as error:
+        raise ValueError(f"{path} is no request for steps in detail: {error}") from None
+    is_range = 0 <= request.first < request.end <= _LAST_STEP
+    if not is_range or abs(request.requested_ns) > 2**62 or max(map(len, (request.id, request.by))) > _LONGEST_WORD:
+        raise ValueError(f"{path} asks for steps {request.first} to {request.end}, or is damaged otherwise")
+    return request
 
 
 def _folder(run_directory: Path) -> Path:

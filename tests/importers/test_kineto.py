@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -452,14 +451,3 @@ def test_every_reading_command_takes_the_run(tmp_path: Path) -> None:
         assert "kernels" in result.output or "no pipeline" in result.output
         assert result.exception is None or isinstance(result.exception, SystemExit), command
     assert results[0].stdout == f"{tmp_path / 'run'}: 1 rank, 4 spans. Next: commtrace summary {tmp_path / 'run'}\n"
-
-
-def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.startswith("commtrace.importers.")]:
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, "msgspec", None)
-
-    result = CliRunner().invoke(app, ["import", "kineto", str(tmp_path / "trace.json"), "-o", str(tmp_path / "run")])
-
-    assert result.exit_code == 2
-    assert "pip install 'commtrace[import]'" in result.output

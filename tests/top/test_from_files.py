@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commtrace.errors import RunNotFoundError
+from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.top.frame import PARTS, Exposed, Frame
 from commtrace.top.from_files import FileSource, make_frame, read_monitor, steps_of
 from commtrace.trace import schema
@@ -188,12 +188,14 @@ def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
     assert other.evidence == "E. Not, or no longer, in the steps shown."
 
 
-def test_a_monitor_file_that_is_being_written_is_none(tmp_path: Path) -> None:
-    assert read_monitor(tmp_path) is None
-    (tmp_path / "monitor.json").write_text('{"time": 1')
+def test_a_monitor_file_is_read_as_what_a_monitor_writes_or_refused(tmp_path: Path) -> None:
     assert read_monitor(tmp_path) is None
     (tmp_path / "monitor.json").write_text('{"time": 1}')
-    assert read_monitor(tmp_path) == {"time": 1}
+    assert read_monitor(tmp_path) == {"time": 1, "stragglers": []}
+    for text in ('{"time": 1', '{"time": "now"}', '{"stragglers": [{"rank": 1}]}', "[" * 100_000):
+        (tmp_path / "monitor.json").write_text(text)
+        with pytest.raises(TraceFormatError, match="is not what a monitor writes"):
+            read_monitor(tmp_path)
 
 
 def test_a_frame_of_files_is_that_of_the_same_run_in_memory(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def row(**columns: Any) -> Row:
-    """One span; columns that are not given do not apply."""
+    """One span; columns that are not given do not apply, and it takes no time if its end is not given."""
     assert set(columns) <= set(_DEFAULTS), columns
-    return tuple({**_DEFAULTS, **columns}[name] for name in schema.SCHEMA.names)
+    return tuple({**_DEFAULTS, "end": columns.get("start", 0), **columns}[name] for name in schema.SCHEMA.names)
 
 
 def steps(first: int, end: int) -> list[Row]:

@@ -13,7 +13,7 @@ from commtrace.trace.reader import load_run
 from commtrace.trace.writer import Row, SegmentWriter
 from tests.trace.rows import mark, metadata, row, steps, write_rank
 
-GROUP = {"id": 7, "ranks": [0, 1], "ordinal": 0, "role": "dp", "name": "", "description": "", "backend": "gloo"}
+GROUP = {"id": 7, "ranks": [0], "ordinal": 0, "role": "dp", "name": "", "description": "", "backend": "gloo"}
 
 
 def work(step: int, count: int = 50) -> list[Row]:

@@ -16,7 +16,7 @@ from commtrace.trace.reader import load_newest, load_run
 from commtrace.trace.writer import SegmentWriter
 from tests.trace.rows import mark, metadata, row, steps
 
-GROUP = {"id": 7, "ranks": [0, 1], "ordinal": 0, "role": "dp", "name": "", "description": "", "backend": "gloo"}
+GROUP = {"id": 7, "ranks": [0], "ordinal": 0, "role": "dp", "name": "", "description": "", "backend": "gloo"}
 
 
 def written(tmp_path: Path, last: int, **options: int) -> SegmentWriter:

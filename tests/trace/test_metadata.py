@@ -9,7 +9,7 @@ from tests.trace.rows import metadata
 
 
 def test_json_and_back() -> None:
-    original = metadata(rank=3, environment={"NCCL_DEBUG": "WARN"})
+    original = metadata(rank=3, world_size=4, environment={"NCCL_DEBUG": "WARN"})
 
     assert RankMetadata.from_json(original.to_json()) == original
 

@@ -43,7 +43,7 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
         "bytes": 2**40,
         "self_bytes": 12,
         "dtype": "bfloat16",
-        "peer": 7,
+        "peer": 0,
         "is_async": True,
         "id": 99,
         "stalled_on": 98,
@@ -101,7 +101,7 @@ def test_of_a_long_recording_every_column_is_kept_in_order(tmp_path: Path) -> No
 
 
 def test_marks_tell_about_the_rank_and_are_not_spans(tmp_path: Path) -> None:
-    group = {"id": 7, "ranks": [0, 1], "ordinal": 0, "role": "", "name": "1", "description": "", "backend": "gloo"}
+    group = {"id": 7, "ranks": [0], "ordinal": 0, "role": "", "name": "1", "description": "", "backend": "gloo"}
     anchor = {"monotonic_ns": 50, "realtime_ns": 60, "bracket_ns": 1}
     in_flight = [{"operation": "all_reduce", "group": 7, "seq": 3, "start": 40}]
     rows = [
@@ -122,7 +122,7 @@ def test_marks_tell_about_the_rank_and_are_not_spans(tmp_path: Path) -> None:
     run = load_run(tmp_path)
     trace = run.ranks[0]
 
-    assert trace.groups == {7: Group(7, (0, 1), 0, "tp", "1", "", "gloo")}
+    assert trace.groups == {7: Group(7, (0,), 0, "tp", "1", "", "gloo")}
     assert (trace.coordinates, trace.parallel) == ({"tp": 1}, {"tp": 2})
     assert trace.topology == {"framework": {"name": "megatron-core"}}
     assert trace.dropped == {"collective": 3, "p2p": 4}

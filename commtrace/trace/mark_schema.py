@@ -1,0 +1,209 @@
+"""What the detail of each mark may be: the types against which readers check the JSON in a file.
+
+>>> read_mark("progress", '{"step": 3}', most_ranks=1)
+{'step': 3}
+>>> read_mark("progress", '{"step": "3"}', most_ranks=1)
+Traceback (most recent call last):
+...
+ValueError: Expected `int`, got `str` - at `$.step`
+
+A mark that is added to metadata.py needs its type here. Fields that are not declared are left out, so nothing reads
+what nobody has checked; marks that are not declared are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from commtrace.trace import schema
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
+
+_LARGEST: Final = 2**62
+"""Sums and differences of two such numbers still fit into 64 bits."""
+
+_LARGEST_SUM: Final = 2**52
+"""Of a step: 52 days of nanoseconds, 4 PB. A thousand of them can be added up."""
+
+Time = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
+Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
+Identity = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Number = Annotated[int, Meta(ge=-1, le=_LARGEST)]
+Step = Annotated[int, Meta(ge=-1, lt=2**31 - 1)]
+Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+Size = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
+Word = Annotated[str, Meta(max_length=65_536)]
+Sizes = Annotated[dict[Word, Size], Meta(max_length=64)]
+Plain = Word | int | float | bool | None
+
+
+class _Group(Struct):
+    id: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    ranks: Annotated[list[Rank], Meta(min_length=1, max_length=MOST_RANKS)]
+    ordinal: Count
+    role: Word
+    name: Word = ""
+    description: Word = ""
+    backend: Word = ""
+
+
+class _Device(Struct):
+    name: Word
+    uuid: Word
+
+
+class _Topology(Struct, omit_defaults=True):
+    coordinates: Sizes | UnsetType = UNSET
+    parallel: Sizes | UnsetType = UNSET
+    framework: Annotated[dict[Word, Plain], Meta(max_length=64)] | UnsetType = UNSET
+    device: _Device | UnsetType = UNSET
+    recording: Annotated[dict[Word, Plain | list[Word]], Meta(max_length=256)] | UnsetType = UNSET
+    invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)] | UnsetType = UNSET
+    not_visible: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET
+    schedule: Word | UnsetType = UNSET
+    stages: Size | UnsetType = UNSET
+    chunks: Size | UnsetType = UNSET
+    microbatches: Count | UnsetType = UNSET
+    zero_stage: Size | UnsetType = UNSET
+    stage_indices: Annotated[list[Size], Meta(max_length=MOST_RANKS)] | UnsetType = UNSET
+    whatif: Annotated[dict[Word, Count], Meta(max_length=256)] | UnsetType = UNSET
+
+
+class _ClockAnchor(Struct):
+    monotonic_ns: Time
+    realtime_ns: Time
+    bracket_ns: Count = 0
+
+
+class _InFlight(Struct, omit_defaults=True):
+    operation: Word = "communication"
+    group: Identity | UnsetType = UNSET
+    seq: Number | UnsetType = UNSET
+    peer: Annotated[int, Meta(ge=-1, lt=MOST_RANKS)] | UnsetType = UNSET
+    bytes: Number | UnsetType = UNSET
+    dtype: Word | UnsetType | None = UNSET
+    is_async: bool | UnsetType = UNSET
+    start: Time | UnsetType = UNSET
+    blocking: bool | UnsetType | None = UNSET
+    state: Word | UnsetType = UNSET
+
+
+class _Open(Struct):
+    kind: Word
+    name: Word
+    since: Time | None
+
+
+_Messages = tuple[Identity, bool, Annotated[int, Meta(ge=-1, lt=MOST_RANKS)], Time, Count]
+
+
+class _Activity(Struct, omit_defaults=True):
+    at: tuple[Step, Number, Number, Number] | UnsetType = UNSET
+    open: Annotated[list[_Open], Meta(max_length=4096)] | UnsetType = UNSET
+    collectives: dict[Annotated[str, Meta(pattern=r"^-?[0-9]{1,19}$")], Count] | UnsetType = UNSET
+    p2p: list[_Messages] | UnsetType = UNSET
+    frames: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET
+    quiet_ns: Count | UnsetType = UNSET
+    again_within_ns: Count | UnsetType = UNSET
+
+
+class _Progress(Struct):
+    step: Step
+
+
+class _Discarded(Struct):
+    segments: Count
+    bytes: Count
+    first_step: Step
+    last_step: Step
+    at_ns: Time
+
+
+class _Trigger(Struct):
+    id: Word
+    first: Step
+    end: Annotated[int, Meta(ge=-1, lt=2**31)]
+    seen_at_step: Step
+    modules: Word = ""
+    by: Word = ""
+    late: bool = False
+
+
+class _Problem(Struct):
+    message: Word
+
+
+_TYPES: Final[Mapping[str, Any]] = {
+    "process_group": _Group,
+    "topology": _Topology,
+    "clock_anchor": _ClockAnchor,
+    "dropped": Annotated[dict[Word, Count], Meta(max_length=256)],
+    "in_flight": Annotated[list[_InFlight], Meta(max_length=65_536)],
+    "activity": _Activity,
+    "progress": _Progress,
+    "discarded": _Discarded,
+    "trigger": _Trigger,
+    "problem": _Problem,
+    "end": dict[str, Any],
+}
+
+
+def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
+    """The detail of a mark, as plain values of the types above; None for marks that readers pass over.
+
+    Args:
+        most_ranks: no rank of the job has this number.
+
+    Raises:
+        ValueError: the text is none, or says what cannot be.
+    """
+    if name not in _TYPES:
+        return None
+    detail = all_printable(msgspec.to_builtins(decode_json(text or "{}", _TYPES[name])))
+    if name == "process_group":
+        _check_members(detail["ranks"], most_ranks)
+    elif name == "topology":
+        _check_topology(detail)
+    return detail
+
+
+def _check_members(ranks: list[int], most_ranks: int) -> None:
+    if not all(before < after for before, after in pairwise(ranks)):
+        raise ValueError("the ranks of a group are not ascending, each once")
+    if ranks[-1] >= most_ranks:
+        raise ValueError(f"a group of a job of {most_ranks} ranks holds rank {ranks[-1]}")
+
+
+def _check_topology(detail: dict[str, Any]) -> None:
+    recording, whatif = detail.get("recording", {}), detail.get("whatif")
+    sample = recording.get("sample", 1)
+    if (
+        not isinstance(sample, int)
+        or not 0 <= sample < _LARGEST
+        or not isinstance(recording.get("skip_roles", []), list)
+    ):
+        raise ValueError("no recording has such options")
+    if whatif is None:
+        return
+    if not whatif.get("seq_stride") or not whatif.get("pp_size"):
+        raise ValueError("the sizes of the what-if trace are missing, or 0")
+    if not {"pp", "dp"} <= set(detail.get("coordinates", ())):
+        raise ValueError("the place of the rank in the what-if trace is missing")
+
+
+_Aggregates = list[tuple[Word, Word, Identity, Number, Count, Count, Count, Count]]
+
+
+def check_aggregates(text: str | None) -> None:
+    """Check the detail of an ``aggregate`` mark.
+
+    Raises:
+        ValueError: it is none.
+    """
+    decoded: list[Any] = decode_json(text or "", _Aggregates)
+    if any(one[0] not in schema.KINDS or max(one[4:]) > _LARGEST_SUM for one in decoded):
+        raise ValueError("sums of a kind that does not exist, or larger than any step makes")

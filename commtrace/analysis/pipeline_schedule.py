@@ -75,14 +75,14 @@ def theoretical_fraction_of_phase(name: str, stages: int, chunks: int, microbatc
 
     (p − 1)/(v·m + p − 1); None where no formula holds.
     """
-    if name not in _WITH_FORMULA:
+    if name not in _WITH_FORMULA or not microbatches:
         return None
     return (stages - 1) / (chunks * microbatches + stages - 1)
 
 
 def theoretical_ratio_to_work(name: str, stages: int, chunks: int, microbatches: int) -> float | None:
     """The same over the forwards and backwards: (p − 1)/(v·m)."""
-    if name not in _WITH_FORMULA:
+    if name not in _WITH_FORMULA or not microbatches:
         return None
     return (stages - 1) / (chunks * microbatches)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from commtrace.errors import ImportFileError
 from commtrace.importers.trace_events import Event, Header, TraceFile, nanoseconds
+from commtrace.trace.inputs import decode_json, printable
 
 COMMUNICATION_PATTERN: Final = "(?i)nccl"
 """Kernels with such a name communicate."""
@@ -21,11 +22,12 @@ _KERNEL: Final = frozenset({"kernel", "Kernel"})
 _MEMORY: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
 _ANNOTATION: Final = "user_annotation"
 _HOST_OPERATION: Final = "cpu_op"
-_STEP_NAME: Final = re.compile(r"^ProfilerStep#(\d{1,18})\b")
+_STEP_NAME: Final = re.compile(r"^ProfilerStep#([0-9]{1,9})\b")
 _COMMUNICATION_CALL: Final = b'"record_param_comms"'
 _LINKS: Final = ("External id", "external id")
 """What joins a kernel and the call that launched it; small letters in traces of torch 1.8."""
 
+_LARGEST_NUMBER: Final = 2**61
 _DEVICE: Final = re.compile(rb'"device"\s*:\s*"?(\d{1,9})\b')
 
 
@@ -77,7 +79,8 @@ class DeviceTrace:
         kernels, memory, communication: disjoint; in the order of the file.
         profiler_steps: number, start and end of the ProfilerStep annotations, which lie on the host.
         devices: where the events happened, as far as they tell: number of the device, and its ``pid`` in the file.
-        unreadable: device events left out: their start or duration is missing, or no time (NaN, negative).
+        unreadable: events left out: their start or duration is missing or no time (NaN, negative), or their arguments
+            are damaged.
     """
 
     path: Path
@@ -144,20 +147,25 @@ class _Reader:
 
     def read(self, events: Sequence[Event]) -> None:
         for event in events:
-            if event.ph != "X":
-                continue
-            category = event.cat
-            if category in _KERNEL:
-                self._kernel(event)
-            elif category in _MEMORY:
-                self._copy(event)
-            elif category == _ANNOTATION:
-                self._annotation(event)
-            elif category == _HOST_OPERATION and bytes(event.name) == _COMMUNICATION_CALL:
-                arguments = _arguments(event)
-                link = _link(arguments)
-                if link is not None:
-                    self._calls[link] = arguments
+            if event.ph == "X":
+                try:
+                    self._read(event)
+                except ValueError:
+                    self._trace.unreadable += 1
+
+    def _read(self, event: Event) -> None:
+        category = event.cat
+        if category in _KERNEL:
+            self._kernel(event)
+        elif category in _MEMORY:
+            self._copy(event)
+        elif category == _ANNOTATION:
+            self._annotation(event)
+        elif category == _HOST_OPERATION and bytes(event.name) == _COMMUNICATION_CALL:
+            arguments = _arguments(event)
+            link = _link(arguments)
+            if link is not None:
+                self._calls[link] = arguments
 
     def _kernel(self, event: Event) -> None:
         times = self._device_times(event)
@@ -169,7 +177,7 @@ class _Reader:
             self._trace.kernels.append(start, end, name)
             return
         arguments = _arguments(event)
-        stream = str(arguments.get("stream", bytes(event.tid).decode()))
+        stream = printable(str(arguments.get("stream", bytes(event.tid).decode("utf-8", "replace"))))
         self._trace.communication.append(CommunicationKernel(start, end, self._trace.names[name], stream, arguments))
 
     def _copy(self, event: Event) -> None:
@@ -223,14 +231,15 @@ class _Reader:
 def integer(value: Any, default: int = -1) -> int:
     """A number among the arguments of an event, which some writers quote; the default where there is none."""
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
         return default
+    return number if abs(number) < _LARGEST_NUMBER else default
 
 
 def _arguments(event: Event) -> dict[str, Any]:
     text = bytes(event.args)
-    decoded = msgspec.json.decode(text) if text else {}
+    decoded: Any = decode_json(text) if text else {}
     return decoded if isinstance(decoded, dict) else {}
 
 
@@ -240,7 +249,10 @@ def _link(arguments: dict[str, Any]) -> int | None:
 
 
 def _text(raw: msgspec.Raw) -> str:
-    return str(msgspec.json.decode(raw)) if bytes(raw) else ""
+    if not bytes(raw):
+        return ""
+    decoded: Any = decode_json(bytes(raw))
+    return printable(str(decoded))
 
 
 def _times(event: Event) -> tuple[int, int] | None:

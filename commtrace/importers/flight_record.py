@@ -6,24 +6,29 @@ plain containers, numbers and words are let in.
 
 from __future__ import annotations
 
-import json
+import io
 import math
 import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from commtrace.errors import ImportFileError
 from commtrace.importers.groups import complete_list, named_group
 from commtrace.importers.nccl_words import DTYPES, operation_of
 from commtrace.trace.groups import Group
+from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
 
-_PEERS: Final = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
-_TIMES: Final = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
-_LATEST_NS: Final = 2**62
-_RANK: Final = re.compile(r"(\d+)(?:\.\w+)?$")
+_PEERS: Final = re.compile(r"([0-9]{1,9})\s*(->|<-)\s*([0-9]{1,9})")
+_LATEST_NS: Final = 2**61
+_MOST_BYTES: Final = 2**47
+_LARGEST_FILE: Final = 256 << 20
+"""A dump holds the last 2,000 operations or so, with frames some megabytes."""
+_RANK: Final = re.compile(r"([0-9]+)(?:\.\w+)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +63,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """The dump of one rank, entries in the order in which they were enqueued."""
+    """The dump of one rank, entries in the order in which they were enqueued; ``unreadable`` others were left out."""
 
     path: Path
     rank: int
     version: str
     groups: Mapping[str, Group]
     entries: Sequence[Entry]
+    unreadable: int = 0
 
     @property
     def world_size(self) -> int:
@@ -88,28 +94,83 @@ def read_flight_record(path: Path) -> FlightRecord:
     match = _RANK.search(path.name)
     if not match:
         raise ImportFileError(f"{path}: the name of a dump ends with its rank, as in nccl_trace_rank_3. Rename it.")
+    rank = int(match[1][-20:])
+    if rank >= MOST_RANKS:
+        raise ImportFileError(f"{path}: by its name it is of rank {rank}, which no job has. Rename it.")
     loaded = _load(path)
-    if isinstance(loaded, list) and all(
-        isinstance(entry, dict) for entry in loaded
-    ):  # torch 2.1 and 2.2: the entries alone
+    if isinstance(loaded, list):  # torch 2.1 and 2.2: the entries alone
         loaded = {"entries": loaded}
-    if not isinstance(loaded, dict) or not isinstance(loaded.get("entries"), list):
-        raise ImportFileError(f"{path} can be read, but is no dump of the flight recorder: it has no list of entries.")
-    rank = int(match[1])
-    groups = _groups(loaded)
-    entries = [_entry(entry, groups) for entry in loaded["entries"] if isinstance(entry, dict)]
+    try:
+        dump = msgspec.convert(loaded, _Dump)
+        groups = _groups(dump.pg_config)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise ImportFileError(f"{path} can be read, but is no dump of the flight recorder: {error}.") from error
+    entries = [_entry(entry, groups) for entry in map(_described, dump.entries) if entry is not None]
+    unreadable = len(dump.entries) - len(entries)
+    if unreadable and not entries:
+        raise ImportFileError(f"{path}: none of its {unreadable} entries is one that the flight recorder writes.")
     entries.sort(key=lambda entry: entry.created_ns)
-    return FlightRecord(path, rank, str(loaded.get("version", "")), groups, entries)
+    return FlightRecord(path, rank, printable(str(dump.version)), groups, entries, unreadable)
+
+
+class _GroupInDump(msgspec.Struct):
+    name: str | None = None
+    desc: str | None = None
+    ranks: str | list[int] | None = None
+
+
+class _Dump(msgspec.Struct):
+    entries: list[Any]
+    version: str | int | float | None = ""
+    pg_config: dict[str | int, _GroupInDump] | None = None
+
+
+class _Frame(msgspec.Struct):
+    name: str | None = None
+    filename: str | None = None
+    line: int | str | None = None
+
+
+_Length = Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**61)]
+
+
+class _EntryInDump(msgspec.Struct):
+    """One of ``entries``; times are checked one by one, as a dump may hold some that no clock showed."""
+
+    process_group: tuple[str | int | None, ...] | None = None
+    profiling_name: str | None = None
+    state: str | None = None
+    is_p2p: bool | None = None
+    collective_seq_id: _Number | None = None
+    p2p_seq_id: _Number | None = None
+    seq_id: _Number | None = None
+    input_sizes: list[list[_Length]] | None = None
+    output_sizes: list[list[_Length]] | None = None
+    input_dtypes: list[str] | None = None
+    output_dtypes: list[str] | None = None
+    frames: list[_Frame] | None = None
+    time_created_ns: Any = None
+    time_discovered_started_ns: Any = None
+    time_discovered_completed_ns: Any = None
+
+
+def _described(entry: Any) -> _EntryInDump | None:
+    try:
+        return msgspec.convert(entry, _EntryInDump)
+    except (msgspec.ValidationError, RecursionError):
+        return None
 
 
 def _load(path: Path) -> Any:
     try:
-        with path.open("rb") as file:
-            is_json = file.read(1) in (b"{", b"[")  # a pickle begins with the number of its protocol
-            file.seek(0)
-            return json.load(file) if is_json else _PlainUnpickler(file).load()
+        content = read_file(path, _LARGEST_FILE)
     except OSError as error:
         raise ImportFileError(f"{path} cannot be read: {error.strerror or error}.") from error
+    try:
+        if content[:1] in (b"{", b"["):  # a pickle begins with the number of its protocol
+            return decode_json(content)
+        return _PlainUnpickler(io.BytesIO(content)).load()
     # A damaged pickle raises nearly anything: https://docs.python.org/3/library/pickle.html#pickle.UnpicklingError
     except Exception as error:
         raise ImportFileError(
@@ -118,50 +179,45 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def _groups(loaded: Mapping[str, Any]) -> dict[str, Group]:
-    configured = loaded.get("pg_config")
+def _groups(configured: Mapping[str | int, _GroupInDump] | None) -> dict[str, Group]:
     found = {}
-    for key, one in configured.items() if isinstance(configured, dict) else ():
-        name = str(one.get("name", key))
-        found[name] = named_group(name, complete_list(one.get("ranks")), str(one.get("desc", "")), "nccl")
+    for key, one in (configured or {}).items():
+        name = printable(str(key) if one.name is None else one.name)
+        found[name] = named_group(name, complete_list(one.ranks), printable(one.desc or ""), "nccl")
     return found
 
 
-def _entry(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Entry:
-    name = str((entry.get("process_group") or ("",))[0])
+def _entry(entry: _EntryInDump, groups: Mapping[str, Group]) -> Entry:
+    name = printable(str((entry.process_group or ("",))[0]))
     group = groups.get(name)
-    words = str(entry.get("profiling_name") or "").rpartition(":")[2]  # nccl:all_reduce, nccl:send 1->2
-    is_p2p = bool(entry.get("is_p2p"))
-    dtype = next(iter(_list(entry.get("input_dtypes")) or _list(entry.get("output_dtypes"))), None)
+    words = printable(entry.profiling_name or "").rpartition(":")[2]  # nccl:all_reduce, nccl:send 1->2
+    is_p2p = bool(entry.is_p2p)
+    dtype = next(iter(entry.input_dtypes or entry.output_dtypes or ()), None)
     operation = operation_of(words) or words or "unknown"
+    completed = _time(entry.time_discovered_completed_ns)
+    created = _time(entry.time_created_ns)
     return Entry(
         operation=operation,
         group=group,
-        seq=int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id") or entry.get("seq_id") or 0),
+        seq=(entry.p2p_seq_id if is_p2p else entry.collective_seq_id) or entry.seq_id or 0,
         peer=_peer(words, group) if is_p2p else -1,
-        state=str(entry.get("state", "")),
-        created_ns=next(filter(None, (_time(entry, name) for name in _TIMES)), 0),
-        completed_ns=_time(entry, "time_discovered_completed_ns") if _time(entry, "time_created_ns") else None,
+        state=printable(entry.state or ""),
+        created_ns=created or _time(entry.time_discovered_started_ns) or completed or 0,
+        completed_ns=completed if created else None,
         num_bytes=_num_bytes(operation, entry, dtype),
         dtype=DTYPES.get(str(dtype), (None, 0))[0],
         is_p2p=is_p2p,
-        frames=tuple(
-            f"{frame.get('name')} {frame.get('filename')}:{frame.get('line')}" for frame in _list(entry.get("frames"))
-        ),
+        frames=tuple(printable(f"{frame.name} {frame.filename}:{frame.line}") for frame in entry.frames or ()),
     )
 
 
-def _time(entry: Mapping[str, Any], name: str) -> int | None:
+def _time(told: Any) -> int | None:
     """Epoch ns; None where there is none, or nothing that a clock could show."""
     try:
-        time = int(entry.get(name) or 0)
+        time = int(told or 0)
     except (TypeError, ValueError, OverflowError):
         return None
     return time if 0 < time <= _LATEST_NS else None
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else []
 
 
 def _peer(words: str, group: Group | None) -> int:
@@ -173,9 +229,10 @@ def _peer(words: str, group: Group | None) -> int:
     return group.ranks[other] if other < group.size else -1
 
 
-def _num_bytes(operation: str, entry: Mapping[str, Any], dtype: Any) -> int:
-    sizes = _list(entry.get("output_sizes" if operation in ("all_gather", "recv") else "input_sizes"))
+def _num_bytes(operation: str, entry: _EntryInDump, dtype: str | None) -> int:
+    sizes = entry.output_sizes if operation in ("all_gather", "recv") else entry.input_sizes
     element = DTYPES.get(str(dtype), (None, 0))[1]
     if not sizes or not element:
         return -1
-    return int(element * sum(math.prod(_list(size)) for size in sizes))
+    num_bytes = int(element * sum(math.prod(size) for size in sizes))
+    return num_bytes if num_bytes <= _MOST_BYTES else -1

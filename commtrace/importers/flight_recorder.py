@@ -66,8 +66,12 @@ def import_flight_recorder(
             backend="nccl",
             versions={"flight recorder": record.version},
         )
+        problems = []
+        if record.unreadable:
+            message = f"{record.unreadable} entries of {record.path.name} are none that the flight recorder writes."
+            problems.append(mark_row("problem", {"message": f"{message} They were left out."}))
         in_flight = [_in_flight(entry) for entry in record.entries if entry.state != "completed"]
-        marks = [*group_rows(record.groups.values()), mark_row("in_flight", in_flight)]
+        marks = [*group_rows(record.groups.values()), *problems, mark_row("in_flight", in_flight)]
         num_spans += write_rank(output, metadata, _rows(record), marks, closed=not in_flight)
     return Imported(len(records), num_spans)
 

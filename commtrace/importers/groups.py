@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from typing import Any, Final
 
 from commtrace.trace.groups import Group, group_id
+from commtrace.trace.inputs import MOST_RANKS, decode_json
 
 _PARALLEL_GROUP: Final = re.compile(r"(?:MODEL_)?(?:PARALLEL_)?GROUP")
 _MEGATRON_ROLES: Final = {
@@ -23,25 +23,33 @@ _MEGATRON_ROLES: Final = {
     "POSITION_EMBEDDING": "position-embedding",
 }
 UNKNOWN_ROLE: Final = "unknown"
+_NUMBER: Final = re.compile("[0-9]{1,9}")
 _LARGEST_ORDINAL: Final = 2**31
 
 
 def named_group(name: str, members: tuple[int, ...], description: str, backend: str = "") -> Group:
     """The group that torch calls by this name; the same on every rank that tells of it."""
     # torch numbers groups in the order in which they are created; other names tell groups apart, and no more.
-    ordinal = int(name) if name.isdecimal() else zlib.crc32(name.encode()) % _LARGEST_ORDINAL
+    ordinal = int(name) if _NUMBER.fullmatch(name) else zlib.crc32(name.encode()) % _LARGEST_ORDINAL
     return Group(group_id(members, ordinal), members, ordinal, role_of(description), name, description, backend)
 
 
 def complete_list(ranks: Any) -> tuple[int, ...]:
-    """Members from a list, or from its text, which torch cuts off with ``...`` after 30; empty if it was cut off."""
+    """Members from a list, or from its text, which torch cuts off with ``...`` after 30; empty if it was cut off.
+
+    Raises:
+        ValueError: no job has such ranks.
+    """
     if isinstance(ranks, str):
         try:
-            ranks = json.loads(ranks)
+            ranks = decode_json(ranks)
         except ValueError:
             return ()
     if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
         return ()
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < MOST_RANKS for rank in ranks):
+        listed = ", ".join(str(rank)[:20] for rank in ranks[:4])
+        raise ValueError(f"a process group is said to have the ranks {listed}{' …' if len(ranks) > 4 else ''}")
     return tuple(sorted(ranks))
 
 

@@ -83,7 +83,10 @@ def import_kineto(
     for rank, (path, distributed) in sorted(of_rank.items()):
         on_file(path)
         trace = read_device_trace(path, options.communication_pattern)
-        calls, groups = describe(trace.communication, rank, world, distributed)
+        try:
+            calls, groups = describe(trace.communication, rank, world, distributed)
+        except ValueError as error:
+            raise ImportFileError(f"{path}: {error}, which no job has. The file is damaged.") from error
         steps = _Steps.of(trace, profiler_steps=options.profiler_steps)
         metadata = imported_rank(
             rank,
@@ -253,8 +256,8 @@ def _problems(trace: DeviceTrace) -> Iterator[str]:
         )
     if trace.unreadable:
         yield (
-            f"{trace.unreadable} device events have no start or duration that can be read (missing, NaN, negative) "
-            "and were left out: the numbers are lower bounds."
+            f"{trace.unreadable} device events have no start or duration that can be read (missing, NaN, negative), or "
+            "damaged arguments, and were left out: the numbers are lower bounds."
         )
 
 

@@ -6,7 +6,6 @@ told is found by order: the n-th collective of a group on one rank is the n-th o
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +14,10 @@ from commtrace.importers.device_events import CommunicationKernel, integer
 from commtrace.importers.groups import complete_list, named_group
 from commtrace.importers.nccl_words import ANONYMOUS, DTYPES, operation_of
 from commtrace.trace.groups import Group, group_id
+from commtrace.trace.inputs import MOST_RANKS, decode_json, printable
+
+_MOST_ELEMENTS = 2**43
+"""70 TB of doubles; more is no communication."""
 
 
 class Call(NamedTuple):
@@ -72,8 +75,9 @@ def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
     operation = operation_of(str(arguments.get("Collective name", ""))) or operation_of(kernel.name)
     dtype, size = DTYPES.get(str(arguments.get("dtype", "")), (None, 0))
     peer = integer(arguments.get("Dst Rank" if operation == "send" else "Src Rank"))
+    peer = peer if 0 <= peer < MOST_RANKS else -1
     elements = integer(arguments.get("Out msg nelems" if operation in ("all_gather", "recv") else "In msg nelems"))
-    num_bytes = elements * size if elements >= 0 and size else -1
+    num_bytes = elements * size if 0 <= elements <= _MOST_ELEMENTS and size else -1
     return Call(
         kernel,
         operation or plain_name(kernel.name),
@@ -100,7 +104,7 @@ def plain_name(kernel: str) -> str:
 def _self_bytes(arguments: Mapping[str, Any], num_bytes: int, group: Group | None, rank: int) -> int:
     """What a rank sends to itself in an all_to_all with split sizes; −1 for even splits, or where they are not told."""
     try:
-        splits = json.loads(str(arguments.get("In split size", "[]")))
+        splits: Any = decode_json(str(arguments.get("In split size", "[]")))
     except ValueError:  # torch cuts long lists off
         return -1
     if (
@@ -112,7 +116,8 @@ def _self_bytes(arguments: Mapping[str, Any], num_bytes: int, group: Group | Non
     ):
         return -1
     total = sum(integer(split, 0) for split in splits)
-    return num_bytes * integer(splits[group.ranks.index(rank)], 0) // total if total else 0
+    own = integer(splits[group.ranks.index(rank)], 0)
+    return num_bytes * own // total if total > 0 and 0 <= own <= total else 0
 
 
 class _Groups:
@@ -132,7 +137,7 @@ class _Groups:
 
     def described(self, arguments: Mapping[str, Any]) -> Group:
         words = ("Process Group Name", "Process Group Ranks", "Process Group Description")
-        name, ranks, description = (str(arguments.get(word, "")) for word in words)
+        name, ranks, description = (_word(arguments.get(word, "")) for word in words)
         key = (name, ranks, description)
         if key not in self._known:
             self._known[key] = self._from_description(name, ranks, description, arguments)
@@ -154,7 +159,11 @@ class _Groups:
         )
         if size == len(self._world):
             return self._world
-        return tuple(range(first, first + stride * size, stride)) if first >= 0 and stride > 0 and size > 0 else ()
+        if first < 0 or stride <= 0 or size <= 0:
+            return ()
+        if first + stride * (size - 1) >= MOST_RANKS:
+            raise ValueError(f"a process group is said to have {size} ranks from {first} on, {stride} apart")
+        return tuple(range(first, first + stride * size, stride))
 
     def of_stream(self, position: int) -> Group:
         key = ("stream", position)
@@ -163,6 +172,11 @@ class _Groups:
                 group_id(self._world, position), self._world, position, "world", backend=self._backend
             )
         return self._known[key]
+
+
+def _word(value: Any) -> str:
+    """A word among arguments; torch writes lists as words, too."""
+    return printable(str(value)) if isinstance(value, (str, int, float, list)) else ""
 
 
 class _Numbers:

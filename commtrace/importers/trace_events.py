@@ -20,7 +20,7 @@ import re
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
@@ -28,9 +28,12 @@ from typing import Any, Final
 import msgspec
 
 from commtrace.errors import ImportFileError
+from commtrace.trace.inputs import open_file
 
 _HEADER_PIECE: Final = 2**16
-_LARGEST_HEADER: Final = 256 * 2**20
+_LARGEST_HEADER: Final = 64 * 2**20
+_LARGEST_EVENT: Final = 64 * 2**20
+"""So much text without a place where an event ends is no trace, whatever else it may be."""
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LONGEST_MATCH: Final = 256
@@ -38,10 +41,11 @@ _CUT: Final = re.compile(rb"\}\s*,\s*\{")
 _WINDOWS: Final = (2**14, 2**18)
 """How far back from its end a piece is searched for cuts, before all of it is."""
 _CUTS_TRIED: Final = 4
-_LATEST_BASE_NS: Final = 2**62
-"""In the year 2116: what is later is no time, and what is counted from it would not fit into 64 bits."""
+_LATEST_NS: Final = 2**61
+"""In the year 2043: what is later is no time. A base, a start and a duration, added up, fit into 64 bits."""
 
-_INT64_MAX: Final = 2**63 - 1
+_LONGEST_NUMBER: Final = 40
+_DIGITS: Final = 20
 _File = gzip.GzipFile | BufferedReader
 _OPENING: Final = b'{"traceEvents":['
 _NOTHING: Final = msgspec.Raw(b"")
@@ -86,10 +90,10 @@ class Header:
     base_time_ns: int = 0
 
     def update(self, document: _Document) -> None:
-        self.distributed = document.distributedInfo or self.distributed
+        self.distributed = _distributed(document.distributedInfo) or self.distributed
         self.devices = document.deviceProperties or self.devices
         base = document.baseTimeNanoseconds or 0
-        self.base_time_ns = base if 0 < base <= _LATEST_BASE_NS else self.base_time_ns
+        self.base_time_ns = base if 0 < base < _LATEST_NS else self.base_time_ns
 
 
 class TraceFile:
@@ -111,6 +115,8 @@ class TraceFile:
         try:
             with _open(self.path) as file:
                 yield from self._pieces(file)
+        except ImportFileError as error:
+            raise error if str(self.path) in str(error) else ImportFileError(f"{self.path}: {error}.") from None
         except EOFError as error:
             raise ImportFileError(
                 f"{self.path} is cut off: the end of the gzip stream is missing. Copy it again."
@@ -124,10 +130,15 @@ class TraceFile:
         buffer, closing = self._read_header(file)
         yield []  # for those who want the header alone
         wanted = self._piece
-        while block := file.read(self._piece):
+        while block := file.read(max(self._piece, wanted - len(buffer))):
             buffer += block
             if len(buffer) < wanted:
                 continue
+            if len(buffer) > _LARGEST_EVENT:
+                raise ImportFileError(
+                    f"{self.path} has {len(buffer):,} bytes without the end of an event: it is no trace of "
+                    "torch.profiler, or a damaged one."
+                )
             events, rest = _whole_events(buffer)
             # Without a cut that is right, one event is longer than this, or the list has ended: read on.
             wanted = self._piece if events else 2 * len(buffer)
@@ -166,7 +177,7 @@ class TraceFile:
                     self.header.update(document)
                     return buffer[match.end() :], b""
             searched = max(0, len(buffer) - _LONGEST_MATCH)
-            block = file.read(num_bytes)
+            block = file.read(max(num_bytes, len(buffer)))
             if not block or len(buffer) > _LARGEST_HEADER:
                 raise ImportFileError(
                     f"{self.path} is not a trace of torch.profiler: it has no list named traceEvents. "
@@ -175,10 +186,46 @@ class TraceFile:
             buffer += block
 
 
+class _ConfiguredGroup(msgspec.Struct, omit_defaults=True):
+    pg_name: str | int | None = None
+    ranks: str | list[int] | None = None
+
+
+class _Distributed(msgspec.Struct, omit_defaults=True):
+    """``distributedInfo``, as far as it is used."""
+
+    backend: str | None = None
+    rank: int | str | None = None
+    world_size: int | str | None = None
+    nccl_version: str | int | float | None = None
+    pg_config: list[_ConfiguredGroup] | None = None
+
+
+def _distributed(told: dict[str, Any] | None) -> dict[str, Any]:
+    try:
+        plain = msgspec.to_builtins(msgspec.convert(told or {}, _Distributed))
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ImportFileError(f"its distributedInfo is none that torch writes ({error})") from None
+    return plain  # type: ignore[no-any-return]
+
+
 def _open(path: Path) -> _File:
-    with path.open("rb") as file:
-        compressed = file.read(2) == _GZIP_MAGIC
-    return gzip.open(path) if compressed else path.open("rb")
+    file = open_file(path)
+    compressed = file.read(2) == _GZIP_MAGIC
+    file.seek(0)
+    return _Unpacked(file) if compressed else file
+
+
+class _Unpacked(gzip.GzipFile):
+    """Closes the file that it was given as well."""
+
+    def __init__(self, packed: BufferedReader) -> None:
+        self._packed = packed
+        super().__init__(fileobj=packed, mode="rb")
+
+    def close(self) -> None:
+        super().close()
+        self._packed.close()
 
 
 def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
@@ -197,7 +244,7 @@ def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
 def _decode_strictly(text: bytes) -> list[Event] | None:
     try:
         return _DECODE_EVENTS(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -210,7 +257,7 @@ def _decode_leniently(text: bytes) -> list[Event] | None:
 def _decode_document(text: bytes) -> _Document | None:
     try:
         return _DECODE_DOCUMENT(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     loaded = _loads(text)
     if not isinstance(loaded, dict):
@@ -232,7 +279,8 @@ def _decode_document(text: bytes) -> _Document | None:
 def _whole(number: Any) -> int | None:
     """A number that some writers quote or write with a point; None where there is none."""
     try:
-        return None if number is None else int(Decimal(str(number)))
+        decimal = Decimal(str(number)[:_LONGEST_NUMBER])
+        return int(decimal) if decimal.is_finite() and decimal.adjusted() < _DIGITS else None
     except (ArithmeticError, ValueError):
         return None
 
@@ -241,7 +289,7 @@ def _loads(text: bytes) -> Any:
     try:
         # Numbers with a point stay text, and so exact.
         return json.loads(text.decode("utf-8", "replace"), strict=False, parse_float=str, parse_constant=str)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -261,15 +309,19 @@ def nanoseconds(microseconds: msgspec.Raw) -> int:
     Raises:
         ValueError: there is none, or it is no number that a clock could show (NaN, null, a word).
     """
-    text = bytes(microseconds).strip(b'"').decode()
+    text = bytes(microseconds)[: 2 * _LONGEST_NUMBER].strip(b'"').decode("utf-8", "replace")
+    if len(text) > _LONGEST_NUMBER:
+        raise ValueError(f"{text!r} … is no time")
     whole, _, fraction = text.partition(".")
     if len(fraction) <= 3 and fraction.isdecimal() and whole.isdecimal():
         time = int(whole) * 1000 + int(fraction.ljust(3, "0"))
     else:
         try:
-            time = int((Decimal(text) * 1000).to_integral_value())
-        except (InvalidOperation, OverflowError, ValueError) as error:
-            raise ValueError(f"{text!r} is no time") from error
-    if abs(time) > _INT64_MAX:
-        raise ValueError(f"{text!r} is no time")
+            decimal = Decimal(text)
+            # As a whole number, 1e999999999 would fill the memory.
+            time = int((decimal * 1000).to_integral_value()) if decimal.adjusted() < _DIGITS else _LATEST_NS
+        except (ArithmeticError, OverflowError, ValueError) as error:
+            raise ValueError(f"{text[:40]!r} is no time") from error
+    if abs(time) >= _LATEST_NS:
+        raise ValueError(f"{text[:40]!r} is no time")
     return time

@@ -13,6 +13,7 @@ Steps are laid one behind the other. Nothing is lost: the type of a communicatio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +29,17 @@ from commtrace.importers.whatif_grid import Grid, Worker
 from commtrace.importers.whatif_spans import STEP_NAME, Job, Operations, Steps, spans_by_worker
 from commtrace.importers.whatif_types import operation_type
 from commtrace.trace import schema
+from commtrace.trace.inputs import MOST_RANKS, open_file, printable, read_file
+from commtrace.trace.segment_index import first_line
 from commtrace.trace.spans import Int64
 
 _COLUMNS: Final = (
     "dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc",
 )  # fmt: skip
+_MOST_ROWS: Final = 100_000
+_MOST_ROWS_PER_BYTE: Final = 10
+_LARGEST_META: Final = 1 << 20
+_SIZE: Final = re.compile("[0-9]{1,6}")
 _LONGEST_SECONDS: Final = 10_000_000
 _SIZES: Final = {"pp_size": "pp", "dp_size": "dp", "tp_size": "tp", "vpp_size": "vpp"}
 
@@ -81,28 +88,43 @@ def _read(path: Path) -> pa.Table:
     try:
         table = _table(path)
     except (OSError, pa.ArrowException) as error:
-        raise ImportFileError(f"{path} is no Parquet file that can be read: {str(error).splitlines()[0]}") from error
-    missing = sorted(set(_COLUMNS) - set(table.column_names))
-    if missing:
-        raise ImportFileError(
-            f"{path} has no columns {', '.join(missing)}; a trace of the what-if study has {', '.join(_COLUMNS)}."
-        )
+        raise ImportFileError(f"{path} is no Parquet file that can be read: {first_line(error)}") from error
     if not len(table):
         raise ImportFileError(f"{path} has no rows.")
+    for name in _COLUMNS:
+        kind = table[name].type
+        if name == "optype":
+            is_right = pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        else:
+            is_right = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        if not is_right or (name == "optype" and table[name].null_count):
+            raise ImportFileError(f"{path}: column {name} holds {kind}, or nothing in some rows.")
     return table
 
 
 def _read_sizes(path: Path) -> dict[str, int]:
     try:
-        pairs = [line.partition(":") for line in path.read_text(encoding="utf-8").splitlines()]
+        text = read_file(path, _LARGEST_META).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ImportFileError(f"{path}, given with --meta, cannot be read: {error}.") from error
-    return {key.strip(): int(value) for key, _, value in pairs if value.strip().isdecimal()}
+    pairs = [line.partition(":") for line in text.splitlines()]
+    return {printable(key.strip()): int(value) for key, _, value in pairs if _SIZE.fullmatch(value.strip())}
 
 
 def _table(path: Path) -> pa.Table:
-    with pq.ParquetFile(path) as file:  # read_table imports much that a single file does not need
-        return file.read()
+    with open_file(path) as opened, pq.ParquetFile(opened) as file:  # read_table imports much that is not needed here
+        present = file.schema_arrow.names
+        missing = sorted(name for name in _COLUMNS if present.count(name) != 1)
+        if missing:
+            raise ImportFileError(
+                f"{path} has no columns {', '.join(missing)}; a trace of the what-if study has {', '.join(_COLUMNS)}."
+            )
+        rows = file.metadata.num_rows
+        if rows > _MOST_ROWS + _MOST_ROWS_PER_BYTE * path.stat().st_size:
+            raise ImportFileError(f"{path} says that it holds {rows:,} rows, which do not fit into its bytes.")
+        table = file.read(columns=list(_COLUMNS))
+        table.validate(full=True)
+        return table
 
 
 def _understood(path: Path, table: pa.Table) -> tuple[Job, Operations]:
@@ -141,6 +163,13 @@ def _check_places(path: Path, columns: Mapping[str, Any]) -> None:
         missing = int(np.isnan(columns[name].astype(np.float64)).sum()) if _may_lack(columns[name]) else 0
         if missing:
             raise ImportFileError(f"{path}: {missing} of {len(columns[name])} rows have no {name}.")
+    for name in ("rank", "stage", "dp_rank", "step", "seq_id", "mc", "mb_id"):
+        numbers = columns[name].astype(np.float64)
+        told = numbers[~np.isnan(numbers)]
+        least = -1 if name in ("mc", "mb_id") else 0
+        bad = int(((told < least) | (told >= MOST_RANKS) | (told != np.floor(told))).sum())
+        if bad:
+            raise ImportFileError(f"{path}: {name} of {bad} of {len(numbers)} rows is a number that no job has.")
 
 
 def _since_the_step_began(start: npt.NDArray[Any], step: Int64) -> npt.NDArray[np.float64]:
@@ -174,11 +203,13 @@ def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[Worker], Int6
     workers = [Worker(*map(int, place)) for place in zip(ranks, *places, strict=True)]
     there = {(worker.stage, worker.dp_rank) for worker in workers}
     stages, dp_ranks = (sorted(set(values)) for values in zip(*there, strict=True))
-    absent = [(stage, dp_rank) for stage in stages for dp_rank in dp_ranks if (stage, dp_rank) not in there]
+    absent = len(stages) * len(dp_ranks) - len(there)
     if absent:
+        grid = ((stage, dp_rank) for stage in stages for dp_rank in dp_ranks)
+        stage, dp_rank = next(place for place in grid if place not in there)
         raise ImportFileError(
-            f"{path}: stage {absent[0][0]} of data-parallel rank {absent[0][1]} has no rows, and the study's rules "
-            f"need all {len(stages)} stages of all {len(dp_ranks)} data-parallel ranks ({len(absent)} missing)."
+            f"{path}: stage {stage} of data-parallel rank {dp_rank} has no rows, and the study's rules "
+            f"need all {len(stages)} stages of all {len(dp_ranks)} data-parallel ranks ({absent} missing)."
         )
     return workers, which.astype(np.int64)
 
@@ -189,7 +220,7 @@ def _types(optype: pa.ChunkedArray) -> tuple[list[str], Int64]:
     coded = optype.combine_chunks().dictionary_encode() if coded is None else coded
     used, which = np.unique(coded.indices.to_numpy(), return_inverse=True)
     words = coded.dictionary.to_pylist()
-    return [words[code] for code in used.tolist()], which.astype(np.int64)
+    return [printable(words[code]) for code in used.tolist()], which.astype(np.int64)
 
 
 def _nanoseconds(seconds: Any) -> Int64:

@@ -22,19 +22,24 @@ from commtrace.errors import ImportFileError
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
 from commtrace.trace import schema
 from commtrace.trace.groups import Group, group_id
+from commtrace.trace.inputs import open_file
 from commtrace.trace.writer import Row
 
 _JOB: Final = re.compile(
-    r"Profiler Info: Job \(\d+\), type = (?P<type>[a-zA-Z_]+?)(?P<chunk>\d*), micro_batch_id = (?P<microbatch>-?\d+), "
-    r"job_start_time = (?P<start>[^\s,]+), job_end_time = (?P<end>[^\s,]+)"
+    r"Profiler Info: Job \(\d+\), type = (?P<type>[a-zA-Z_]{1,100}?)(?P<chunk>[0-9]{0,4}), "
+    r"micro_batch_id = (?P<microbatch>-?[0-9]{1,9}), "
+    r"job_start_time = (?P<start>[^\s,]{1,40}), job_end_time = (?P<end>[^\s,]{1,40})"
 )
 _LINE: Final = "Profiler Info: Job ("
-_FIRST_STEP: Final = re.compile(r"Schedule Profiler start at step (\d+)")
-_NAME: Final = re.compile(r"workerlog\.(\d+)$")
-_MACHINE: Final = re.compile(r"^machine(\d+)$")
+_FIRST_STEP: Final = re.compile(r"Schedule Profiler start at step ([0-9]{1,9})\b")
+_NAME: Final = re.compile(r"workerlog\.([0-9]{1,6})$")
+_MACHINE: Final = re.compile(r"^machine([0-9]{1,9})$")
 _KINDS: Final = {"forward": schema.FORWARD, "backward": schema.BACKWARD, "optimizer": schema.OPTIMIZER}
 _NS_PER_MS: Final = 1_000_000
-_LATEST_NS: Final = 2**62
+_DIGITS: Final = 20
+_LATEST_NS: Final = 2**61
+_LONGEST_LINE: Final = 1 << 16
+"""The rest of a longer line is taken for lines of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,22 +156,26 @@ def _machine(log: Path) -> int:
 
 
 def _read(path: Path) -> _Log:
+    lines, first_step = 0, 0
+    jobs: list[_Job] = []
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with open_file(path) as file:
+            while line := file.readline(_LONGEST_LINE).decode("utf-8", "replace"):
+                lines += line.count(_LINE)
+                jobs += filter(None, map(_job, _JOB.finditer(line)))
+                if not first_step and (found := _FIRST_STEP.search(line)):
+                    first_step = int(found[1])
     except OSError as error:
         raise ImportFileError(f"{path} cannot be read: {error.strerror or error}.") from error
-    lines = text.count(_LINE)
-    jobs = [job for match in _JOB.finditer(text) for job in (_job(match),) if job is not None]
     if lines and not jobs:
         raise ImportFileError(f"{path}: none of its {lines} `Profiler Info: Job` lines can be read. Copy it again.")
     if not jobs:
         raise ImportFileError(
             f"{path} has no `Profiler Info: Job` lines. Turn the executor's job schedule profiler on for a few steps."
         )
-    first_step = _FIRST_STEP.search(text)
     node = path.parent.name if _MACHINE.match(path.parent.name) else "host0"
     local_rank = int(_NAME.findall(path.name)[0])
-    return _Log(path, node, local_rank, int(first_step[1]) if first_step else 0, _with_steps(jobs), lines - len(jobs))
+    return _Log(path, node, local_rank, first_step, _with_steps(jobs), lines - len(jobs))
 
 
 def _job(match: re.Match[str]) -> _Job | None:
@@ -179,7 +188,7 @@ def _job(match: re.Match[str]) -> _Job | None:
 
 def _nanoseconds(milliseconds: str) -> int | None:
     try:
-        time = int(Decimal(milliseconds) * _NS_PER_MS)
+        time = int(Decimal(milliseconds) * _NS_PER_MS) if Decimal(milliseconds).adjusted() < _DIGITS else -1
     except (ArithmeticError, ValueError):
         return None
     return time if 0 <= time <= _LATEST_NS else None

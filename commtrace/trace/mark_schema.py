@@ -43,7 +43,7 @@ Plain = Word | int | float | bool | None
 
 class _Group(Struct):
     id: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    ranks: Annotated[list[Rank], Meta(min_length=1, max_length=MOST_RANKS)]
+    ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)]  # empty where an imported trace does not tell them
     ordinal: Count
     role: Word
     name: Word = ""
@@ -174,7 +174,7 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
 def _check_members(ranks: list[int], most_ranks: int) -> None:
     if not all(before < after for before, after in pairwise(ranks)):
         raise ValueError("the ranks of a group are not ascending, each once")
-    if ranks[-1] >= most_ranks:
+    if ranks and ranks[-1] >= most_ranks:
         raise ValueError(f"a group of a job of {most_ranks} ranks holds rank {ranks[-1]}")
 
 

@@ -173,7 +173,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, capsys: pytest.
     [
         ("trace_0", b"no pickle", "no dump of the flight recorder"),
         ("trace_0", pickle.dumps({"entries": []})[:-4], "or a damaged one"),
-        ("trace_0", pickle.dumps([1, 2]), "has no list of entries"),
+        ("trace_0", pickle.dumps([1, 2]), "none of its 2 entries is one"),
         ("trace", pickle.dumps({"entries": []}), "ends with its rank"),
     ],
 )

@@ -32,5 +32,5 @@ def test_requests_are_read_once_oldest_first(tmp_path: Path) -> None:
 def test_what_is_no_request_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "triggers").mkdir()
     (tmp_path / "triggers" / "1.json").write_text("{}")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="is no request for steps in detail"):
         read_requests(tmp_path)

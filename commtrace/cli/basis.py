@@ -31,10 +31,10 @@ def clock_line(alignment: Mapping[str, Any]) -> str:
     """How the clocks were brought together, with what is left between them."""
     residual = alignment["residual_ns"]
     if residual is None:
-        return f"Clocks: [yellow]{alignment['method']}[/]"
+        return f"Clocks: [yellow]{escape(alignment['method'])}[/]"
     if not alignment["observations"]:
-        return f"Clocks: {alignment['method']}"
+        return f"Clocks: {escape(alignment['method'])}"
     return (
-        f"Clocks: {alignment['method']}, {alignment['observations']} observations, residual "
+        f"Clocks: {escape(alignment['method'])}, {alignment['observations']} observations, residual "
         f"{duration(residual['p50'])} (p50), {duration(residual['p99'])} (p99), {duration(residual['max'])} (max)"
     )

@@ -157,7 +157,7 @@ def _add_change(table: Table, name: str, change: Change) -> None:
     relative = UNKNOWN if change.relative is None else f"{100 * change.relative:+.1f}"
     sign = "+" if (change.difference or 0) > 0 else ""
     table.add_row(
-        name,
+        escape(name),
         milliseconds(change.before),
         milliseconds(change.after),
         f"{sign}{milliseconds(change.difference)}{'*' if change.is_real else ''}",

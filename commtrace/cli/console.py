@@ -1,17 +1,35 @@
-"""The console on which commands print their tables."""
+"""What commands print on: nothing that came from outside reaches a terminal as it is.
+
+Words of a recording are escaped where they are read (:func:`commtrace.trace.inputs.printable`), newlines included. What
+else is printed, such as the names of files, passes through here.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
+from rich.text import Text
+
+from commtrace.trace.inputs import printable_lines
 
 _READABLE_WIDTH: Final = 100
 
 
+class PlainConsole(Console):
+    """A console on which no text moves the cursor, whatever it holds."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Like every string that is printed, without control characters."""
+        return super().render_str(printable_lines(text), **options)
+
+
 def wide_console() -> Console:
     """A console wide enough for every number, also when the output goes into a file or a pager."""
-    console = Console(highlight=False)
+    console = PlainConsole()
     if console.width < _READABLE_WIDTH:
         console.width = _READABLE_WIDTH
     return console

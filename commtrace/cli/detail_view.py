@@ -60,8 +60,8 @@ def print_sums(console: Console, detail: Detail) -> None:
     for one in sums[:_MOST_SUMS]:
         table.add_row(
             one["kind"],
-            one["role"],
-            one["name"],
+            escape(one["role"]),
+            escape(one["name"]),
             f"{one['count']:.4g}",
             milliseconds(one["time_ns"]),
             num_bytes(one["bytes"]) if one["bytes"] else "",

@@ -49,7 +49,7 @@ def _header(told: Told, now_ns: int) -> Iterable[str]:
     attempt = f", attempt {run['attempt']}" if run["attempt"] else ""
     yield (
         f"[bold]Run {escape(run['id'])}[/]{attempt} · {recorded} of {run['world_size']} ranks have files · "
-        f"{run['backend'] or 'no backend'} · {escape(hosts)}"
+        f"{escape(run['backend'] or 'no backend')} · {escape(hosts)}"
     )
     states = run["states"]
     last = run["last_written_ns"]
@@ -103,10 +103,10 @@ def _print_groups(console: Console, told: Told) -> None:
         )
     for drop in told["drops"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in drop["dropped"].items())
-        console.print(f"[yellow]Dropped on rank {drop['rank']}:[/] {kinds}{_between(drop)}")
+        console.print(f"[yellow]Dropped on rank {drop['rank']}:[/] {escape(kinds)}{_between(drop)}")
     for one in told["recording"]:
         where = "every rank" if len(one["ranks"]) == len(told["ranks"]) else ranks_in_words(one["ranks"])
-        console.print(f"Left out on purpose: {one['option']}: {escape(one['value'])} on {where}", style="dim")
+        console.print(f"Left out on purpose: {escape(one['option'])}: {escape(one['value'])} on {where}", style="dim")
     console.print()
 
 

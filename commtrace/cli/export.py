@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.window import load_window
 from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.console import PlainConsole
 from commtrace.cli.units import duration
 from commtrace.exporters import chrome_trace, perfetto
 
@@ -45,7 +45,7 @@ def export(
     receives. The perfetto format is Perfetto's own and needs the perfetto package; without it the Chrome JSON is
     written, which the Perfetto UI opens as well.
     """
-    console = Console(stderr=True, highlight=False)
+    console = PlainConsole(stderr=True)
     window = load_window(run, steps or None)
     timeline = Timeline.of_recording(window.context, window.wanted)
     native = format is Format.PERFETTO and perfetto.is_available()

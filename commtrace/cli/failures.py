@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from commtrace.errors import CommtraceError
+from commtrace.trace.inputs import printable, printable_lines
 
 USER_ERROR: Final = 2
 """The exit status."""
@@ -12,5 +14,5 @@ USER_ERROR: Final = 2
 
 def in_words(error: CommtraceError | OSError) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+        return printable(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    return printable_lines(str(error))

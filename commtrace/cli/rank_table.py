@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rich.markup import escape
 from rich.table import Table
 
 from commtrace.cli.units import UNKNOWN, milliseconds, share
@@ -47,7 +48,7 @@ def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, s
     for heading in ("step", *parts, "hidden"):
         table.add_column(heading, justify="right", no_wrap=True)
     for rank in shown:
-        host = [rank["host"]] if several_hosts else []
+        host = [escape(rank["host"])] if several_hosts else []
         cells = [_cell(rank, part, gap, communicates=communicates) for part in parts]
         table.add_row(
             str(rank["rank"]),
@@ -86,7 +87,7 @@ def _cell(rank: Rank, part: str, gap: str, *, communicates: bool) -> str:
 
 def _where(rank: Rank, parallel: Mapping[str, int]) -> str:
     coordinates = rank["coordinates"].items()
-    return " ".join(f"{name}{position}" for name, position in coordinates if parallel.get(name, 2) > 1)
+    return escape(" ".join(f"{name}{position}" for name, position in coordinates if parallel.get(name, 2) > 1))
 
 
 def _note(ranks: Sequence[Rank], shown_parts: Sequence[str], hidden_ranks: int) -> str:

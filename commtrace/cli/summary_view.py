@@ -60,12 +60,12 @@ def _header(summary: Summary) -> Iterable[str]:
     attempt = f", attempt {run['attempt']}" if run["attempt"] else ""
     yield (
         f"[bold]Run {escape(run['id'])}[/]{attempt} · {num_ranks}{recorded} on {escape(where)} · "
-        f"{run['backend'] or 'no backend'} · {escape(run['device'])}"
+        f"{escape(run['backend'] or 'no backend')} · {escape(run['device'])}"
     )
     parallel = " × ".join(f"{name} {size}" for name, size in run["parallel"].items() if size > 1)
     versions = [f"{name} {run['versions'][name]}" for name in _IDENTITY_VERSIONS if name in run["versions"]]
     framework = " ".join((run["framework"] or {}).values())
-    yield " · ".join(filter(None, [parallel, framework, *versions]))
+    yield escape(" · ".join(filter(None, [parallel, framework, *versions])))
     numbers = f" ({escape(run['step_numbers'])})" if run["step_numbers"] else ""
     yield _steps_line(run["steps"], numbers) + (
         ", inferred from the period of communication" if run["steps_inferred"] else ""
@@ -115,7 +115,7 @@ def _print_exposed(console: Console, summary: Summary) -> None:
         wait, transfer = (sum(part[name] for part in parts) for name in ("wait", "transfer"))
         most, on_rank = max((sum(part.values()), -rank["rank"]) for part, rank in zip(parts, ranks, strict=True))
         table.add_row(
-            role + "*" * (role in alone),
+            escape(role) + "*" * (role in alone),
             _mean_wait(summary, role, wait / len(ranks)),
             milliseconds(transfer / len(ranks)),
             share(wait + transfer, wall),
@@ -153,8 +153,8 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
         during = "*" if row["bandwidth_time"] == "duration" else ""
         total = row["duration_ns"]["sum"]
         table.add_row(
-            row["role"],
-            row["operation"],
+            escape(row["role"]),
+            escape(row["operation"]),
             *([NODES[row["inter_node"]]] if reaches else []),
             str(row["group_size"] or "?"),
             str(row["count"]),
@@ -255,7 +255,7 @@ def _print_coverage(console: Console, summary: Summary) -> None:
         f"dropped: {dropped} spans" if dropped else "",
         f"not visible: {hidden} path{'s' * (hidden != 1)}, below" if hidden else "not visible: nothing known",
     ]
-    console.print("; ".join(filter(None, parts)), style="dim")
+    console.print(escape("; ".join(filter(None, parts))), style="dim")
     if coverage["missing"] or dropped or coverage["not_visible"]:
         console.print(f"More on that: commtrace doctor {escape(summary['run']['path'])}", style="dim")
     for path in coverage["not_visible"]:
@@ -274,5 +274,5 @@ def _print_table(console: Console, title: str, table: Table, note: str = "") -> 
     console.print(f"[bold]{escape(title)}[/]")
     console.print(table)
     if note:
-        console.print(note, style="dim")
+        console.print(escape(note), style="dim")
     console.print()

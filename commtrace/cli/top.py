@@ -10,14 +10,15 @@ import time
 from typing import Annotated, Final, Protocol
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from commtrace.cli.console import PlainConsole
 from commtrace.cli.processes import process_lives
 from commtrace.cli.top_view import NARROWEST, WIDEST, draw
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.top.frame import MOST_STEPS, Frame
+from commtrace.trace.inputs import printable, printable_lines
 
 _BUSY_SHARE: Final = 0.2
 """Most of its time that top spends looking: a login node has others to serve."""
@@ -69,7 +70,7 @@ def top(
     --once, one frame is printed; --once and --json end with 3 if there is nothing to show yet.
     """
     source = _source(run, last, run_id)
-    console = Console(highlight=False)
+    console = PlainConsole()
     if once or json_output or not console.is_terminal:
         _print_once(source, run, ranks, as_json=json_output)
         return
@@ -94,20 +95,20 @@ def _print_once(source: Source, run: str, ranks: int, *, as_json: bool) -> None:
         if as_json:
             sys.stdout.write(json.dumps({"source": run, "waiting": str(error)}) + "\n")
         else:
-            typer.echo(f"Nothing to show yet: {error}")
+            typer.echo(printable_lines(f"Nothing to show yet: {error}"))
         raise typer.Exit(_WAITING) from error
     if as_json:
         sys.stdout.write(json.dumps(frame.to_json(), allow_nan=False) + "\n")
         return
-    console = Console(highlight=False)
+    console = PlainConsole()
     console.width = min(max(console.width, NARROWEST), WIDEST)
     for line in draw(frame, console.width, most_ranks=ranks or None):
         console.print(line, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
 
 
-def _watch(source: Source, run: str, console: Console, refresh: float, ranks: int) -> None:
+def _watch(source: Source, run: str, console: PlainConsole, refresh: float, ranks: int) -> None:
     """Draw frame after frame on the terminal's other screen, so that what stood there is there again afterwards."""
-    with Live(Text(f"Reading {run} …"), console=console, screen=True, auto_refresh=False) as live:
+    with Live(Text(printable(f"Reading {run} …")), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         while True:
             began = time.monotonic()
@@ -123,7 +124,7 @@ def pause_seconds(took: float, refresh: float) -> float:
     return max(refresh, took * (1 - _BUSY_SHARE) / _BUSY_SHARE)
 
 
-def _drawn(source: Source, run: str, console: Console, ranks: int, refresh: float) -> Text:
+def _drawn(source: Source, run: str, console: PlainConsole, ranks: int, refresh: float) -> Text:
     try:
         frame = source.look()
         width, height = max(console.width, NARROWEST), console.height
@@ -131,9 +132,9 @@ def _drawn(source: Source, run: str, console: Console, ranks: int, refresh: floa
         lines = draw(frame, width, height=height, most_ranks=ranks or None, refresh=pause)
     except (CommtraceError, OSError) as error:
         lines = [
-            Text(f"{time.strftime('%H:%M:%S')}  waiting for {run}", style="bold"),
+            Text(f"{time.strftime('%H:%M:%S')}  waiting for {printable(run)}", style="bold"),
             Text(),
-            Text(str(error)),
+            Text(printable_lines(str(error))),
             Text(),
             Text(f"Looks again every {refresh:g} s. Ctrl-C ends.", style="dim"),
         ]

@@ -99,20 +99,24 @@ class _Told(NamedTuple):
     aggregates: dict[int, list[str]]
 
 
+def known_columns(table: pa.Table) -> pa.Table:
+    """The columns that this version knows, in their order, without those that a newer one may have added.
+
+    Raises:
+        TraceFormatError: one is missing.
+    """
+    present = table.schema.names
+    missing = [name for name in schema.SCHEMA.names if name not in present]
+    if missing:
+        raise TraceFormatError(f"the trace has no column {missing[0]!r}; it was written by an incompatible commtrace")
+    return table if present == schema.SCHEMA.names else table.select(schema.SCHEMA.names)
+
+
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of all tables, every column in one piece."""
-    alike = []
-    for table in tables:
-        present = table.schema.names
-        missing = [name for name in schema.SCHEMA.names if name not in present]
-        if missing:
-            raise TraceFormatError(
-                f"the trace has no column {missing[0]!r}; it was written by an incompatible commtrace"
-            )
-        alike.append(table if present == schema.SCHEMA.names else table.select(schema.SCHEMA.names))
     if not tables:
         return schema.SCHEMA.empty_table()
-    return pa.concat_tables(alike).unify_dictionaries().combine_chunks()
+    return pa.concat_tables(map(known_columns, tables)).unify_dictionaries().combine_chunks()
 
 
 def _read_marks(

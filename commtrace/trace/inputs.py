@@ -90,6 +90,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
+def printable_lines(text: str) -> str:
+    """The same of a text of several lines, the ends of which stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def all_printable(value: Any) -> Any:
     """The same plain value, every word in it :func:`printable`; keys of dictionaries as well."""
     if isinstance(value, str):

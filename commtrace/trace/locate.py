@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.errors import RunNotFoundError
+from commtrace.trace.inputs import printable
 from commtrace.trace.writer import RANK_DIRECTORY_PATTERN
 
 LATEST: Final = "latest"
@@ -103,7 +104,7 @@ def _written_at(run: Path) -> float:
 def _listing(runs: Sequence[Path]) -> str:
     left_out = [f"  ({len(runs) - _MOST_RUNS} older ones)"] if len(runs) > _MOST_RUNS else []
     lines = [
-        f"  {run}  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(_written_at(run)))}, "
+        f"  {printable(str(run))}  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(_written_at(run)))}, "
         f"{len(rank_directories(run))} rank{'s' * (len(rank_directories(run)) != 1)}"
         for run in runs[-_MOST_RUNS:]
     ]

@@ -59,7 +59,7 @@ class _Device(Struct):
 class _Topology(Struct, omit_defaults=True):
     coordinates: Sizes | UnsetType = UNSET
     parallel: Sizes | UnsetType = UNSET
-    framework: Annotated[dict[Word, Plain], Meta(max_length=64)] | UnsetType = UNSET
+    framework: Annotated[dict[Word, Word], Meta(max_length=64)] | UnsetType = UNSET
     device: _Device | UnsetType = UNSET
     recording: Annotated[dict[Word, Plain | list[Word]], Meta(max_length=256)] | UnsetType = UNSET
     invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)] | UnsetType = UNSET

@@ -22,7 +22,8 @@ import pyarrow as pa
 from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
-from commtrace.trace.decoding import DecodedBlock, RankTable, decode
+from commtrace.trace.decoding import DecodedBlock, RankTable, decode, known_columns
+from commtrace.trace.inputs import printable
 from commtrace.trace.locate import find_run_directory, rank_directories
 from commtrace.trace.metadata import RankMetadata, measures_durations
 from commtrace.trace.run import RankTrace, Run
@@ -98,7 +99,7 @@ def _loaded(directory: Path, segments: dict[int, list[Segment]], wanted: StepRan
     if not ranks:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     problems += missing_ranks(ranks)
-    run = Run(path=directory, ranks=ranks, names=names, problems=tuple(problems))
+    run = Run(path=directory, ranks=ranks, names=names, problems=tuple(map(printable, problems)))
     return run.with_blocks(blocks)
 
 
@@ -195,7 +196,7 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
         if steps is not None and position > 0 and not newest and not steps.overlaps(first, last):
             continue
         table, problems = _read_segment(segment.path)
-        tables += [table] if table is not None else []
+        tables += [known_columns(table)] if table is not None else []
         notes += problems
     if not tables:
         return None, notes

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
-from commtrace.trace.decoding import RankTable, decode
-from commtrace.trace.inputs import MOST_RANKS
+from commtrace.trace.decoding import RankTable, decode, known_columns
+from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.locate import find_run_directory
 from commtrace.trace.mark_schema import read_mark
 from commtrace.trace.metadata import RankMetadata
@@ -126,7 +126,7 @@ class RunTail:
         read = decode(found, wanted)
         problems += [*read.problems, *missing_ranks(read.ranks)]
         first = _without_the_very_first(tails.values(), first, end)
-        run = Run(directory, read.ranks, read.names, tuple(problems)).with_blocks([read.block])
+        run = Run(directory, read.ranks, read.names, tuple(map(printable, problems))).with_blocks([read.block])
         return Newest(run, first, end, last_steps)
 
     def sample_durations(self, rank: int) -> list[int]:
@@ -203,7 +203,7 @@ class _RankTail:
         """What was read, in the order in which it was written, the beginning of the newest segment before it."""
         head = self._head()
         parts = [*head, *reversed(self._parts)]
-        return pa.concat_tables(parts) if parts else None
+        return pa.concat_tables(map(known_columns, parts)) if parts else None
 
     def _read_back(self, count: int) -> bool:
         """Read so many batches before those that were read; False if there are none."""

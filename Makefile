@@ -27,7 +27,7 @@ NEWEST_PIP := $(NEWEST)/bin/python -m pip $(PIP_QUIET) --disable-pip-version-che
 NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
 	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py
 
-.PHONY: demo test test-newest lint types unit e2e test-gpu bench soak install clean
+.PHONY: demo test test-newest lint types unit e2e fuzz test-gpu bench soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
@@ -69,6 +69,9 @@ unit: $(INSTALLED)
 
 e2e: $(INSTALLED)
 	$(PYTEST) tests -m e2e
+
+fuzz: $(INSTALLED)  ## Try FUZZ_INPUTS (100000) damaged inputs at every door; FUZZ_SEED (1) chooses others.
+	FUZZ_INPUTS=$${FUZZ_INPUTS:-100000} FUZZ_SEED=$${FUZZ_SEED:-1} $(PYTEST) tests/fuzz --timeout=0
 
 test-gpu: $(INSTALLED)  ## On a machine with a GPU: NCCL ranks on it, compared with the kernels that torch.profiler saw.
 	$(BIN)/python -m pytest tests/gpu

@@ -64,6 +64,9 @@ class _Topology(Struct, omit_defaults=True):
     recording: Annotated[dict[Word, Plain | list[Word]], Meta(max_length=256)] | UnsetType = UNSET
     invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)] | UnsetType = UNSET
     not_visible: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET
+    process_start_ns: Time | UnsetType = UNSET
+    first_step: Step | UnsetType = UNSET
+    step_numbers: Word | UnsetType = UNSET
     schedule: Word | UnsetType = UNSET
     stages: Size | UnsetType = UNSET
     chunks: Size | UnsetType = UNSET

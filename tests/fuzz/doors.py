@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from random import Random
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -55,7 +55,7 @@ class Door(NamedTuple):
 
     name: str
     make: Callable[[Path], None]
-    damage: Callable[[Path, random.Random], bool]
+    damage: Callable[[Path, Random], bool]
     uses: Callable[[Path], Sequence[Command | Call]]
 
 
@@ -63,7 +63,7 @@ def _make_run(folder: Path) -> None:
     """Four ranks: a complete segment each, and one that still grows and has every kind of mark."""
     write(synthesize(Job(pp=2, dp=2, microbatches=2, steps=4, layers=2)), folder / "run")
     run = load_run(folder / "run")
-    for rank, trace in run.ranks.items():
+    for trace in run.ranks.values():
         group = next(iter(trace.groups))
         last = trace.last_written_ns or 0
         writer = SegmentWriter(folder / "run", trace.metadata)
@@ -86,7 +86,6 @@ def _make_run(folder: Path) -> None:
         ])  # fmt: skip
         writer.write([mark_row("in_flight", [in_flight], at_ns=last), mark_row("activity", activity, at_ns=last)])
         writer.write([mark_row("progress", {"step": 4}, at_ns=last)])
-        del rank
     status = {"time": 1.8e9, "stragglers": [
         {"rank": 1, "host": "a", "cause": "compute", "cost_ms_per_step": 3.0, "evidence": "E.", "since": 1.7e9}
     ]}  # fmt: skip
@@ -98,28 +97,33 @@ def _make_complete_run(folder: Path) -> None:
     write(synthesize(Job(pp=2, dp=2, microbatches=2, steps=4, layers=2)), folder / "run")
 
 
+def _make_two_runs(folder: Path) -> None:
+    _make_run(folder)
+    write(synthesize(Job(pp=2, dp=2, microbatches=2, steps=4, layers=2, seed=1)), folder / "other")
+
+
 def _segments(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.arrows"))
+    return sorted((folder / "run").rglob("*.arrows"))
 
 
-def _flip_in_run(folder: Path, random: random.Random) -> bool:
+def _flip_in_run(folder: Path, random: Random) -> bool:
     path = random.choice(_segments(folder))
     path.write_bytes(damage_bytes(path.read_bytes(), random))
     return True
 
 
-def _exchange_in_run(folder: Path, random: random.Random) -> bool:
+def _exchange_in_run(folder: Path, random: Random) -> bool:
     damage_directory(folder / "run", random)
     return False
 
 
-def _rewrite_in_run(folder: Path, random: random.Random) -> bool:
+def _rewrite_in_run(folder: Path, random: Random) -> bool:
     for path in random.sample(_segments(folder), random.choice((1, 1, 2))):
         damage_segment(path, random)
     return False
 
 
-def _damage_beside_run(folder: Path, random: random.Random) -> bool:
+def _damage_beside_run(folder: Path, random: Random) -> bool:
     path = random.choice([folder / "run" / "monitor.json", *(folder / "run" / "triggers").iterdir()])
     if random.random() < 0.7:
         path.write_text(damage_json(path.read_text(), random), encoding="utf-8", errors="replace")
@@ -134,7 +138,7 @@ def _uses_of_run(folder: Path) -> Sequence[Command | Call]:
         ["summary", run], ["summary", run, "--json", "--steps", "1:3"], ["report", run, "-o", str(folder / "r.html")],
         ["straggler", run], ["straggler", run, "--json"], ["pipeline", run], ["pipeline", run, "--json"],
         ["bandwidth", run], ["bandwidth", run, "--json"], ["doctor", run], ["doctor", run, "--json"],
-        ["compare", run, run], ["export", run, "-o", str(folder / "t.json")], ["top", run, "--once"],
+        ["compare", str(folder / "other"), run], ["export", run, "-o", str(folder / "t.json")], ["top", run, "--once"],
         ["top", run, "--json"], partial(read_requests, folder / "run"), ["summary", run, "--json"],
     ]  # fmt: skip
 
@@ -162,7 +166,7 @@ def _make_kineto(folder: Path) -> None:
         kineto_files.write_trace(folder / f"rank-{rank}{suffix}", events, rank=rank, world_size=2)
 
 
-def _damage_kineto(folder: Path, random: random.Random) -> bool:
+def _damage_kineto(folder: Path, random: Random) -> bool:
     path = folder / "rank-0.json"
     if random.random() < 0.6:
         path.write_text(damage_json(path.read_text(), random), encoding="utf-8", errors="replace")
@@ -184,7 +188,7 @@ def _make_flight_records(folder: Path) -> None:
                    entry(2, 400, name=f"nccl:send {rank // 2}->1", is_p2p=True))  # fmt: skip
 
 
-def _damage_flight_records(folder: Path, random: random.Random) -> bool:
+def _damage_flight_records(folder: Path, random: Random) -> bool:
     path = folder / "dump_1"
     what = random.random()
     if what < 0.4:
@@ -219,7 +223,7 @@ def _make_whatif(folder: Path) -> None:
     (folder / "meta.yaml").write_text("pp_size: 2\ndp_size: 1\n")
 
 
-def _damage_whatif(folder: Path, random: random.Random) -> bool:
+def _damage_whatif(folder: Path, random: Random) -> bool:
     path = folder / "trace.parquet"
     what = random.random()
     if what < 0.1:
@@ -259,7 +263,7 @@ def _make_workerlog(folder: Path) -> None:
     write_log(folder / "workerlog.1", job("lr", 0, 0, 1), job("forward", 0, 11, 20), job("backward", 0, 20, 32))
 
 
-def _damage_workerlog(folder: Path, random: random.Random) -> bool:
+def _damage_workerlog(folder: Path, random: Random) -> bool:
     path = random.choice([folder / "workerlog.0", folder / "workerlog.1"])
     text = path.read_text()
     if random.random() < 0.5:
@@ -299,7 +303,7 @@ def _make_answers(folder: Path) -> None:
     (folder / "query").write_text(json.dumps(_ANSWER))
 
 
-def _damage_answers(folder: Path, random: random.Random) -> bool:
+def _damage_answers(folder: Path, random: Random) -> bool:
     path, other = folder / "query", folder / "metrics"
     path.write_text(damage_json(path.read_text(), random), encoding="utf-8", errors="replace")
     other.write_bytes(damage_bytes(other.read_bytes(), random))
@@ -341,11 +345,11 @@ class _Answers(BaseHTTPRequestHandler):
 
 DOORS: Final = (
     Door("flipped bytes of complete segments", _make_complete_run, _flip_in_run, _only_summary),
-    Door("flipped bytes of segments", _make_run, _flip_in_run, _uses_of_run),
-    Door("segments of valid Arrow", _make_run, _rewrite_in_run, _uses_of_run),
-    Door("segments of valid Arrow, again", _make_run, _rewrite_in_run, _uses_of_run),
-    Door("files in the directory", _make_run, _exchange_in_run, _uses_of_run),
-    Door("monitor.json and triggers", _make_run, _damage_beside_run, _only_top),
+    Door("flipped bytes of segments", _make_two_runs, _flip_in_run, _uses_of_run),
+    Door("segments of valid Arrow", _make_two_runs, _rewrite_in_run, _uses_of_run),
+    Door("segments of valid Arrow, again", _make_two_runs, _rewrite_in_run, _uses_of_run),
+    Door("files in the directory", _make_two_runs, _exchange_in_run, _uses_of_run),
+    Door("monitor.json and triggers", _make_two_runs, _damage_beside_run, _only_top),
     Door("kineto", _make_kineto, _damage_kineto, _uses_of_kineto),
     Door("flight recorder", _make_flight_records_and_run, _damage_flight_records, _uses_of_flight_records),
     Door("what-if", _make_whatif, _damage_whatif, _uses_of_whatif),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,16 +20,16 @@ HOSTILE_WORDS: Final = (
 HOSTILE_NUMBERS: Final = (
     0, -1, -2, 1, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**63, 2**64, 10**30, 1_000_000, 999_999_999,
 )  # fmt: skip
-HOSTILE_VALUES: Final = (
+HOSTILE_VALUES: Final[tuple[Any, ...]] = (
     *HOSTILE_WORDS, *HOSTILE_NUMBERS, None, True, [], {}, [[]], 1.5, -0.0, 1e308, float("nan"), float("inf"),
     [0, 999_999_999], {"a": {"b": []}}, "\ud800",
 )  # fmt: skip
 DEEP_JSON: Final = "[" * 20_000 + "]" * 20_000
 
 
-def damage_bytes(content: bytes, random: random.Random) -> bytes:
+def damage_bytes(content: bytes, random: Random) -> bytes:
     """Flip, cut, repeat, exchange or insert some of the bytes; never the same content."""
-    ways: Sequence[Callable[[bytearray, random.Random], bytes]] = (_flip, _flip, _flip, _cut, _insert, _repeat, _noise)
+    ways: Sequence[Callable[[bytearray, Random], bytes]] = (_flip, _flip, _flip, _cut, _insert, _repeat, _noise)
     for _ in range(8):
         damaged = random.choice(ways)(bytearray(content), random)
         if damaged != content:
@@ -37,34 +37,34 @@ def damage_bytes(content: bytes, random: random.Random) -> bytes:
     return content + b"\x00"
 
 
-def _flip(content: bytearray, random: random.Random) -> bytes:
+def _flip(content: bytearray, random: Random) -> bytes:
     for _ in range(random.choice((1, 1, 1, 2, 8))):
         if content:
             content[random.randrange(len(content))] ^= 1 << random.randrange(8)
     return bytes(content)
 
 
-def _cut(content: bytearray, random: random.Random) -> bytes:
+def _cut(content: bytearray, random: Random) -> bytes:
     return bytes(content[: random.randrange(len(content) + 1)])
 
 
-def _insert(content: bytearray, random: random.Random) -> bytes:
+def _insert(content: bytearray, random: Random) -> bytes:
     at = random.randrange(len(content) + 1)
     return bytes(content[:at] + random.randbytes(random.choice((1, 8, 100))) + content[at:])
 
 
-def _repeat(content: bytearray, random: random.Random) -> bytes:
+def _repeat(content: bytearray, random: Random) -> bytes:
     begin, end = sorted(random.randrange(len(content) + 1) for _ in range(2))
     return bytes(content[:end] + content[begin:])
 
 
-def _noise(content: bytearray, random: random.Random) -> bytes:
+def _noise(content: bytearray, random: Random) -> bytes:
     begin = random.randrange(len(content) + 1)
     length = min(random.choice((4, 16, 64, 1024)), len(content) - begin)
     return bytes(content[:begin] + random.randbytes(length) + content[begin + length :])
 
 
-def damage_value(value: Any, random: random.Random) -> Any:
+def damage_value(value: Any, random: Random) -> Any:
     """Exchange one place in a plain value for a hostile one; keys may go, come, or be exchanged as well."""
     if isinstance(value, dict) and value and random.random() < 0.85:
         key = random.choice([*value])
@@ -82,7 +82,7 @@ def damage_value(value: Any, random: random.Random) -> Any:
     return random.choice(HOSTILE_VALUES)
 
 
-def damage_json(text: str, random: random.Random) -> str:
+def damage_json(text: str, random: Random) -> str:
     """JSON with another value in one place, or no JSON any more."""
     what = random.random()
     if what < 0.05:
@@ -94,7 +94,7 @@ def damage_json(text: str, random: random.Random) -> str:
     return json.dumps(damage_value(json.loads(text), random))
 
 
-def damage_segment(path: Path, random: random.Random) -> None:
+def damage_segment(path: Path, random: Random) -> None:
     """Write a segment again, as valid Arrow: with another header, other details of marks, or other columns."""
     with pa.OSFile(str(path)) as file:
         stream = pa.ipc.open_stream(file)
@@ -120,7 +120,7 @@ def damage_segment(path: Path, random: random.Random) -> None:
         out.write_table(table, max_chunksize=random.choice((7, 100, 100_000)))
 
 
-def _damage_row(row: dict[str, Any], random: random.Random) -> None:
+def _damage_row(row: dict[str, Any], random: Random) -> None:
     name = random.choice([*row])
     kind = schema.SCHEMA.field(name).type
     if random.random() < 0.1:
@@ -137,7 +137,7 @@ def _damage_row(row: dict[str, Any], random: random.Random) -> None:
 
 
 def _other_schema(
-    columns: pa.Schema, rows: list[dict[str, Any]], random: random.Random
+    columns: pa.Schema, rows: list[dict[str, Any]], random: Random
 ) -> tuple[pa.Schema, list[dict[str, Any]]]:
     at = random.randrange(len(columns))
     field = columns.field(at)
@@ -170,7 +170,7 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def damage_directory(directory: Path, random: random.Random) -> None:
+def damage_directory(directory: Path, random: Random) -> None:
     """Put what is no file where a file is expected, or exchange, remove, copy and rename files."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     path = random.choice(files)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import resource
 import shutil
 import signal
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from random import Random
 from typing import Any, Final, NamedTuple
 
 from typer.testing import CliRunner
@@ -59,7 +59,7 @@ class Workshop:
         return self._intact[door.name]
 
     @contextmanager
-    def damaged(self, door: Door, random: random.Random) -> Iterator[tuple[Path, bool]]:
+    def damaged(self, door: Door, random: Random) -> Iterator[tuple[Path, bool]]:
         folder = self.folder / "damaged"
         shutil.copytree(self.intact(door), folder, symlinks=True)
         try:
@@ -80,7 +80,7 @@ class Workshop:
 def try_input(number: int, seed: int, workshop: Workshop) -> list[Failure]:
     """Damage one input, call one command on it, and say what it did that it must not do."""
     door = DOORS[number % len(DOORS)]
-    random_ = random.Random(f"{seed}-{number}")
+    random_ = Random(f"{seed}-{number}")
     with workshop.damaged(door, random_) as (folder, keeps_word):
         use = random_.choice(door.uses(folder))
         signal.alarm(MOST_SECONDS)

@@ -174,6 +174,11 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
     return detail
 
 
+def topology_fields() -> set[str]:
+    """What may be told of a topology; anything else is left out when it is read."""
+    return set(_Topology.__struct_fields__)
+
+
 def _check_members(ranks: list[int], most_ranks: int) -> None:
     if not all(before < after for before, after in pairwise(ranks)):
         raise ValueError("the ranks of a group are not ascending, each once")

@@ -136,7 +136,7 @@ def _stable(value: Any) -> Any:
 
 def run_inputs(numbers: range, seed: int, workers: int) -> list[Failure]:
     """Try inputs in so many processes; one that a process dies of is a failure, and another process goes on."""
-    context = get_context("fork")
+    context = get_context("spawn")
     failures: list[Failure] = []
     parts = [[*numbers[at::workers]] for at in range(workers)]
     running: dict[Any, tuple[Connection, list[int]]] = {}

@@ -1,0 +1,95 @@
+"""Details of marks: what is declared comes through, what cannot be is refused."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.trace.mark_schema import check_aggregates, read_mark, topology_fields
+from tests.fuzz.mutators import DEEP_JSON
+
+GROUP = {"id": 7, "ranks": [0, 2], "ordinal": 0, "role": "dp", "name": "1", "description": "", "backend": "gloo"}
+
+
+def test_a_mark_comes_back_with_what_is_declared_of_it() -> None:
+    assert read_mark("process_group", json.dumps({**GROUP, "rack": 3}), most_ranks=4) == GROUP
+    assert read_mark("in_flight", '[{"seq": 3}]', most_ranks=4) == [{"seq": 3}]
+    assert read_mark("topology", '{"parallel": {"tp": 2}}', most_ranks=4) == {"parallel": {"tp": 2}}
+    assert read_mark("end", None, most_ranks=4) == {}
+
+
+def test_words_are_escaped_where_they_come_in() -> None:
+    told = read_mark("problem", json.dumps({"message": "a\n\x1b[2J\u202eb"}), most_ranks=1)
+    assert told == {"message": r"a\n\x1b[2J\u202eb"}
+
+
+def test_a_mark_that_nobody_declared_is_passed_over() -> None:
+    assert read_mark("rack", "{oops", most_ranks=1) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("process_group", json.dumps({**GROUP, "ranks": [2, 0]})),
+        ("process_group", json.dumps({**GROUP, "ranks": [0, 0]})),
+        ("process_group", json.dumps({**GROUP, "ranks": [0, 4]})),
+        ("process_group", json.dumps({**GROUP, "ranks": [-1]})),
+        ("process_group", json.dumps({**GROUP, "id": 2**63})),
+        ("process_group", json.dumps({**GROUP, "role": None})),
+        ("process_group", "[]"),
+        ("process_group", ""),
+        ("topology", '{"coordinates": {"tp": "0"}}'),
+        ("topology", '{"parallel": {"tp": 1e9}}'),
+        ("topology", '{"recording": {"sample": "2"}}'),
+        ("topology", '{"whatif": {"seq_stride": 0, "pp_size": 2}, "coordinates": {"pp": 0, "dp": 0}}'),
+        ("topology", '{"whatif": {"seq_stride": 3, "pp_size": 2}}'),
+        ("dropped", '{"collective": NaN}'),
+        ("dropped", '{"collective": -1}'),
+        ("clock_anchor", '{"monotonic_ns": 9223372036854775808, "realtime_ns": 0}'),
+        ("activity", '{"collectives": {"seven": 1}}'),
+        ("progress", '{"step": 2147483647}'),
+        ("problem", '{"message": "\\ud800"}'),
+        ("problem", DEEP_JSON),
+        ("end", DEEP_JSON),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_mark(name, text, most_ranks=4)
+
+
+def test_sums_are_of_kinds_that_exist_and_can_be_added_up() -> None:
+    check_aggregates('[["forward", "forward", -1, -1, 3, 300, 0, 200]]')
+    for text in (
+        '[["forwards", "forward", -1, -1, 3, 300, 0, 200]]',
+        '[["forward", "forward", -1, -1, 3, 4611686018427387904, 0, 200]]',
+        '[["forward", "forward", -1, -1, 3, 300, 0]]',
+        "{}",
+        None,
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            check_aggregates(text)
+
+
+def _told_topology() -> set[str]:
+    """The keys of all dictionaries that are written out where a topology is told."""
+    package = Path(__file__).resolve().parents[2] / "commtrace"
+    found: set[str] = set()
+    for path in [*package.rglob("*.py"), *(package / "integrations").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if is_call and node.func.attr == "set_topology":  # type: ignore[attr-defined]
+                argument: Any = node.args[0]  # type: ignore[attr-defined]
+                if isinstance(argument, ast.Dict):
+                    found |= {key.value for key in argument.keys if isinstance(key, ast.Constant)}
+    return found
+
+
+def test_what_a_recorder_tells_of_its_topology_is_declared() -> None:
+    told = _told_topology()
+    assert "recording" in told
+    assert told <= topology_fields()

@@ -38,11 +38,18 @@ def _loop(tracer: Tracer) -> Callable[[], None]:
     return loop.install(tracer)
 
 
+def _trainers(tracer: Tracer) -> Callable[[], None]:
+    from commtrace.integrations import trainers
+
+    return trainers.install(tracer)
+
+
 INTEGRATIONS: Final = (
     ("megatron", _megatron),
     ("deepspeed", _deepspeed),
     ("pipelining", _pipelining),
     ("recompute", _recompute),
     ("training loops", _loop),
+    ("step numbers of trainers", _trainers),
 )
 """Name and installer of every integration; an installer returns what takes it out again."""

@@ -43,8 +43,21 @@ _CHECKPOINT_FUNCTIONS: Final = (
     ("megatron.core.dist_checkpointing.serialization", "load", "megatron.load"),
     ("megatron.training.checkpointing", "save_checkpoint", "megatron.save"),
     ("megatron.training.checkpointing", "load_checkpoint", "megatron.load"),
+    ("safetensors.torch", "serialize_file", "safetensors.save"),
 )
 """Module, function, and the name of its span."""
+
+_CHECKPOINT_METHODS: Final = (
+    ("transformers.trainer", "Trainer", "_save_checkpoint", "transformers.save"),
+    ("transformers.trainer", "Trainer", "save_model", "transformers.save"),
+    ("transformers.trainer", "Trainer", "_load_from_checkpoint", "transformers.load"),
+    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained", "transformers.save"),
+    ("lightning.pytorch.trainer.trainer", "Trainer", "save_checkpoint", "lightning.save"),
+    ("pytorch_lightning.trainer.trainer", "Trainer", "save_checkpoint", "lightning.save"),
+    ("accelerate.accelerator", "Accelerator", "save_state", "accelerate.save"),
+    ("accelerate.accelerator", "Accelerator", "load_state", "accelerate.load"),
+)
+"""Module, class, method, and the name of its span; what it saves with torch or safetensors is inside."""
 
 _CLIPPING_FUNCTIONS: Final = (
     ("torch.nn.utils.clip_grad", "clip_grad_norm_", "clip_grad_norm"),
@@ -88,6 +101,9 @@ class PhaseCapture:
         for module, function, name in _CHECKPOINT_FUNCTIONS:
             wrap = self._waiting(schema.CHECKPOINT, name)
             when_imported(module, functools.partial(self._hook_function, function, wrap))
+        for module, owner, method, name in _CHECKPOINT_METHODS:
+            wrap = self._waiting(schema.CHECKPOINT, name)
+            self._hooks.replace_method_when_imported(module, owner, method, wrap)
         for module, function, name in _CLIPPING_FUNCTIONS:
             when_imported(module, functools.partial(self._hook_function, function, self._clipping(name)))
         for module, owner, method in _CLIPPING_METHODS:

@@ -64,6 +64,7 @@ class StepFinder:
         self._has_begun = False
         self._has_computed = self._worked = False
         self._stepped_alone: set[int] = set()
+        self._first_number: int | None = None
         self._evaluated = self._evaluated_before = False
         self._has_left = False
         self._ends_with_backward = False
@@ -94,6 +95,17 @@ class StepFinder:
             self._return()
             self._cut()
             self.work_begins()
+
+    def begins_with(self, number: int) -> bool:
+        """The first step has this number in the program's own count.
+
+        Returns:
+            Whether it will have: not where a step has begun, or somebody marks them.
+        """
+        if not self.finding or self._has_begun:
+            return False
+        self._first_number = number
+        return True
 
     def work_begins(self) -> None:
         """A forward or backward of the training is about to begin."""
@@ -196,7 +208,7 @@ class StepFinder:
     def _begin_first_step(self) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._tracer.begin_step(is_found=True)
+            self._tracer.begin_step(self._first_number, is_found=True)
 
     def _return(self) -> None:
         if self._has_left:

@@ -1,0 +1,71 @@
+"""The numbers that Hugging Face's Trainer and Lightning give their steps, also after a resume.
+
+Both train in loops of their own around torch's optimizers, where :mod:`commtrace.capture.step_finder` finds the steps.
+Here it only learns with which number training begins:
+
+* transformers logs a step under the number of updates made by its end: the first one is ``state.global_step + 1``;
+* Lightning logs it under the number made before it: the first one is ``trainer.global_step``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from commtrace.capture.hooks import Hooks, installed
+from commtrace.capture.tracer import Tracer
+
+PART: Final = "step numbers of trainers"
+
+_LIGHTNING: Final = ("lightning.pytorch.trainer.call", "pytorch_lightning.trainer.call")
+
+
+def install(tracer: Tracer) -> Callable[[], None]:
+    """Hook both as soon as they are imported, or now if they have been.
+
+    Returns:
+        What puts every original back.
+    """
+    return installed(TrainerNumbers(tracer))
+
+
+class TrainerNumbers:
+    """The hooks where training begins."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._hooks = Hooks(PART, tracer)
+
+    def install(self) -> None:
+        """Register the hooks."""
+        wrap = self._hooks.around(self._transformers, _nothing)
+        module, owner = "transformers.trainer_callback", "CallbackHandler"
+        self._hooks.replace_method_when_imported(module, owner, "on_train_begin", wrap)
+        for module in _LIGHTNING:
+            self._hooks.when_imported(module, self._hook_lightning)
+
+    def uninstall(self) -> None:
+        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        self._hooks.restore()
+
+    def _hook_lightning(self, module: ModuleType) -> None:
+        self._hooks.replace(module, "_call_callback_hooks", self._hooks.around(self._lightning, _nothing))
+
+    def _transformers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        state = kwargs["state"] if "state" in kwargs else args[2]
+        self._begins_with(int(state.global_step) + 1, "the Trainer's global_step")
+
+    def _lightning(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hook = kwargs["hook_name"] if "hook_name" in kwargs else args[1]
+        if hook == "on_train_start":
+            trainer = kwargs["trainer"] if "trainer" in kwargs else args[0]
+            self._begins_with(int(trainer.global_step), "Lightning's global_step")
+
+    def _begins_with(self, number: int, whose: str) -> None:
+        if self._tracer.steps.begins_with(number):
+            self._tracer.set_topology({"step_numbers": whose})
+
+
+def _nothing(_begun: Any, _result: Any) -> None:
+    """What training does when it has begun is its own business."""

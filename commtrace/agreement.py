@@ -4,20 +4,28 @@ Rank 0 says what they are, and the others take it over: so they agree also where
 variables to some of the nodes only. Nobody waits in the store: each request is answered at once, and whoever finds
 nothing yet asks again. That matters because the training thread uses the same connection.
 
-torchrun keeps one store for all attempts, and it counts a restart only on the node that failed. So every rank counts
-how often it has arrived, and takes no answer that rank 0 gave in an earlier round.
+torchrun may keep one store for all attempts, and it counts a restart only on the node that failed. So every rank counts
+how often it has arrived, takes no answer that rank 0 gave in an earlier round, and tells how many restarts it knows of
+before rank 0 says which attempt this is.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from commtrace.config import is_run_id
 
 _PREFIX: Final = "commtrace/run"
+_ARRIVALS: Final = f"{_PREFIX}/arrivals"
+_MOST_DIGITS: Final = 6
 _MOST_BYTES: Final = 2000
+
+_PATIENCE_SECONDS: Final = 1.0
+"""So long rank 0 waits for the others to arrive: some of them may not be recorded."""
 
 _arrived_in = 0
 """The process that has arrived before: it may record several times."""
@@ -64,12 +72,22 @@ class Agreement:
         run_id: what this rank takes the run for. What rank 0 takes it for holds for all.
         requeues: how often the whole job was started again, with another store each time.
         restarts: how often this node's launcher has started its ranks again.
+        now: clock, in seconds.
     """
 
-    def __init__(self, rank: int, world_size: int, run_id: str, requeues: int = 0, restarts: int = 0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        run_id: str,
+        requeues: int = 0,
+        restarts: int = 0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._rank, self._world_size, self._run_id = rank, world_size, run_id
-        self._requeues, self._restarts = requeues, restarts
+        self._requeues, self._restarts, self._now = requeues, restarts, now
         self._round: int | None = None
+        self._arrived_at = 0.0
 
     def reached(self, store: Store) -> Agreed | None:
         """Return what was agreed on; None while rank 0 has not said it yet.
@@ -80,7 +98,9 @@ class Agreement:
         if self._round is None:
             self._arrive(store)
         if self._rank == 0:
-            return self._announce(store)
+            have_arrived = store.add(_ARRIVALS, 0) >= self._world_size
+            is_patient = self._now() < self._arrived_at + _PATIENCE_SECONDS
+            return None if is_patient and not have_arrived else self._announce(store)
         if not store.check([_PREFIX]):
             return None
         told = _parsed(store.get(_PREFIX))
@@ -98,16 +118,33 @@ class Agreement:
 
     def _arrive(self, store: Store) -> None:
         global _arrived_in
-        self._round = store.add(f"{_PREFIX}/arrivals/{self._rank}", 1) - 1
+        self._arrived_at = self._now()
         earlier_processes = store.add(f"{_PREFIX}/processes/{self._rank}", int(_arrived_in != os.getpid())) - 1
-        self._restarts = max(self._restarts, earlier_processes)
         _arrived_in = os.getpid()
+        self._restarts = _raised(store, f"{_PREFIX}/restarts", max(self._restarts, earlier_processes))
+        self._round = store.add(f"{_ARRIVALS}/{self._rank}", 1) - 1
+        store.add(_ARRIVALS, 1)
 
     def _announce(self, store: Store) -> Agreed:
-        agreed = Agreed(self._run_id, self._requeues + self._restarts)
+        restarts = _raised(store, f"{_PREFIX}/restarts", self._restarts)
+        agreed = Agreed(self._run_id, self._requeues + restarts)
         announced = _Announcement(self._round or 0, self._world_size, agreed.attempt, agreed.run_id)
         store.set(_PREFIX, json.dumps(announced))
         return agreed
+
+
+def _raised(store: Store, key: str, number: int) -> int:
+    """The greatest number that any rank has told, this one included."""
+    held = _number(store.compare_set(key, "", str(number)))
+    while held < number:
+        held = _number(store.compare_set(key, str(held), str(number)))
+    return held
+
+
+def _number(value: bytes) -> int:
+    if not value.isdigit() or len(value) > _MOST_DIGITS:
+        raise RuntimeError(f"its store holds {value[:20]!r} for a number")
+    return int(value)
 
 
 def _parsed(value: bytes) -> _Announcement | None:

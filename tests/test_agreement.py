@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from torch.distributed import HashStore
@@ -18,19 +19,28 @@ class Job:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = HashStore()
+        self.now = 100.0
         self._monkeypatch = monkeypatch
 
     def starts(self, world_size: int, counted: dict[int, int] | None = None) -> list[Agreement]:
         """The ranks of a new attempt. ``counted``: by rank, the restarts that its node's launcher has counted."""
         return [
-            Agreement(rank, world_size, f"name of {rank}", restarts=(counted or {}).get(rank, 0))
+            Agreement(rank, world_size, f"name of {rank}", restarts=(counted or {}).get(rank, 0), now=lambda: self.now)
             for rank in range(world_size)
         ]
 
     def asks(self, rank: Agreement) -> Agreed | None:
-        """A rank asks from a process of its own."""
+        """A rank asks, for the first time from a process of its own."""
         self._monkeypatch.setattr(agreement, "_arrived_in", 0)
-        return rank.reached(self.store)
+        answer = rank.reached(self.store)
+        self._monkeypatch.setattr(agreement, "_arrived_in", os.getpid())
+        return answer
+
+    def settles(self, ranks: list[Agreement]) -> list[Agreed | None]:
+        """All ask, in the order of their ranks, until all have been answered."""
+        for rank in ranks:
+            self.asks(rank)
+        return [self.asks(rank) for rank in ranks]
 
 
 @pytest.fixture
@@ -41,49 +51,63 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 def test_what_rank_0_says_holds_and_the_others_ask_until_it_has_said_it(job: Job) -> None:
     first, second, third = job.starts(3)
 
-    assert job.asks(second) is None
-    assert job.asks(first) == ("name of 0", 0)
-    assert [job.asks(rank) for rank in (second, third)] == [("name of 0", 0)] * 2
+    assert [job.asks(rank) for rank in (second, third)] == [None, None]
+    assert [job.asks(rank) for rank in (first, second, third)] == [("name of 0", 0)] * 3
+
+
+def test_rank_0_waits_a_second_for_ranks_that_may_not_be_recorded(job: Job) -> None:
+    first, second, _ = job.starts(3)
+    assert [job.asks(rank) for rank in (first, second)] == [None, None]
+    job.now += 0.9
+    assert job.asks(first) is None
+    job.now += 0.1
+    assert [job.asks(rank) for rank in (first, second)] == [("name of 0", 0)] * 2
 
 
 def test_an_answer_of_an_earlier_attempt_is_not_taken(job: Job) -> None:
-    for rank in job.starts(2):
-        job.asks(rank)
+    job.settles(job.starts(2))
     first, second = job.starts(2, {0: 1, 1: 1})
 
     assert job.asks(second) is None
     assert [job.asks(rank) for rank in (first, second)] == [("name of 0", 1)] * 2
 
 
-def test_a_restart_that_only_the_node_that_failed_has_counted_is_an_attempt_of_all(job: Job) -> None:
-    for rank in job.starts(2):
-        job.asks(rank)
-    healthy, failed = job.starts(2, {1: 1})
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_restart_that_only_the_node_that_failed_has_counted_is_an_attempt_of_all(
+    job: Job, is_kept: bool, failed: int
+) -> None:
+    job.settles(job.starts(2))
+    if not is_kept:
+        job.store = HashStore()
 
-    assert [job.asks(rank) for rank in (healthy, failed)] == [("name of 0", 1)] * 2
+    assert job.settles(job.starts(2, {failed: 1})) == [("name of 0", 1)] * 2
 
 
 def test_ranks_that_have_joined_take_no_answer_for_a_smaller_job(job: Job) -> None:
-    for rank in job.starts(1):
-        job.asks(rank)
+    job.settles(job.starts(1))
     first, joined = job.starts(2)
 
     assert job.asks(joined) is None
     assert [job.asks(rank) for rank in (first, joined)] == [("name of 0", 1)] * 2
 
 
-def test_a_requeue_counts_beside_restarts() -> None:
-    assert Agreement(0, 2, "a", requeues=2, restarts=1).reached(HashStore()) == ("a", 3)
+def test_a_requeue_counts_beside_restarts(job: Job) -> None:
+    assert job.asks(Agreement(0, 1, "a", requeues=2, restarts=1)) == ("a", 3)
 
 
 def test_a_process_that_records_twice_is_no_second_attempt(job: Job) -> None:
-    first, second = job.starts(2)
-    job.asks(first)
-    assert job.asks(second) == ("name of 0", 0)
+    assert job.settles(job.starts(2)) == [("name of 0", 0)] * 2
 
     again = [Agreement(rank, 2, f"second name of {rank}") for rank in range(2)]
     assert again[1].reached(job.store) is None
     assert [rank.reached(job.store) for rank in again] == [("second name of 0", 0)] * 2
+
+
+def test_a_number_that_no_rank_has_told_ends_the_agreement(job: Job) -> None:
+    job.store.set("commtrace/run/restarts", "9" * 4000)
+    with pytest.raises(RuntimeError, match="holds b'99999999999999999999' for a number"):
+        job.asks(job.starts(2)[1])
 
 
 @pytest.mark.parametrize(

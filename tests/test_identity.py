@@ -81,7 +81,7 @@ def job_of(*environments: dict[str, str], configs: list[Config] | None = None) -
         for config, environment in zip(configs or [Config()] * world, environments, strict=True)
     ]
     found: list[identity.Found | None] = [None] * world
-    for _ in range(2):
+    for _ in range(3):
         for rank, process in enumerate(processes):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(identity, "_place", lambda rank=rank: identity.Place(rank, world, "gloo"))

@@ -17,7 +17,7 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import Communication, Detail, communication_table
 from commtrace.analysis.links import Link, SlowLinks, find_slow_links, measure_links
 from commtrace.analysis.rank_words import ranges, ranges_in_words
-from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.loading import load
@@ -44,7 +44,7 @@ _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Det
 
 
 def bandwidth(
-    run: RunArgument = NEWEST_RUN,
+    runs: RunsArgument = DEFAULT_RUNS,
     by: Annotated[By, typer.Option(help="Divide further by the bytes of a call, or by process group.")] = By.OPERATION,
     steps: Annotated[
         str,
@@ -58,6 +58,7 @@ def bandwidth(
     would take as long as the ranks compute: a network slower than that cannot hide them. A link between two nodes that
     carries much less than the others is named.
     """
+    run = run_directory(runs)
     analysis = analyse(load(run, steps or None), steps or None)
     rows = _rows(analysis, _DETAIL[by])
     links = measure_links(analysis.context.run, analysis.context.matches, analysis.context.steps)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from commtrace.analysis.doctor import examine, is_healthy
-from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.doctor_view import print_doctor
 from commtrace.cli.flight_records import read_flight_calls
@@ -21,7 +21,7 @@ _FINDINGS = 1
 
 
 def doctor(
-    run: RunArgument = NEWEST_RUN,
+    runs: RunsArgument = DEFAULT_RUNS,
     flight_recorder: Annotated[
         list[Path] | None,
         typer.Option(
@@ -42,6 +42,7 @@ def doctor(
     Then come the ranks, the coverage of every group, and paths that cannot be seen. Exit code: 0 if nothing was found,
     1 if something was, 2 if the run cannot be read.
     """
+    run = run_directory(runs)
     flight_calls = read_flight_calls(flight_recorder or [])
     told = examine(run, now_ns=time.time_ns(), alive=process_lives, all_ranks=all_ranks, flight_calls=flight_calls)
     if json_output:

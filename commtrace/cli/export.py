@@ -11,7 +11,7 @@ import typer
 
 from commtrace.analysis.timeline import Timeline
 from commtrace.analysis.window import load_window
-from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import PlainConsole
 from commtrace.cli.units import duration
 from commtrace.exporters import chrome_trace, perfetto
@@ -27,7 +27,7 @@ class Format(str, Enum):
 
 
 def export(
-    run: RunArgument = NEWEST_RUN,
+    runs: RunsArgument = DEFAULT_RUNS,
     format: Annotated[Format, typer.Option(help="perfetto (for ui.perfetto.dev) or chrome (JSON).")] = Format.PERFETTO,
     output: Annotated[
         Path | None,
@@ -45,6 +45,7 @@ def export(
     receives. The perfetto format is Perfetto's own and needs the perfetto package; without it the Chrome JSON is
     written, which the Perfetto UI opens as well.
     """
+    run = run_directory(runs)
     console = PlainConsole(stderr=True)
     window = load_window(run, steps or None)
     timeline = Timeline.of_recording(window.context, window.wanted)

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline import reconstruct_pipeline
-from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.loading import load
@@ -20,7 +20,7 @@ from commtrace.cli.workers import ExecutorOption, step_workers
 
 
 def pipeline(
-    run: RunArgument = NEWEST_RUN,
+    runs: RunsArgument = DEFAULT_RUNS,
     steps: Annotated[
         str,
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
@@ -34,6 +34,7 @@ def pipeline(
     by phase (warm-up, steady, cool-down) and by cause: what the schedule costs by itself, stages that differ,
     microbatches and ranks that differ, and the transfers.
     """
+    run = run_directory(runs)
     analysis = analyse(load(run, steps or None), steps or None)
     with step_workers(executor) as workers:
         found = (

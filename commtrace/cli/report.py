@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +15,14 @@ from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
-from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.loading import load
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.viewer.report import MOST_STEPS, render
 
 
 def report(
-    run: RunArgument = NEWEST_RUN,
+    runs: RunsArgument = DEFAULT_RUNS,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
     steps: Annotated[
         str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
@@ -33,6 +34,7 @@ def report(
     It opens offline. The timeline holds up to ten steps, the typical and the slowest one among them, or all steps
     that --steps asks for.
     """
+    run = run_directory(runs)
     with Console(stderr=True).status(f"Writing {output}"):
         analysis = analyse(load(run, steps or None), steps or None)
         with step_workers(executor) as workers:
@@ -46,7 +48,7 @@ def report(
         output.write_text(page.html, encoding="utf-8")
     typer.echo(summary["verdict"])
     typer.echo(f"{output}: {len(page.html.encode()) / 1e6:.1f} MB. {page.note}".rstrip())
-    typer.echo(f"Next: open it in a browser, or see every event: commtrace export {run}")
+    typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")
 
 
 def _plan(analysis: Analysis) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from commtrace.analysis.straggler_verdict import on_gpu
 from commtrace.analysis.whatif import SLOWEST_PERCENT, WhatIf, what_if
 from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
 from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
-from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.loading import load
@@ -60,7 +60,7 @@ _LEGEND: Final = (
 
 
 def straggler(
-    run: RunArgument = NEWEST_RUN,
+    runs: RunsArgument = DEFAULT_RUNS,
     steps: Annotated[
         str,
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
@@ -75,6 +75,7 @@ def straggler(
     measured durations. M_W is the share of the slowdown that goes when the slowest 3 % of workers (at least one) are
     ideal, M_S when the last stage is.
     """
+    run = run_directory(runs)
     with step_workers(executor) as workers:
         told = _told(run, steps, workers)
     if json_output:

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.summary_told import tell_summary
 from commtrace.cli.workers import ExecutorOption, step_workers
 
 
 def summary(
-    run: RunArgument = NEWEST_RUN,
+    runs: RunsArgument = DEFAULT_RUNS,
     steps: Annotated[
         str,
         typer.Option(
@@ -33,5 +33,6 @@ def summary(
     pipeline, stragglers, and one sentence that says what to look at. The first step is left out as warm-up unless
     --steps says which steps to use.
     """
+    run = run_directory(runs)
     with step_workers(executor) as workers:
         tell_summary(run, steps or None, workers, json_output=json_output, all_ranks=all_ranks)

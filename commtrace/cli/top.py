@@ -7,12 +7,14 @@ import gc
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Final, Protocol
 
 import typer
 from rich.live import Live
 from rich.text import Text
 
+from commtrace.cli.arguments import run_directory
 from commtrace.cli.console import PlainConsole
 from commtrace.cli.processes import process_lives
 from commtrace.cli.top_view import NARROWEST, WIDEST, draw
@@ -39,11 +41,12 @@ class Source(Protocol):
 
 
 def top(
-    run: Annotated[
-        str,
+    runs: Annotated[
+        list[str],
         typer.Argument(
-            metavar="RUN|URL",
-            help="The run directory; or http://HOST:PORT/metrics of one rank, or http://HOST:PORT of a Prometheus.",
+            metavar="RUN...|URL",
+            help="The run directory, or several that hold ranks of one job; or http://HOST:PORT/metrics of one rank, "
+            "or http://HOST:PORT of a Prometheus.",
             show_default=False,
         ),
     ],
@@ -69,6 +72,7 @@ def top(
     as a look takes, at least. Waits for a run that is not there yet. Ctrl-C ends it. Without a terminal, and with
     --once, one frame is printed; --once and --json end with 3 if there is nothing to show yet.
     """
+    run = runs[0] if len(runs) == 1 else str(run_directory([Path(one) for one in runs]))
     source = _source(run, last, run_id)
     console = PlainConsole()
     if once or json_output or not console.is_terminal:

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from commtrace.analysis.progress import Progress, find_progress
-from commtrace.cli.arguments import NEWEST_RUN, RunArgument
+from commtrace.cli.arguments import RunArgument
 from commtrace.cli.units import duration
 from commtrace.errors import ConfigurationError
+from commtrace.trace.locate import NEWEST_RUN
 from commtrace.trace.module_choice import ModuleChoice
 from commtrace.trace.reader import load_newest
 from commtrace.trace.run import Run

@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 
 from commtrace.errors import RunNotFoundError, TraceFormatError
-from commtrace.trace import schema
+from commtrace.trace import schema, sessions
 from commtrace.trace.blocks import Block
 from commtrace.trace.decoding import DecodedBlock, RankTable, decode, known_columns
 from commtrace.trace.inputs import printable
@@ -28,7 +28,7 @@ from commtrace.trace.locate import find_run_directory, rank_directories
 from commtrace.trace.metadata import RankMetadata, measures_durations
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.segment_index import SegmentIndex, first_line
-from commtrace.trace.sessions import Segment, missing_ranks, newest_session, two_at_once
+from commtrace.trace.sessions import Launch, Segment, missing_ranks, newest_session, two_at_once
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import segment_paths, segment_step_ranges
 
@@ -57,7 +57,7 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
     problems: list[str] = []
     directory = find_run_directory(Path(path))
     found = _scan(directory, problems)
-    chosen = newest_session(found, problems)
+    chosen = newest_session(found, problems, _described)
     problems += two_at_once(found, chosen, _recorded_until)
     return _loaded(directory, chosen, wanted, problems)
 
@@ -77,13 +77,23 @@ def load_newest(path: str | Path) -> Run:
     """Load only what the ranks of a run wrote last, for whoever asks where it is now. Raises as :func:`load_run`."""
     problems: list[str] = []
     directory = find_run_directory(Path(path))
-    segments = newest_session(_scan(directory, problems, NEWEST_SEGMENTS), problems)
+    segments = newest_session(_scan(directory, problems, NEWEST_SEGMENTS), problems, _described)
     return _loaded(directory, segments, None, problems)
 
 
 def newest_segments(directory: Path, problems: list[str], newest: int) -> dict[int, list[Segment]]:
     """By rank, so many newest segments of the newest attempt, oldest first; of the others nothing is read."""
-    return newest_session(_scan(directory, problems, newest), problems)
+    return newest_session(_scan(directory, problems, newest), problems, _described)
+
+
+def newest_launch_in(directory: Path) -> Launch | None:
+    """Return what was recorded last in a run directory under one name, as far as headers tell; None without any."""
+    return sessions.newest_launch(_scan(directory, []))
+
+
+def why_not_one_job(first: Launch, second: Launch) -> str:
+    """Return why what was recorded under two names is not one job, read from their files; empty if it is."""
+    return sessions.why_not_one_job(first, second, _described)
 
 
 def _loaded(directory: Path, segments: dict[int, list[Segment]], wanted: StepRange | None, problems: list[str]) -> Run:
@@ -98,7 +108,7 @@ def _loaded(directory: Path, segments: dict[int, list[Segment]], wanted: StepRan
             ranks.update(read.ranks)
     if not ranks:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
-    problems += missing_ranks(ranks)
+    problems += missing_ranks(ranks, directory)
     run = Run(path=directory, ranks=ranks, names=names, problems=tuple(map(printable, problems)))
     return run.with_blocks(blocks)
 
@@ -175,6 +185,11 @@ def _number(metadata: Mapping[bytes, bytes], name: bytes) -> int:
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{name.decode()} is no number")
     return int(text)
+
+
+def _described(segments: list[Segment]) -> RankTrace | None:
+    """What a rank says of itself in some of its segments."""
+    return _read_block({0: segments}, None).ranks.get(segments[0].metadata.rank)
 
 
 def _recorded_until(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,32 +26,138 @@ _MARGIN_NS: Final = 30_000_000_000
 """The ranks of a job begin within seconds of each other; one of them may have to wait for its disk."""
 _MARGIN_OF_CLOCKS_NS: Final = 3_600_000_000_000
 
+_MOST_NAMES: Final = 4
+
 _OVERLAP_NS: Final = 1_000_000_000
 """So long two processes must have recorded as one rank before they are taken for two jobs."""
 
 
-def newest_session(segments: list[Segment], problems: list[str]) -> dict[int, list[Segment]]:
-    """Of what may be several runs in one directory, the segments of the newest run and attempt, by rank."""
+Described = Callable[[list[Segment]], "RankTrace | None"]
+"""What a rank tells in these segments of its process groups and of its last instant."""
+
+
+def newest_session(segments: list[Segment], problems: list[str], described: Described) -> dict[int, list[Segment]]:
+    """Of what may be several runs in one directory, the segments of the newest run and attempt, by rank.
+
+    Where ranks are missing in it, those of other names that were recorded by the same job are taken in: see
+    :func:`why_not_one_job`.
+    """
     if not segments:
         return {}
-    newest = max(segments, key=lambda segment: segment.metadata.session).metadata
-    chosen: dict[int, list[Segment]] = {}
-    for segment in segments:
-        metadata = segment.metadata
-        if _launch(metadata) == _launch(newest):
-            chosen.setdefault(metadata.rank, []).append(segment)
-    for rank, own in chosen.items():
-        session = max(segment.metadata.session for segment in own)
-        chosen[rank] = [segment for segment in own if segment.metadata.session == session]
-    _leave_out_copies(chosen, problems)
-    _leave_out_an_earlier_job(chosen, problems)
+    launches = sorted(_launches(segments).values(), key=lambda launch: launch.session, reverse=True)
+    newest = launches[0]
+    _leave_out_copies(newest.ranks, problems)
+    _leave_out_an_earlier_job(newest.ranks, problems)
+    joined = _joined(launches, described)
+    chosen = {rank: own for launch in joined for rank, own in launch.ranks.items()}
+    if len(joined) > 1:
+        problems.append(
+            "One job was recorded under several names, and is shown as one: "
+            + "; ".join(f"{launch.name} holds {_ranks_in_words(launch.ranks)}" for launch in joined)
+            + ". Give all nodes the same COMMTRACE_RUN_ID."
+        )
     others = len(segments) - sum(map(len, chosen.values()))
     if others:
+        named = [launch.name for launch in launches if launch not in joined]
+        which = f" ({_abbreviated(named, _MOST_NAMES)})" if named else ""
         problems.append(
-            f"{others} segments of earlier runs or attempts in the same directory were left out; "
-            f"shown is run {newest.run_id}, attempt {newest.attempt}."
+            f"{others} segments of other runs or attempts in the same directory were left out{which}; "
+            f"shown is {newest.name}."
         )
-    return chosen
+    return dict(sorted(chosen.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What was recorded under one name and attempt, of so many ranks; of each rank its newest session."""
+
+    run_id: str
+    attempt: int
+    world_size: int
+    ranks: dict[int, list[Segment]]
+
+    @property
+    def name(self) -> str:
+        return f"run {self.run_id}, attempt {self.attempt}"
+
+    @property
+    def session(self) -> int:
+        """When its last rank began, ns since the epoch."""
+        return max(own[-1].metadata.session for own in self.ranks.values())
+
+
+def newest_launch(segments: list[Segment]) -> Launch | None:
+    """Return the launch that began last; None without any."""
+    return max(_launches(segments).values(), key=lambda launch: launch.session, default=None)
+
+
+def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:
+    """Return why what was recorded under two names is not one job; empty if it is.
+
+    The ranks of one job are of equally many, each is in one of the two only, and they were recorded at the same time.
+    Process groups with members in both must agree: it contradicts that each knows such groups that the other does not.
+    """
+    if first.world_size != second.world_size:
+        return f"one is of {first.world_size} ranks and the other of {second.world_size}"
+    both = first.ranks.keys() & second.ranks.keys()
+    if both:
+        return f"both hold {_ranks_in_words(both)}"
+    traces = [
+        [trace for own in launch.ranks.values() if (trace := described([own[0], *own[1:][-1:]])) is not None]
+        for launch in (first, second)
+    ]
+    (first_began, first_ended), (second_began, second_ended) = map(_recorded_between, traces)
+    if first_ended + _MARGIN_NS < second_began or second_ended + _MARGIN_NS < first_began:
+        return "one had ended before the other began"
+    ones, others = (_groups_with_members_in_both(own, first.ranks, second.ranks) for own in traces)
+    if ones - others and others - ones:
+        return "their process groups have other members"
+    return ""
+
+
+def _launches(segments: list[Segment]) -> dict[tuple[str, int, int], Launch]:
+    found: dict[tuple[str, int, int], Launch] = {}
+    for segment in segments:
+        key = _launch(segment.metadata)
+        found.setdefault(key, Launch(*key, {})).ranks.setdefault(segment.metadata.rank, []).append(segment)
+    for launch in found.values():
+        for rank, own in launch.ranks.items():
+            session = max(segment.metadata.session for segment in own)
+            launch.ranks[rank] = [segment for segment in own if segment.metadata.session == session]
+    return found
+
+
+def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:
+    """The newest launch, and of the others those that hold more ranks of its job."""
+    joined = [launches[0]]
+    for launch in launches[1:]:
+        held = {rank for one in joined for rank in one.ranks}
+        is_whole = len(held) >= launches[0].world_size
+        if not is_whole and held.isdisjoint(launch.ranks) and not why_not_one_job(launches[0], launch, described):
+            joined.append(launch)
+    return joined
+
+
+def _recorded_between(traces: Iterable[RankTrace]) -> tuple[int, int]:
+    """The first and the last instant of which any of them tells, ns since the epoch."""
+    began, ended = [], []
+    for trace in traces:
+        anchor = trace.metadata.anchor
+        last = anchor.monotonic_ns if trace.last_written_ns is None else trace.last_written_ns
+        began.append(anchor.realtime_ns)
+        ended.append(anchor.realtime_ns + last - anchor.monotonic_ns)
+    return min(began, default=0), max(ended, default=0)
+
+
+def _groups_with_members_in_both(
+    traces: Iterable[RankTrace], first: Collection[int], second: Collection[int]
+) -> set[tuple[int, tuple[int, ...]]]:
+    return {
+        (group.ordinal, group.ranks)
+        for trace in traces
+        for group in trace.groups.values()
+        if not (set(first).isdisjoint(group.ranks) or set(second).isdisjoint(group.ranks))
+    }
 
 
 def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
@@ -133,21 +239,36 @@ def _launch(metadata: RankMetadata) -> tuple[str, int, int]:
     return metadata.run_id, metadata.attempt, metadata.world_size
 
 
-def missing_ranks(ranks: dict[int, RankTrace]) -> list[str]:
-    """A sentence about the ranks of which nothing was found, if there are any."""
+def missing_ranks(ranks: Mapping[int, RankTrace], directory: Path) -> list[str]:
+    """Sentences about the ranks of which nothing was found in a run directory, if there are any."""
     world_size = max(trace.metadata.world_size for trace in ranks.values())
-    missing = sorted(set(range(world_size)) - set(ranks))
-    if not missing:
-        return []
+    missing = set(range(world_size)) - set(ranks)
+    there = {rank for rank in missing if rank_directory(directory, rank).is_dir()}
     source = next(iter(ranks.values())).metadata.versions.get("imported from")
     hint = (
         f"Import again with their {source} files as well, if there are any."
         if source
-        else "Copy their rank-NNNNN folders from their nodes into the run directory, or use a shared file system."
+        else "Bring their rank-NNNNN folders together with `commtrace merge`, or use a shared file system."
     )
-    return [f"{len(missing)} of {world_size} ranks have no readable files: {_abbreviated(missing)}. {hint}"]
+    sentences = []
+    if missing - there:
+        absent = sorted(missing - there)
+        sentences.append(f"{len(absent)} of {world_size} ranks have no readable files: {_abbreviated(absent)}. {hint}")
+    if there:
+        sentences.append(
+            f"{len(there)} of {world_size} ranks have folders in which nothing of this run can be read: "
+            f"{_abbreviated(sorted(there))}."
+        )
+    return sentences
 
 
-def _abbreviated(ranks: Iterable[int], most: int = 16) -> str:
-    listed = list(ranks)
+def _ranks_in_words(ranks: Iterable[int]) -> str:
+    listed = sorted(ranks)
+    if len(listed) > 2 and listed == list(range(listed[0], listed[-1] + 1)):
+        return f"ranks {listed[0]}–{listed[-1]}"
+    return f"rank{'s' * (len(listed) > 1)} {_abbreviated(listed)}"
+
+
+def _abbreviated(words: Iterable[object], most: int = 16) -> str:
+    listed = list(words)
     return ", ".join(map(str, listed[:most])) + (" …" if len(listed) > most else "")

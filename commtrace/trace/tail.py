@@ -124,7 +124,7 @@ class RunTail:
         if not found:
             raise RunNotFoundError(f"{directory}: nothing has been written to its files yet. " + " ".join(problems))
         read = decode(found, wanted)
-        problems += [*read.problems, *missing_ranks(read.ranks)]
+        problems += [*read.problems, *missing_ranks(read.ranks, directory)]
         first = _without_the_very_first(tails.values(), first, end)
         run = Run(directory, read.ranks, read.names, tuple(map(printable, problems))).with_blocks([read.block])
         return Newest(run, first, end, last_steps)

@@ -284,7 +284,8 @@ def test_the_newest_of_several_runs_in_one_directory_is_shown(tmp_path: Path) ->
     assert run.any_metadata.run_id == "new"
     assert _steps(tmp_path, rank=1) == [50, 51, 52]
     assert run.problems == (
-        "2 segments of earlier runs or attempts in the same directory were left out; shown is run new, attempt 0.",
+        "2 segments of other runs or attempts in the same directory were left out (run old, attempt 0); "
+        "shown is run new, attempt 0.",
     )
 
 
@@ -356,7 +357,7 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     assert list(run.ranks) == [0, 3]
     assert run.world_size == 4
     assert len(run.problems) == 1
-    assert run.problems[0].startswith("2 of 4 ranks have no readable files: 1, 2. Copy their rank-NNNNN folders")
+    assert run.problems[0].startswith("2 of 4 ranks have no readable files: 1, 2. Bring their rank-NNNNN folders")
 
 
 def test_of_an_imported_run_no_folders_are_asked_for(tmp_path: Path) -> None:

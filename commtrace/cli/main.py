@@ -49,7 +49,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "monitor": _Command("Watch a running job: who is slow, why, what it costs."),
     "export": _Command("Write a run for the Perfetto UI or another viewer.", analyses=True),
     "import": _Command("Make a run from what another program recorded.", analyses=True),
-    "merge": _Command("Bring the ranks of one job together that lie in several directories."),
+    "merge": _Command("Bring the ranks of one job on several nodes together."),
     "synth": _Command("Make a run of a simulated job, and the truth about it.", analyses=True),
 }
 

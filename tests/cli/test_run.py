@@ -62,9 +62,10 @@ def test_a_command_line_option_wins_over_a_variable_and_a_variable_over_a_defaul
 
 
 def test_what_may_hold_a_secret_is_not_handed_to_a_launcher_that_prints_it() -> None:
-    environment = injected_environment({"COMMTRACE_MONITOR_WEBHOOK": "https://user:secret@host"}, {})
+    secrets = {"COMMTRACE_MONITOR_WEBHOOK": "https://user:secret@host", "COMMTRACE_MONITOR_TOKEN": "secret"}
+    environment = injected_environment(secrets, {})
 
-    assert "COMMTRACE_MONITOR_WEBHOOK" not in forwarded_variables(environment)
+    assert list(forwarded_variables(environment)) == ["COMMTRACE_DIR"]
 
 
 def test_no_name_is_invented_where_there_may_be_other_nodes() -> None:

@@ -69,7 +69,7 @@ def load_earlier_attempts(run: Run) -> Iterator[Run]:
         return
     found = [one for one in _scan(run.path, []) if one.metadata.run_id == newest.run_id]
     for attempt in sorted({one.metadata.attempt for one in found if one.metadata.attempt < newest.attempt}):
-        segments = newest_session([one for one in found if one.metadata.attempt == attempt], [])
+        segments = newest_session([one for one in found if one.metadata.attempt == attempt], [], _described)
         yield _loaded(run.path, segments, None, [])
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from commtrace.capture.nccl import LEGACY, NcclBackend, nccl_backend
@@ -106,6 +106,7 @@ class GroupRegistry:
         self._ordinals: dict[tuple[int, ...], itertools.count[int]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._history: dict[int, Group] = {}
+        self._followers: list[Callable[[Any, GroupState], None]] = []
 
     def state(self, process_group: Any) -> GroupState:
         """The state of a group, registering it if it is new. The fast path is ``states.get(id(group))``."""
@@ -129,6 +130,22 @@ class GroupRegistry:
                     and ranks.get(process_group)
                 ):
                     self._register(process_group)
+
+    def follow(self, follower: Callable[[Any, GroupState], None]) -> None:
+        """Have every group that there is, and each one from now on, told as it becomes known."""
+        with self._lock:
+            self.register_known_groups()
+            self._followers.append(follower)
+            alive = [(reference(), self.states[key]) for key, reference in list(self._references.items())]
+        for process_group, state in alive:
+            if process_group is not None:
+                follower(process_group, state)
+
+    def unfollow(self, follower: Callable[[Any, GroupState], None]) -> None:
+        """Undo :meth:`follow`."""
+        with self._lock:
+            if follower in self._followers:
+                self._followers.remove(follower)
 
     def skips(self, state: GroupState, peer: int = -1) -> bool:
         """Whether a communication is not to be timed; ``peer`` is given for point-to-point operations only.
@@ -186,6 +203,8 @@ class GroupRegistry:
         self.states[key] = state
         self._references[key] = weakref.ref(process_group, functools.partial(self._forget, key, state))
         self._remember(group)
+        for follower in tuple(self._followers):
+            follower(process_group, state)
         return state
 
     def _remember(self, group: Group) -> None:

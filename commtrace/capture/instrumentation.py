@@ -11,18 +11,16 @@ from typing import Any, Final, Protocol
 
 from commtrace import identity
 from commtrace.capture import announcement, module_selection, triggers
+from commtrace.capture.cpp_communication import capture_of_cpp
 from commtrace.capture.cuda_clock import CudaClock
-from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.garbage import GarbageCollections
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.hang_watch import HangWatch
-from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.module_selection import ModuleSelection
 from commtrace.capture.optimizers import OptimizerPhase
 from commtrace.capture.phases import PhaseCapture
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.records import Launch
-from commtrace.capture.reducer import ReducerCapture
 from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
@@ -105,9 +103,7 @@ class Instrumentation:
         self._modules = ModuleSelection(self.tracer, config.modules)
         self._triggers = Triggers(self.tracer, self._modules)
         self._process_groups = ProcessGroupCapture(self.tracer, self._device_clock)
-        self._functional = FunctionalCapture(self.tracer, self._process_groups.devices)
-        self._issued = IssuedCalls(self.tracer, self._process_groups.devices)
-        self._reducer = ReducerCapture(self.tracer, self._issued)
+        self._cpp = capture_of_cpp(self.tracer, self._process_groups.devices)
         self._optimizers = OptimizerPhase(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
@@ -119,6 +115,7 @@ class Instrumentation:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
         from commtrace.capture import (
             compiler,
+            cpp_communication,
             creation,
             destruction,
             device_calls,
@@ -128,6 +125,7 @@ class Instrumentation:
             meshes,
             optimizers,
             phases,
+            process_group_hooks,
             process_groups,
             reducer,
         )
@@ -136,8 +134,10 @@ class Instrumentation:
             # Together: if one of them stopped alone, this rank would number its communications otherwise than others.
             (process_groups.PART, self._stop_capture),
             (device_calls.PART, self._stop_capture),
+            (cpp_communication.PART, self._stop_capture),
             (functional.PART, self._stop_capture),
             (reducer.PART, self._stop_capture),
+            (process_group_hooks.PART, self._stop_capture),
             (optimizers.PART, self._optimizers.uninstall),
             (garbage.PART, self._garbage.uninstall),
             (phases.PART, self._phases.uninstall),
@@ -145,8 +145,7 @@ class Instrumentation:
         ):
             self.tracer.guard.on_failure(part, switch_off)
         self._install(process_groups.PART, self._process_groups.install, self._process_groups.uninstall)
-        self._install(functional.PART, self._functional.install, self._functional.uninstall)
-        self._install(reducer.PART, self._reducer.install, self._reducer.uninstall)
+        self._install(cpp_communication.PART, self._cpp.install, self._cpp.uninstall)
         self._install(optimizers.PART, self._optimizers.install, self._optimizers.uninstall)
         self._install(garbage.PART, self._garbage.install, self._garbage.uninstall)
         self._install(phases.PART, self._phases.install, self._phases.uninstall)
@@ -215,7 +214,7 @@ class Instrumentation:
             observer.abandon_after_fork()
 
     def _stop_capture(self) -> None:
-        for capture in (self._process_groups, self._functional, self._reducer):
+        for capture in (self._process_groups, self._cpp):
             capture.uninstall()
 
     def _install(self, name: str, install: Callable[[], None], uninstall: Callable[[], None]) -> None:
@@ -294,7 +293,7 @@ class Instrumentation:
         return self._marks.since_last_pass()
 
     def _unfinished(self) -> list[Launch]:
-        return [*self._process_groups.unfinished(), *self._functional.unfinished(), *self._issued.unfinished()]
+        return [*self._process_groups.unfinished(), *self._cpp.unfinished()]
 
 
 def recording_options(config: Config) -> dict[str, Any]:

@@ -14,10 +14,13 @@ from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.groups import GroupState
 from commtrace.capture.operations import Operation, Payload
 from commtrace.capture.records import (
+    ENDED,
+    NUMBER,
     DeviceCall,
     Launch,
     completed_rows,
     forgotten_rows,
+    kind_of,
     next_id,
     stall_rows,
 )
@@ -29,14 +32,23 @@ PART: Final = "capture of DistributedDataParallel"
 
 
 class HostCall:
-    """A host-timed communication that C++ issued."""
+    """A host-timed communication that C++ issued. ``completion`` is as in :mod:`commtrace.capture.records`."""
 
-    __slots__ = ("end", "id", "launch")
+    __slots__ = ("completion", "launch")
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.id = next_id()
-        self.end = 0
+        self.completion = [next_id(), 0, 0]
+
+    @property
+    def id(self) -> int:
+        """Number of the communication."""
+        return self.completion[NUMBER]
+
+    @property
+    def end(self) -> int:
+        """When its completion called back; 0 before that."""
+        return self.completion[ENDED]
 
 
 Issued: TypeAlias = "HostCall | DeviceCall"
@@ -94,16 +106,16 @@ class IssuedCalls:
         try:
             future = work.get_future()
         except RuntimeError:  # This backend's work has none: its end cannot be known.
-            append((forgotten_rows, schema.COLLECTIVE, call.launch, call.id))
+            append((forgotten_rows, kind_of(call.launch), call.launch, call.id))
             return
         unfinished[call.id] = call
         coordinates = self._tracer.coordinates
 
         def completed(_alive: object, _future: Any) -> None:
             try:
-                call.end = end = now_ns()
+                call.completion[ENDED] = end = now_ns()
                 unfinished.pop(call.id, None)
-                append((completed_rows, schema.COLLECTIVE, call.launch, call.id, end, ()))
+                append((completed_rows, kind_of(call.launch), call.launch, call.id, end, call.completion))
                 if stalls_until_end:
                     append((stall_rows, schema.STALL, call.launch, call.id, coordinates, call.launch[-1], end))
             except Exception as error:  # torch would only write it to the log

@@ -138,6 +138,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "all_gather_single_coalesced": Operation("all_gather", _coalesced(0), _OUTPUT_INPUT),
     "allgather_into_tensor_coalesced": Operation("all_gather", _coalesced(0), _OUTPUT_INPUT),
     "gather": Operation("gather", _tensors(1), _OUTPUT_INPUT, has_root=True),
+    "gather_single": Operation("gather", _tensors(1), _OUTPUT_INPUT, has_root=True),
+    "gather_into_tensor": Operation("gather", _tensors(1), _OUTPUT_INPUT, has_root=True),
     "scatter": Operation("scatter", _tensors(0), _OUTPUT_INPUT, has_root=True),
     "reduce_scatter": Operation("reduce_scatter", _tensors(1), _OUTPUT_INPUT),
     "reduce_scatter_single": Operation("reduce_scatter", _tensors(1), _OUTPUT_INPUT),
@@ -155,15 +157,47 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 }
 """Method name → operation. Whatever else the class has that communicates is reported as not visible."""
 
+HOOKED_OPERATIONS: Final[Mapping[str, Operation]] = {
+    "SEND": OPERATIONS["send"],
+    "RECV": OPERATIONS["recv"],
+    "BROADCAST": OPERATIONS["broadcast"],
+    "ALLREDUCE": OPERATIONS["allreduce"],
+    "ALLREDUCE_COALESCED": OPERATIONS["allreduce_coalesced"],
+    "REDUCE": OPERATIONS["reduce"],
+    "ALLGATHER": OPERATIONS["allgather"],
+    "ALLGATHER_BASE": OPERATIONS["_allgather_base"],
+    "ALLGATHER_COALESCED": OPERATIONS["allgather"],  # its outputs come as one list: where a member ends is not told
+    "ALLGATHER_INTO_TENSOR_COALESCED": OPERATIONS["allgather_into_tensor_coalesced"],
+    "REDUCE_SCATTER": OPERATIONS["reduce_scatter"],
+    "REDUCE_SCATTER_BASE": OPERATIONS["_reduce_scatter_base"],
+    "REDUCE_SCATTER_TENSOR_COALESCED": OPERATIONS["reduce_scatter_tensor_coalesced"],
+    "ALLTOALL": OPERATIONS["alltoall"],
+    "ALLTOALL_BASE": OPERATIONS["alltoall_base"]._replace(measure=_tensors(1)),  # splits are not told
+    "GATHER": OPERATIONS["gather"],
+    "SCATTER": OPERATIONS["scatter"],
+    "BARRIER": OPERATIONS["barrier"],
+}
+"""Name in torch's ``HookOpName`` → operation. What it lacks (``SPLIT``, ``NEW_WINDOW``) sends nothing that is timed."""
+
+ONE_SIDED: Final[Mapping[str, str]] = {
+    "new_window": "what goes through the window, which is one-sided, is not recorded",
+    "reconfigure": "the group is made anew; its members and its numbers are those of before",
+}
+"""Methods that lead to communication, or change it, in a way that is not followed → what that means."""
+
 NOT_COMMUNICATION: Final = frozenset(
     {
         "BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL", "abort", "bound_device_id", "boxed",
-        "get_group_store", "group_desc", "group_name", "merge_remote_group", "name", "rank", "set_timeout", "shutdown",
-        "size", "split_group", "unbox", "use_pg_for_symm_mem_rendezvous",
-        "_backend_id", "_device_types", "_enable_collectives_timing", "_end_coalescing", "_get_backend",
-        "_get_backend_name", "_get_sequence_number_for_group", "_has_hooks", "_id", "_pybind11_conduit_v1_",
-        "_register_backend", "_register_on_completion_hook", "_set_default_backend", "_set_group_desc",
-        "_set_group_name", "_set_sequence_number_for_group", "_start_coalescing", "_wait_for_pending_works",
+        "get_backend", "get_group_store", "get_reconfigure_handle", "group_desc", "group_name", "merge_remote_group",
+        "name", "rank", "register_abort_hook", "register_post_hook", "register_pre_hook", "set_timeout", "shutdown",
+        "size", "split_group", "supports_abort_hooks", "supports_completion_hooks", "supports_reconfigure",
+        "supports_window", "unbox", "unregister_abort_hook", "unregister_post_hook", "unregister_pre_hook",
+        "use_pg_for_symm_mem_rendezvous",
+        "_add_ephemeral_timeout", "_backend_id", "_device_types", "_enable_collectives_timing", "_end_coalescing",
+        "_get_backend", "_get_backend_name", "_get_sequence_number_for_group", "_has_hooks", "_id",
+        "_pybind11_conduit_v1_", "_register_backend", "_register_on_completion_hook", "_set_default_backend",
+        "_set_group_desc", "_set_group_name", "_set_sequence_number_for_group", "_start_coalescing",
+        "_wait_for_pending_works",
     }
 )  # fmt: skip
-"""Attributes of the class that send nothing: a method in neither list is one we do not know, and its calls are told."""
+"""Attributes of the class that send nothing: a method in none of these lists is not known, and its calls are told."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import CodeType
 from typing import Any, Final, NamedTuple
 
 from commtrace.capture.call_arguments import barrier_device, by_position, collective_number, p2p_number
@@ -25,7 +24,7 @@ from commtrace.capture.clock import now_ns
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.groups import GroupState
-from commtrace.capture.operations import NOT_COMMUNICATION, OPERATIONS, Operation
+from commtrace.capture.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Operation
 from commtrace.capture.records import (
     ENDED,
     NUMBER,
@@ -46,9 +45,6 @@ from commtrace.trace import schema
 PART: Final = "capture of communication"
 _TOLD: Final = -1
 """Stands for the end of an operation that was told to be unfinished."""
-CAPTURED_CODE: Final[set[CodeType]] = set()
-"""Code of the functions that have counted a communication before they hand it on. Kernels in the dispatcher, which what
-these functions call will pass, look for it in the frame below theirs."""
 
 
 class Pending(NamedTuple):
@@ -100,7 +96,11 @@ class ProcessGroupCapture:
             if name in ProcessGroup.__dict__:
                 self._replace(ProcessGroup, name, self._captured(ProcessGroup.__dict__[name], operation))
         for name in unknown_methods(ProcessGroup):
-            self._replace(ProcessGroup, name, self._unknown(ProcessGroup.__dict__[name], name))
+            unknown = "this version of commtrace does not know it: what it communicates is not recorded"
+            self._replace(ProcessGroup, name, self._not_followed(ProcessGroup.__dict__[name], name, unknown))
+        for name, meaning in ONE_SIDED.items():
+            if name in ProcessGroup.__dict__:
+                self._replace(ProcessGroup, name, self._not_followed(ProcessGroup.__dict__[name], name, meaning))
         if self._devices is not None:
             for name, wrap in (
                 ("_start_coalescing", self._devices.starting_bracket),
@@ -182,12 +182,13 @@ class ProcessGroupCapture:
         number = p2p_number if operation.is_p2p else collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
         launched, forgotten, unrecorded = self._launching(), self._forgotten, self._unrecorded
-        refused, blocked, unmeasured = self._refused, tracer.blocked, tracer.unmeasured
+        refused, blocked, thread, unmeasured = self._refused, tracer.blocked, tracer.thread, tracer.unmeasured
 
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
             launch = device_call = state = None
             seq = peer = -1
             try:
+                thread.has_counted = True
                 positional = by_position(arguments, keywords, operation.arguments) if keywords else arguments
                 state = states.get(id(process_group)) or register(process_group)
                 seq, peer, is_async = number(operation, state, positional)
@@ -218,7 +219,7 @@ class ProcessGroupCapture:
                 raise
             finally:
                 try:
-                    blocked[0] = None
+                    blocked[0], thread.has_counted = None, False
                 except Exception as error:
                     tracer.failed(PART, error)
             try:
@@ -238,11 +239,10 @@ class ProcessGroupCapture:
                 tracer.failed(PART, error)
             return work
 
-        CAPTURED_CODE.add(method.__code__)
         return method
 
-    def _unknown(self, original: Any, name: str) -> Callable[..., Any]:
-        """Of a method that may communicate: that it was called is told, once."""
+    def _not_followed(self, original: Any, name: str, meaning: str) -> Callable[..., Any]:
+        """Of a method that may communicate: that it was called, and what that means, is told once."""
         from torch.distributed import Work
 
         tracer = self._tracer
@@ -253,10 +253,7 @@ class ProcessGroupCapture:
             try:
                 if name not in tracer.unknown_methods and (not is_private or isinstance(result, Work)):
                     tracer.unknown_methods.add(name)
-                    tracer.guard.noticed(
-                        f"ProcessGroup.{name} was called, which this version of commtrace does not know: what it "
-                        "communicates is not recorded."
-                    )
+                    tracer.guard.noticed(f"ProcessGroup.{name} was called: {meaning}.")
             except Exception as error:
                 tracer.failed(PART, error)
             return result
@@ -343,6 +340,7 @@ def unknown_methods(owner: type) -> list[str]:
         for name, value in vars(owner).items()
         if name not in OPERATIONS
         and name not in NOT_COMMUNICATION
+        and name not in ONE_SIDED
         and not name.startswith("__")
         and callable(value)
         and not isinstance(value, (type, staticmethod, classmethod))

@@ -1,9 +1,7 @@
-"""Captures what ``DistributedDataParallel`` sends from C++: its gradient buckets and its broadcasts.
+"""What ``DistributedDataParallel`` sends from C++, its gradient buckets and its broadcasts, and the stalls on it.
 
-From the first DDP on there are kernels for three ``c10d`` operators in the dispatcher (how and at which cost:
-:mod:`commtrace.capture.functional`). Python methods of ``ProcessGroup`` and functional collectives reach these
-operators too; they are told by the Python frame below the kernel's: when that is one of ours, the communication has
-been counted.
+On torch ≥ 2.14 the hooks of process groups see it (:mod:`commtrace.capture.process_group_hooks`); before, kernels in
+the dispatcher do, which are there from the first DDP on (:mod:`commtrace.capture.reducer_kernels`).
 
 The reducer waits for its buckets inside a callback that autograd runs at the end of a backward pass. Callbacks run in
 the order in which they were queued, and may queue more, so two of ours stand around the reducer's: one queued with the
@@ -13,49 +11,48 @@ first bucket, the other by the first one. The time between them is the stall.
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from commtrace.capture.calling_thread import graph_task
 from commtrace.capture.clock import Mark
-from commtrace.capture.functional import is_traced, overload_of
-from commtrace.capture.groups import GroupState
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.issued import PART as PART
 from commtrace.capture.issued import Issued, IssuedCalls
-from commtrace.capture.operations import OPERATIONS, _flat
-from commtrace.capture.process_groups import CAPTURED_CODE
 from commtrace.capture.records import DeviceCall, next_id
+from commtrace.capture.reducer_kernels import ReducerKernels
 from commtrace.capture.tracer import Tracer
-
-_OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
-"""c10d operators that DDP's C++ issues, with the method of ``ProcessGroup`` that takes the same tensors."""
 
 _COMMUNICATE_IN_CPP: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
 """Functions of ``torch.distributed`` in C++ that others than DDP call too: FSDP1 to give all ranks the same model."""
 
 
 class ReducerCapture:
-    """Registers the kernels when the first ``DistributedDataParallel`` is made.
+    """Knows of every ``DistributedDataParallel`` and takes the times of its stalls.
 
     Args:
         tracer: where entries go and coordinates come from.
         issued: times what nobody in Python waits for.
+        by_kernels: kernels see what is sent, and hand it on to here; else hooks of process groups do.
+
+    Attributes:
+        has_seen_ddp: there is, or was, a ``DistributedDataParallel``.
     """
 
-    def __init__(self, tracer: Tracer, issued: IssuedCalls) -> None:
+    def __init__(self, tracer: Tracer, issued: IssuedCalls, *, by_kernels: bool = True) -> None:
+        self.has_seen_ddp = False
         self._tracer = tracer
         self._issued = issued
-        self._library: Any = None
-        self._lasts = False
+        self._kernels = ReducerKernels(tracer, issued, self) if by_kernels else None
         self._ddp_init: tuple[Any, Any, Any] | None = None
         self._hooks = Hooks(PART, tracer)
         self._backward: _Backward | None = None
         self._sent_outside: Issued | None = None
 
     def install(self) -> None:
-        """Wait for the first DDP, or register the kernels now if there is one. Idempotent."""
+        """Wait for the first DDP; there may be one already. Idempotent."""
         import torch.distributed
+        from torch._C._distributed_c10d import Reducer
         from torch.nn.parallel import DistributedDataParallel
 
         if self._ddp_init is not None:
@@ -75,7 +72,8 @@ class ReducerCapture:
         self._ddp_init = (DistributedDataParallel, original, __init__)
         DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign,assignment]
         for name in _COMMUNICATE_IN_CPP:
-            self._hooks.replace(torch.distributed, name, self._watched)
+            self._hooks.replace(torch.distributed, name, self._communicating_in_cpp)
+        self._hooks.replace(Reducer, "_rebuild_buckets", self._communicating_in_cpp)
         if torch.distributed.is_initialized() and any(
             issubclass(type(thing), DistributedDataParallel)  # isinstance would run code of lazy and deprecated objects
             for thing in gc.get_objects()
@@ -90,28 +88,41 @@ class ReducerCapture:
                 owner.__init__ = original
             self._ddp_init = None
         self._hooks.restore()
-        self._lasts = False
-        self._unregister()
+        self.has_seen_ddp = False
+        if self._kernels is not None:
+            self._kernels.unregister()
 
-    def _unregister(self) -> None:
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
+    def sent(self, issued: Issued, work: Any, *, in_backward: bool) -> None:
+        """Something was sent: by the reducer in a backward, or by a function of C++ that waits for it itself."""
+        self._issued.complete(issued, work, stalls_until_end=not in_backward)
+        if in_backward:
+            self._around_the_reducer().last_launch = issued
+        else:
+            self._sent_outside = issued
 
-    def _watched(self, original: Any) -> Callable[..., Any]:
-        """Of a function that communicates in C++: the kernels are there while it runs."""
+    def sent_by_python(self) -> None:
+        """A method of ``ProcessGroup`` sends something in a backward: C++ waits for its future if it is of a
+        communication hook."""
+        if self._issued.devices is not None:
+            self._around_the_reducer()
+
+    def _communicating_in_cpp(self, original: Any) -> Callable[..., Any]:
+        """Of a function that communicates in C++, and waits there. Kernels are there at least while it runs."""
+        thread, kernels = self._tracer.thread, self._kernels
 
         def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[bool]:
             self._sent_outside = None
-            registers = self._library is None
+            thread.waits_in_cpp = True
+            registers = kernels is not None and not kernels.registered
             if registers:
                 self._watch()
             return (registers,)
 
         def end(begun: tuple[bool], _result: Any) -> None:
+            thread.waits_in_cpp = False
             self._has_waited_itself()
-            if begun[0] and not self._lasts:  # Another thread may have made a DDP meanwhile.
-                self._unregister()
+            if begun[0] and kernels is not None and not self.has_seen_ddp:  # Another thread may have made one.
+                kernels.unregister()
 
         return self._hooks.around(begin, end)(original)
 
@@ -122,92 +133,17 @@ class ReducerCapture:
             self._issued.stalled(sent, sent.launch[-1], self._issued.mark(sent))
 
     def _watch_from_now_on(self) -> None:
-        self._lasts = True
+        self.has_seen_ddp = True
         self._watch()
 
     def _watch(self) -> None:
-        if self._library is None:
-            self._register()
+        if self._kernels is not None and not self._kernels.registered:
+            self._kernels.register()
             if not self._hooks.active:  # A signal's handler has stopped the recording meanwhile.
-                self._unregister()
-
-    def _register(self) -> None:
-        import torch
-
-        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        for name, method in _OPERATIONS.items():
-            overload = overload_of(torch.ops.c10d, name)
-            if overload is not None:
-                self._library.impl(name, self._kernel(overload, method), "BackendSelect")
-
-    def _kernel(self, overload: Any, method: str) -> Callable[..., Any]:
-        from torch._C import DispatchKey, _dispatch_keys, _dispatch_keyset_full_after
-
-        backends = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
-        operation = OPERATIONS[method]
-        group_argument = 2 if method == "allgather" else 1
-        failed, completions, unmeasured = self._tracer.failed, self._tracer.completions, self._tracer.unmeasured
-
-        def kernel(*arguments: Any, **keywords: Any) -> Any:
-            key: Any = None
-            issued: Issued | None = None
-            state: GroupState | None = None
-            seq = -1
-            try:
-                tensor: Any = next(iter(_flat(arguments[0])), None)
-                traced = tensor is None or is_traced(tensor)
-                # Not the device's key: sparse tensors and devices of other makers have keys of their own.
-                key = DispatchKey.Meta if traced else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
-                # Of autograd's own threads, this function is the outermost frame.
-                caller = sys._getframe().f_back
-                is_counted = caller is not None and caller.f_code in CAPTURED_CODE
-                if is_counted and self._issued.devices is not None and not traced and _graph_task() != -1:
-                    self._around_the_reducer()  # It may be of a communication hook, for whose future C++ waits.
-                elif not traced and not is_counted:
-                    try:
-                        payload = operation.measure(arguments, None)
-                    except Exception as error:
-                        payload = unmeasured(operation, arguments, error)
-                    root = int(arguments[2]) if operation.has_root else None
-                    state = self._issued.state(arguments[group_argument])
-                    seq = next(state.collective_seq)
-                    issued = self._issued.launch(operation, state, seq, payload, root)
-                    if _graph_task() == -1:  # In a backward they are the reducer's buckets, which live as long as it.
-                        completions.add_temporaries(_flat(arguments[:group_argument]))
-            except Exception as error:
-                failed(PART, error)
-            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
-                return overload(*arguments, **keywords)
-            try:
-                result = overload._op_dk(key, *arguments, **keywords)
-            except BaseException:
-                try:
-                    if state is not None and seq >= 0:  # refused: the number is free, as it is on the other ranks
-                        state.take_back(seq)
-                except Exception as error:
-                    failed(PART, error)
-                raise
-            try:
-                if issued is not None:
-                    self._launched(issued, result[1])
-            except Exception as error:
-                failed(PART, error)
-            return result
-
-        return kernel
-
-    def _launched(self, issued: Issued, boxed_work: Any) -> None:
-        from torch.distributed import Work
-
-        in_backward = _graph_task() != -1
-        self._issued.complete(issued, Work.unbox(boxed_work), stalls_until_end=not in_backward)
-        if in_backward:
-            self._around_the_reducer().last_launch = issued
-        else:
-            self._sent_outside = issued
+                self._kernels.unregister()
 
     def _around_the_reducer(self) -> _Backward:
-        task = _graph_task()
+        task = graph_task()
         backward = self._backward
         if backward is None or backward.task != task:
             self._backward = backward = _Backward(task, self._tracer, self._issued)
@@ -252,13 +188,6 @@ class _Backward:
                 devices.futures_waited(self._first, self._start, devices.mark())
         except Exception as error:
             self._tracer.failed(PART, error)
-
-
-def _graph_task() -> int:
-    """Number of the backward pass that this thread is in; −1 outside of one."""
-    import torch
-
-    return int(torch._C._current_graph_task_id())
 
 
 def _queue_callback(callback: Callable[[], None]) -> None:

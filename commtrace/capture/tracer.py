@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from commtrace.capture.calling_thread import CallingThread
 from commtrace.capture.clock import DeviceClock, HostClock, Mark, now_ns
 from commtrace.capture.completions import CompletionCallbacks
 from commtrace.capture.groups import GroupRegistry
@@ -54,6 +55,7 @@ class Tracer:
         step_listeners: called on the training thread when a step has begun; they must not raise.
         innermost: the phase that is open now; its ``outer`` is the one around it.
         blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
+        thread: what the calling thread is handing to torch.
         last_mark: the latest end of a phase or a stall in the current step.
         steps: finds the steps of a loop in which nobody marks them.
     """
@@ -86,6 +88,7 @@ class Tracer:
         self.open_optimizers = 0
         self.innermost: Span | None = None
         self.blocked: list[Any] = [None]
+        self.thread = CallingThread(set())
         self.open_waits = 0
         self.steps = StepFinder(self)
         self.step_listeners: list[Callable[[], None]] = []

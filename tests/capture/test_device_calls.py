@@ -16,6 +16,7 @@ from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.functional import FunctionalCapture
 from commtrace.capture.functional_operations import FUNCTIONAL
+from commtrace.capture.functional_waits import FunctionalWaits, storage_of
 from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.operations import OPERATIONS
 from commtrace.capture.process_groups import ProcessGroupCapture
@@ -546,10 +547,10 @@ def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
             call = issued.launch(OPERATIONS["broadcast"], state, next(state.collective_seq), payload, 0)
             assert call is not None
             work = job.nccl.launch(True, -1)
-            reducer._launched(call, work)
+            reducer.sent(call, work, in_backward=False)
             work.wait()
 
-    reducer._watched(broadcast_twice)()
+    reducer._communicating_in_cpp(broadcast_twice)()
     reducer.uninstall()
     job.finish()
 
@@ -583,7 +584,8 @@ def test_what_a_communication_hook_launches_ends_with_the_reducers_wait_for_its_
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_a_functional_collective_is_timed_between_the_marks_around_its_wait(job: Job) -> None:
-    functional = FunctionalCapture(job.recording.tracer, job.devices)
+    waits = FunctionalWaits(job.recording.tracer, job.devices)
+    functional = FunctionalCapture(job.recording.tracer, waits, job.devices)
     device = SimpleNamespace(device=torch.device("cuda:0"))
     operation = FUNCTIONAL["all_reduce"]._replace(measure=lambda *_: (8, -1, torch.float32, None))
     arguments = [device] * (operation.group_argument + 1)
@@ -594,11 +596,11 @@ def test_a_functional_collective_is_timed_between_the_marks_around_its_wait(job:
     pending = functional._launch(operation, tuple(arguments), state, next(state.collective_seq))
     assert pending is not None
     work = job.nccl.launch(True, -1)
-    functional._remember(pending, [result])
-    found, start = functional._about_to_wait(result)
+    waits.remember(pending, [storage_of(result)])
+    found, start = waits._about_to_wait(result)
     assert found is pending
     work.wait()
-    functional._waited(pending, start, functional._mark(pending))
+    waits._waited(pending, start, waits._mark(pending))
     job.finish()
 
     assert job.intervals() == job.nccl.intervals

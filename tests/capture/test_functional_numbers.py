@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from commtrace.capture.functional import FunctionalCapture
+from commtrace.capture.functional_waits import FunctionalWaits
 from commtrace.capture.groups import GroupState
 from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.reducer import ReducerCapture
@@ -30,7 +31,7 @@ class Unreadable(torch.Tensor):
 def state(recording: Recording) -> Iterator[GroupState]:
     """Of the group of one rank that is alone under gloo, which sends nothing to itself."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    functional = FunctionalCapture(recording.tracer)
+    functional = FunctionalCapture(recording.tracer, FunctionalWaits(recording.tracer))
     reducer = ReducerCapture(recording.tracer, IssuedCalls(recording.tracer))
     functional.install()
     reducer.install()

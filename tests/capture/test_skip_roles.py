@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from commtrace.capture.functional import FunctionalCapture
+from commtrace.capture.functional_waits import FunctionalWaits
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.tracer import Tracer
 from tests.capture.recording import Recording, fake_backend
@@ -54,7 +55,7 @@ def test_so_are_those_that_a_compiled_graph_sends() -> None:
     with fake_backend():
         recording = skipping("pp")
         recording.tracer.set_role(dist.new_group([0, 1]), "pp")
-        functional = FunctionalCapture(recording.tracer)
+        functional = FunctionalCapture(recording.tracer, FunctionalWaits(recording.tracer))
         functional.install()
         try:
             world = dist.group.WORLD.group_name

@@ -532,7 +532,41 @@ def test_what_a_full_buffer_has_no_room_for_is_counted_with_its_stall() -> None:
 def test_every_method_of_the_class_is_known() -> None:
     assert process_groups.unknown_methods(dist.ProcessGroup) == []
     public = {name for name in vars(dist.ProcessGroup) if not name.startswith("_")}
-    assert public - set(operations.OPERATIONS) - operations.NOT_COMMUNICATION == set()
+    assert public - set(operations.OPERATIONS) - operations.NOT_COMMUNICATION - set(operations.ONE_SIDED) == set()
+
+
+@pytest.mark.parametrize("name", ["gather_single", "gather_into_tensor"])
+def test_a_gather_into_one_tensor_is_recorded(
+    name: str, recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method of torch 2.15, which the fake backend refuses."""
+    monkeypatch.setattr(dist.ProcessGroup, name, lambda *_arguments: None, raising=False)
+    options = dist.GatherOptions()
+    options.rootRank = 3
+    with recording.capturing():
+        getattr(distributed_c10d._get_default_group(), name)(ones(32), ones(8), options)
+
+    (row,) = recording.communications()
+    assert (row.name, row.bytes, row.peer, row.seq) == ("gather", 32, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [("new_window", "one-sided"), ("reconfigure", "its members and its numbers are those of before")],
+)
+def test_what_cannot_be_followed_is_named_when_it_is_called(
+    name: str, meaning: str, recording: Recording, world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist.ProcessGroup, name, lambda *_arguments: "done", raising=False)
+    with recording.capturing():
+        group: Any = distributed_c10d._get_default_group()
+        assert recording.warnings() == []
+        for _ in range(2):
+            assert getattr(group, name)() == "done"
+
+    (told,) = recording.warnings()
+    assert told.startswith(f"ProcessGroup.{name} was called: ")
+    assert meaning in told
 
 
 def test_a_method_that_is_not_known_is_named_when_it_is_called(

@@ -16,7 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from torch.distributed import ProcessGroup
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+BY_KERNELS = REPOSITORY / "tests" / "e2e" / "programs" / "by_kernels.py"
+"""Before the path of a program: what C++ issues is seen as on a torch without hooks of process groups."""
+WAYS = ((), (BY_KERNELS,)) if hasattr(ProcessGroup, "register_pre_hook") else ((),)
+"""The ways to see what C++ issues that this version of torch has."""
 
 _SECONDS_TO_DUMP_STACKS = 5.0
 

@@ -15,7 +15,7 @@ from commtrace.trace import schema
 from commtrace.trace.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e import oracle
-from tests.e2e.launch import REPOSITORY, launch
+from tests.e2e.launch import REPOSITORY, WAYS, launch
 from tests.e2e.traces import rows
 
 pytestmark = pytest.mark.e2e
@@ -24,11 +24,17 @@ PROGRAMS = REPOSITORY / "tests" / "e2e" / "programs"
 
 
 def run_program(
-    name: str, ranks: int, folder: Path, *sections: str, env: Mapping[str, str] | None = None, timeout: float = 240
+    name: str,
+    ranks: int,
+    folder: Path,
+    *sections: str,
+    way: tuple[Path, ...] = (),
+    env: Mapping[str, str] | None = None,
+    timeout: float = 240,
 ) -> Run:
     """The recorded run of a program, whose profiles lie in ``folder``."""
     environment = {"COMMTRACE_DIR": str(folder / "run"), "PYTHONPATH": str(REPOSITORY), **(env or {})}
-    completed = launch([PROGRAMS / name, *sections, folder], ranks, environment, timeout)
+    completed = launch([*way, PROGRAMS / name, *sections, folder], ranks, environment, timeout)
     assert completed.returncode == 0, completed.stdout
     run = load_run(folder / "run")
     assert sorted(run.ranks) == list(range(ranks))
@@ -42,6 +48,7 @@ def assert_agrees(run: Run, folder: Path, group_size: Callable[[int], int] | int
     oracle.assert_consistent(run)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("program", "sections"),
     [
@@ -58,9 +65,9 @@ def assert_agrees(run: Run, folder: Path, group_size: Callable[[int], int] | int
     ],
 )  # fmt: skip
 def test_every_communication_of_every_origin_is_recorded_once(
-    program: str, sections: tuple[str, ...], tmp_path: Path
+    program: str, sections: tuple[str, ...], way: tuple[Path, ...], tmp_path: Path
 ) -> None:
-    run = run_program(program, 2, tmp_path, *sections)
+    run = run_program(program, 2, tmp_path, *sections, way=way)
 
     assert_agrees(run, tmp_path, 2)
     assert json.loads((tmp_path / "cannot-run-0.json").read_text()) == {}
@@ -82,10 +89,13 @@ def test_every_communication_of_deepspeed_is_recorded_once(tmp_path: Path) -> No
     assert_agrees(run, tmp_path, 2)
 
 
-def test_every_communication_of_a_graph_compiled_by_inductor_is_recorded_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_every_communication_of_a_graph_compiled_by_inductor_is_recorded_once(
+    way: tuple[Path, ...], tmp_path: Path
+) -> None:
     own_cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
-    run = run_program("origins_functional.py", 2, tmp_path, "compiled_inductor", env=own_cache)
+    run = run_program("origins_functional.py", 2, tmp_path, "compiled_inductor", way=way, env=own_cache)
 
     assert_agrees(run, tmp_path, 2)
     step = [row["step"] for row in rows(run, 0, schema.COLLECTIVE) if row["step"] >= 0]

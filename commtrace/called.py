@@ -105,7 +105,9 @@ def recorded(
     graph_task: Any = torch._C._current_graph_task_id
     next_node: Any = torch._C._autograd._get_sequence_nr
     clock, recorder = tracer.clock, tracer.recorder
-    mark, buffer, capacity, drop = clock.mark, recorder.buffer, recorder.capacity, recorder.drop
+    # Not the buffer itself: torch 2.4 guards on the length of a container that a traced function refers to.
+    buffered, append = recorder.buffer.__len__, recorder.buffer.append
+    mark, capacity, drop = clock.mark, recorder.capacity, recorder.drop
     make_rows = backward.make_rows
     tensor_type, hook_type, watched = torch.Tensor, backward.hook_type, backward.key
     begins, completes, attach = backward.begins, backward.completes, backward.attach
@@ -155,8 +157,8 @@ def recorded(
                 # While a graph is captured nothing runs, and marks are of the host's clock.
                 if not (may_capture and type(end) is int and clock.is_capturing()):
                     entry = (make_rows, kind, name, place, start, end)
-                    if len(buffer) < capacity:
-                        buffer.append(entry)
+                    if buffered() < capacity:
+                        append(entry)
                     else:
                         drop(entry)
             except Exception as error:

@@ -529,7 +529,9 @@ def test_compiled_models_neither_break_nor_compile_again(recording: Recording, s
     skipping()
     assert counter.frame_count == 2
     assert not counters["graph_break"]
-    assert told(recording) == ["Net", "Net backward"] * 2 + ["Net"]
+    # The graphs of torch 2.4, run by this backend as they are, call modules: recorded as modules of GraphModule.
+    names = [name for name in told(recording) if not name.startswith("GraphModule")]
+    assert names == ["Net", "Net backward"] * 2 + ["Net"]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -6,6 +6,7 @@ computes what it computes without commtrace; nothing is logged as failed; in the
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import threading
@@ -29,7 +30,7 @@ from commtrace import session
 from tests.safety import faults, jobs
 from tests.safety.faults import Place
 from tests.safety.jobs import digest
-from tests.safety.models import Net, batch, local
+from tests.safety.models import Net, alive, batch, local
 from tests.safety.test_faults import ALONE, is_of_a_hook, put_back, pytestmark, recorded, replaced_now
 
 __all__ = ["pytestmark", "recorded"]  # filters of warnings, and a fixture
@@ -60,6 +61,8 @@ class Training:
         torch.manual_seed(7)
         self.net = Net()
         self.model = DistributedDataParallel(self.net)
+        alive.clear()
+        alive.update([self.model, *self.net.modules()])
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
         self.data: Any = DataLoader(Batches(lambda: None), batch_size=None)
         self.during: Callable[[int], AbstractContextManager[Any]] = lambda _: ExitStack()
@@ -166,6 +169,8 @@ def in_a_thread(training: Training, act: Act) -> Any:
 
 def while_a_model_is_sharded(training: Training, act: Act) -> Any:
     training.net = Net()
+    alive.clear()
+    alive.update(training.net.modules())
     for block in training.net.blocks:
         fully_shard(block)
     fully_shard(training.net)
@@ -229,8 +234,12 @@ def failures() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_starting_and_stopping(name: str, config: commtrace.Config, failures: list[str]) -> None:
+def test_starting_and_stopping(
+    name: str, config: commtrace.Config, failures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = PLACES[name]
+    # Looking for models among all objects of the tests takes most of the time.
+    monkeypatch.setattr(gc, "get_objects", lambda: list(alive))
     expected = result(place, nothing)
     switched: list[str] = []
 

@@ -1,8 +1,8 @@
-"""Trains a small model with a schedule of torch.distributed.pipelining, and writes down the schedule's own plan.
+"""Train a small model with schedules of torch.distributed.pipelining, each recorded as a run of its own.
 
-Schedules of one stage per rank checkpoint their activations.
+Schedules of one stage per rank checkpoint their activations. Beside each run lies the schedule's own plan.
 
-Arguments: name of the schedule's class, folder for the plans, "sgd" or "none" (no optimizer).
+Arguments: a folder, and for each run CLASS:OPTIMIZER, the schedule's class and "sgd" or "none" (no optimizer).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import checkpoint
 
-import commtrace.auto  # noqa: F401
+import commtrace
 
 WIDTH, MICROBATCHES, ITERATIONS = 8, 8, 3
 V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
@@ -31,10 +31,18 @@ class Recomputed(torch.nn.Sequential):
         return recomputed
 
 
-def main(name: str, folder: Path, optimizer_name: str) -> None:
+def main(folder: Path, runs: list[str]) -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(1)
     dist.init_process_group("gloo")
+    for run in runs:
+        commtrace.start(commtrace.Config(dir=str(folder / run)))
+        train(folder, *run.split(":"))
+        commtrace.stop()
+    dist.destroy_process_group()
+
+
+def train(folder: Path, name: str, optimizer_name: str) -> None:
+    torch.manual_seed(1)
     rank, size = dist.get_rank(), dist.get_world_size()
     group = init_device_mesh("cpu", (size,), mesh_dim_names=("pp",)).get_group("pp")
     schedule_class = getattr(schedules, name)
@@ -63,8 +71,7 @@ def main(name: str, folder: Path, optimizer_name: str) -> None:
             optimizer.zero_grad()
     if name not in V_SHAPED:  # which torch 2.13 cannot evaluate
         schedule.eval(*inputs, **wanted)
-    (folder / f"plan-{rank}.json").write_text(json.dumps(plan(schedule, rank)))
-    dist.destroy_process_group()
+    (folder / f"{name}-plan-{rank}.json").write_text(json.dumps(plan(schedule, rank)))
 
 
 def plan(schedule: schedules._PipelineSchedule, rank: int) -> list[str]:
@@ -78,4 +85,4 @@ def plan(schedule: schedules._PipelineSchedule, rank: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), sys.argv[2:])

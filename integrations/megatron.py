@@ -142,6 +142,10 @@ class MegatronIntegration:
         """Tell the tracer about groups that it does not know yet."""
         if self._parallel_state is None:
             return
+        if not self._parallel_state.model_parallel_is_initialized():
+            # destroy_model_parallel forgets most groups, not all: what is left would be given another role.
+            self._known_groups = ()
+            return
         roles = group_roles(self._parallel_state)
         groups = tuple(id(group) for group, _ in roles)
         if groups == self._known_groups:
@@ -149,10 +153,9 @@ class MegatronIntegration:
         self._known_groups = groups
         for group, role in roles:
             self._tracer.set_role(group, role)
-        if self._parallel_state.model_parallel_is_initialized():
-            found = topology(self._parallel_state)
-            self._stage = found["coordinates"]["pp"]
-            self._tracer.set_topology(found)
+        found = topology(self._parallel_state)
+        self._stage = found["coordinates"]["pp"]
+        self._tracer.set_topology(found)
 
     # Iterations
 

@@ -1,7 +1,9 @@
-"""One iteration of the Megatron model of the reference counts, recorded by commtrace.
+"""One iteration of the Megatron model of the reference counts in each of some layouts, recorded as a run of its own.
 
 The model: 4 layers, hidden size 64, 4 heads, 32 tokens in bf16, a vocabulary of 128, learned positions, tied
 embeddings, LayerNorm, Megatron's DDP with the distributed optimizer's gradient reduction in fp32, nothing overlapped.
+
+Arguments: a folder, and for each run NAME:OPTIONS, such as "tp2_sp:--tp 2 --sp".
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import commtrace.auto  # noqa: F401
+import commtrace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
@@ -29,17 +31,29 @@ from megatron_parts import layers_of_torch, mean_loss
 LAYERS, HIDDEN, HEADS, SEQUENCE, VOCABULARY = 4, 64, 4, 32, 128
 
 
-def main() -> None:
+def main(folder: Path, runs: list[str]) -> None:
+    commtrace.stop()  # the example, of which parts are used, has started it
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    use_cpu_for_cuda()
+    for run in runs:
+        name, _, options = run.partition(":")
+        commtrace.start(commtrace.Config(dir=str(folder / name)))
+        iterate(parsed(options.split()))
+        commtrace.stop()
+    dist.destroy_process_group()
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--mb", type=int, default=4)
     parser.add_argument("--sp", action="store_true")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    use_cpu_for_cuda()
+
+def iterate(options: argparse.Namespace) -> None:
     parallel_state.initialize_model_parallel(options.tp, options.pp)
     config = TransformerConfig(
         num_layers=LAYERS,
@@ -77,7 +91,7 @@ def main() -> None:
         forward_only=False,
     )
     model.start_param_sync(force_sync=True)
-    dist.destroy_process_group()
+    parallel_state.destroy_model_parallel()
 
 
 def gpt(config: TransformerConfig) -> GPTModel:
@@ -100,4 +114,4 @@ def forward_step(_data: Any, model: torch.nn.Module) -> tuple[torch.Tensor, Any]
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -191,3 +191,23 @@ def test_files_that_cannot_be_put_together(tmp_path: Path) -> None:
         import_flight_recorder([one, other], tmp_path / "run")
     with pytest.raises(ImportFileError, match="cannot be read"):
         read_flight_record(tmp_path / "nowhere_3")
+
+
+@pytest.mark.parametrize("ranks", ["[0, 999999999]", "[-1, 0]", "[0, 0]", [0, 2**70]])
+def test_a_group_that_no_job_has_is_refused(tmp_path: Path, ranks: Any) -> None:
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+    (tmp_path / "dump_0").write_bytes(pickle.dumps({"pg_config": groups, "entries": [entry(0, 100)]}))
+
+    with pytest.raises(ImportFileError, match="a process group is said to have the ranks"):
+        import_flight_recorder([tmp_path / "dump_0"], tmp_path / "run")
+
+
+def test_entries_that_the_recorder_does_not_write_are_left_out_and_told(tmp_path: Path) -> None:
+    damaged = [entry(1, 200, profiling_name=3), entry(2, 300, collective_seq_id=-1), [], None]
+    dump = write_dump(tmp_path / "dump_0", entry(0, 100), *damaged)
+
+    imported = import_flight_recorder([dump], tmp_path / "run")
+
+    assert imported.num_spans == 1
+    (told,) = [problem for problem in load_run(tmp_path / "run").problems if "entries" in problem]
+    assert told == "rank 0: 4 entries of dump_0 are none that the flight recorder writes. They were left out."

@@ -150,3 +150,20 @@ def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path, content: by
 def test_a_file_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(ImportFileError, match="No such file"):
         read(tmp_path / "nowhere.json")
+
+
+def test_a_string_that_does_not_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    """200 MB of one name, in 200 kB of gzip."""
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'{"traceEvents":[{"ph":"X","name":"')
+        for _ in range(200):
+            file.write(b"x" * 2**20)
+    with pytest.raises(ImportFileError, match="without the end of an event"):
+        list(TraceFile(path).events())
+
+
+@pytest.mark.parametrize("text", ["1e999999999", '"1e999999"', "9" * 5_000, "2e18"])
+def test_a_number_that_no_clock_shows_is_no_time(text: str) -> None:
+    with pytest.raises(ValueError, match="is no time"):
+        nanoseconds(msgspec.Raw(text.encode()))

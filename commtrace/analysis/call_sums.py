@@ -42,7 +42,7 @@ class CallSums:
     """Sums over calls, and over stalls, which add to ``exposed_ns`` alone.
 
     Attributes:
-        count, hidden_ns, wait_ns, mismatched: as of :class:`commtrace.analysis.calls.Calls`.
+        count, hidden_ns, wait_ns, mismatched, upper_bounds: as of :class:`commtrace.analysis.calls.Calls`.
         complete: matched on all members.
         seen: their end was.
         all: of all calls whose bytes are known; without a time.
@@ -57,6 +57,7 @@ class CallSums:
     wait_ns: int
     complete: int
     mismatched: int
+    upper_bounds: int
     seen: int
     all: Moved
     finished: Moved
@@ -85,6 +86,7 @@ class CallSums:
             self.wait_ns + other.wait_ns,
             self.complete + other.complete,
             self.mismatched + other.mismatched,
+            self.upper_bounds + other.upper_bounds,
             self.seen + other.seen,
             self.all.plus(other.all),
             self.finished.plus(other.finished),
@@ -131,6 +133,7 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
             total(calls.wait[order]),
             total(complete),
             total(calls.mismatched[order]),
+            total(calls.upper_bound[order]),
             total(finished),
             sent(sized, None),
             sent(sized & finished, duration),
@@ -147,4 +150,4 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
 def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
     """The same of stalls, which make no call."""
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
-    return [CallSums(0, one, 0, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, ()) for one in exposed.tolist()]
+    return [CallSums(0, one, 0, 0, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, ()) for one in exposed.tolist()]

@@ -36,6 +36,8 @@ class Calls:
         exposed: ns that the lane stood still.
         hidden: ns in flight while the lane did not stand still.
         finished, complete, mismatched: end seen, matched on all members, members disagree.
+        upper_bound: nobody stood still until its end, which was not measured: it ended at the time recorded or before,
+            so ``duration`` and ``hidden`` are upper bounds.
     """
 
     step: Int32
@@ -55,6 +57,7 @@ class Calls:
     finished: Bool
     complete: Bool
     mismatched: Bool
+    upper_bound: Bool
 
     def __len__(self) -> int:
         return len(self.role)
@@ -70,7 +73,7 @@ class Calls:
     def empty(cls, count: int, **columns: npt.NDArray[Any]) -> Calls:
         """Rows with nothing but these columns."""
         zeros = np.zeros(count, np.int64)
-        flags = ("finished", "complete", "mismatched")
+        flags = ("finished", "complete", "mismatched", "upper_bound")
         names = [column.name for column in fields(cls)]
         return cls(*(columns.get(name, zeros.astype(np.bool_) if name in flags else zeros) for name in names))
 
@@ -170,6 +173,7 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
     spans, matches, roles = known.block.spans, known.matches, known.roles
     start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
     duration = np.maximum(end - start, 0)
+    hidden = _hidden(known.block, rows, duration)
     calls = Calls(
         step=spans.step[rows],
         role=roles.role[rows],
@@ -184,10 +188,11 @@ def _calls(known: CallRows, rows: Int64) -> Calls:
         transfer=np.maximum(end - ready, 0),
         wait=ready - start,
         exposed=known.stalled_ns[rows, 0] + known.stalled_ns[rows, 1],
-        hidden=_hidden(known.block, rows, duration),
+        hidden=hidden,
         finished=~known.unfinished[rows],
         complete=matches.complete[rows],
         mismatched=matches.mismatched[rows],
+        upper_bound=(spans.timing[rows] == schema.UNKNOWN_TIMING) & spans.is_async[rows] & (hidden > 0),
     )
     collective = spans.kind[rows] == schema.COLLECTIVE
     if not spans.op_in_seq[rows[collective]].any():

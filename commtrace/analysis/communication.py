@@ -53,6 +53,8 @@ class Communication:
         unfinished: calls whose end was never seen.
         unmatched: calls that were not matched on all members.
         mismatched: calls whose members disagree on operation, bytes or dtype.
+        upper_bounds: calls that ended at the time recorded or before, as nothing measured the end: their durations, and
+            what is hidden of them, are upper bounds.
     """
 
     role: str
@@ -78,6 +80,7 @@ class Communication:
     unfinished: int
     unmatched: int
     mismatched: int
+    upper_bounds: int
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -113,6 +116,7 @@ class Communication:
             "unfinished": self.unfinished,
             "unmatched": self.unmatched,
             "mismatched": self.mismatched,
+            "upper_bounds": self.upper_bounds,
         }
 
 
@@ -246,6 +250,7 @@ def _row(run: Run, roles: Roles, key: _Key, sums: CallSums, compute_ns: int, det
         unfinished=sums.unfinished,
         unmatched=sums.count - sums.complete,
         mismatched=sums.mismatched,
+        upper_bounds=sums.upper_bounds,
     )
 
 

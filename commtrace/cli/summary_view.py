@@ -171,6 +171,12 @@ def _print_communication(console: Console, rows: Sequence[Mapping[str, Any]]) ->
         note += "\nnodes: 1 where all members are within one, >1 where they are on several."
     if any(row["bandwidth_time"] == "duration" for row in rows):
         note += "\n* not matched on all members: bytes per duration, waiting included."
+    bounds = sum(row["upper_bounds"] for row in rows)
+    if bounds:
+        note += (
+            f"\nThe end of {bounds} calls is known only as an upper bound, and so is what is hidden of them: nobody "
+            "stood still for it (docs/gpu-validation.md)."
+        )
     if alone:
         note += f"\nLeft out: {alone} calls on groups of one rank, which send nothing."
     _print_table(console, "Communication, all ranks and steps", table, note)

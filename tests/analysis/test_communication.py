@@ -7,6 +7,7 @@ from commtrace.analysis.communication import Communication, Detail, communicatio
 from commtrace.analysis.match import match
 from commtrace.analysis.partition import partition
 from commtrace.analysis.roles import find_roles
+from commtrace.trace import schema
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
@@ -51,6 +52,7 @@ def test_a_row_computed_by_hand() -> None:
         "unfinished": 0,
         "unmatched": 0,
         "mismatched": 0,
+        "upper_bounds": 0,
     }
 
 
@@ -255,3 +257,16 @@ def test_what_the_table_exposes_is_what_the_partition_exposes() -> None:
 
 def test_nothing_communicated_is_an_empty_table() -> None:
     assert table(make_run({0: step(span("forward", 0, 10))})) == {}
+
+
+def test_an_end_that_nothing_measured_is_counted_as_an_upper_bound() -> None:
+    """Of four calls behind compute two are over at an unknown time; one is stood still for to its end, one measured."""
+    unknown, measured = schema.UNKNOWN_TIMING, schema.NCCL_TIMING
+    calls = [
+        collective("all_reduce", PAIR, seq, 100 * seq, 100 * seq + 50, id=seq, is_async=True, timing=timing)
+        for seq, timing in enumerate((unknown, unknown, unknown, measured))
+    ]
+    run = make_run({0: step(*calls, stall(calls[2], 200, 250))}, [PAIR], world_size=2)
+
+    row = table(run)["dp", "all_reduce"]
+    assert (row.count, row.upper_bounds, row.hidden_ns) == (4, 2, 150)

@@ -17,6 +17,7 @@ from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.cli.summary_view import print_summary
 from commtrace.synth import Job, synthesize
+from commtrace.trace import schema
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, span, stall
 from tests.pipeline_factory import Clock, PipelineJob
@@ -122,6 +123,14 @@ def test_communication_is_shown_by_role_and_operation() -> None:
     assert " ".join(row(text, "dp", "all_reduce")) == (
         "dp all_reduce 2 4 4.10 kB 1.00 ms 1.00 ms 1.02 MB/s 1.02 MB/s 100% 0%"
     )
+
+
+def test_ends_that_nothing_measured_are_called_upper_bounds() -> None:
+    pair = group("dp", 0, 1)
+    reduce = collective("all_reduce", pair, 0, 1, 2, step=0, is_async=True, timing=schema.UNKNOWN_TIMING)
+    text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), reduce]}, [pair], world_size=2))
+    assert "The end of 1 calls is known only as an upper bound" in text
+    assert "upper bound" not in printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
 
 
 def test_calls_on_groups_of_one_rank_are_counted_and_not_listed() -> None:

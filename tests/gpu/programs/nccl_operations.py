@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ def main() -> None:
                 total += train(step, weight, rank, world_size)
         if device.type == "cuda":
             torch.cuda.synchronize()
+            time.sleep(
+                2.0
+            )  # nccl2 looks once a second what has ended, and its flight recorder learns no more afterwards
     options.output.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(options.output / f"trace-{rank}.json"))
     figures: dict[str, Any] = {"checksum": total.item().hex(), "allocated": 0, "reserved": 0}

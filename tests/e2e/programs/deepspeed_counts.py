@@ -1,8 +1,10 @@
-"""Three iterations of the DeepSpeed model of the reference counts, recorded by commtrace.
+"""Three iterations of the DeepSpeed model of the reference counts at some ZeRO stages, each recorded as its own run.
 
 The model: 3 layers of width 32 with a feed-forward width of 88, a vocabulary of 160, 48,096 parameters in bf16. Two
 micro-steps per iteration; buckets and prefetching of 20,000 elements. Every phase of the program is a span of its own,
 ``it0.mb1.bwd`` and the like; what comes before the first is the initialisation.
+
+Arguments: the stages, and with ``--runs FOLDER`` where to record; without it, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+from pathlib import Path
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -19,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-import commtrace.auto
+import commtrace
 
 WIDTH, FEED_FORWARD, VOCABULARY, LAYERS, TOKENS = 32, 88, 160, 3, 16
 ITERATIONS, ACCUMULATION = 3, 2
@@ -61,17 +64,28 @@ class Model(torch.nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--zero", type=int, default=0)
+    parser.add_argument("zero", type=int, nargs="+")
+    parser.add_argument("--runs", type=Path)
     options = parser.parse_args()
 
     torch.set_num_threads(1)
     # Collectives of inference, which would be compiled first.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo")
+    for stage in options.zero:
+        if options.runs is not None:
+            commtrace.start(commtrace.Config(dir=str(options.runs / f"zero{stage}")))
+        print(f"rank {dist.get_rank()} zero {stage} computed {train(stage)}\n", end="")
+        commtrace.stop()
+    dist.destroy_process_group()
+
+
+def train(zero_stage: int) -> str:
+    """Return a digest of the losses."""
     torch.manual_seed(dist.get_rank())
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration(options.zero))
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=configuration(zero_stage))
     digest = hashlib.sha256()
     for iteration in range(ITERATIONS):
         for micro_step in range(ACCUMULATION):
@@ -84,8 +98,7 @@ def main() -> None:
             with commtrace.span(f"{place}.step"):
                 engine.step()
             digest.update(loss.detach().numpy().tobytes())
-    print(f"rank {dist.get_rank()} computed {digest.hexdigest()}\n", end="")
-    dist.destroy_process_group()
+    return digest.hexdigest()
 
 
 def configuration(zero_stage: int) -> dict[str, Any]:

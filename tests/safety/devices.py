@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import commtrace
-from commtrace.capture import instrumentation
+from commtrace.capture import flight_recorder, instrumentation
 from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture.tracer import Tracer
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
 from tests.safety.jobs import digest
@@ -27,6 +28,10 @@ class SimulatedGpu:
         self.nccl = SimulatedNccl(self.cuda)
         self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
         monkeypatch.setattr(instrumentation, "_device_clock", self._clock)
+        monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "1")
+        monkeypatch.setattr(flight_recorder, "dump_of", self.nccl.dump)
+        # Whatever the steps of the test's recording are: the ends of these are looked for.
+        monkeypatch.setattr(Tracer, "is_in_window", lambda _tracer, _step: True)
 
     def _clock(self) -> CudaClock:
         return CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
@@ -36,6 +41,7 @@ class SimulatedGpu:
         for, streams that wait for each other."""
         self.cuda.now_ns = 1_000 * MILLISECOND
         self.nccl.intervals.clear()
+        self.nccl.recorded.clear()
         self.nccl._streams.clear()
         self.nccl._bracket, self.nccl.duration_ns = None, MILLISECOND
         self.cuda._defaults.clear()

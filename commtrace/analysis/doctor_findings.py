@@ -27,8 +27,10 @@ def _hangs(told: Told) -> Iterable[str]:
     stops = told["hang"]["stops"]
     hung = [stop for stop in stops if stop["kind"] == HUNG]
     roots = [root["rank"] for root in told["hang"]["chains"]["roots"]]
-    if told["hang"]["chains"]["cycles"]:
-        yield f"Deadlock: {len(hung)} communications wait for each other."
+    cycles = told["hang"]["chains"]["cycles"]
+    if cycles:
+        places = " and ".join(place_words(stops[position]) for position in cycles[0])
+        yield f"Deadlock: {len(cycles[0])} communications wait for each other: {places}."
     elif hung and roots:
         waits = "communication waits" if len(hung) == 1 else "communications wait"
         yield f"The job hangs: {len(hung)} {waits} in the end for {ranks_in_words(roots)}."

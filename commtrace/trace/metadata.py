@@ -8,7 +8,8 @@ mark name          detail
 =================  ===================================================================================
 process_group      {"id", "ranks", "ordinal", "role", "name", "description", "backend"}; the last one wins
 topology           {"coordinates": {"tp": 0, …}, "parallel": {"tp": 2, …}, "framework": {"name", "version"},
-                   "recording": {option: value}, "invisible_paths": {name: "active" | "loaded"}, …}; merged
+                   "recording": {option: value}, "invisible_paths": {name: "active" | "loaded"}, "process_start_ns",
+                   "first_step": of the process, "step_numbers": whose they are where the program counts, …}; merged
 clock_anchor       {"monotonic_ns", "realtime_ns", "bracket_ns"}
 dropped            {"kind": count, …}: spans dropped since the previous such mark
 in_flight          [{"operation", "group", "seq", "peer", "bytes", "dtype", "is_async", "start", "blocking"}, …]:

@@ -201,6 +201,10 @@ class DeviceCalls:
         else:
             self._stood_still(call, start, end)
 
+    def returned(self, call: DeviceCall) -> None:
+        """``call``, for which no Work will be waited, has been handed to the backend."""
+        self._returned((call,))
+
     def forgotten(self, call: DeviceCall) -> None:
         """Nobody has waited for ``call``, and nobody will."""
         self._ended(call)

@@ -4,8 +4,9 @@ With ``TORCH_NCCL_ENABLE_TIMING=1`` the backends measure every operation by a pa
 flight recorder keeps the durations of the last operations (``TORCH_FR_BUFFER_SIZE``, 2,000 by default). A dump takes
 32 µs per entry, during which no other thread of Python runs: it is for steps in detail, a few seconds apart.
 
-An operation is found in the dump by its group and by the time of its launch, which both clocks read from the system:
-an entry is made while the call is being handed on. So it does not matter how either of the two counts operations.
+An operation is found in the dump by its group and by the time of its launch, which both read from the system's clock:
+an entry is made while the call is being handed on, or right before, where torch's hook comes before ours. So it does
+not matter how either of the two counts operations.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from commtrace.capture.nccl import LEGACY
 from commtrace.capture.records import DeviceCall
 
 _ENTRIES: Final = '"entries":['
+_BETWEEN_HOOKS_NS: Final = 1_000_000
+"""At most so long before our hook torch's own one makes its entry."""
 _ENTRIES_BETWEEN_YIELDS: Final = 64
 _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
@@ -116,16 +119,24 @@ def match(calls: Sequence[DeviceCall], entries: Sequence[Entry]) -> dict[int, in
     for call in calls:
         batches.setdefault(call.batch, []).append(call)
     found: dict[int, int] = {}
-    for members in batches.values():
-        first = min(members, key=lambda call: call.id)
-        group = first.launch[1].group.name
-        if group not in groups or first.launched_at < kept_since:
+    returned: dict[str, int] = {}  # by group: when the call before had been handed on
+    for members in sorted(batches.values(), key=_launched_at):
+        first, last = _launched_at(members), max(call.returned_at for call in members)
+        group = members[0].launch[1].group.name
+        before = returned.get(group, 0)
+        returned[group] = max(before, last)
+        if group not in groups or first < kept_since or not last:
             continue
-        begin = bisect_left(created[group], first.launched_at)
-        end = bisect_right(created[group], first.returned_at) if first.returned_at else begin + 1
+        begin, end = bisect_left(created[group], first), bisect_right(created[group], last)
         own = groups[group][begin:end]
+        if not own and begin and max(before, first - _BETWEEN_HOOKS_NS) < created[group][begin - 1]:
+            own = groups[group][begin - 1 : begin]
         if len(members) > 1:
             own = [entry for entry in own if entry.duration_ns is not None]
         if len(own) == 1 and own[0].duration_ns is not None:
             found.update((call.id, own[0].duration_ns) for call in members)
     return found
+
+
+def _launched_at(members: Sequence[DeviceCall]) -> int:
+    return min(call.launched_at for call in members)

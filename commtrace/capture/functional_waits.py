@@ -93,7 +93,9 @@ class FunctionalWaits:
         return [each.launch for each in pending if not each.waited and each.completion is None]
 
     def remember(self, awaited: Awaited, storages: Iterable[int]) -> None:
-        """Whoever waits for a tensor in one of these storages waits for this communication."""
+        """Whoever waits for a tensor in one of these storages waits for this communication, which was handed on."""
+        if awaited.call is not None and self._devices is not None:
+            self._devices.returned(awaited.call)
         for storage in storages:
             earlier = self._pending.get(storage)
             if earlier is not None:

@@ -35,8 +35,16 @@ def test_an_entry_belongs_to_the_call_during_which_it_was_made() -> None:
     assert match(calls, entries) == {1: 7, 3: 9, 4: 11}
 
 
-def test_without_the_time_of_its_return_a_call_has_the_next_entry() -> None:
-    assert match([call(1, 100, 0)], [Entry(0, "0", 90, 1), Entry(1, "0", 200, 2), Entry(2, "0", 300, 3)]) == {1: 2}
+def test_an_entry_of_torchs_hook_comes_right_before_the_call_as_ours_tells_it() -> None:
+    entries = [Entry(0, "0", 90, 1), Entry(1, "0", 98, 2), Entry(2, "0", 118, 3)]
+    calls = [call(1, 100, 110), call(2, 120, 130), call(3, 140, 150)]
+
+    assert match(calls, entries) == {1: 2, 2: 3}
+    assert match([call(4, 10_000_000, 10_000_010)], entries) == {}
+
+
+def test_a_call_of_which_nobody_told_that_it_was_handed_on_has_none() -> None:
+    assert match([call(1, 100, 0)], [Entry(0, "0", 90, 1), Entry(1, "0", 200, 2)]) == {}
 
 
 def test_of_two_entries_during_one_call_neither_is_taken() -> None:
@@ -51,8 +59,8 @@ def test_members_of_a_bracket_share_its_one_duration() -> None:
 
 
 def test_what_may_have_been_overwritten_is_not_known() -> None:
-    assert match([call(1, 100, 0)], [Entry(5, "0", 120, 7)]) == {}
-    assert match([call(1, 100, 0)], [Entry(4, "1", 90, 1), Entry(5, "0", 120, 7)]) == {1: 7}
+    assert match([call(1, 100, 130)], [Entry(5, "0", 120, 7)]) == {}
+    assert match([call(1, 100, 130)], [Entry(4, "1", 90, 1), Entry(5, "0", 120, 7)]) == {1: 7}
 
 
 def test_each_backend_is_asked_for_its_own() -> None:

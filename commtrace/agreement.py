@@ -106,7 +106,12 @@ class Agreement:
         told = _parsed(store.get(_PREFIX))
         if told is None or told.round < (self._round or 0) or told.world_size != self._world_size:
             return None
+        store.add(f"{_PREFIX}/heard/{told.round}", 1)
         return Agreed(told.run_id, told.attempt)
+
+    def is_heard(self, store: Store) -> bool:
+        """Return whether all other ranks have what rank 0 has said; of other ranks, whose store nobody needs, True."""
+        return self._rank != 0 or store.add(f"{_PREFIX}/heard/{self._round}", 0) >= self._world_size - 1
 
     def local_rank(self, store: Store, host: str) -> int:
         """Return the number of this rank among those of its host, in the order in which they ask."""

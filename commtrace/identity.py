@@ -68,6 +68,7 @@ class Identity:
         self._agreement: Agreement | None = None
         self._asked_at: float | None = None
         self._found: Found | None = None
+        self._was_heard = False
 
     def found(self, last_place: Place | None = None) -> Found | None:
         """Return who this process is; None while rank 0 of its job has not said what the run is called.
@@ -85,8 +86,10 @@ class Identity:
     def settled(self, seconds: float, last_place: Place | None = None) -> Found:
         """Return who this process is, by its own lights if rank 0 does not say in so many seconds.
 
+        Rank 0 waits so long for the others to hear it: the store may end with its process.
+
         Args:
-            seconds: to wait for rank 0.
+            seconds: to wait.
             last_place: that the process had, if its process groups are gone.
         """
         deadline = time.monotonic() + seconds
@@ -95,7 +98,20 @@ class Identity:
         if found is None:
             with self._lock:
                 found = self._found = self._found or self._not_agreed("rank 0 has not said one", _place())
+        while not self._is_heard() and time.monotonic() < deadline:
+            time.sleep(_ASK_AGAIN_SECONDS)
+        self._was_heard = True
         return found
+
+    def _is_heard(self) -> bool:
+        store = _default_store()
+        if self._was_heard or self._agreement is None or store is None:
+            return True
+        try:
+            return self._agreement.is_heard(store)
+        except (RuntimeError, NotImplementedError) as error:
+            _logger.debug("commtrace: whether the other ranks know what the run is called is not known: %s", error)
+            return True
 
     def _look(self, last_place: Place | None) -> Found | None:
         place = _place() or last_place

@@ -55,6 +55,15 @@ def test_what_rank_0_says_holds_and_the_others_ask_until_it_has_said_it(job: Job
     assert [job.asks(rank) for rank in (first, second, third)] == [("name of 0", 0)] * 3
 
 
+def test_rank_0_knows_when_all_others_have_heard_it(job: Job) -> None:
+    first, second, third = job.starts(3)
+    for rank in (first, second, third, first, second):
+        job.asks(rank)
+    assert [rank.is_heard(job.store) for rank in (first, second)] == [False, True]
+    job.asks(third)
+    assert first.is_heard(job.store)
+
+
 def test_rank_0_waits_a_second_for_ranks_that_may_not_be_recorded(job: Job) -> None:
     first, second, _ = job.starts(3)
     assert [job.asks(rank) for rank in (first, second)] == [None, None]

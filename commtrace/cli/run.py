@@ -126,6 +126,8 @@ def _tell_what_was_recorded(
     from commtrace.trace.writer import segment_paths
 
     directory = environment["COMMTRACE_DIR"]
+    position = launchers.position(os.environ)
+    is_one_of_several = position is not None and position.world_size > 1  # the others know of their ranks
     recorded = {folder for folder in noted if folder.is_dir() and segment_paths(folder)}
     if not recorded:  # ranks of other nodes only, perhaps
         recorded = {folder for folder, when in _written_at(directory).items() if before.get(folder) != when}
@@ -141,7 +143,8 @@ def _tell_what_was_recorded(
             typer.echo(f"\ncommtrace: {unreached}", err=True)
             continue
         ranks = sum(folder.parent == run_directory for folder in recorded)
-        typer.echo(f"\ncommtrace: recorded {ranks} rank{'s' * (ranks > 1)} in {run_directory}", err=True)
+        number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
+        typer.echo(f"\ncommtrace: recorded{number} in {run_directory}", err=True)
         typer.echo(f"Next: commtrace summary {shlex.quote(str(run_directory))}", err=True)
 
 

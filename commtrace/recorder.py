@@ -74,6 +74,7 @@ class Recorder:
         recording: False once the recorder is stopping.
         buffer: entries not yet harvested. Hot paths may append to it themselves, minding ``capacity`` and ``drop``.
         before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
+        last_word: called at the end with the lost spans, by kind, of which the sinks could not take word.
     """
 
     def __init__(
@@ -83,12 +84,15 @@ class Recorder:
         ready: Callable[[], bool] = lambda: True,
         capacity: int = 200_000,
         before_pass: Callable[[], Iterable[tuple[str, Any]]] = lambda: (),
+        last_word: Callable[[Mapping[str, int]], None] = lambda lost: None,
     ) -> None:
         self.recording = True
         self._open_sinks = open_sinks
         self._ready = ready
         self.capacity = capacity
         self._before_pass = before_pass
+        self._last_word = last_word
+        self._is_end_written = False
         self.buffer: deque[Entry] = deque()
         self._unresolved: deque[Entry] = deque()
         self._drops = tuple(itertools.count() for _ in schema.KINDS)
@@ -101,6 +105,7 @@ class Recorder:
         self._sink_retry_at = self._pass_retry_at = self._marks_retry_at = 0.0
         self._write_retry_at: dict[Sink, float] = {}
         self._sink_failed = False
+        self._failure = ""
         self._wake = threading.Event()
         self._stopping = False
         self._pass_lock = threading.Lock()
@@ -195,6 +200,7 @@ class Recorder:
             self._guarded_pass(last=False)
         self._guarded_pass(last=True)
         self._close_sinks()
+        self._tell_losses()
 
     def _guarded_pass(self, *, last: bool) -> None:
         try:
@@ -215,6 +221,8 @@ class Recorder:
             if time.monotonic() < self._sink_retry_at and not last:
                 return
             if not self._try_open():
+                if last:
+                    self._count_unwritten()
                 return
         rows = self._untold_marks + self._marks() + self._resolved_rows(last)
         if last:
@@ -225,6 +233,7 @@ class Recorder:
             rows.append(mark_row("end", {}))
         if self._write(rows):
             self._drops_told, self._untold_marks = dropped, []
+            self._is_end_written = last
         else:
             self._untold_marks = [row for row in rows if row[0] == schema.MARK and row[1] not in _TOLD_AGAIN]
 
@@ -294,6 +303,32 @@ class Recorder:
         while self._unresolved:
             self._count_lost_entry(self._unresolved.popleft())
 
+    def _count_unwritten(self) -> None:
+        """At the end of a run for which nothing could be opened."""
+        while self.buffer:
+            self._count_lost_entry(self.buffer.popleft())
+
+    def _tell_losses(self) -> None:
+        """At the end: once in the log, and in the rank's folder if its segments could not take it."""
+        if self._sinks is None and not self._sink_failed:
+            return  # there was nothing to record
+        dropped = self.dropped
+        untold = {kind: count - self._drops_told.get(kind, 0) for kind, count in dropped.items()}
+        where = "Its files say so."
+        if not self._is_end_written:
+            where = f"Its files end before the job did: {self._failure or 'they could not be written'}."
+            try:
+                self._last_word({kind: count for kind, count in untold.items() if count})
+            except OSError as error:
+                where += f" Not even that could be written beside them: {error.strerror}."
+        if dropped:
+            _logger.warning(
+                "commtrace: %d spans of this process were lost (%s). %s",
+                sum(dropped.values()),
+                ", ".join(f"{count} {kind}" for kind, count in dropped.items()),
+                where,
+            )
+
     def _count_lost_entry(self, entry: Entry) -> None:
         for kind in _kinds(entry):
             self._lost_in_sink[kind] += 1
@@ -320,7 +355,7 @@ class Recorder:
         return True
 
     def _hand_to(self, sink: Sink, rows: list[Row]) -> bool:
-        if time.monotonic() < self._write_retry_at.get(sink, 0.0):
+        if time.monotonic() < self._write_retry_at.get(sink, 0.0) and not self._stopping:
             return False
         try:
             sink.write(rows)
@@ -341,6 +376,7 @@ class Recorder:
             _logger.warning("commtrace: a span could not be made; it and others like it are counted", exc_info=True)
 
     def _tell_sink_failure(self, error: Exception) -> None:
+        self._failure = str(error)
         if not self._sink_failed:
             self._sink_failed = True
             _logger.warning(

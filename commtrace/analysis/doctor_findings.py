@@ -53,7 +53,10 @@ def _endings(told: Told) -> Iterable[str]:
         yield f"So did {ranks_in_words(one['rank'] for one in silent[4:])}."
     stopped = [one["rank"] for one in ranks if one["state"] == STOPPED]
     if stopped:
-        yield f"Stopped without ending in order (killed, or a crash below Python): {ranks_in_words(stopped)}."
+        yield (
+            f"The files of {ranks_in_words(stopped)} break off: killed, a crash below Python, or a directory that "
+            "could not be written any more (the log says so)."
+        )
 
 
 def _gaps(told: Told) -> Iterable[str]:
@@ -61,7 +64,7 @@ def _gaps(told: Told) -> Iterable[str]:
     if dropped:
         yield (
             f"{sum(dropped.values())} spans were dropped on {ranks_in_words(dropped)}: numbers of these ranks are too "
-            "small. Raise COMMTRACE_BUFFER_SPANS, or record fewer steps."
+            "small. Raise COMMTRACE_BUFFER_SPANS or record fewer steps; where the disk was full, the log says so."
         )
     differing = told["run"]["differing_versions"]
     for package, versions in differing.items():

@@ -63,7 +63,7 @@ def _drops(traces: Iterable[RankTrace]) -> Iterable[str]:
     if dropped:
         yield (
             f"{sum(dropped.values())} spans were dropped on {ranks_in_words(dropped)}; the numbers of these ranks are "
-            "too small. Raise COMMTRACE_BUFFER_SPANS or record fewer steps."
+            "too small. Raise COMMTRACE_BUFFER_SPANS or record fewer steps; where the disk was full, the log says so."
         )
 
 

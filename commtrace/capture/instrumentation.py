@@ -89,8 +89,13 @@ class Instrumentation:
         self._observers: Sequence[Observer] = ()
         self._identity = Identity(config)
         self.recorder = Recorder(
-            self._open_sinks, ready=self._is_identified, capacity=config.buffer_spans, before_pass=self._since_last_pass
+            self._open_sinks,
+            ready=self._is_identified,
+            capacity=config.buffer_spans,
+            before_pass=self._since_last_pass,
+            last_word=self._leave_word,
         )
+        self._writer: SegmentWriter | None = None
         self._device_clock = _device_clock()
         window = StepRange.parse(config.steps) if config.steps else None
         self.tracer = Tracer(
@@ -253,7 +258,7 @@ class Instrumentation:
                 "and each start() of a script, a --run-id or COMMTRACE_DIR of its own to see them all.",
                 directory,
             )
-        writer = SegmentWriter(
+        writer = self._writer = SegmentWriter(
             directory,
             metadata,
             steps_per_segment=self._config.steps_per_segment,
@@ -268,6 +273,10 @@ class Instrumentation:
         detail = self.tracer.detail
         thinned = writer if detail.every == 1 else AggregatingSink(writer, detail.details)
         return [*self._observers, thinned]
+
+    def _leave_word(self, lost: Mapping[str, int]) -> None:
+        if self._writer is not None:
+            self._writer.write_losses(lost)
 
     def _opened_observers(self, metadata: RankMetadata, directory: Path) -> Sequence[Observer]:
         if self._open_observers is None:

@@ -72,7 +72,8 @@ class SegmentFile:
         self._file.close()
 
     def __del__(self) -> None:
-        self._file.close()  # a recording that nobody stopped: Python would warn of an open file at the very end
+        if hasattr(self, "_file"):  # where it could not be opened, there is none
+            self._file.close()  # a recording that nobody stopped: Python would warn of an open file at the very end
 
 
 def read_checksums(file: int, size: int) -> list[Checked] | None:

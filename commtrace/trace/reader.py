@@ -25,6 +25,7 @@ from commtrace.trace.blocks import Block
 from commtrace.trace.decoding import DecodedBlock, RankTable, decode, known_columns
 from commtrace.trace.inputs import printable
 from commtrace.trace.locate import find_run_directory, rank_directories
+from commtrace.trace.losses import with_losses
 from commtrace.trace.metadata import RankMetadata, measures_durations
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.segment_index import SegmentIndex, first_line
@@ -105,7 +106,9 @@ def _loaded(directory: Path, segments: dict[int, list[Segment]], wanted: StepRan
             read.rename(names)
             problems += read.problems
             blocks.append(read.block)
-            ranks.update(read.ranks)
+            ranks.update(
+                {rank: with_losses(trace, segments[rank][0].path.parent) for rank, trace in read.ranks.items()}
+            )
     if not ranks:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     problems += missing_ranks(ranks, directory)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -24,6 +24,7 @@ import pyarrow as pa
 from commtrace.trace import compaction, schema
 from commtrace.trace.budget import Budget, Discards
 from commtrace.trace.checksums import SegmentFile
+from commtrace.trace.losses import write_losses
 from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.row_batch import RowBatch
@@ -194,6 +195,14 @@ class SegmentWriter:
     def _discarded(self) -> list[Row]:
         told = self._discards.to_json()
         return [] if told is None else [mark_row("discarded", told)]
+
+    def write_losses(self, lost: Mapping[str, int]) -> None:
+        """Leave word that the recording ended in order, and of what could not be written.
+
+        Raises:
+            OSError: not even that can be written.
+        """
+        write_losses(self.directory, self._metadata.session, lost)
 
     def close(self) -> None:
         """End the current segment in order, and compact it if the budget has room for both forms of it."""

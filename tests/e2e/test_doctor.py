@@ -134,7 +134,8 @@ def test_a_job_killed_while_it_trains_has_stopped_and_not_hung(jobs: Jobs) -> No
 
     assert told["hang"]["is_hung"] is False
     assert told["findings"] == [
-        "Stopped without ending in order (killed, or a crash below Python): ranks 0–3.",
+        "The files of ranks 0–3 break off: killed, a crash below Python, or a directory that could not be written "
+        "any more (the log says so).",
     ]
 
 

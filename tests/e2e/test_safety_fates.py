@@ -48,6 +48,8 @@ STATUSES = {
     "has_a_read_only_disk": 0,
     "lacks_permission": 0,
     "aborts_its_group_and_goes_on_alone": 0,
+    "runs_out_of_descriptors": 0,
+    "aborts": -6,
 }
 """What a job would end with, too, if nothing were recorded."""
 
@@ -89,7 +91,7 @@ def test_a_job_that_ends_through_python_is_recorded_to_its_end(folder: Path, nam
     assert_every_step_is_whole(recorded, but_after_the_last_step=unwaited)
 
 
-@pytest.mark.parametrize("name", ["calls_os_exit", "is_terminated", *KILLED])
+@pytest.mark.parametrize("name", ["calls_os_exit", "is_terminated", "aborts", *KILLED])
 def test_a_job_that_is_killed_loses_at_most_its_last_second(folder: Path, name: str) -> None:
     done = progress(folder, name)
     try:
@@ -107,16 +109,28 @@ def test_a_job_that_is_killed_loses_at_most_its_last_second(folder: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["fills_its_disk", "fills_a_small_disk"])
-def test_a_full_disk_keeps_what_it_holds(folder: Path, name: str) -> None:
+def test_what_cannot_be_written_any_more_is_counted_in_the_log_and_beside_the_files(folder: Path, name: str) -> None:
     skip_what_could_not_be_done(folder, name)
     recorded = load_run(folder / name)
 
-    written = steps(recorded)
-    assert written == list(range(len(written)))
-    assert 0 < len(written) < len(progress(folder, name))
-    assert_every_step_is_whole(recorded, but_after_the_last_step=None)
-    (warning,) = warnings_of(folder, name)
-    assert "cannot write its trace" in warning
+    written, done = len(steps(recorded)), len(progress(folder, name))
+    assert 0 < written < done
+    failed, lost = warnings_of(folder, name)
+    assert "cannot write its trace" in failed
+    assert f"commtrace: {sum(recorded.ranks[0].dropped.values())} spans of this process were lost" in lost
+    assert f"({done - written} step, " in lost
+    assert recorded.ranks[0].dropped.get("step", done - written) == done - written
+    assert recorded.ranks[0].closed, "it has not been killed"
+
+
+def test_a_process_that_runs_out_of_descriptors_tells_what_it_lost(folder: Path) -> None:
+    recorded = load_run(folder / "runs_out_of_descriptors")
+    lost = recorded.ranks[0].dropped
+    assert recorded.ranks[0].closed
+    assert len(steps(recorded)) + lost.get("step", 0) == len(progress(folder, "runs_out_of_descriptors"))
+    log = (folder / "runs_out_of_descriptors.log").read_text()
+    assert ("spans of this process were lost" in log) == bool(lost)
+    assert "Exception ignored" not in log
 
 
 @pytest.mark.parametrize(
@@ -128,13 +142,16 @@ def test_a_full_disk_keeps_what_it_holds(folder: Path, name: str) -> None:
         ("lacks_permission", "Permission denied"),
     ],
 )
-def test_a_directory_that_cannot_be_written_costs_one_line(folder: Path, name: str, reason: str) -> None:
+def test_a_directory_that_cannot_be_written_costs_two_lines(folder: Path, name: str, reason: str) -> None:
     skip_what_could_not_be_done(folder, name)
-    (warning,) = warnings_of(folder, name)
+    failed, lost = warnings_of(folder, name)
 
-    assert "commtrace: cannot write its trace" in warning
-    assert reason in warning
-    assert "Training goes on" in warning
+    assert "commtrace: cannot write its trace" in failed
+    assert reason in failed
+    assert "Training goes on" in failed
+    assert "spans of this process were lost" in lost
+    if name != "loses_its_directory":
+        assert f"{len(progress(folder, name))} step" in lost
 
 
 @pytest.mark.parametrize(

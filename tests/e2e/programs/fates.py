@@ -169,6 +169,40 @@ def has_a_read_only_disk() -> None:
     train("has_a_read_only_disk")
 
 
+def runs_out_of_descriptors() -> None:
+    """No new segment can be opened for a while; at the end there are some again."""
+    held: list[int] = []
+
+    def exhaust() -> None:
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, highest + 4))
+        held.extend(iter(_one_more, -1))
+
+    def free() -> None:
+        for descriptor in held:
+            os.close(descriptor)
+
+    record("runs_out_of_descriptors", steps_per_segment=10)
+    threading.Timer(2.0, exhaust).start()
+    threading.Timer(3.5, free).start()
+    train("runs_out_of_descriptors", seconds=4)
+
+
+def _one_more() -> int:
+    try:
+        return os.dup(2)
+    except OSError:
+        return -1
+
+
+def aborts() -> None:
+    """As a failed assertion in C++ does."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    record("aborts")
+    train("aborts")
+    os.abort()
+
+
 def mounted(name: str, *arguments: str) -> bool:
     """Mount something that only this process sees. Where that is not allowed, ``NAME.skipped`` says so."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -331,7 +365,7 @@ JOBS: dict[str, Callable[[], None]] = {
             is_terminated, fills_its_disk, may_not_write, loses_its_directory, is_disabled, has_a_wrong_value,
             has_an_unknown_variable, records_twice, handles_signals, makes_its_groups_again, sets_its_clock,
             fills_its_buffer, forks_all_the_time, fills_a_small_disk, has_a_read_only_disk, lacks_permission,
-            aborts_its_group_and_goes_on_alone,
+            aborts_its_group_and_goes_on_alone, runs_out_of_descriptors, aborts,
         )
     },
     **{f"is_killed_after_{seconds}": is_killed(seconds) for seconds in (1.3, 1.7, 2.1)},

@@ -2,7 +2,8 @@
 
 Behind the end of its Arrow stream, where readers of Arrow stop, a segment has a table: of every message of the stream,
 in their order, its length, its CRC-32, its kind, and which dictionary it holds. The table ends with its own CRC-32, the
-number of messages, and eight fixed bytes. A segment that is still being written, or whose process was killed, has none.
+number of messages, and eight fixed bytes. A segment that is still being written, or whose process was killed, has none:
+there, each record batch carries the CRC-32 of the messages before it, back to the last batch, in its custom metadata.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class SegmentFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
         self._checked: list[Checked] = []
+        self._untold = 0
         self.sink = BytesIO()
         self.num_bytes = 0
 
@@ -55,6 +57,12 @@ class SegmentFile:
         for message in messages_in(content):
             own = memoryview(content)[message.offset : message.offset + message.size]
             self._checked.append(Checked(message, zlib.crc32(own)))
+
+    def take_untold(self) -> list[int]:
+        """The CRC-32 of the messages that were written since the last call."""
+        untold = [crc for _, crc in self._checked[self._untold :]]
+        self._untold = len(self._checked)
+        return untold
 
     def finish(self) -> None:
         """Write the rest, and the table behind it."""

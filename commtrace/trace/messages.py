@@ -8,7 +8,7 @@ the body, so that one can step over it, and where the body's buffers lie, each o
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -22,23 +22,33 @@ _READ_AT_ONCE: Final = 2048
 
 _LARGEST_METADATA: Final = 1 << 20
 
-# Fields by their number: of the tables Message, DictionaryBatch and RecordBatch in Message.fbs.
-_HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
+# Fields by their number: of the tables Message, DictionaryBatch, RecordBatch and KeyValue in Message.fbs.
+_HEADER_TYPE, _HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 1, 2, 3, 4
 _ID, _DATA = 0, 1
 _BUFFERS, _COMPRESSION = 2, 3
+_KEY, _VALUE = 0, 1
 _NOT_COMPRESSED: Final = -1
+_CRCS: Final = b"commtrace.crc32"
 
 
 class Message(NamedTuple):
     """Where one message begins, how long it is with all that belongs to it (bytes), and what it is.
 
-    ``dictionary`` is the number of the dictionary that it holds; 0 in other messages.
+    Attributes:
+        dictionary: number of the dictionary that it holds; 0 in other messages.
+        crcs: the CRC-32 of the last so many messages before it, if it says so.
     """
 
     offset: int
     size: int
     kind: int
     dictionary: int = 0
+    crcs: tuple[int, ...] = ()
+
+
+def custom_metadata(crcs: Sequence[int]) -> dict[bytes, bytes]:
+    """What a record batch says of the messages before it; :attr:`Message.crcs` when it is read."""
+    return {_CRCS: b"".join(b"%08x" % crc for crc in crcs)}
 
 
 def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None:
@@ -128,7 +138,30 @@ def _described(metadata: bytes, offset: int) -> Message | None:
         header = _inner(metadata, table, _HEADER)
         at = _field(metadata, header, _ID)
         number = struct.unpack_from("<q", metadata, at)[0] if at else 0
-    return Message(offset, _PREFIX.size + len(metadata) + body, kind, number)
+    return Message(offset, _PREFIX.size + len(metadata) + body, kind, number, tuple(_crcs(metadata, table)))
+
+
+def _crcs(metadata: bytes, table: int) -> Iterator[int]:
+    if not _field(metadata, table, _CUSTOM_METADATA):
+        return
+    pairs = _inner(metadata, table, _CUSTOM_METADATA)
+    (count,) = struct.unpack_from("<I", metadata, pairs)
+    if count != 1:
+        return
+    pair = pairs + 4 + int(struct.unpack_from("<I", metadata, pairs + 4)[0])
+    if _word(metadata, _inner(metadata, pair, _KEY)) != _CRCS:
+        return
+    value = _word(metadata, _inner(metadata, pair, _VALUE))
+    for begin in range(0, len(value), 8):
+        try:
+            yield int(value[begin : begin + 8], 16)
+        except ValueError:
+            raise struct.error("no CRC") from None
+
+
+def _word(metadata: bytes, at: int) -> bytes:
+    (length,) = struct.unpack_from("<I", metadata, at)
+    return metadata[at + 4 : at + 4 + length]
 
 
 def _root(metadata: bytes) -> int:

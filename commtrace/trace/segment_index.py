@@ -1,7 +1,8 @@
 """Reads a segment message by message: all of it, or only its end; what is damaged is told, and the rest is read.
 
 Of a segment that has come to its end the table of checksums (checksums.py) says where the messages lie and which of
-them are damaged. One that still grows is walked through, up to its last whole message.
+them are damaged. One that still grows is walked through, up to its last whole message, and each batch tells of those
+before it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class SegmentIndex:
         self.problems: list[str] = []
         self._schema: Message | None = None
         self._dictionaries: list[Message] = []
-        self._checksums: dict[int, int] | None = None
+        self._untold: list[Message] = []
+        self._since_batch: list[Message] = []
+        self._checksums: dict[int, int] = {}
+        self._has_table = False
         self._damaged: set[int] = set()
         self._end = 0
         self._file_number = 0
@@ -69,15 +73,16 @@ class SegmentIndex:
             if status.st_ino != self._file_number:
                 self._file_number, self._end = status.st_ino, 0
                 self._schema, self._dictionaries, self.batches = None, [], []
-                self._checksums, self._damaged = None, set()
-            if self._checksums is None:
+                self._untold, self._since_batch = [], []
+                self._checksums, self._has_table, self._damaged = {}, False, set()
+            if not self._has_table:
                 self._find(file, size)
 
     def _find(self, file: int, size: int) -> None:
         checked = read_checksums(file, size)
         if checked is not None:
             self._checksums = {message.offset: crc for message, crc in checked}
-            self.ends_whole = True
+            self.ends_whole = self._has_table = True
             for message, _ in checked:
                 if message.offset >= self._end:
                     self._add(message)
@@ -89,6 +94,8 @@ class SegmentIndex:
         self.ends_whole = self._end == size or (is_end(read, self._end) and self._end + 8 == size)
 
     def _add(self, message: Message) -> None:
+        if not self._has_table:
+            self._take_checksums(message)
         if message.kind == SCHEMA and self._schema is None:
             self._schema = message
         elif message.kind == DICTIONARY:
@@ -96,6 +103,14 @@ class SegmentIndex:
         elif message.kind == RECORD_BATCH:
             self.batches.append(message)
         self._end = message.offset + message.size
+
+    def _take_checksums(self, message: Message) -> None:
+        """What a batch tells of the messages up to the batch before it; its own dictionaries are not among them."""
+        if message.kind == RECORD_BATCH and len(message.crcs) == len(self._untold):
+            self._checksums.update(zip([one.offset for one in self._untold], message.crcs, strict=True))
+        self._since_batch.append(message)
+        if message.kind == RECORD_BATCH:
+            self._untold, self._since_batch = self._since_batch, []
 
     def schema(self) -> pa.Schema:
         """The header.
@@ -147,7 +162,7 @@ class SegmentIndex:
                 raise SegmentReplacedError(errno.ESTALE, "replaced while the run was read", str(self.path))
             for message in messages:
                 content = os.pread(file, message.size, message.offset)
-                crc = None if self._checksums is None else self._checksums.get(message.offset)
+                crc = self._checksums.get(message.offset)
                 is_whole = len(content) == message.size and (crc is None or zlib.crc32(content) == crc)
                 contents.append(content if is_whole else None)
         return contents

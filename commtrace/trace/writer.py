@@ -26,6 +26,7 @@ from commtrace.trace.budget import Budget, Discards
 from commtrace.trace.checksums import SegmentFile
 from commtrace.trace.losses import write_losses
 from commtrace.trace.mark_rows import mark_row
+from commtrace.trace.messages import custom_metadata
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.row_batch import RowBatch
 from commtrace.trace.spans import Spans
@@ -180,7 +181,7 @@ class SegmentWriter:
         try:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
-            self._stream.write_batch(batch)
+            self._stream.write_batch(batch, custom_metadata(self._file.take_untold()))
             self._file.flush()
         except (OSError, pa.ArrowException):
             self._abandon()

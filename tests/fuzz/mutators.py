@@ -159,7 +159,7 @@ def _table(rows: list[dict[str, Any]], columns: pa.Schema) -> pa.Table:
         values = [row.get(field.name) for row in rows]
         if pa.types.is_dictionary(field.type):
             arrays.append(pa.array(values, pa.string()).dictionary_encode().cast(field.type))
-        elif field.name in schema.SCHEMA.names or not rows:
+        elif field in schema.SCHEMA:
             arrays.append(pa.array(values, field.type))
         else:
             arrays.append(pa.nulls(len(rows), field.type))

@@ -161,3 +161,34 @@ def test_columns_that_claim_to_be_huge_are_not_unpacked(segment: Path) -> None:
     assert read is not None
     assert len(read) == 30
     assert "would take 2,147," in index.problems[0]
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Path:
+    """A segment of 6 batches of a process that was killed."""
+    writer = SegmentWriter(tmp_path, metadata())
+    for step in range(6):
+        writer.write(steps(step, step + 1))
+    return writer.directory / "spans-0000.arrows"
+
+
+def test_a_batch_of_a_segment_that_still_grows_tells_of_those_before_it(growing: Path) -> None:
+    assert checksums(growing) is None
+    index = SegmentIndex(growing)
+    index.extend()
+    flip(growing, index.batches[2].offset + index.batches[2].size - 20)
+
+    run = load_run(growing.parents[1])
+
+    assert run.ranks[0].spans.step.tolist() == [0, 1, 3, 4, 5]
+    assert "batch 3 of 6 is damaged and was left out (its checksum differs" in run.problems[0]
+
+
+def test_only_the_last_batch_of_a_segment_that_still_grows_can_change_unnoticed(growing: Path) -> None:
+    content = growing.read_bytes()
+    index = SegmentIndex(growing)
+    index.extend()
+    for offset in range(0, index.batches[5].offset, 53):
+        growing.write_bytes(content)
+        flip(growing, offset)
+        assert "spans-0000.arrows" in said(growing.parents[1]), offset

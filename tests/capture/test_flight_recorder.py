@@ -98,3 +98,23 @@ def test_torchs_own_recorder_is_read_and_its_clock_is_the_systems() -> None:
 
     entries = [entry for entry in entries_of(bytes(c10d._dump_fr_trace_json(True, False))) if entry.group == name]
     assert [entry.duration_ns for entry in entries if before <= entry.created_ns <= after] == [None]
+
+
+@pytest.mark.usefixtures("world")
+def test_torchs_hook_makes_its_entry_during_the_call_and_right_before_a_hook_that_comes_later() -> None:
+    c10d: Any = torch._C._distributed_c10d
+    if not hasattr(c10d, "FlightRecorderHook"):
+        pytest.skip("this torch has no flight recorder for backends without their own")
+    group: Any = dist.distributed_c10d._get_default_group()
+    handle = c10d.FlightRecorderHook.attach(group, list(range(4)))
+    hooked: list[int] = []
+    group.register_pre_hook(1 << 60, lambda _arguments: hooked.append(time.time_ns()))
+    before = time.time_ns()
+    dist.all_reduce(torch.ones(2))
+    after = time.time_ns()
+    group.unregister_pre_hook(1 << 60)
+    handle.remove()
+
+    (entry,) = [one for one in entries_of(c10d._dump_fr_trace_json(True, False, "fake")) if one.created_ns >= before]
+    assert entry.group == group.group_name
+    assert before <= entry.created_ns <= hooked[0] <= after

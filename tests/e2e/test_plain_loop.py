@@ -20,10 +20,12 @@ PROGRAM = "tests/e2e/programs/plain_loop.py"
 ITERATIONS = 4
 
 
-def record(loop: str, directory: Path) -> Run:
+def record(loop: str, directory: Path, *arguments: Path) -> Run:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {"COMMTRACE_DIR": str(directory), "PYTHONPATH": str(REPOSITORY)}
-    completed = run([sys.executable, "-m", "commtrace", "run", "--", *torchrun, PROGRAM, loop], environment)
+    completed = run(
+        [sys.executable, "-m", "commtrace", "run", "--", *torchrun, PROGRAM, loop, *map(str, arguments)], environment
+    )
     assert completed.returncode == 0, completed.stdout
     recorded = load_run(directory)
     assert recorded.problems == ()
@@ -61,3 +63,24 @@ def test_a_loop_without_an_optimizer_has_the_steps_that_its_communication_sugges
     assert summary["run"]["steps"]["count"] == 2 * ITERATIONS - 1  # the first is the warm-up
     (all_reduce,) = (row for row in summary["communication"] if row["operation"] == "all_reduce")
     assert all_reduce["count"] == 2 * 4 * (2 * ITERATIONS - 1)  # ranks, parameters, steps
+
+
+def test_a_resumed_loop_in_which_rank_0_alone_evaluates_and_saves(tmp_path: Path) -> None:
+    recorded = record("resumed", tmp_path / "run", tmp_path / "saved.pt")
+
+    for rank in recorded.ranks:  # restoring the optimizer steps it, which is no step of the loop
+        assert [step["step"] for step in rows(recorded, rank, schema.STEP)] == list(range(10))
+    told = summarise(recorded)
+    budget = told["run_budget"]
+    for own in (budget, *budget["ranks"]):
+        assert sum(time for part, time in own.items() if part.endswith("_ns") and part != "wall_ns") == own["wall_ns"]
+    alone, other = budget["ranks"]
+    assert alone["evaluation_ns"] > 900_000_000
+    assert alone["checkpoint_ns"] > 0
+    assert other["evaluation_ns"] == other["checkpoint_ns"] == 0
+    longest = told["awaited"][0]
+    assert longest["rank"] == 0
+    assert longest["doing"][0]["activity"] == "evaluation"
+    assert longest["doing"][0]["steps"] == [6]
+    assert "which was evaluating" in told["verdict"]
+    assert "in step 6" in told["verdict"]

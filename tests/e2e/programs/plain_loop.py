@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 ITERATIONS = 4
@@ -40,6 +42,24 @@ def ddp() -> None:
             wrapped.train()
 
 
+def resumed() -> None:
+    """The optimizer's state is loaded before training; rank 0 alone evaluates and saves, the other one waits for it."""
+    wrapped = DistributedDataParallel(model())
+    optimizer = torch.optim.AdamW(wrapped.parameters())
+    set_optimizer_state_dict(wrapped, optimizer, get_optimizer_state_dict(wrapped, optimizer))
+    for iteration in range(10):
+        if iteration == 6 and dist.get_rank() == 0:
+            wrapped.eval()
+            with torch.no_grad():
+                wrapped.module(torch.randn(4, 16))
+                time.sleep(1.0)
+            wrapped.train()
+            torch.save(wrapped.state_dict(), sys.argv[2])
+        wrapped(torch.randn(4, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def by_hand() -> None:
     trained = model()
     for _ in range(2 * ITERATIONS):
@@ -51,7 +71,7 @@ def by_hand() -> None:
             parameter.grad = None
 
 
-LOOPS: dict[str, Callable[[], None]] = {"ddp": ddp, "by_hand": by_hand}
+LOOPS: dict[str, Callable[[], None]] = {"ddp": ddp, "by_hand": by_hand, "resumed": resumed}
 
 if __name__ == "__main__":
     main(sys.argv[1])

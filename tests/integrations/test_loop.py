@@ -91,6 +91,7 @@ def test_ddp(alone: Recording) -> None:
     _, topology = alone.tracer.topology()
     assert topology == {
         "coordinates": {"dp": 0}, "parallel": {"dp": 1}, "framework": {"name": "DDP", "version": torch.__version__},
+        "first_step": 0,
     }  # fmt: skip
 
 

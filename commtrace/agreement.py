@@ -109,9 +109,11 @@ class Agreement:
         store.add(f"{_PREFIX}/heard/{told.round}", 1)
         return Agreed(told.run_id, told.attempt)
 
-    def is_heard(self, store: Store) -> bool:
-        """Return whether all other ranks have what rank 0 has said; of other ranks, whose store nobody needs, True."""
-        return self._rank != 0 or store.add(f"{_PREFIX}/heard/{self._round}", 0) >= self._world_size - 1
+    def not_heard_of(self, store: Store) -> int:
+        """Return how many ranks do not have what rank 0 has said; 0 on other ranks, which need not know."""
+        if self._rank != 0:
+            return 0
+        return max(0, self._world_size - 1 - store.add(f"{_PREFIX}/heard/{self._round}", 0))
 
     def local_rank(self, store: Store, host: str) -> int:
         """Return the number of this rank among those of its host, in the order in which they ask."""

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from commtrace import launchers
 from commtrace.agreement import Agreed, Agreement, Store
-from commtrace.config import Config, is_run_id
+from commtrace.config import FORWARDED, Config, is_run_id
 from commtrace.settings import stored_settings
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 
@@ -68,7 +68,7 @@ class Identity:
         self._agreement: Agreement | None = None
         self._asked_at: float | None = None
         self._found: Found | None = None
-        self._was_heard = False
+        self._needs_no_others = False
 
     def found(self, last_place: Place | None = None) -> Found | None:
         """Return who this process is; None while rank 0 of its job has not said what the run is called.
@@ -98,20 +98,39 @@ class Identity:
         if found is None:
             with self._lock:
                 found = self._found = self._found or self._not_agreed("rank 0 has not said one", _place())
-        while not self._is_heard() and time.monotonic() < deadline:
+        while self._not_heard_of() and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
-        self._was_heard = True
         return found
 
-    def _is_heard(self) -> bool:
+    def look_for_others(self) -> None:
+        """On rank 0, say once if ranks have not been heard of for long: what they do is not recorded.
+
+        For each pass of the harvester; asks until all are there, never waits.
+        """
+        missing = self._not_heard_of()
+        if missing and self._asked_at is not None and time.monotonic() - self._asked_at > _LONGEST_SECONDS:
+            self._needs_no_others = True
+            _logger.warning(
+                "commtrace: nothing has been heard of %d of the ranks for %g s: they are not recorded, or under other "
+                "names. Is commtrace installed and imported on their nodes? A launcher that starts processes over ssh "
+                "has to forward PYTHONPATH and %s, which `commtrace run` sets.",
+                missing,
+                _LONGEST_SECONDS,
+                FORWARDED,
+            )
+
+    def _not_heard_of(self) -> int:
+        """How many ranks rank 0 has not heard of; 0 on others, and once all were there or none can be asked."""
         store = _default_store()
-        if self._was_heard or self._agreement is None or store is None:
-            return True
+        if self._needs_no_others or self._agreement is None or store is None:
+            return 0
         try:
-            return self._agreement.is_heard(store)
+            missing = self._agreement.not_heard_of(store)
         except (RuntimeError, NotImplementedError) as error:
             _logger.debug("commtrace: whether the other ranks know what the run is called is not known: %s", error)
-            return True
+            missing = 0
+        self._needs_no_others = missing == 0
+        return missing
 
     def _look(self, last_place: Place | None) -> Found | None:
         place = _place() or last_place

@@ -216,6 +216,26 @@ def test_a_job_whose_store_cannot_be_asked_is_recorded_under_the_launchers_name_
     assert "could not agree on a name for this run (connection reset by peer)" in caplog.text
 
 
+def test_rank_0_says_once_that_ranks_are_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = HashStore()
+    monkeypatch.setattr(identity, "_place", lambda: identity.Place(0, 4, "gloo"))
+    monkeypatch.setattr(identity, "_default_store", lambda: store)
+    first = identity.Identity(Config(), JOBS["deepspeed, two nodes"][0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "_PATIENCE_SECONDS", 0.0)
+        first.settled(0.0)
+
+    first.look_for_others()
+    assert not caplog.records
+    monkeypatch.setattr(identity, "_LONGEST_SECONDS", 0.0)
+    for _ in range(3):
+        first.look_for_others()
+    assert len(caplog.records) == 1
+    assert "nothing has been heard of 3 of the ranks" in caplog.text
+
+
 def test_a_rank_does_not_wait_for_ever_for_a_rank_0_that_is_not_recorded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -299,6 +299,7 @@ class Instrumentation:
         return self.tracer.has_begun_a_step and multiprocessing.parent_process() is None
 
     def _since_last_pass(self) -> Iterator[tuple[str, Any]]:
+        self._identity.look_for_others()
         return self._marks.since_last_pass()
 
     def _unfinished(self) -> list[Launch]:

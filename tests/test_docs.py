@@ -122,6 +122,21 @@ def test_only_variables_that_exist_are_named(page: Path) -> None:
     assert set(re.findall(r"(?<!PYTHON_)COMMTRACE_[A-Z][A-Z_]*[A-Z]", page.read_text())) <= set(VARIABLES)
 
 
+@pytest.mark.parametrize("name", ["launchers.md", "slurm.md", "kubernetes.md"])
+def test_a_recipe_is_run_by_a_test_or_says_that_it_is_not(name: str) -> None:
+    before, *blocks = re.split(r"^```\w*\n", (ROOT / "docs" / name).read_text(), flags=re.MULTILINE)
+    for block, words in zip(blocks[::2], [before, *blocks[1::2]], strict=False):
+        is_run = re.search(r"^<!-- run: .* -->\n\Z", words, re.MULTILINE)
+        assert is_run or "Not run by a test" in words, f"{name}: nobody runs\n{block}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_recipe_that_is_said_to_be_run_is(page: Path) -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "e2e" / "launchers").glob("test_*.py"))
+    names = re.findall(r"^<!-- run: (.*) -->$", page.read_text(), re.MULTILINE)
+    assert [name for name in names if f'"{name}"' not in tests] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
 

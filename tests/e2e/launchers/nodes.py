@@ -26,6 +26,8 @@ from tests.e2e.launch import REPOSITORY, Completed, run
 PROGRAMS: Final = ("unshare", "nsenter", "setpriv", "ip", "tc", "mount")
 _NETWORK: Final = "10.77.0."
 _SECONDS_TO_START: Final = 10.0
+_UNSHARE: Final = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child=KILL")
+"""unshare(1) makes the mounts of the new namespace private, so that none is seen outside."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def why_none() -> str:
     if os.geteuid() != 0:
         return "only root can make network namespaces"
     tried = subprocess.run(
-        ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "ip", "link", "add", "br0", "type", "bridge"],
+        [*_UNSHARE, "sh", "-c", "mount -t proc proc /proc && ip link add br0 type bridge"],
         capture_output=True,
         text=True,
         timeout=_SECONDS_TO_START,
@@ -121,7 +123,6 @@ def _boot_script(directory: Path, name: str) -> str:
     (directory / f"{name}.boot_id").write_text(f"00000000-0000-4000-8000-{name.encode().hex():>012}\n")
     return " && ".join(
         [
-            "mount --make-rprivate /",
             "mount -t proc proc /proc",
             f"mount --bind {directory / f'{name}.boot_id'} /proc/sys/kernel/random/boot_id",
             f"mount --bind {directory / 'hosts'} /etc/hosts",
@@ -139,9 +140,8 @@ def _namespace(script: str) -> Iterator[int]:
 
     When ``unshare`` ends, for whatever reason, the kernel kills this process, and with it all others of its namespace.
     """
-    unshare = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child=KILL"]
     holder = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *unshare, "sh", "-c", script],
+        ["setpriv", "--pdeathsig", "KILL", *_UNSHARE, "sh", "-c", script],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

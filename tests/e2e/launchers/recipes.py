@@ -20,7 +20,7 @@ FEW_STEPS: Final = REPOSITORY / "tests/e2e/launchers/programs/few_steps.py"
 PATH: Final = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
-def recipe(page: str, name: str, own: Mapping[str, str | Path]) -> str:
+def recipe(page: str, name: str, own: Mapping[str, object]) -> str:
     """Return the block of docs/``page`` with that name, each key of ``own`` replaced. All of them have to occur."""
     text = (REPOSITORY / "docs" / page).read_text()
     blocks = re.findall(rf"^<!-- run: {re.escape(name)} -->\n```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -33,7 +33,7 @@ def recipe(page: str, name: str, own: Mapping[str, str | Path]) -> str:
 
 
 def execute(
-    node: Node, script: str, directory: Path, env: Mapping[str, str] | None = None, timeout: float = 90.0
+    node: Node, script: str, directory: Path, env: Mapping[str, str] | None = None, timeout: float = 120.0
 ) -> Completed:
     """Run a shell script on a node, in ``directory``, with this Python's programs on PATH."""
     inside = f"cd {directory}\n{script}"
@@ -41,7 +41,7 @@ def execute(
 
 
 def execute_on_all(
-    nodes: list[Node], script: str, directory: Path, env: Mapping[str, str] | None = None, timeout: float = 90.0
+    nodes: list[Node], script: str, directory: Path, env: Mapping[str, str] | None = None, timeout: float = 120.0
 ) -> list[Completed]:
     """Run a shell script on all nodes at the same time; NODE_RANK tells it which one it is on."""
     with ThreadPoolExecutor(len(nodes)) as pool:

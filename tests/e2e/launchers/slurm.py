@@ -22,7 +22,7 @@ ClusterName=commtrace
 SlurmctldHost={controller}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge.socket,cred_expire=1
+AuthInfo=socket={directory}/munge.socket,cred_expire=5
 CryptoType=crypto/munge
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool-%n
@@ -44,6 +44,7 @@ KillWait=2
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 """
+"""A requeued job waits for so long as its credentials may be used, 120 s by default; 5 s are the least."""
 
 
 class Slurm:
@@ -61,6 +62,21 @@ class Slurm:
         """Run ``srun …``, ``sbatch …`` and the like on the login node."""
         configuration = {"SLURM_CONF": str(self._directory / "slurm.conf")}
         return self._login.run(command, {**configuration, **(env or {})}, timeout)
+
+    def await_end(self, job: str, done: Path, timeout: float = 150.0) -> None:
+        """Wait until a job has made a file, or has ended otherwise; cancel it if it does neither."""
+        deadline = time.monotonic() + timeout
+        while not done.exists() and self._is_there(job):
+            if time.monotonic() > deadline:
+                self.run(["scancel", "--signal=ABRT", job])  # its processes write their stacks
+                time.sleep(2)
+                self.run(["scancel", job])
+                return
+            time.sleep(0.3)
+
+    def _is_there(self, job: str) -> bool:
+        states = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
+        return self.run(["squeue", "--noheader", f"--job={job}", "--format=%T"]).stdout.strip() in states
 
     def _start(self) -> None:
         directory = self._directory

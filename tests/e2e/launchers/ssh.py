@@ -35,7 +35,6 @@ def start_sshd(directory: Path, nodes: Sequence[Node]) -> None:
     The client's settings lie over /etc/ssh/ssh_config in the nodes' own view of the files: ssh looks nowhere below
     $HOME, and a launcher that starts ssh by itself needs no option.
     """
-    directory.mkdir()
     nodes[0].check(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / "key"])
     (directory / "sshd_config").write_text(_SERVER.format(directory=directory))
     (directory / "ssh_config").write_text(_CLIENT.format(directory=directory))

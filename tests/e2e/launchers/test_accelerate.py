@@ -1,0 +1,33 @@
+"""``accelerate launch``, where accelerate is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.launchers.nodes import Node
+from tests.e2e.launchers.recipes import FEW_STEPS, execute, recipe
+from tests.e2e.launchers.runs import Place, assert_live, live_environment, recorded
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate missing: pip install accelerate"),
+]
+
+
+def test_accelerate_launch(two_nodes: list[Node], tmp_path: Path) -> None:
+    own = {
+        "accelerate launch": "python -m accelerate.commands.launch",
+        "--num_processes 8": "--num_processes 2",
+        "/shared/runs/gpt": tmp_path / "run",
+        "train.py": f"{FEW_STEPS} --targets {tmp_path / 'targets'}",
+    }
+    script = recipe("launchers.md", "accelerate", own)
+    completed = execute(two_nodes[0], script, tmp_path, live_environment(tmp_path))
+    assert completed.returncode == 0, completed.stdout
+
+    run = recorded(tmp_path / "run")
+    assert (run.attempt, run.places) == (0, {0: Place("node0", 0), 1: Place("node0", 1)})
+    assert_live(tmp_path, run)

@@ -175,6 +175,9 @@ def _read_header(path: Path) -> Segment:
             "Update it: pip install --upgrade commtrace"
         )
     names = columns.names
+    missing = [name for name in schema.SCHEMA.names if name not in names]
+    if missing:
+        raise TraceFormatError(f"{path} has no column {missing[0]!r}; it was written by an incompatible commtrace")
     for column in columns:
         if column.name in schema.SCHEMA.names and not column.equals(schema.SCHEMA.field(column.name)):
             raise ValueError(f"column {column.name} holds {column.type}")

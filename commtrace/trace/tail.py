@@ -52,8 +52,6 @@ _QUIET_NS: Final = 15_000_000_000
 """A rank that is behind by so many times the steps asked for, and whose files others have outlived by so long, has
 stopped, or its files have: it does not decide which steps are shown. Ranks write twice a second, not all at once."""
 
-_KIND, _START, _END = (schema.SCHEMA.get_field_index(name) for name in ("kind", "start", "end"))
-
 
 @dataclass(frozen=True, slots=True)
 class Newest:
@@ -326,12 +324,14 @@ def _durations(index: SegmentIndex) -> list[int]:
     found: list[int] = []
     try:
         index.extend()
+        names = index.schema().names
+        columns = [names.index(name) for name in ("kind", "start", "end")]
         for at in _evenly(len(index.batches), _BATCHES_OF_A_SAMPLE):
-            part = index.read(at, at + 1, [_KIND, _START, _END])
+            part = index.read(at, at + 1, columns)
             if part is not None:
                 rows = _rows_of(part, schema.STEP)
                 durations = (_values(part, "end") - _values(part, "start"))[rows]
                 found += durations[(durations >= 0) & (durations < LONGEST_NS)].tolist()
-    except (OSError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException):
         pass  # deleted meanwhile, or torn: it is a sample of others all the same
     return found

@@ -16,6 +16,7 @@ from commtrace.capture.operations import Operation, Payload
 from commtrace.capture.records import (
     ENDED,
     NUMBER,
+    WAITED,
     DeviceCall,
     Launch,
     completed_rows,
@@ -136,7 +137,9 @@ class IssuedCalls:
             if self._devices is not None:
                 self._devices.stalled(issued, start, end)
             return
-        # What follows the end of the communication is the reducer copying gradients: work, not a stall.
+        issued.completion[WAITED] = end
+        # What follows the end of the communication is the reducer copying gradients: work, not a stall. One that was
+        # over before somebody would have waited stalled nobody.
         end = min(end, issued.end) if issued.end else end
         if end > start:
             tracer.append((stall_rows, schema.STALL, issued.launch, issued.id, tracer.coordinates, start, end))

@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commtrace.capture.completions import CompletionCallbacks
-from commtrace.capture.issued import IssuedCalls
+from commtrace.capture.issued import HostCall, IssuedCalls
+from commtrace.capture.operations import OPERATIONS
+from commtrace.capture.records import ENDED
 from commtrace.capture.reducer import ReducerCapture
 from tests.capture.recording import Recording
 
@@ -29,6 +31,22 @@ def alone(recording: Recording) -> Iterator[Recording]:
         recording.tracer.completions.wait(5)
         capture.uninstall()
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("over", "stalls"), [(5, []), (10, []), (12, [(10, 12)]), (25, [(10, 20)]), (0, [(10, 20)])])
+def test_a_bucket_stalls_from_the_end_of_the_backward_until_it_is_over(
+    recording: Recording, world: None, over: int, stalls: list[tuple[int, int]]
+) -> None:
+    """The reducer waits from 10 to 20; 0 is the end of what has not called back by then."""
+    issued = IssuedCalls(recording.tracer)
+    state = recording.tracer.groups.state(dist.group.WORLD)
+    call = issued.launch(OPERATIONS["allreduce"], state, 0, (8, -1, torch.float32, None, None), None)
+    assert isinstance(call, HostCall)
+    call.completion[ENDED] = over
+
+    issued.stalled(call, 10, 20)
+
+    assert [(stall.start, stall.end) for stall in recording.stalls()] == stalls
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")

@@ -13,14 +13,12 @@ class CallingThread(threading.local):
         has_counted: the communication that it is handing on has been counted; what of it passes a kernel or a hook of
             torch's further down is the same one.
         waits_in_cpp: it is in a function of C++ that communicates and waits for it itself.
-        is_in_hook: it is in one of our hooks of process groups.
         issuing: what has passed torch's pre-hooks and not yet its post-hooks, the innermost last.
         threads: idents of all threads that have asked, the same for each of them.
     """
 
     has_counted = False
     waits_in_cpp = False
-    is_in_hook = False
 
     def __init__(self, threads: set[int]) -> None:  # Called again, with the same set, by each thread that asks.
         self.issuing: list[Any] = []

@@ -6,15 +6,19 @@ kernel has counted passes by: the methods know what hooks are not told (tags, sp
 
 torch keeps its hooks in a map without a lock: taking one out while a communication passes it, perhaps on another
 thread, ends the process with a segmentation fault, and so does a hook that takes itself out. So hooks are taken out
-only where no other thread has ever communicated; elsewhere they stay, do nothing, and go with their group.
+only where no other thread has ever communicated; elsewhere they stay, do nothing, and go with their group, or when the
+process exits: a group that outlives Python with a hook ends it with a segmentation fault, too.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 from commtrace.capture.calling_thread import graph_task
@@ -78,6 +82,7 @@ class ProcessGroupHooks:
         self._id = next(_hook_ids)
         self._groups: list[weakref.ref[Any]] = []
         self._operations: dict[int, Operation] = {}
+        self._code: set[CodeType] = set()
 
     def install(self) -> None:
         """Hang the hooks into the groups there are, and into new ones as they are made. Idempotent."""
@@ -88,6 +93,7 @@ class ProcessGroupHooks:
         names = HookOpName.__members__
         self._operations = {int(names[name]): each for name, each in HOOKED_OPERATIONS.items() if name in names}
         self._active = True
+        atexit.register(self._take_out)
         self._tracer.groups.follow(self._hang)
 
     def uninstall(self) -> None:
@@ -95,9 +101,21 @@ class ProcessGroupHooks:
         self._active = False
         self._tracer.groups.unfollow(self._hang)
         thread = self._tracer.thread
-        is_inside = thread.has_counted or thread.is_in_hook or bool(thread.issuing)
-        if is_inside or thread.threads != {threading.get_ident()}:
-            return
+        is_inside = thread.has_counted or bool(thread.issuing) or self._is_in_a_hook()
+        if not is_inside and thread.threads == {threading.get_ident()}:
+            self._take_out()
+            atexit.unregister(self._take_out)
+
+    def _is_in_a_hook(self) -> bool:
+        """Whether the calling thread is: a hook has failed, or a signal's handler stops the recording in one."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code not in self._code:
+            frame = frame.f_back
+        return frame is not None
+
+    def _take_out(self) -> None:
+        self._active = False
+        self._tracer.groups.unfollow(self._hang)
         while self._groups:
             process_group = self._groups[-1]()
             if process_group is not None:
@@ -129,13 +147,11 @@ class ProcessGroupHooks:
                     if reducer.has_seen_ddp and graph_task() != -1:
                         reducer.sent_by_python()
                 elif self._active:
-                    thread.is_in_hook = True
                     about_to_issue(state, own_rank, arguments)
-                    thread.is_in_hook = False
             except Exception as error:
                 failed(PART, error)
-                thread.is_in_hook = False
 
+        self._code.add(pre.__code__)
         return pre
 
     def _post_hook(self, state: GroupState) -> Callable[[Any], None]:
@@ -144,13 +160,11 @@ class ProcessGroupHooks:
         def post(arguments: Any) -> None:
             try:
                 if thread.issuing:
-                    thread.is_in_hook = True
                     was_issued(state, arguments)
-                    thread.is_in_hook = False
             except Exception as error:
                 failed(PART, error)
-                thread.is_in_hook = False
 
+        self._code.add(post.__code__)
         return post
 
     def _about_to_issue(self, state: GroupState, own_rank: OwnRank, arguments: Any) -> None:

@@ -76,7 +76,7 @@ def remove_leftovers(directory: Path) -> None:
 def _rewrite(segment: Path, target: Path, sync: bool) -> int:
     """Copy all rows; returns how many there were."""
     num_rows = 0
-    with pa.OSFile(str(segment), "rb") as source, contextlib.closing(SegmentFile(target)) as file:
+    with segment.open("rb") as source, contextlib.closing(SegmentFile(target)) as file:
         stream = pa.ipc.open_stream(source, options=_READ_OPTIONS)
         with pa.ipc.new_stream(file.sink, stream.schema, options=_WRITE_OPTIONS) as compacted:
             for table in _merged(stream):

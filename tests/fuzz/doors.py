@@ -10,6 +10,7 @@ import json
 import pickle
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,6 +20,17 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from commtrace.exporters.monitor.aggregator import Aggregator
+from commtrace.exporters.monitor.messages import (
+    MOST_BYTES,
+    MessageError,
+    PeerBaseline,
+    Reply,
+    Request,
+    decoded,
+    encoded,
+)
+from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.synth.job import Job
 from commtrace.synth.synthesis import synthesize
 from commtrace.synth.writing import write
@@ -27,6 +39,8 @@ from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.reader import load_run
 from commtrace.trace.trigger import make_request, read_requests, write_request
 from commtrace.trace.writer import SegmentWriter
+from tests.exporters.monitor.conftest import JOB
+from tests.exporters.monitor.test_store import report, stopped
 from tests.fuzz.mutators import (
     HOSTILE_VALUES,
     damage_bytes,
@@ -343,7 +357,44 @@ class _Answers(BaseHTTPRequestHandler):
         pass
 
 
+def _make_messages(folder: Path) -> None:
+    """Requests of ranks, a reply, and what rank 0 leaves in the job's store."""
+    (folder / "report").write_bytes(encoded(report(1, 7, groups=(5,))))
+    (folder / "hang").write_bytes(encoded(stopped(2, (0, 1, 3))))
+    (folder / "regular-hang").write_bytes(encoded(stopped(2)))
+    (folder / "reply").write_bytes(encoded(Reply(baseline=PeerBaseline(64, 7, 5.5e7))))
+
+
+def _damage_messages(folder: Path, random: Random) -> bool:
+    for path in folder.iterdir():
+        if random.random() < 0.5:
+            path.write_bytes(damage_bytes(path.read_bytes(), random))
+        else:
+            path.write_text(damage_json(path.read_text(), random), encoding="utf-8", errors="surrogatepass")
+    return False
+
+
+def _uses_of_messages(folder: Path) -> Sequence[Command | Call]:
+    return [partial(_take_messages, folder)]
+
+
+def _take_messages(folder: Path) -> None:
+    """What passes the schema is aggregated; the rest is refused."""
+    store, aggregator = MonitorStore(JOB), Aggregator(JOB, [])
+    for name in ("report", "hang", "regular-hang"):
+        with suppress(MessageError):
+            store.answer(decoded((folder / name).read_bytes()[:MOST_BYTES], Request))
+    with suppress(MessageError):
+        decoded((folder / "reply").read_bytes()[:MOST_BYTES], Reply)
+    for now in (1.0, 9.0, 17.0):
+        aggregator.join(store, now)
+        aggregator.look_for_hangs(store, now)
+    if aggregator._hangs_failed:
+        raise AssertionError("a hang report has ended the look for hangs")
+
+
 DOORS: Final = (
+    Door("messages of ranks and of the monitor", _make_messages, _damage_messages, _uses_of_messages),
     Door("flipped bytes of complete segments", _make_complete_run, _flip_in_run, _only_summary),
     Door("flipped bytes of segments", _make_two_runs, _flip_in_run, _uses_of_run),
     Door("segments of valid Arrow", _make_two_runs, _rewrite_in_run, _uses_of_run),

@@ -97,12 +97,12 @@ class FunctionalCapture:
                     state = self._tracer.groups.state(_process_group(arguments[operation.group_argument]))
                     seq = next(state.collective_seq)
                     functional = self._launch(operation, arguments, state, seq)
+                thread.has_counted = key is composite
             except Exception as error:
                 failed(PART, error)
             if key is None:  # The failure has taken this kernel out, so that this call passes by it.
                 return overload(*arguments, **keywords)
             try:
-                thread.has_counted = True
                 result = overload._op_dk(key, *arguments, **keywords)
             except BaseException:
                 try:
@@ -112,7 +112,10 @@ class FunctionalCapture:
                     failed(PART, error)
                 raise
             finally:
-                thread.has_counted = False
+                try:
+                    thread.has_counted = False
+                except Exception as error:
+                    failed(PART, error)
             try:
                 if functional is not None:
                     results = result if isinstance(result, (list, tuple)) else (result,)
@@ -145,12 +148,12 @@ class FunctionalCapture:
                         seq = state.next_p2p(message.operation.is_send, peer, message.tag)
                         numbers.append((message.operation.is_send, peer, seq))
                         sent.append((message.tensor, self._launch_message(message, state, peer, seq)))
+                thread.has_counted = key is composite
             except Exception as error:
                 failed(PART, error)
             if key is None:  # The failure has taken this kernel out, so that this call passes by it.
                 return overload(*arguments)
             try:
-                thread.has_counted = True
                 results = overload._op_dk(key, *arguments)
             except BaseException:
                 try:
@@ -161,7 +164,10 @@ class FunctionalCapture:
                     failed(PART, error)
                 raise
             finally:
-                thread.has_counted = False
+                try:
+                    thread.has_counted = False
+                except Exception as error:
+                    failed(PART, error)
             try:
                 results_of_all = results if isinstance(results, (list, tuple)) else (results,)
                 # None were launched if that failed, and none when a graph is traced.

@@ -152,25 +152,24 @@ class FunctionalWaits:
         return kernel
 
     def _timed_wait(self, overload: Any, key: Any, tensor: Any) -> Any:
-        tracer = self._tracer
         pending = start = None
         try:
             pending, start = self._about_to_wait(tensor)
         except Exception as error:
             pending = None
-            tracer.failed(PART, error)
+            self._tracer.failed(PART, error)
         try:
             result = overload._op_dk(key, tensor)
         finally:
             try:
-                tracer.blocked[0] = None
+                self._tracer.blocked[0] = None
             except Exception as error:
-                tracer.failed(PART, error)
+                self._tracer.failed(PART, error)
         try:
             if pending is not None:
                 self._waited(pending, start, self._mark(pending))
         except Exception as error:
-            tracer.failed(PART, error)
+            self._tracer.failed(PART, error)
         return result
 
     def _about_to_wait(self, tensor: Any) -> tuple[Awaited | None, Mark]:

@@ -68,6 +68,7 @@ class Identity:
         self._agreement: Agreement | None = None
         self._asked_at: float | None = None
         self._found: Found | None = None
+        self._first_place: Place | None = None
         self._needs_no_others = False
 
     def found(self, last_place: Place | None = None) -> Found | None:
@@ -133,7 +134,8 @@ class Identity:
         return missing
 
     def _look(self, last_place: Place | None) -> Found | None:
-        place = _place() or last_place
+        # The first one that is seen: a job may give up its group and go on as a smaller one meanwhile.
+        place = self._first_place = self._first_place or _place() or last_place
         if place is None:
             told = launchers.position(self._environment)
             return self._on_its_own(Place(0, 1) if told is None else Place(told.rank, told.world_size))

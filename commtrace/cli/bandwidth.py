@@ -91,11 +91,17 @@ def slow_links_in_words(slow: SlowLinks) -> str:
     kind = f"{'messages' if traffic.operation == 'send' else traffic.operation} of {power_of_two(1 << traffic.size)}"
     named = [f"{_arrow(link)} carries {_speed(link.gbps)}" for link in slow.links[:_MOST_LINKS]]
     more = [f"{len(slow.links) - _MOST_LINKS} more"] if len(slow.links) > _MOST_LINKS else []
-    place = "within a node it is" if slow.within_nodes else "between other nodes it is"
+    if slow.within_nodes:
+        # Networks between nodes are slower than links within: with nothing of its kind beside it, that is no finding.
+        return (
+            f"Slowest link{'s' * (len(slow.links) > 1)}: {', '.join(named + more)} ({kind}), within a node it is "
+            f"{_speed(slow.usual_gbps)}. There is no other pair of nodes to compare with: is that what the network "
+            "should carry?"
+        )
     shared = f" All of them are links of {slow.common_node}." if slow.common_node is not None else ""
     return (
         f"Slow link{'s' * (len(slow.links) > 1)}: {', '.join(named + more)} ({kind}); "
-        f"{place} {_speed(slow.usual_gbps)}.{shared}"
+        f"between other nodes it is {_speed(slow.usual_gbps)}.{shared}"
     )
 
 

@@ -52,8 +52,10 @@ def test_slow_links_of_one_node_name_the_node() -> None:
 
 def test_the_only_link_is_compared_with_what_passes_within_a_node() -> None:
     link = Link(Traffic("send", 2, 22), "node0", "node1", 3, 0.0241)
-    words = slow_links_in_words(SlowLinks((link,), 12.3, within_nodes=True))
-    assert words.endswith("; within a node it is 12.3 GB/s.")
+    assert slow_links_in_words(SlowLinks((link,), 12.3, within_nodes=True)) == (
+        "Slowest link: node0 → node1 carries 24.1 MB/s (messages of 4–8 MiB), within a node it is 12.3 GB/s. There is "
+        "no other pair of nodes to compare with: is that what the network should carry?"
+    )
 
 
 def test_a_simulated_job_whose_links_are_alike_has_no_slow_one(made: Path) -> None:

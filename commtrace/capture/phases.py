@@ -41,11 +41,13 @@ _CHECKPOINT_FUNCTIONS: Final = (
     ("torch.distributed.checkpoint.state_dict_loader", "load", "distributed.checkpoint.load"),
     ("megatron.core.dist_checkpointing.serialization", "save", "megatron.save"),
     ("megatron.core.dist_checkpointing.serialization", "load", "megatron.load"),
-    ("megatron.training.checkpointing", "save_checkpoint", "megatron.save"),
     ("megatron.training.checkpointing", "load_checkpoint", "megatron.load"),
     ("safetensors.torch", "serialize_file", "safetensors.save"),
 )
 """Module, function, and the name of its span."""
+
+_BETWEEN_STEPS: Final = ("megatron.training.checkpointing", "save_checkpoint", "megatron.save")
+"""The same of the loop that saves after a step: its log counts that in no iteration, so the step ends before."""
 
 _CHECKPOINT_METHODS: Final = (
     ("transformers.trainer", "Trainer", "_save_checkpoint", "transformers.save"),
@@ -101,6 +103,8 @@ class PhaseCapture:
         for module, function, name in _CHECKPOINT_FUNCTIONS:
             wrap = self._waiting(schema.CHECKPOINT, name)
             when_imported(module, functools.partial(self._hook_function, function, wrap))
+        module, function, name = _BETWEEN_STEPS
+        when_imported(module, functools.partial(self._hook_function, function, self._saving_between_steps(name)))
         for module, owner, method, name in _CHECKPOINT_METHODS:
             wrap = self._waiting(schema.CHECKPOINT, name)
             self._hooks.replace_method_when_imported(module, owner, method, wrap)
@@ -165,6 +169,16 @@ class PhaseCapture:
         """Makes a function a wait, unless it is called inside another one."""
         enter_wait, leave = self._enter_wait, self._tracer.leave
         return self._hooks.around(lambda args, kwargs: enter_wait(kind, name), lambda span, _: leave(span))
+
+    def _saving_between_steps(self, name: str) -> Wrap:
+        """Makes a function a checkpoint before which the step ends."""
+
+        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
+            if not self._tracer.open_waits and threading.get_ident() == self._training_thread:
+                self._tracer.end_iteration()
+            return self._enter_wait(schema.CHECKPOINT, name)
+
+        return self._hooks.around(begin, lambda span, _: self._tracer.leave(span))
 
     def _enter_wait(self, kind: int, name: str) -> Span | None:
         if self._tracer.open_waits or threading.get_ident() != self._training_thread:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -127,6 +128,36 @@ def test_distributed_checkpoints_are_one_span_with_all_files(phases: Recording, 
         ("checkpoint", "distributed.checkpoint.save"),
         ("checkpoint", "distributed.checkpoint.load"),
     ]
+
+
+def test_the_step_ends_before_megatrons_loop_saves(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointing, loop = ModuleType("megatron.training.checkpointing"), ModuleType("megatron.training.training")
+
+    def save_checkpoint() -> None:
+        torch.save(torch.ones(2), tmp_path / "a.pt")
+
+    for module in (checkpointing, loop):
+        monkeypatch.setattr(module, "save_checkpoint", save_checkpoint, raising=False)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    capture = PhaseCapture(recording.tracer)
+    capture.install()
+    recording.tracer.begin_step(3)
+    recording.tracer.leave(recording.tracer.enter(schema.OPTIMIZER, "Adam"))
+    loop.save_checkpoint()
+    recording.tracer.begin_step(4)
+    recording.tracer.end_step()
+    capture.uninstall()
+
+    rows = {(schema.KINDS[row.kind], row.name, row.step): row for row in recording.rows()}
+    assert list(rows) == [
+        ("optimizer", "Adam", 3),
+        ("step", "step", 3),
+        ("checkpoint", "megatron.save", schema.NOT_APPLICABLE),
+        ("step", "step", 4),
+    ]
+    assert rows["step", "step", 3].end <= rows["checkpoint", "megatron.save", schema.NOT_APPLICABLE].start
 
 
 def test_clipping_is_the_optimizers_work(phases: Recording) -> None:

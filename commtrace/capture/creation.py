@@ -8,9 +8,9 @@ from typing import Any, Final
 from commtrace.capture.tracer import Tracer
 
 PART: Final = "process group creation"
-_CREATORS: Final = ("_new_group_with_tag", "_register_pg_in_world")
+_CREATORS: Final = ("_update_default_pg", "_new_group_with_tag", "_register_pg_in_world")
 """Functions that torch's own code looks up in its module when it makes a group: replacing them reaches every caller.
-The second one is passed by ``split_group`` too."""
+``init_process_group`` passes the first one, ``split_group`` the last."""
 
 
 def install(tracer: Tracer) -> Callable[[], None]:

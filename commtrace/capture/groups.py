@@ -122,12 +122,13 @@ class GroupRegistry:
         from torch.distributed import distributed_c10d
 
         with self._lock:
-            ranks = distributed_c10d._world.pg_group_ranks
-            for process_group in list(distributed_c10d._world.pg_map):
+            world = distributed_c10d._world
+            for process_group in list(world.pg_map):
                 if (
                     id(process_group) not in self.states
                     and hasattr(process_group, "allreduce")
-                    and ranks.get(process_group)
+                    # Of the default group torch notes them last; they are all ranks.
+                    and (world.pg_group_ranks.get(process_group) or process_group is world.default_pg)
                 ):
                     self._register(process_group)
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commtrace.capture import cpp_communication, process_group_hooks
+from commtrace.capture import cpp_communication, creation, process_group_hooks
 from commtrace.capture.cpp_communication import Hooked
 from commtrace.capture.process_group_hooks import ProcessGroupHooks
 from tests.capture.recording import Recording
@@ -110,6 +110,24 @@ def test_groups_that_are_made_later_have_hooks_too(alone: Recording) -> None:
 
     (row,) = alone.communications()
     assert row.group == alone.tracer.groups.state(later).group.id
+
+
+def test_what_a_constructor_of_ddp_sends_is_recorded_if_nothing_was_sent_before(recording: Recording) -> None:
+    """C++ sends it all, and is the first one to use the group."""
+    hooked = Hooked(recording.tracer)
+    hooked.install()
+    stop_watching = creation.install(recording.tracer)
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        DistributedDataParallel(torch.nn.Linear(3, 2))
+
+        # The number of the parameters, their shapes, the parameters.
+        assert [name for name, _, _ in seen(recording)] == ["all_gather", "broadcast", "broadcast"]
+        assert recording.warnings() == []
+    finally:
+        stop_watching()
+        hooked.uninstall()
+        dist.destroy_process_group()
 
 
 def test_a_failure_of_ours_does_not_reach_training(alone: Recording, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,20 @@
 """How far each rank had come in each of its groups, whether or not the rows of it were written.
 
 Three sources are put together: the rows (what has ended), the communications in flight, and the numbers that a quiet
-rank tells of itself. From them follows who has arrived at a number and who has not.
+rank tells of itself. From them follows who has arrived at a number and who has not. A rank that was stopped in the
+middle of its work tells nothing of its last moments, but others do: no member can leave an all_reduce before it came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.keys import pack
+from commtrace.analysis.operations import SYNCHRONISING, named
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
@@ -73,7 +75,8 @@ class RankArrivals:
 
     Attributes:
         launched: by group: how many collectives it had launched.
-        arrived: the same, without those that its device had not begun.
+        arrived: the same, without those that its device had not begun, and with those that others could not have
+            completed without it.
         ended: by group: one more than the highest number of a collective that is known to have ended.
         longest_ns: by group: the longest collective that ended.
         messages: how many it had launched, by direction.
@@ -93,7 +96,40 @@ class RankArrivals:
 def find_arrivals(run: Run) -> dict[int, RankArrivals]:
     """By rank."""
     send = run.name_code("send")
-    return {rank: _of_rank(trace, send) for rank, trace in run.ranks.items()}
+    told = {rank: _of_rank(trace, send) for rank, trace in run.ranks.items()}
+    least: dict[int, int] = {}
+    for rank, own in told.items():
+        for group, count in _joined_by_all(run, run.ranks[rank], own).items():
+            least[group] = max(least.get(group, 0), count)
+    groups = known_groups(run)
+    # Who ended in order has told of everything.
+    return {
+        rank: own if run.ranks[rank].closed else replace(own, arrived=_at_least(own.arrived, rank, least, groups))
+        for rank, own in told.items()
+    }
+
+
+def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, int]:
+    """By group: how many of its collectives every member has joined, because this rank came out of a later one.
+
+    The last one that a rank launched does not count: its wait may have ended with an error.
+    """
+    spans = trace.spans
+    rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & named(run, spans, SYNCHRONISING))
+    joined: dict[int, int] = {}
+    for group in np.unique(spans.group[rows]).tolist():
+        seqs = spans.seq[rows[spans.group[rows] == group]]
+        ended = seqs[seqs < own.launched[group] - 1]
+        if len(ended):
+            joined[group] = int(ended.max()) + 1
+    return joined
+
+
+def _at_least(
+    arrived: Mapping[int, int], rank: int, least: Mapping[int, int], groups: Mapping[int, Group]
+) -> dict[int, int]:
+    own = {group: count for group, count in least.items() if group in groups and rank in groups[group].ranks}
+    return {group: max(arrived.get(group, 0), own.get(group, 0)) for group in (*arrived, *own)}
 
 
 def known_groups(run: Run) -> dict[int, Group]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from commtrace.analysis.endings import SILENT, STOPPED
 from commtrace.analysis.hang import HUNG, UNEQUAL, WAITING
-from commtrace.analysis.hang_story import group_words, place_words
+from commtrace.analysis.hang_story import SILENCE, group_words, place_words
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 
 Told = Mapping[str, Any]
+
+_SURELY_EARLIER_NS: Final = 1_000_000_000
+"""A rank at work writes twice a second: of two that are killed together, one's last word may be so much earlier."""
 
 
 def find_findings(told: Told) -> tuple[list[str], list[str]]:
@@ -46,8 +49,9 @@ def _hangs(told: Told) -> Iterable[str]:
 def _endings(told: Told) -> Iterable[str]:
     ranks = told["ranks"]
     silent = [one for one in ranks if one["state"] == SILENT]
+    silent.sort(key=lambda one: -(one["behind_ns"] or 0))  # who fell silent first
     for one in silent[:4]:
-        why = "its process is gone" if one["process_lives"] is False else "dead or stuck"
+        why = SILENCE[one["process_lives"]]
         yield f"Rank {one['rank']} wrote its last {seconds_in_words(one['behind_ns'])} before the others: {why}."
     if len(silent) > 4:
         yield f"So did {ranks_in_words(one['rank'] for one in silent[4:])}."
@@ -55,8 +59,21 @@ def _endings(told: Told) -> Iterable[str]:
     if stopped:
         yield (
             f"The files of {ranks_in_words(stopped)} break off: killed, a crash below Python, or a directory that "
-            "could not be written any more (the log says so)."
+            f"could not be written any more (the log says so).{_first_to_stop(ranks)}"
         )
+
+
+def _first_to_stop(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """The rank whose last word came so long before anybody else's that it cannot be chance."""
+    words = sorted(
+        (one["last_written_ns"], one["rank"], one["state"]) for one in ranks if one["last_written_ns"] is not None
+    )
+    if len(words) < 2 or len(words) < len(ranks):
+        return ""
+    (first, rank, state), (second, _, _) = words[:2]
+    if state != STOPPED or second - first <= _SURELY_EARLIER_NS:
+        return ""
+    return f" Those of rank {rank} end first, {seconds_in_words(second - first)} before any other's: look there first."
 
 
 def _gaps(told: Told) -> Iterable[str]:

@@ -12,7 +12,10 @@ from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
 
-_LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python", "<")
+_LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python")
+_NO_FILE: Final = "<"
+"""What begins with it comes from no file: ``<frozen runpy>``, ``<string>``. A module's own code is ``<module>``."""
+
 _WORK: Final = (
     schema.FORWARD,
     schema.BACKWARD,
@@ -70,7 +73,10 @@ def doing(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[in
 
 def own_frame(frames: Sequence[str]) -> str | None:
     """The innermost frame that is not a library's, as ``file:line function``."""
-    return next((frame for frame in frames if not any(part in frame for part in _LIBRARIES)), None)
+    return next(
+        (frame for frame in frames if not frame.startswith(_NO_FILE) and not any(part in frame for part in _LIBRARIES)),
+        None,
+    )
 
 
 def _age(trace: RankTrace, since: int | None) -> int | None:

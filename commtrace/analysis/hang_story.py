@@ -11,6 +11,13 @@ from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 
 Told = Mapping[str, Any]
 
+SILENCE: Final[Mapping[bool | None, str]] = {
+    True: "its process lives: frozen, or inside a call that lets no other thread run",
+    False: "its process is gone",
+    None: "dead or stuck",
+}
+"""Why a rank wrote nothing any more, by whether its process lives."""
+
 _MOST_STOPS: Final = 8
 _MOST_ROOTS: Final = 8
 
@@ -21,14 +28,19 @@ def group_words(group: Mapping[str, Any]) -> str:
     return f"{group['role']} group of {ranks}"
 
 
-def hang_sentences(told: Told) -> list[str]:
-    """Of every stop who arrived, who did not and why; then who is at the root of it."""
+def hang_sentences(told: Told, unheard: str = "left no files") -> list[str]:
+    """Of every stop who arrived, who did not and why; then who is at the root of it.
+
+    Args:
+        told: see :func:`commtrace.analysis.doctor.examine`.
+        unheard: what ranks did of which nothing is known.
+    """
     hang = told["hang"]
     sentences = [
         sentence
         for position, stop in enumerate(hang["stops"][:_MOST_STOPS])
         for sentence in (
-            *_stop_sentences(told, stop, hang["chains"]["links"][str(position)]),
+            *_stop_sentences(told, stop, hang["chains"]["links"][str(position)], unheard),
             *_flight_sentences(told, stop, position),
         )
     ]
@@ -43,7 +55,7 @@ def hang_sentences(told: Told) -> list[str]:
         held = f"{root['ranks_held_up']} rank{'s' * (root['ranks_held_up'] != 1)}"
         sentences.append(
             f"Root: rank {root['rank']}, for which {held} wait{'s' * (root['ranks_held_up'] == 1)} in the "
-            f"end. {_last_seen(told, root['rank'])}"
+            f"end. {_last_seen(told, root['rank'], unheard)}"
         )
     if len(roots) > _MOST_ROOTS:
         sentences.append(
@@ -62,7 +74,9 @@ def place_words(stop: Mapping[str, Any]) -> str:
     return f"seq {stop['seq']} of the {group_words(stop['group'])}"
 
 
-def _stop_sentences(told: Told, stop: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+def _stop_sentences(
+    told: Told, stop: Mapping[str, Any], links: Sequence[Mapping[str, Any]], unheard: str
+) -> Iterable[str]:
     verb = {HUNG: "Hung at", WAITING: "Not ended:", UNEQUAL: "Called by some only:"}[stop["kind"]]
     called = ", ".join(f"{operation} by {ranks_in_words(ranks)}" for operation, ranks in stop["operations"].items())
     there = f" ({called})" if len(stop["operations"]) > 1 else ""
@@ -80,7 +94,7 @@ def _stop_sentences(told: Told, stop: Mapping[str, Any], links: Sequence[Mapping
         )
         return
     for link in links:
-        yield f"  {_link_sentence(told, stop, link)}"
+        yield f"  {_link_sentence(told, stop, link, unheard)}"
 
 
 def _flight_sentences(told: Told, stop: Mapping[str, Any], position: int) -> Iterable[str]:
@@ -97,11 +111,11 @@ def _flight_sentences(told: Told, stop: Mapping[str, Any], position: int) -> Ite
         yield f"  Flight recorder: {ranks_in_words(ranks)}: {when}{what}."
 
 
-def _link_sentence(told: Told, stop: Mapping[str, Any], link: Mapping[str, Any]) -> str:
+def _link_sentence(told: Told, stop: Mapping[str, Any], link: Mapping[str, Any], unheard: str) -> str:
     ranks = link["ranks"]
     unknown = [rank for rank in ranks if rank in stop["unknown"]]
     if unknown:
-        return f"Not known: {ranks_in_words(unknown)} left no files."
+        return f"Not known: {ranks_in_words(unknown)} {unheard}."
     last = {one["rank"]: one["last_seq"] for one in stop["missing"]}
     numbers = sorted({-1 if last[rank] is None else last[rank] for rank in ranks})
     reached = (
@@ -116,27 +130,23 @@ def _link_sentence(told: Told, stop: Mapping[str, Any], link: Mapping[str, Any])
         told_below = {root["rank"] for root in told["hang"]["chains"]["roots"][:_MOST_ROOTS]}
         if set(ranks) <= told_below:
             return f"{missing}, in no communication that is stuck: see the root below."
-        return f"{missing}. {_last_seen(told, ranks[0])}"
+        return f"{missing}. {_last_seen(told, ranks[0], unheard)}"
     other = told["hang"]["stops"][link["stuck_in_stop"]]
     verb = "because it is" if len(ranks) == 1 else "because they are"
     perhaps = "" if link["sure"] else " perhaps"
     return f"{missing},{perhaps} {verb} inside {place_words(other)}."
 
 
-def _last_seen(told: Told, rank: int) -> str:
+def _last_seen(told: Told, rank: int, unheard: str) -> str:
     """What a rank that others wait for was doing."""
     own = next((one for one in told["ranks"] if one["rank"] == rank), None)
     if own is None:
-        return f"Rank {rank} left no files: nothing is known of it."
+        return f"Rank {rank} {unheard}: nothing is known of it."
     activity = activity_words(told["hang"]["doing"].get(str(rank)))
     if own["state"] == ENDED:
         return f"Rank {rank} ended in order and will not come any more; {activity}."
     if own["state"] == SILENT:
-        gone = {
-            True: "its process lives: frozen, or inside a call that lets no other thread run",
-            False: "its process is gone",
-        }
-        why = gone.get(own["process_lives"], "dead or stuck")
+        why = SILENCE[own["process_lives"]]
         return f"Rank {rank} wrote its last {seconds_in_words(own['behind_ns'])} before the others: {why}; {activity}."
     return f"Rank {rank}: {activity}."
 

@@ -12,6 +12,7 @@ import msgspec
 
 from commtrace.analysis.doctor import examine
 from commtrace.analysis.doing import own_frame
+from commtrace.analysis.hang_story import hang_sentences
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
@@ -174,7 +175,7 @@ def hang_event(
         *([f"{ranks_in_words(gone).capitalize()} ended in order."] if gone else []),
         *([f"{ranks_in_words(going_on).capitalize()}: something still moves there."] if going_on else []),
         *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
-        *(told["hang"]["sentences"] or _places(traces)),
+        *(hang_sentences(told, unheard="sent no report of a hang") or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
     rank = next(iter([*roots, *silent, *going_on, *gone]), -1)

@@ -9,6 +9,7 @@ import pytest
 
 from commtrace.analysis.arrivals import find_arrivals
 from commtrace.analysis.doctor import examine, is_healthy
+from commtrace.analysis.doing import own_frame
 from commtrace.analysis.endings import find_endings
 from commtrace.analysis.hang import Stop, find_stops
 from commtrace.analysis.hang_chain import Chains, find_chains
@@ -46,6 +47,54 @@ def test_a_wait_that_the_group_has_had_before_is_no_hang() -> None:
     slow = [{**row, "end": row["start"] + 30 * SECOND} for row in done({TP: 2})]
     run = stopped_run({0: slow, 1: slow}, [TP], in_flight={0: [flight(TP, 2)]})
     assert [(stop.kind, stop.longest_ns) for stop in stops_of(run)] == [("waiting", 30 * SECOND)]
+
+
+def test_a_rank_stopped_in_the_middle_of_its_work_had_come_as_far_as_others_got_with_it() -> None:
+    """Its last rows were never written; but without it rank 0 would not have come out of number 49."""
+    frozen = {"last": {1: 96}, "in_flight": {0: [flight(TP, 50, since=96)], 1: [flight(TP, 41, since=95)]}}
+    run = stopped_run({0: done({TP: 50}), 1: done({TP: 41})}, [TP], **frozen)  # type: ignore[arg-type]
+    (stop,) = stops_of(run)
+    assert (stop.kind, stop.seq, stop.arrived, stop.missing) == ("hung", 50, (0,), {1: 49})
+    assert stop.waited_ns == 4 * SECOND
+
+    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, alive=lambda metadata: True)
+    assert {one["state"] for one in told["ranks"]} == {"running"}
+    assert told["findings"] == ["The job hangs: 1 communication waits in the end for rank 1."]
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "reduce"])
+def test_who_leaves_a_collective_with_a_root_shows_nothing_of_the_others(operation: str) -> None:
+    rows = {rank: [{**row, "name": operation} for row in done({TP: count})] for rank, count in {0: 50, 1: 41}.items()}
+    run = stopped_run(rows, [TP], in_flight={0: [flight(TP, 50, operation=operation)]})
+    assert find_arrivals(run)[1].arrived == {TP.id: 41}
+
+
+def test_the_last_communication_of_a_rank_may_have_failed() -> None:
+    run = stopped_run({0: done({TP: 6}), 1: done({TP: 5})}, [TP], closed=[0])
+    assert find_arrivals(run)[1].arrived == {TP.id: 5}
+
+
+def test_of_ranks_that_were_killed_the_one_that_stopped_first_is_told() -> None:
+    rows = {0: done({TP: 5}), 1: done({TP: 5})}
+    broken = (
+        "The files of ranks 0–1 break off: killed, a crash below Python, or a directory that could not be written any "
+        "more (the log says so)."
+    )
+    first, together = (
+        examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS)["findings"] for last in (98, 100)
+    )
+    assert first == [f"{broken} Those of rank 1 end first, 2.0 s before any other's: look there first."]
+    assert together == [broken]
+
+
+def test_the_code_of_a_module_is_a_place_and_a_library_is_none() -> None:
+    frames = [
+        "/usr/lib/python3.11/threading.py:355 wait",
+        "<frozen runpy>:88 _run_code",
+        "/home/me/train.py:12 <module>",
+    ]
+    assert own_frame(frames) == "/home/me/train.py:12 <module>"
+    assert own_frame(frames[:2]) is None
 
 
 def test_a_job_killed_while_it_trains_has_not_hung() -> None:

@@ -19,6 +19,7 @@ from tests.e2e.launch import REPOSITORY
 pytestmark = pytest.mark.e2e
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "hangs.py"
+LOOKED_AT_WHILE_THEY_RUN = ("one_is_killed", "a_chain_through_groups", "one_is_stopped_while_it_trains", "all_end_well")
 
 
 class Jobs:
@@ -41,7 +42,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         deadline = time.monotonic() + 90
         while not (folder / "hanging").exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
-        found.running = {name: found.told(name) for name in ("one_is_killed", "a_chain_through_groups", "all_end_well")}
+        found.running = {name: found.told(name) for name in LOOKED_AT_WHILE_THEY_RUN}
         assert process.wait(timeout=60) == 0
     finally:
         process.kill()
@@ -119,6 +120,17 @@ def test_a_chain_through_groups(jobs: Jobs) -> None:
         (link,) = told["hang"]["chains"]["links"][str(position["left"])]
         assert link == {"ranks": [1], "stuck_in_stop": position["middle"], "sure": True}
     assert {one["state"] for one in jobs.running["a_chain_through_groups"]["ranks"]} == {"running"}
+
+
+def test_a_rank_that_is_stopped_while_it_trains(jobs: Jobs) -> None:
+    """Seconds later, and after all were killed: the number is the one that the others wait at."""
+    for told in (jobs.running["one_is_stopped_while_it_trains"], jobs.told("one_is_stopped_while_it_trains")):
+        assert told["hang"]["is_hung"]
+        assert roots(told) == [2]
+        stop = stop_of(told, "right")
+        assert (stop["kind"], stop["arrived"]) == ("hung", [3])
+        assert stop["missing"] == [{"rank": 2, "last_seq": stop["seq"] - 1}]
+        assert told["findings"][0].endswith("in the end for rank 2.")
 
 
 def test_ranks_that_wait_for_each_other(jobs: Jobs) -> None:

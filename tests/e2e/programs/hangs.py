@@ -6,6 +6,7 @@ seconds more have passed, ``FOLDER/hanging`` is made; seconds later every rank t
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -101,6 +102,19 @@ def two_wait_for_each_other(rank: int, groups: Groups) -> None:
         time.sleep(FOREVER)
 
 
+def one_is_stopped_while_it_trains(rank: int, groups: Groups) -> None:
+    """Its last half second is in no file: it was about to be written."""
+    train(groups)
+    stops_at = time.monotonic() + 1.0
+    for step in itertools.count(STEPS):
+        with commtrace.step(step):
+            for group in groups.values():
+                if dist.get_rank(group) >= 0:
+                    dist.all_reduce(torch.ones(10), group=group)
+        if rank == 2 and time.monotonic() > stops_at:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def all_are_killed_while_they_train(rank: int, groups: Groups) -> None:
     train(groups, steps=10**6)
 
@@ -120,6 +134,7 @@ SCENARIOS: dict[str, Callable[[int, Groups], None]] = {
         one_waits_for_a_message_that_nobody_sends,
         a_chain_through_groups,
         two_wait_for_each_other,
+        one_is_stopped_while_it_trains,
         all_are_killed_while_they_train,
         all_end_well,
     )

@@ -71,6 +71,8 @@ def test_a_rank_that_says_nothing_is_the_suspect() -> None:
     event = hang_event(traces(hung([0, 1, 3])), 4, now=1.0)
     assert event.rank == 2
     assert "No word from rank 2: dead, or stuck" in event.sentence
+    assert "Rank 2 sent no report of a hang: nothing is known of it." in event.sentence
+    assert "left no files" not in event.sentence
 
 
 def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,14 @@ from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
 _PEERS: Final = re.compile(r"([0-9]{1,9})\s*(->|<-)\s*([0-9]{1,9})")
 _LATEST_NS: Final = 2**61
 _MOST_BYTES: Final = 2**47
-_LARGEST_FILE: Final = 256 << 20
+_LARGEST_FILE: Final = 64 << 20
 """A dump holds the last 2,000 operations or so, with frames some megabytes."""
+_MOST_VALUES: Final = 4_000_000
+"""Of a pickle, its operations; of JSON, its values. With 60 frames each, 2,000 entries have a third of them, and none
+takes much more than 100 bytes."""
+_MOST_UNPACKED: Final = 256 << 20
+"""Bytes of everything in it, as often as it is referred to: a pickle may hold one list in a thousand places."""
+_OF_A_VALUE: Final = 64
 _RANK: Final = re.compile(r"([0-9]+)(?:\.\w+)?$")
 
 
@@ -83,6 +90,56 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it wants {module}.{name}, and a dump holds plain values only")
+
+
+def _check_pickle(content: bytes) -> None:
+    """Refuse what would take far more memory than its bytes, before anything of it is loaded.
+
+    Raises:
+        ValueError: it has too many operations, or some that no dump has, such as those of sets.
+    """
+    for count, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        if operation.name not in _OPERATIONS:
+            raise ValueError(f"it holds {operation.name}, and a dump holds plain values only")
+        if count == _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        if operation.name in _STORES and argument > count:  # a place far away would make the table of all places huge
+            raise ValueError("it keeps a value where none is expected")
+
+
+_STORES: Final = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_OPERATIONS: Final = frozenset({
+    *_STORES, "MEMOIZE", "GET", "BINGET", "LONG_BINGET", "PROTO", "FRAME", "STOP", "MARK",
+    "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+    "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS",
+    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+    "GLOBAL", "STACK_GLOBAL", "REDUCE",  # which end where the class is looked up, with its name
+})  # fmt: skip
+
+
+def _check_unpacked(loaded: Any) -> None:
+    """Refuse what would take too much memory once every reference to it is a value of its own.
+
+    Raises:
+        ValueError: it would, or it contains itself.
+    """
+    room = _MOST_UNPACKED
+    waiting = [loaded]
+    while waiting:
+        value = waiting.pop()
+        inner: Sequence[Any] = ()
+        if isinstance(value, dict):
+            inner = [*value, *value.values()]
+        elif isinstance(value, (list, tuple)):
+            inner = value
+        elif isinstance(value, (str, bytes)):
+            room -= len(value)
+        room -= _OF_A_VALUE * (1 + len(inner))
+        if room < 0:
+            raise ValueError(f"it takes more than {_MOST_UNPACKED:,} bytes of memory")
+        waiting += inner
 
 
 def read_flight_record(path: Path) -> FlightRecord:
@@ -169,8 +226,14 @@ def _load(path: Path) -> Any:
         raise ImportFileError(f"{path} cannot be read: {error.strerror or error}.") from error
     try:
         if content[:1] in (b"{", b"["):  # a pickle begins with the number of its protocol
-            return decode_json(content)
-        return _PlainUnpickler(io.BytesIO(content)).load()
+            if sum(map(content.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+                raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+            loaded = decode_json(content)
+        else:
+            _check_pickle(content)
+            loaded = _PlainUnpickler(io.BytesIO(content)).load()
+        _check_unpacked(loaded)
+        return loaded
     # A damaged pickle raises nearly anything: https://docs.python.org/3/library/pickle.html#pickle.UnpicklingError
     except Exception as error:
         raise ImportFileError(

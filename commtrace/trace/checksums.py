@@ -107,6 +107,20 @@ def read_checksums(file: int, size: int) -> list[Checked] | None:
     return found if offset <= begin else None
 
 
+def is_as_written(path: Path) -> bool:
+    """Return whether every message of a complete segment has the checksum that its table tells.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as opened:
+        file = opened.fileno()
+        checked = read_checksums(file, os.fstat(file).st_size)
+        return checked is not None and all(
+            zlib.crc32(os.pread(file, message.size, message.offset)) == crc for message, crc in checked
+        )
+
+
 def _packed(checked: Sequence[Checked]) -> bytes:
     table = b"".join(_ENTRY.pack(one.size, crc, one.kind, one.dictionary) for one, crc in checked)
     return table + _FOOTER.pack(zlib.crc32(table), len(checked), _MAGIC)

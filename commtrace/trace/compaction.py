@@ -16,7 +16,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from commtrace.trace.checksums import SegmentFile
+from commtrace.trace.checksums import SegmentFile, is_as_written
 
 ROWS_PER_BATCH: Final = 65_536
 """About 7 MB of columns: what compaction holds in memory does not grow with the segment."""
@@ -56,6 +56,8 @@ def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
     """
     temporary = segment.with_name(segment.name + SUFFIX)
     try:
+        if not is_as_written(segment):  # a new checksum would hide the damage, which readers tell
+            return False
         if _rewrite(segment, temporary, sync) != num_rows or temporary.stat().st_size >= segment.stat().st_size:
             temporary.unlink()
             return False

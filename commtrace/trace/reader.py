@@ -29,7 +29,7 @@ from commtrace.trace.losses import with_losses
 from commtrace.trace.metadata import RankMetadata, measures_durations
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.segment_index import SegmentIndex, first_line
-from commtrace.trace.sessions import Launch, Segment, missing_ranks, newest_session, two_at_once
+from commtrace.trace.sessions import Launch, Segment, missing_ranks, missing_segments, newest_session, two_at_once
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import segment_paths, segment_step_ranges
 
@@ -60,7 +60,7 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
     found = _scan(directory, problems)
     chosen = newest_session(found, problems, _described)
     problems += two_at_once(found, chosen, _recorded_until)
-    return _loaded(directory, chosen, wanted, problems)
+    return _loaded(directory, chosen, wanted, problems, are_all=True)
 
 
 def load_earlier_attempts(run: Run) -> Iterator[Run]:
@@ -97,7 +97,15 @@ def why_not_one_job(first: Launch, second: Launch) -> str:
     return sessions.why_not_one_job(first, second, _described)
 
 
-def _loaded(directory: Path, segments: dict[int, list[Segment]], wanted: StepRange | None, problems: list[str]) -> Run:
+def _loaded(
+    directory: Path,
+    segments: dict[int, list[Segment]],
+    wanted: StepRange | None,
+    problems: list[str],
+    *,
+    are_all: bool = False,
+) -> Run:
+    """The run of these segments; ``are_all``: the ranks have no others, so that one that is missing can be told."""
     names: list[str] = []
     blocks: list[Block] = []
     ranks: dict[int, RankTrace] = {}
@@ -112,6 +120,8 @@ def _loaded(directory: Path, segments: dict[int, list[Segment]], wanted: StepRan
     if not ranks:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     problems += missing_ranks(ranks, directory)
+    if are_all:
+        problems += [one for rank, trace in ranks.items() for one in missing_segments(segments[rank], trace)]
     run = Run(path=directory, ranks=ranks, names=names, problems=tuple(map(printable, problems)))
     return run.with_blocks(blocks)
 
@@ -183,7 +193,12 @@ def _read_header(path: Path) -> Segment:
             raise ValueError(f"column {column.name} holds {column.type}")
         if names.count(column.name) > 1:
             raise ValueError(f"there are several columns {column.name}")
-    return Segment(path, RankMetadata.from_json(metadata[schema.METADATA_KEY]), first_step, path.stat().st_size)
+    told = RankMetadata.from_json(metadata[schema.METADATA_KEY])
+    number, first_number = (
+        _number(metadata, name) if name in metadata else None  # files of older versions do not say it
+        for name in (b"commtrace.segment", b"commtrace.first_segment")
+    )
+    return Segment(path, told, first_step, path.stat().st_size, number, first_number)
 
 
 def _number(metadata: Mapping[bytes, bytes], name: bytes) -> int:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import RankTrace
-from commtrace.trace.writer import rank_directory
+from commtrace.trace.writer import rank_directory, segment_number, segment_paths
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A file of a rank, how many bytes it has, and what its header says."""
+    """A file of a rank, how many bytes it has, and what its header says.
+
+    Attributes:
+        number: in its name when it was written; None in files of older versions.
+        first_number: that of the first segment of the same recording; None there as well.
+    """
 
     path: Path
     metadata: RankMetadata
     first_step: int
     size: int
+    number: int | None = None
+    first_number: int | None = None
 
 
 _MARGIN_NS: Final = 30_000_000_000
@@ -46,7 +55,10 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
         return {}
     launches = sorted(_launches(segments).values(), key=lambda launch: launch.session, reverse=True)
     newest = launches[0]
+    read = sum(map(len, newest.ranks.values()))  # what is left out of it is told by itself
+    _tell_folders_of_another_write(newest.ranks, problems)
     _leave_out_copies(newest.ranks, problems)
+    _leave_out_copied_segments(newest.ranks, problems)
     _leave_out_an_earlier_job(newest.ranks, problems)
     joined = _joined(launches, described)
     chosen = {rank: own for launch in joined for rank, own in launch.ranks.items()}
@@ -56,12 +68,12 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
             + "; ".join(f"{launch.name} holds {_ranks_in_words(launch.ranks)}" for launch in joined)
             + ". Give all nodes the same COMMTRACE_RUN_ID."
         )
-    others = len(segments) - sum(map(len, chosen.values()))
+    others = len(segments) - read - sum(len(own) for launch in joined[1:] for own in launch.ranks.values())
     if others:
         named = [launch.name for launch in launches if launch not in joined]
         which = f" ({_abbreviated(named, _MOST_NAMES)})" if named else ""
         problems.append(
-            f"{others} segments of other runs or attempts in the same directory were left out{which}; "
+            f"{others} segment{'s' * (others > 1)} of other runs or attempts in the same directory {'were' if others > 1 else 'was'} left out{which}; "
             f"shown is {newest.name}."
         )
     return dict(sorted(chosen.items()))
@@ -160,6 +172,19 @@ def _groups_with_members_in_both(
     }
 
 
+def _tell_folders_of_another_write(chosen: Mapping[int, list[Segment]], problems: list[str]) -> None:
+    """Ranks that were imported or made up are written by one call, which gives them one session; processes that record
+    have one each. Where several ranks share one, those with another are of another call under the same name."""
+    ranks_of = Counter(own[-1].metadata.session for own in chosen.values())
+    session, count = ranks_of.most_common(1)[0]
+    if count > 1 and len(ranks_of) > 1:
+        others = [rank for rank, own in chosen.items() if own[-1].metadata.session != session]
+        problems.append(
+            f"{_ranks_in_words(others)}: not written together with the others, though under the same name. Is what is "
+            "shown of two runs? Copy the folders of one run again."
+        )
+
+
 def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
     """A rank's folder that somebody copied to another name beside it: every row would count twice."""
     for rank, own in chosen.items():
@@ -170,8 +195,69 @@ def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> 
             (folder for folder in folders if folder.name == rank_directory(folder.parent, rank).name), folders[0]
         )
         chosen[rank] = [segment for segment in own if segment.path.parent == read]
-        copies = ", ".join(folder.name for folder in folders if folder != read)
-        problems.append(f"{copies}: left out, holds rank {rank} as {read.name} does. Was a folder copied or renamed?")
+        own_folders = {rank_directory(read.parent, other).name for other in chosen}
+        moved = [one.path for one in own if one.path.parent != read and one.path.parent.name in own_folders]
+        copies = [folder.name for folder in folders if folder != read and folder.name not in own_folders]
+        if copies:
+            problems.append(
+                f"{', '.join(copies)}: left out, holds rank {rank} as {read.name} does. Was a folder copied or renamed?"
+            )
+        if moved:
+            listed = _abbreviated(f"{path.parent.name}/{path.name}" for path in moved)
+            problems.append(f"{listed}: left out, of rank {rank} by the header. Was a file moved or copied there?")
+
+
+def _leave_out_copied_segments(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
+    """A segment that somebody copied beside itself: every row would count twice. The others in their order."""
+    for rank, own in chosen.items():
+        by_number: dict[int, Segment] = {}
+        for segment in own:
+            number = segment_number(segment.path) if segment.number is None else segment.number
+            there = by_number.setdefault(number, segment)
+            if there is segment:
+                continue
+            kept, left_out = there, segment
+            if segment_number(segment.path) == number:
+                kept, left_out = segment, there
+            by_number[number] = kept
+            problems.append(f"{left_out.path}: left out, it is a copy of {kept.path.name}.")
+        chosen[rank] = [by_number[number] for number in sorted(by_number)]
+
+
+def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]:
+    """Sentences about what should lie between the segments of a rank, or before them, and does not.
+
+    Segments of other recordings in the folder, and those whose header cannot be read, have numbers of their own. What
+    was deleted to keep to a budget are the first ones; how many is only sure when the recording has ended, and whoever
+    loses spans may have deleted files without being able to say so.
+    """
+    numbered = [(segment.number, segment) for segment in segments if segment.number is not None]
+    if not numbered:
+        return []
+    folder = segments[0].path.parent
+    there = {segment_number(path) for path in segment_paths(folder)}
+    sentences = []
+    for (before, earlier), (after, later) in pairwise(numbered):
+        absent = [number for number in range(before + 1, after) if number not in there]
+        if absent:
+            sentences.append(
+                f"rank {trace.rank}: {_files(len(absent))} missing in {folder} between {earlier.path.name} and "
+                f"{later.path.name}, from about step {earlier.first_step} to {later.first_step}: its numbers are lower "
+                "bounds there. Copy the folder again."
+            )
+    first, discarded = numbered[0][1].first_number, trace.discarded.get("segments", 0)
+    keeps_all = not (trace.recording.get("keep_steps") or trace.recording.get("keep_bytes"))
+    absent_first = 0 if first is None else numbered[0][0] - first - discarded
+    if absent_first > 0 and (keeps_all or (trace.closed and not trace.dropped)):
+        sentences.append(
+            f"rank {trace.rank}: {_files(absent_first)} missing in {folder} before {numbered[0][1].path.name}, which "
+            f"begins with step {numbered[0][1].first_step}. Copy the folder again."
+        )
+    return sentences
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s are' if count > 1 else ' is'}"
 
 
 def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[str]) -> None:

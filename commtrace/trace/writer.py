@@ -107,6 +107,7 @@ class SegmentWriter:
         self._num_batches = self._num_rows = 0
         self._is_dense = False
         self._complete: _Complete | None = None
+        self._first_number: int | None = None
         self._lasting: dict[Row, None] = {}
         self._latest: dict[str, Row] = {}
         self._file: Any = None
@@ -234,10 +235,14 @@ class SegmentWriter:
     def _open(self, first_step: int) -> None:
         self._discards.make_room(first_step)
         self._compact(sync=True)  # now, as the budget has room for a segment
-        self._path = self.directory / f"spans-{_next_segment_number(self.directory):04d}.arrows"
+        number = _next_segment_number(self.directory)
+        if self._first_number is None:
+            self._first_number = number
+        self._path = self.directory / f"spans-{number:04d}.arrows"
         self._num_batches = self._num_rows = 0
         metadata = {schema.METADATA_KEY: self._metadata.to_json(), b"commtrace.format": str(schema.FORMAT_VERSION)}
         metadata[b"commtrace.first_step"] = str(first_step)
+        metadata[b"commtrace.segment"], metadata[b"commtrace.first_segment"] = str(number), str(self._first_number)
         options = _DENSE if self._is_dense else _QUICK
         self._file = SegmentFile(self._path)
         try:
@@ -342,17 +347,18 @@ class _Vocabulary:
 
 def segment_paths(directory: Path) -> list[Path]:
     """Segments in a rank's folder, oldest first."""
-    return sorted((path for path in directory.iterdir() if SEGMENT_PATTERN.match(path.name)), key=_number)
+    return sorted((path for path in directory.iterdir() if SEGMENT_PATTERN.match(path.name)), key=segment_number)
 
 
-def _number(path: Path) -> int:
+def segment_number(path: Path) -> int:
+    """The number in the name of a segment."""
     match = SEGMENT_PATTERN.match(path.name)
     assert match is not None
     return int(match[1])
 
 
 def _next_segment_number(directory: Path) -> int:
-    return max(map(_number, segment_paths(directory)), default=-1) + 1
+    return max(map(segment_number, segment_paths(directory)), default=-1) + 1
 
 
 def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from commtrace.analysis.match import match
 from commtrace.analysis.summary import summarise
 from commtrace.cli.flight_records import read_flight_calls
 from commtrace.errors import ImportFileError
+from commtrace.importers import flight_record
 from commtrace.importers.flight_record import read_flight_record
 from commtrace.importers.flight_recorder import import_flight_recorder
 from commtrace.trace import schema
@@ -182,6 +183,42 @@ def test_a_file_that_is_no_dump_is_refused_in_words(tmp_path: Path, name: str, c
 
     with pytest.raises(ImportFileError, match=message):
         read_flight_record(tmp_path / name)
+
+
+FAR_AWAY = b"r" + (1 << 27).to_bytes(4, "little")
+"""Keeps a value in a place before which there are as many empty ones, of eight bytes each."""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x04(" + b"\x8f" * 10 + b"l.", "it holds EMPTY_SET, and a dump holds plain values only"),
+        (b"\x80\x02]" + FAR_AWAY + b".", "it keeps a value where none is expected"),
+        (b"\x80\x02]q\x00h\x00a.", "it takes more than .* bytes of memory"),
+        (b"\x80\x02(" + b"]" * 40 + b"l.", "it has more than 30 values"),
+        (b"[" + b"[]," * 20 + b"[]]", "it has more than 30 values"),
+        (pickle.dumps([["x" * 1_000] * 300] * 1_000), "it takes more than .* bytes of memory"),
+    ],
+)
+def test_what_would_take_far_more_memory_than_its_bytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
+) -> None:
+    if "30 values" in message:
+        monkeypatch.setattr(flight_record, "_MOST_VALUES", 30)
+    (tmp_path / "trace_0").write_bytes(content)
+
+    with pytest.raises(ImportFileError, match=message):
+        read_flight_record(tmp_path / "trace_0")
+
+
+def test_a_dump_of_usual_length_with_deep_frames_is_read(tmp_path: Path) -> None:
+    frames = [{"name": f"function_{n}", "filename": "/site-packages/torch/module.py", "line": n} for n in range(60)]
+    path = write_dump(tmp_path / "trace_1", *(entry(n, 1_000 * n, frames=frames) for n in range(2_000)))
+
+    entries = read_flight_record(path).entries
+
+    assert len(entries) == 2_000
+    assert entries[-1].frames[59] == "function_59 /site-packages/torch/module.py:59"
 
 
 def test_files_that_cannot_be_put_together(tmp_path: Path) -> None:

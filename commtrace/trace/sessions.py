@@ -72,9 +72,9 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
     if others:
         named = [launch.name for launch in launches if launch not in joined]
         which = f" ({_abbreviated(named, _MOST_NAMES)})" if named else ""
+        counted, were = ("1 segment", "was") if others == 1 else (f"{others} segments", "were")
         problems.append(
-            f"{others} segment{'s' * (others > 1)} of other runs or attempts in the same directory {'were' if others > 1 else 'was'} left out{which}; "
-            f"shown is {newest.name}."
+            f"{counted} of other runs or attempts in the same directory {were} left out{which}; shown is {newest.name}."
         )
     return dict(sorted(chosen.items()))
 

@@ -103,7 +103,9 @@ def _check_pickle(content: bytes) -> None:
             raise ValueError(f"it holds {operation.name}, and a dump holds plain values only")
         if count == _MOST_VALUES:
             raise ValueError(f"it has more than {_MOST_VALUES:,} values")
-        if operation.name in _STORES and argument > count:  # a place far away would make the table of all places huge
+        if (
+            operation.name in _STORES and int(argument or 0) > count
+        ):  # a place far away would make the table of all places huge
             raise ValueError("it keeps a value where none is expected")
 
 
@@ -228,7 +230,7 @@ def _load(path: Path) -> Any:
         if content[:1] in (b"{", b"["):  # a pickle begins with the number of its protocol
             if sum(map(content.count, (b",", b"[", b"{"))) > _MOST_VALUES:
                 raise ValueError(f"it has more than {_MOST_VALUES:,} values")
-            loaded = decode_json(content)
+            loaded: Any = decode_json(content)
         else:
             _check_pickle(content)
             loaded = _PlainUnpickler(io.BytesIO(content)).load()

@@ -230,7 +230,7 @@ class Recorder:
         dropped = self.dropped
         rows += self._drop_marks(dropped)
         if last:
-            rows.append(mark_row("end", {}))
+            rows.append(mark_row("end", _why_it_ended()))
         if self._write(rows):
             self._drops_told, self._untold_marks = dropped, []
             self._is_end_written = last
@@ -399,3 +399,11 @@ class Recorder:
 def _kinds(entry: Entry) -> tuple[int, ...]:
     kind = entry[1]
     return kind if isinstance(kind, tuple) else (kind,)
+
+
+def _why_it_ended() -> dict[str, str]:
+    """The exception that nobody caught, if Python ends for one: it is known before what was registered at exit."""
+    error = getattr(sys, "last_value", None)
+    if error is None or threading.main_thread().is_alive():
+        return {}
+    return {"exception": type(error).__name__}

@@ -55,8 +55,20 @@ def _endings(told: Told) -> Iterable[str]:
         yield f"Rank {one['rank']} wrote its last {seconds_in_words(one['behind_ns'])} before the others: {why}."
     if len(silent) > 4:
         yield f"So did {ranks_in_words(one['rank'] for one in silent[4:])}."
+    raised: dict[str, list[int]] = {}
+    for one in ranks:
+        if one["exception"]:
+            raised.setdefault(one["exception"], []).append(one["rank"])
+    for exception, own in raised.items():
+        yield f"{ranks_in_words(own).capitalize()} ended with an uncaught {exception}: its message is in the log."
     stopped = [one["rank"] for one in ranks if one["state"] == STOPPED]
-    if stopped:
+    num_raised = sum(map(len, raised.values()))
+    if len(stopped) == 1 and num_raised == len(ranks) - 1 > 1:
+        yield (
+            f"The files of rank {stopped[0]} break off: killed, or a crash below Python. Look there first: the others "
+            "may have raised because it was gone."
+        )
+    elif stopped:
         yield (
             f"The files of {ranks_in_words(stopped)} break off: killed, a crash below Python, or a directory that "
             f"could not be written any more (the log says so).{_first_to_stop(ranks)}"

@@ -39,12 +39,14 @@ class Ending:
         last_ns: epoch ns of the last thing written; None if nothing tells it.
         behind_ns: how long before the last word of any rank that was; before now for a run that goes on.
         alive: whether its process lives; None if that cannot be told.
+        exception: type of the one that nobody caught, if it ended for one; else empty.
     """
 
     state: str
     last_ns: int | None
     behind_ns: int | None
     alive: bool | None
+    exception: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +54,7 @@ class Ending:
             "last_written_ns": self.last_ns,
             "behind_ns": self.behind_ns,
             "process_lives": self.alive,
+            "exception": self.exception or None,
         }
 
 
@@ -78,7 +81,7 @@ def find_endings(run: Run, now_ns: int, alive: Alive = lambda metadata: None) ->
     for rank, trace in run.ranks.items():
         time = last[rank]
         behind = None if time is None or reference is None else max(0, reference - time)
-        endings[rank] = Ending(_state(trace, behind, lives[rank], goes_on), time, behind, lives[rank])
+        endings[rank] = Ending(_state(trace, behind, lives[rank], goes_on), time, behind, lives[rank], trace.exception)
     return endings
 
 

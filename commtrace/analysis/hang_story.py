@@ -144,7 +144,8 @@ def _last_seen(told: Told, rank: int, unheard: str) -> str:
         return f"Rank {rank} {unheard}: nothing is known of it."
     activity = activity_words(told["hang"]["doing"].get(str(rank)))
     if own["state"] == ENDED:
-        return f"Rank {rank} ended in order and will not come any more; {activity}."
+        how = f"with an uncaught {own['exception']}" if own["exception"] else "in order"
+        return f"Rank {rank} ended {how} and will not come any more; {activity}."
     if own["state"] == SILENT:
         why = SILENCE[own["process_lives"]]
         return f"Rank {rank} wrote its last {seconds_in_words(own['behind_ns'])} before the others: {why}; {activity}."

@@ -59,16 +59,18 @@ def _header(told: Told, now_ns: int) -> Iterable[str]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last / 1e9))
         yield f"Not running: last write {when}, {seconds_in_words(max(0, now_ns - last))} ago."
     words = {"ended": "ended in order", "stopped": "stopped without ending", "silent": "went silent before others"}
-    yield "Ranks: " + "; ".join(
-        f"{words.get(state, state)}: {ranges_in_words(_ranges_of(told, state))}" for state in states
-    )
+    by_state = {words.get(state, state): _ranges_of(told, state) for state in states}
+    raised = ranges(one["rank"] for one in told["ranks"] if one["exception"])
+    if raised:
+        by_state["ended with an uncaught exception"] = raised
+    yield "Ranks: " + "; ".join(f"{state}: {ranges_in_words(own)}" for state, own in by_state.items() if own)
     if run["missing_ranks"]:
         yield f"[yellow]No files of {ranks_in_words(run['missing_ranks'])}.[/]"
     yield clock_line(told["alignment"])
 
 
 def _ranges_of(told: Told, state: str) -> list[tuple[int, int]]:
-    return ranges(one["rank"] for one in told["ranks"] if one["state"] == state)
+    return ranges(one["rank"] for one in told["ranks"] if one["state"] == state and not one["exception"])
 
 
 def _print_groups(console: Console, told: Told) -> None:

@@ -221,6 +221,7 @@ def _trace(
         drops=tuple(marks.drops),
         last_written_ns=last_written_ns,
         closed=marks.closed,
+        exception=marks.exception,
         aggregates={
             step: tuple(texts)
             for step, texts in told.aggregates.items()

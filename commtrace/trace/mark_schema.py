@@ -140,6 +140,10 @@ class _Problem(Struct):
     message: Word
 
 
+class _End(Struct, omit_defaults=True):
+    exception: Word = ""
+
+
 _TYPES: Final[Mapping[str, Any]] = {
     "process_group": _Group,
     "topology": _Topology,
@@ -151,7 +155,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "discarded": _Discarded,
     "trigger": _Trigger,
     "problem": _Problem,
-    "end": dict[str, Any],
+    "end": _End,
 }
 
 

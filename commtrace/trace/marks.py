@@ -31,6 +31,7 @@ class Marks:
         self.triggers: dict[str, Mapping[str, Any]] = {}
         self.problems: tuple[str, ...] = ()
         self.closed = False
+        self.exception = ""
 
     def add_problem(self, message: str) -> None:
         """What a reader of the rank's numbers must know; said once."""
@@ -88,4 +89,4 @@ class Marks:
         elif name == "problem":
             self.add_problem(detail["message"])
         elif name == "end":
-            self.closed = True
+            self.closed, self.exception = True, detail.get("exception", "")

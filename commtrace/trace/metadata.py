@@ -27,7 +27,8 @@ hidden_ends        {"source", "hidden", "known", "refused", "compared", "median_
 progress           {"step"}: where a rank is that records nothing now
 discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
 problem            {"message"}: a part of commtrace was disabled, and why
-end                {}: the recorder was closed in order
+end                {"exception"}: the recorder was closed in order; the type of the exception that nobody caught, if
+                   the program ended for one
 =================  ===================================================================================
 
 Readers check each against its type in mark_schema.py.

@@ -45,6 +45,7 @@ class RankTrace:
         drops: each time that the rank told of dropped spans.
         last_written_ns: the latest instant, on its own clock, of which the files tell; None if they tell of none.
         closed: False when the rank did not end in order (killed, or still running).
+        exception: type of the one that nobody caught, if the rank ended for one; else empty.
         aggregates: by step that is not in detail, the texts of its ``aggregate`` marks (:mod:`.aggregates`).
         discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
         progress: (step, ns) while nothing was recorded, of a rank that was told to record only some steps.
@@ -66,6 +67,7 @@ class RankTrace:
     drops: tuple[Drop, ...] = ()
     last_written_ns: int | None = None
     closed: bool = True
+    exception: str = ""
     aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     discarded: Mapping[str, Any] = field(default_factory=dict)
     progress: tuple[tuple[int, int], ...] = ()

@@ -50,6 +50,7 @@ def stopped_run(
     activities: Mapping[int, Mapping[str, Any]] | None = None,
     last: Mapping[int, int] | None = None,
     closed: Sequence[int] = (),
+    exceptions: Mapping[int, str] | None = None,
     world_size: int | None = None,
 ) -> Run:
     """A run that ended in no order; ``last`` is the second of the last word of ranks that stopped earlier."""
@@ -64,5 +65,6 @@ def stopped_run(
             activity_ns=end,
             last_written_ns=end,
             closed=rank in closed,
+            exception=(exceptions or {}).get(rank, ""),
         )
     return replace(run, ranks=ranks)

@@ -21,6 +21,7 @@ TP = group("tp", 0, 1)
 RIGHT = group("tp", 2, 3)
 DP = group("dp", 1, 2)
 PAIR = group("pp", 0, 1)
+WORLD = group("world", 0, 1, 2)
 
 
 def stops_of(run: Run) -> list[Stop]:
@@ -85,6 +86,32 @@ def test_of_ranks_that_were_killed_the_one_that_stopped_first_is_told() -> None:
     )
     assert first == [f"{broken} Those of rank 1 end first, 2.0 s before any other's: look there first."]
     assert together == [broken]
+
+
+def test_a_rank_that_was_killed_while_all_others_raised_is_where_to_look() -> None:
+    run = stopped_run(
+        {rank: done({WORLD: 5}) for rank in range(3)},
+        [WORLD],
+        closed=[0, 2],
+        exceptions={0: "RuntimeError", 2: "RuntimeError"},
+    )
+    assert examine(run, now_ns=NOW_NS)["findings"] == [
+        "Ranks 0, 2 ended with an uncaught RuntimeError: its message is in the log.",
+        "The files of rank 1 break off: killed, or a crash below Python. Look there first: the others may have raised "
+        "because it was gone.",
+    ]
+
+
+def test_a_rank_that_raised_did_not_end_in_order() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5)]},
+        closed=[1],
+        exceptions={1: "KeyError"},
+    )
+    sentences = examine(run, now_ns=NOW_NS)["hang"]["sentences"]
+    assert any("Rank 1 ended with an uncaught KeyError and will not come any more" in one for one in sentences)
 
 
 def test_the_code_of_a_module_is_a_place_and_a_library_is_none() -> None:

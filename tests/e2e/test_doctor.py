@@ -89,6 +89,16 @@ def test_a_rank_that_died_in_mid_run(jobs: Jobs) -> None:
     assert silence.endswith("before the others: its process is gone.")
 
 
+def test_a_rank_that_was_killed_while_the_others_raised(jobs: Jobs) -> None:
+    told = jobs.told("one_is_killed_and_the_others_raise")
+    assert [one["exception"] for one in told["ranks"]] == ["RuntimeError", None, "RuntimeError", "RuntimeError"]
+    assert "Ranks 0, 2–3 ended with an uncaught RuntimeError: its message is in the log." in told["findings"]
+    assert any(one.startswith("The files of rank 1 break off") for one in told["findings"])
+    shown = CliRunner().invoke(app, ["doctor", str(jobs.folder / "one_is_killed_and_the_others_raise")]).output
+    assert "ended with an uncaught exception: 0, 2–3" in shown
+    assert "ended in order" not in shown
+
+
 def test_a_rank_that_calls_another_operation(jobs: Jobs) -> None:
     told = jobs.told("one_calls_another_operation")
     (mismatch,) = told["mismatches"]["first"]

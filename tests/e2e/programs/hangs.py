@@ -63,6 +63,15 @@ def one_is_killed(rank: int, groups: Groups) -> None:
         time.sleep(FOREVER)
 
 
+def one_is_killed_and_the_others_raise(rank: int, groups: Groups) -> None:
+    train(groups)
+    with commtrace.step(STEPS):
+        if rank == 1:
+            time.sleep(1.2)  # its last rows are written
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()  # gloo raises, for the connections are closed
+
+
 def one_calls_another_operation(rank: int, groups: Groups) -> None:
     train(groups)
     with commtrace.step(STEPS):
@@ -130,6 +139,7 @@ SCENARIOS: dict[str, Callable[[int, Groups], None]] = {
     for scenario in (
         one_sleeps_before_a_collective_of_a_subgroup,
         one_is_killed,
+        one_is_killed_and_the_others_raise,
         one_calls_another_operation,
         one_waits_for_a_message_that_nobody_sends,
         a_chain_through_groups,

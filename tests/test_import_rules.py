@@ -44,7 +44,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "_stamp": frozenset(),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "trace"}),
-    "top": frozenset({"errors", "trace", "analysis"}),
+    "top": frozenset({"errors", "trace", "analysis", "redaction"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
     "exporters": BASE | {"recorder", "analysis", "live", "redaction"},

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import time
-import urllib.parse
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.errors import RunNotFoundError
+from commtrace.redaction import redacted_url
 from commtrace.top.frame import Exposed, Frame, RankRow, Slow
-from commtrace.top.http import MetricsError, fetch, shown
+from commtrace.top.http import MetricsError, fetch
 from commtrace.trace.inputs import all_printable, decode_json
 
 ALERT: Final = "alert"
@@ -101,7 +101,7 @@ Totals = dict[str, RankTotals]
 
 def metrics_source(url: str, last: int, run_id: str = "") -> EndpointSource | PrometheusSource:
     """Whoever makes frames of an address: that of a rank ends with ``/metrics``."""
-    if urllib.parse.urlsplit(url).path.endswith("/metrics"):
+    if url.partition("?")[0].endswith("/metrics"):
         return EndpointSource(url, last)
     return PrometheusSource(url.rstrip("/"), last, run_id)
 
@@ -132,9 +132,9 @@ class EndpointSource:
 
     def frame_of(self, text: str, now_ns: int) -> Frame:
         """The frame of what the endpoint answered, and of what it answered before."""
-        now = totals_of(_parsed(text, shown(self._url)))
+        now = totals_of(_parsed(text, redacted_url(self._url)))
         if not any(one.steps for one in now.values()):
-            raise RunNotFoundError(f"{shown(self._url)} has told of no complete step yet.")
+            raise RunNotFoundError(f"{redacted_url(self._url)} has told of no complete step yet.")
         if self._seen and _steps(now) < _steps(self._seen[-1]):
             self._seen.clear()  # the job was started again
         self._seen.append(now)
@@ -148,7 +148,7 @@ class EndpointSource:
             if len(now) == 1
             else ""
         )
-        frame = frame_of_totals(shown(self._url), now if is_all else added, now, now_ns)
+        frame = frame_of_totals(redacted_url(self._url), now if is_all else added, now, now_ns)
         first = "These are means over the whole run; from the next look on, over what is new." if is_all else ""
         return replace(frame, notes=(*frame.notes, *filter(None, (note, first))))
 
@@ -178,9 +178,11 @@ class PrometheusSource:
         runs = self._query("max by (run_id) (commtrace_last_step_timestamp_seconds)")
         newest = {one.labels.get("run_id", ""): one.value for one in runs}
         if not newest:
-            raise RunNotFoundError(f"{shown(self._url)} has no metrics of a step. Does it scrape the ranks?")
+            raise RunNotFoundError(f"{redacted_url(self._url)} has no metrics of a step. Does it scrape the ranks?")
         if self._run_id and self._run_id not in newest:
-            raise RunNotFoundError(f"{shown(self._url)} knows no run {self._run_id}; it knows {', '.join(newest)}.")
+            raise RunNotFoundError(
+                f"{redacted_url(self._url)} knows no run {self._run_id}; it knows {', '.join(newest)}."
+            )
         run_id = self._run_id or max(newest, key=lambda one: newest[one])
         # JSON writes a string as PromQL reads one.
         chosen = f"{{run_id={json.dumps(run_id)}}}"
@@ -194,7 +196,9 @@ class PrometheusSource:
             f'ALERTS{{alertname="CommtraceStraggler",alertstate="firing",run_id={json.dumps(run_id)}}}'
         )
         found = self._query(f"commtrace_straggler_cost_seconds{chosen}")
-        frame = frame_of_totals(shown(self._url), added, total, time.time_ns(), [one.labels for one in alerts], found)
+        frame = frame_of_totals(
+            redacted_url(self._url), added, total, time.time_ns(), [one.labels for one in alerts], found
+        )
         others = sorted(set(newest) - {run_id})
         notes = [*frame.notes, f"Means over the last {window} s."]
         if others and not self._run_id:
@@ -219,7 +223,8 @@ class PrometheusSource:
             return [_sample(one.metric.get("__name__", ""), one.metric, one.value[1]) for one in told.data.result]
         except ValueError as error:
             raise MetricsError(
-                f"{shown(self._url)} does not answer as a Prometheus does. The metrics of one rank end with /metrics."
+                f"{redacted_url(self._url)} does not answer as a Prometheus does. "
+                "The metrics of one rank end with /metrics."
             ) from error
 
 

@@ -7,9 +7,11 @@ import http.client
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from typing import Final
 
 from commtrace.errors import CommtraceError
+from commtrace.redaction import http_reason, redacted_url
 
 _SECONDS: Final = 10.0
 _MOST_BYTES: Final = 64 << 20
@@ -30,27 +32,30 @@ def fetch(url: str, **parameters: str) -> str:
     Raises:
         MetricsError: no answer, or not a good one.
     """
-    parts = urllib.parse.urlsplit(url)
-    asked = shown(url) + (f"?{urllib.parse.urlencode(parameters)}" if parameters else "")
-    request = urllib.request.Request(asked)
-    if parts.username is not None:
-        secret = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-        request.add_header("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+        with urllib.request.urlopen(_request(url, parameters), timeout=_SECONDS) as answer:
             told: bytes = answer.read(_MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
+        error.close()  # its body, that is
         why = " (credentials: http://USER:PASSWORD@HOST:PORT/…)" if error.code == 401 else ""
-        raise MetricsError(f"{shown(url)} answers {error.code} {error.reason}{why}") from error
+        raise MetricsError(f"{redacted_url(url)} answers {http_reason(error)}{why}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise MetricsError(f"{shown(url)} does not answer: {reason}. Is the job running, the address right?") from error
+        raise MetricsError(
+            f"{redacted_url(url)} does not answer: {http_reason(error)}. Is the job running, the address right?"
+        ) from error
     if len(told) > _MOST_BYTES:
-        raise MetricsError(f"{shown(url)} answers more than {_MOST_BYTES:,} bytes: those are no metrics of a job.")
+        raise MetricsError(
+            f"{redacted_url(url)} answers more than {_MOST_BYTES:,} bytes: those are no metrics of a job."
+        )
     return told.decode("utf-8", errors="replace")
 
 
-def shown(url: str) -> str:
-    """The address without its credentials: what may be printed."""
+def _request(url: str, parameters: Mapping[str, str]) -> urllib.request.Request:
+    """Return the request, with the credentials in a header: urllib takes none in the address."""
     parts = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    asked = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    request = urllib.request.Request(asked + (f"?{urllib.parse.urlencode(parameters)}" if parameters else ""))
+    if parts.username is not None:
+        secret = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        request.add_header("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())
+    return request

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -77,9 +76,8 @@ class Sender:
         self._token = attach(set_value("suppress_instrumentation", True))
         self._quiet.__enter__()
         if not self._config.otlp_file:
-            # The SDK would do so with the first request, when training is under way: a tenth of a second of the GIL.
-            with suppress(ImportError):
-                importlib.import_module("requests")
+            # Not with the first request, when training is under way: it takes a tenth of a second of the GIL.
+            importlib.import_module("commtrace.exporters.otlp.http")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,12 +123,18 @@ class Sender:
     def _span_sink(self) -> sinks.SpanSink:
         if self._config.otlp_file:
             return file.FileSpans(Path(self._config.otlp_file), self._rank.run_id, self._rank.rank)
-        return sinks.HttpSpans() if self._processor is None else sinks.ProviderSpans(self._processor)
+        if self._processor is not None:
+            return sinks.ProviderSpans(self._processor)
+        from commtrace.exporters.otlp.http import HttpSpans
+
+        return HttpSpans()
 
     def _metric_sink(self) -> sinks.MetricSink:
         if self._config.otlp_file:
             return file.FileMetrics(Path(self._config.otlp_file), self._rank.run_id, self._rank.rank)
-        return sinks.HttpMetrics()
+        from commtrace.exporters.otlp.http import HttpMetrics
+
+        return HttpMetrics()
 
 
 class _Breathing(list[ReadableSpan]):

@@ -1,18 +1,15 @@
-"""Where spans go: a receiver of OTLP over HTTP, or the processors of a TracerProvider that is already there."""
+"""Where spans go: what a sink is, and the processors of a TracerProvider that is already there."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from opentelemetry.exporter.otlp.proto.http import metric_exporter, trace_exporter
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
+from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.sdk.trace.export import SpanExportResult
 
 
 class SpanSink(Protocol):
@@ -33,32 +30,6 @@ class MetricSink(Protocol):
 
     def shutdown(self) -> None:
         """Give up what is held."""
-
-
-class HttpSpans:
-    """The SDK's OTLP/HTTP exporter, which reads the ``OTEL_EXPORTER_OTLP_*`` variables and tries again by itself."""
-
-    def __init__(self) -> None:
-        self._exporter: Any = OTLPSpanExporter()
-
-    def export(self, spans: Sequence[ReadableSpan]) -> bool:
-        return bool(self._exporter.export(spans) is SpanExportResult.SUCCESS)
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
-
-
-class HttpMetrics:
-    """The same for metrics."""
-
-    def __init__(self) -> None:
-        self._exporter = OTLPMetricExporter()
-
-    def export(self, metrics: MetricsData) -> bool:
-        return self._exporter.export(metrics) is MetricExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
 
 
 class ProviderSpans:
@@ -89,8 +60,10 @@ class QuietExporters(logging.Filter):
     What becomes of spans is counted, and told once, by commtrace itself.
     """
 
-    _LOGGERS: Final = (trace_exporter.__name__, metric_exporter.__name__, "opentelemetry.util.re")
-    """The last one repeats headers that it cannot read, and they hold tokens."""
+    _LOGGERS: Final = (
+        trace_exporter.__name__, metric_exporter.__name__, "opentelemetry.util.re", "urllib3.connectionpool"
+    )  # fmt: skip
+    """The last two repeat headers that they cannot read and paths, and these may hold tokens."""
 
     def __init__(self) -> None:
         super().__init__()

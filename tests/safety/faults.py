@@ -38,9 +38,11 @@ _MOVES: Final = frozenset({
     "POP_TOP", "PUSH_EXC_INFO", "PUSH_NULL",
         "RAISE_VARARGS", "RERAISE", "RESUME", "RETURN_CONST", "RETURN_GENERATOR", "RETURN_VALUE",
     "STORE_DEREF", "STORE_FAST", "SWAP", "YIELD_VALUE",
+    "CALL_INTRINSIC_1",
     "POP_BLOCK", "DUP_TOP", "ROT_TWO", "ROT_THREE", "ROT_FOUR", "SETUP_FINALLY", "GEN_START",
 })  # fmt: skip
-"""Instructions that cannot raise; the last line is of Python 3.10. Tests of truth are those of None and of flags."""
+"""Instructions that cannot raise; the last line is of Python 3.10, the one before ends generators of 3.12. Tests of
+truth are those of None and of flags."""
 _TORCH_KNOWS: Final = frozenset({"is_compiling", "_current_graph_task_id"})
 """Questions to torch that hooks ask before anything else: torch.compile must not see what stands around them."""
 

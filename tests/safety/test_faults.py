@@ -317,9 +317,13 @@ NOT_REACHED = {
     "capture/clock.py": "its clocks are functions of C's",
     "capture/cuda_driver.py": "only a CUDA device reaches it",
     "capture/invisible.py": "the harvester asks it",
-    **({} if torch_has_hooks() else {"capture/process_group_hooks.py": "only torch 2.14 and newer have such hooks"}),
 }
 """Modules that no job breaks, and why."""
+if torch_has_hooks():
+    by_kernels = "only a torch without hooks of process groups needs it"
+    NOT_REACHED |= {f"capture/{name}.py": by_kernels for name in ("functional_operations", "reducer_kernels")}
+else:
+    NOT_REACHED["capture/process_group_hooks.py"] = "only torch 2.14 and newer have such hooks"
 
 
 def test_every_module_of_capture_and_every_integration_is_broken_by_a_job(

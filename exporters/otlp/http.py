@@ -1,0 +1,84 @@
+"""A receiver of OTLP over HTTP, whatever it answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import requests
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from commtrace.errors import ConfigurationError
+
+_MOST_BYTES: Final = 65_536
+"""Of an answer: receivers say nothing, or in a few words what they did not like."""
+
+_CREDENTIAL_PROVIDERS: Final = tuple(
+    f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{signal}CREDENTIAL_PROVIDER" for signal in ("", "TRACES_", "METRICS_")
+)
+
+_Exporter = TypeVar("_Exporter")
+
+
+class HttpSpans:
+    """The SDK's OTLP/HTTP exporter, which reads the ``OTEL_EXPORTER_OTLP_*`` variables and tries again by itself.
+
+    Raises:
+        ConfigurationError: a variable has a value that cannot be used.
+    """
+
+    def __init__(self) -> None:
+        self._exporter: Any = _made(OTLPSpanExporter)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> bool:
+        return _is_taken(lambda: self._exporter.export(spans) is SpanExportResult.SUCCESS)
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+class HttpMetrics:
+    """The same for metrics."""
+
+    def __init__(self) -> None:
+        self._exporter = _made(OTLPMetricExporter)
+
+    def export(self, metrics: MetricsData) -> bool:
+        return _is_taken(lambda: self._exporter.export(metrics) is MetricExportResult.SUCCESS)
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+class BoundedSession(requests.Session):
+    """Reads no more of an answer than matters: whoever answers could otherwise fill the memory of the node."""
+
+    def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
+        """Return the answer without its body."""
+        response = super().send(request, **{**kwargs, "stream": True})
+        # A short body is read to its end, as only then the connection can be used again.
+        response.raw.read(_MOST_BYTES)
+        response.close()
+        return response
+
+
+def _made(exporter: Callable[..., _Exporter]) -> _Exporter:
+    """Return the exporter, with a session of ours unless the variables name one."""
+    has_own = any(os.environ.get(name) for name in _CREDENTIAL_PROVIDERS)
+    try:
+        return exporter(session=None if has_own else BoundedSession())
+    except ValueError:  # Its text repeats the value, in which there may be a password.
+        raise ConfigurationError("one of the variables OTEL_EXPORTER_OTLP_… has a value that cannot be used") from None
+
+
+def _is_taken(export: Callable[[], bool]) -> bool:
+    """Whether a batch is; if not, it is counted. Errors of requests repeat the address, so that none is logged."""
+    try:
+        return export()
+    except requests.RequestException:
+        return False

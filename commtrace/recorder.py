@@ -151,9 +151,10 @@ class Recorder:
             self._thread.join(timeout_seconds)
             if self._thread.is_alive():
                 _logger.warning(
-                    "commtrace: the harvester did not end within %s s: the disk or an exporter holds it up; spans of "
-                    "the last second may be lost",
+                    "commtrace: the harvester did not end within %s s: the disk or an exporter holds it up. %d spans, "
+                    "and what it is writing now, are lost unless the process goes on",
                     timeout_seconds,
+                    sum(len(_kinds(entry)) for entry in [*self.buffer, *self._unresolved]),
                 )
                 return False
         return True

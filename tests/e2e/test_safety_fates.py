@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -50,6 +51,9 @@ STATUSES = {
     "aborts_its_group_and_goes_on_alone": 0,
     "runs_out_of_descriptors": 0,
     "aborts": -6,
+    "has_a_slow_disk": 0,
+    "waits_for_its_disk": 0,
+    "is_short_of_memory": 0,
 }
 """What a job would end with, too, if nothing were recorded."""
 
@@ -187,14 +191,36 @@ def test_of_two_runs_in_one_directory_the_newest_is_shown(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["handles_signals", "forks_all_the_time", "sets_its_clock", "makes_its_groups_again"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "handles_signals", "forks_all_the_time", "sets_its_clock", "makes_its_groups_again", "has_a_slow_disk",
+        "is_short_of_memory",
+    ],
+)  # fmt: skip
 def test_what_happens_beside_training_costs_no_span(folder: Path, name: str) -> None:
+    skip_what_could_not_be_done(folder, name)
     recorded = load_run(folder / name)
 
     assert recorded.problems == ()
     assert recorded.ranks[0].closed
     assert recorded.ranks[0].dropped == {}
     assert steps(recorded) == list(range(len(progress(folder, name))))
+
+
+def test_a_disk_that_never_answers_holds_up_neither_training_nor_its_end(folder: Path) -> None:
+    recorded = load_run(folder / "waits_for_its_disk")
+    written = steps(recorded)
+    assert written == list(range(len(written)))
+    assert len(written) < len(progress(folder, "waits_for_its_disk"))
+    assert not recorded.ranks[0].closed
+    (warning,) = warnings_of(folder, "waits_for_its_disk")
+    told = re.fullmatch(
+        "commtrace: the harvester did not end within 5.0 s: the disk or an exporter holds it up. ([1-9][0-9]*) spans, "
+        "and what it is writing now, are lost unless the process goes on",
+        warning,
+    )
+    assert told is not None, warning
 
 
 def test_a_wall_clock_that_jumps_bends_no_step(folder: Path) -> None:
@@ -216,7 +242,8 @@ def test_an_aborted_group_and_its_smaller_successor_are_both_recorded(folder: Pa
     name = "aborts_its_group_and_goes_on_alone"
     recorded = load_run(folder / name)
 
-    assert recorded.problems == ()
+    (problem,) = recorded.problems
+    assert problem.startswith("1 of 2 ranks have no readable files: 1."), "its peer is not recorded"
     assert recorded.ranks[0].closed
     assert recorded.ranks[0].dropped == {}
     assert steps(recorded) == list(range(len(progress(folder, name))))

@@ -7,6 +7,7 @@ Argument: a folder. For each of ``JOBS`` it is left with ``NAME`` (the run direc
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -18,17 +19,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import commtrace
+from commtrace.trace.writer import Row, SegmentWriter
 
 FOLDER = Path(sys.argv[1])
 AT_ONCE = 4
 HALF_A_SECOND_NS = 500_000_000
+CGROUPS = Path("/sys/fs/cgroup")
+MEMORY_GROUP = (CGROUPS / "memory" if (CGROUPS / "memory").is_dir() else CGROUPS) / f"commtrace-tests-{os.getpid()}"
 
 
 def train(name: str, seconds: float = 2.0, steps: int = 10**6) -> torch.Tensor:
@@ -203,6 +207,55 @@ def aborts() -> None:
     os.abort()
 
 
+def has_a_slow_disk() -> None:
+    """Each write takes longer than the time after which the next one is due."""
+    write = SegmentWriter.write
+
+    def slowly(writer: SegmentWriter, rows: Sequence[Row]) -> None:
+        time.sleep(1.0)
+        write(writer, rows)
+
+    SegmentWriter.write = slowly  # type: ignore[method-assign]
+    record("has_a_slow_disk")
+    train("has_a_slow_disk")
+    dist.destroy_process_group()
+
+
+def waits_for_its_disk() -> None:
+    """From the third write on it does not answer, as a file server that is gone."""
+    write, number = SegmentWriter.write, itertools.count()
+
+    def never(writer: SegmentWriter, rows: Sequence[Row]) -> None:
+        if next(number) >= 2:
+            threading.Event().wait()
+        write(writer, rows)
+
+    SegmentWriter.write = never  # type: ignore[method-assign]
+    record("waits_for_its_disk")
+    train("waits_for_its_disk")
+
+
+def is_short_of_memory() -> None:
+    """What it takes from here on is limited. Without commtrace it takes 130 MB, most of them for copies of what it
+    shares with the process that it was forked from."""
+    record("is_short_of_memory")
+    limit_memory("is_short_of_memory", 160 << 20)
+    train("is_short_of_memory")
+    dist.destroy_process_group()
+
+
+def limit_memory(name: str, num_bytes: int) -> None:
+    """Move this process into a cgroup of its own. Where that is not allowed, ``NAME.skipped`` says so."""
+    limit = "memory.limit_in_bytes" if MEMORY_GROUP.parent.name == "memory" else "memory.max"
+    try:
+        MEMORY_GROUP.mkdir()
+        for file, value in ((limit, num_bytes), ("cgroup.procs", os.getpid())):
+            with (MEMORY_GROUP / file).open("r+") as opened:
+                opened.write(str(value))
+    except OSError as error:
+        (FOLDER / f"{name}.skipped").write_text(f"no memory limit of its own: {error}")
+
+
 def mounted(name: str, *arguments: str) -> bool:
     """Mount something that only this process sees. Where that is not allowed, ``NAME.skipped`` says so."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -366,6 +419,7 @@ JOBS: dict[str, Callable[[], None]] = {
             has_an_unknown_variable, records_twice, handles_signals, makes_its_groups_again, sets_its_clock,
             fills_its_buffer, forks_all_the_time, fills_a_small_disk, has_a_read_only_disk, lacks_permission,
             aborts_its_group_and_goes_on_alone, runs_out_of_descriptors, aborts,
+            has_a_slow_disk, waits_for_its_disk, is_short_of_memory,
         )
     },
     **{f"is_killed_after_{seconds}": is_killed(seconds) for seconds in (1.3, 1.7, 2.1)},
@@ -388,6 +442,8 @@ def main() -> None:
         processes[process] = name
     while processes:
         await_one(processes, statuses)
+    with contextlib.suppress(FileNotFoundError):
+        MEMORY_GROUP.rmdir()
     (FOLDER / "statuses.json").write_text(json.dumps(statuses))
 
 

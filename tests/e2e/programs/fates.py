@@ -358,7 +358,8 @@ def handles_signals() -> None:
 
     def send() -> None:
         while not ended.wait(0.01):
-            os.kill(os.getpid(), signal.SIGUSR1)
+            if dist.is_initialized():
+                os.kill(os.getpid(), signal.SIGUSR1)
 
     sender = threading.Thread(target=send)
     sender.start()

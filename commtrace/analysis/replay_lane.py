@@ -18,6 +18,7 @@ from commtrace.analysis.keys import pack
 from commtrace.analysis.lane_rows import LaneRows
 from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import SYNCHRONISING, codes_named, communication_rows
+from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_segments import Phases, Pieces, Segments, find_segments, narrow
 from commtrace.trace import schema
 from commtrace.trace.order import stable_order
@@ -173,7 +174,11 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) ->
 
 
 def _steps(rows: LaneRows, steps: Int64) -> tuple[Int64, Int64]:
-    """Start and end of each wanted step of each rank."""
+    """Start and end of each wanted step of each rank.
+
+    Raises:
+        ReplayError: they do not follow each other in the order of their numbers, as where numbers occur again.
+    """
     own = np.flatnonzero(rows.spans.kind == schema.STEP)
     step = rows.spans.step[own]
     index = np.minimum(np.searchsorted(steps, step), len(steps) - 1)
@@ -181,6 +186,8 @@ def _steps(rows: LaneRows, steps: Int64) -> tuple[Int64, Int64]:
     own, index = own[wanted], index[wanted]
     start, end = np.zeros((2, len(rows.ranks), len(steps)), np.int64)
     start[rows.of_row[own], index], end[rows.of_row[own], index] = rows.spans.start[own], rows.spans.end[own]
+    if (start[:, 1:] < start[:, :-1]).any():
+        raise ReplayError("Steps were not recorded in the order of their numbers, so they cannot be replayed.")
     return start, end
 
 

@@ -152,6 +152,13 @@ def test_ranks_without_a_common_step() -> None:
         program_of({0: [span("step", 0, 10)], 1: [span("forward", 0, 10)]})
 
 
+def test_steps_in_another_order_than_their_numbers() -> None:
+    """A second epoch that counts from 0 again and is cut short: its steps take the place of those of the first."""
+    rows = [span("step", 10 * at, 10 * at + 10, step=step) for at, step in enumerate([0, 1, 2, 0, 1])]
+    with pytest.raises(ReplayError, match="not recorded in the order of their numbers"):
+        program_of({0: rows, 1: rows})
+
+
 def test_steps_that_were_left_out_change_nothing_though_their_rows_are_still_there() -> None:
     job = synthesize(Job(pp=2, dp=2, microbatches=3, steps=4)).run
     run, matches = restrict(job, match(job), choose_steps(job, keep_warm_up=False))

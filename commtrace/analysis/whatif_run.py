@@ -137,6 +137,8 @@ def _types(run: Run, trace: RankTrace, types: list[str], told: Int64) -> Int64:
     codes = []
     for kind, group, name in told[:, example].T.tolist():
         word = run.names[name]
+        if kind in (schema.P2P, schema.COLLECTIVE) and group not in trace.groups:
+            raise TraceFormatError(f"{run.path}: rank {trace.rank} does not tell the group of some communications.")
         if kind == schema.P2P:
             word = f"{trace.groups[int(group)].name}-{word}"
         elif kind == schema.COLLECTIVE:

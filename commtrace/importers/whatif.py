@@ -202,6 +202,8 @@ def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[Worker], Int6
         raise ImportFileError(f"{path}: a rank is on more than one stage or data-parallel rank.")
     workers = [Worker(*map(int, place)) for place in zip(ranks, *places, strict=True)]
     there = {(worker.stage, worker.dp_rank) for worker in workers}
+    if len(there) < len(workers):
+        raise ImportFileError(f"{path}: several ranks are on the same stage and data-parallel rank.")
     stages, dp_ranks = (sorted(set(values)) for values in zip(*there, strict=True))
     absent = len(stages) * len(dp_ranks) - len(there)
     if absent:

@@ -248,6 +248,9 @@ def _damage_whatif(folder: Path, random: Random) -> bool:
         rows = [*two_stages(7), *two_stages(8)]
         column = random.choice(COLUMNS)
         fitting = [one for one in HOSTILE_VALUES if _fits(one, column)]
+        if what > 0.85:
+            fitting = [row[random.choice(_NUMBERS)] for row in rows]
+            column = random.choice(_NUMBERS)
         for row in random.sample(rows, random.choice((1, 3, len(rows)))):
             row[column] = random.choice(fitting)
         if random.random() < 0.1:
@@ -258,6 +261,9 @@ def _damage_whatif(folder: Path, random: Random) -> bool:
         except (pa.ArrowException, OverflowError, UnicodeError):
             path.write_bytes(damage_bytes(path.read_bytes(), random))
     return False
+
+
+_NUMBERS: Final = [name for name in COLUMNS if name != "optype"]
 
 
 def _fits(value: object, column: str) -> bool:

@@ -29,7 +29,9 @@ DEEP_JSON: Final = "[" * 20_000 + "]" * 20_000
 
 def damage_bytes(content: bytes, random: Random) -> bytes:
     """Flip, cut, repeat, exchange or insert some of the bytes; never the same content."""
-    ways: Sequence[Callable[[bytearray, Random], bytes]] = (_flip, _flip, _flip, _cut, _insert, _repeat, _noise)
+    ways: Sequence[Callable[[bytearray, Random], bytes]] = (
+        _flip, _flip, _flip, _cut, _insert, _repeat, _noise, _number, _exchange,
+    )  # fmt: skip
     for _ in range(8):
         damaged = random.choice(ways)(bytearray(content), random)
         if damaged != content:
@@ -62,6 +64,24 @@ def _noise(content: bytearray, random: Random) -> bytes:
     begin = random.randrange(len(content) + 1)
     length = min(random.choice((4, 16, 64, 1024)), len(content) - begin)
     return bytes(content[:begin] + random.randbytes(length) + content[begin + length :])
+
+
+def _number(content: bytearray, random: Random) -> bytes:
+    """A length, an offset or a count that cannot be, wherever it may be taken for one."""
+    size = random.choice((2, 4, 8))
+    at = random.randrange(max(1, len(content) - size + 1))
+    number = random.choice(HOSTILE_NUMBERS) % (1 << 8 * size)
+    content[at : at + size] = number.to_bytes(size, random.choice(("little", "big")))
+    return bytes(content)
+
+
+def _exchange(content: bytearray, random: Random) -> bytes:
+    """Two parts of the same length, one in the place of the other."""
+    length = min(random.choice((4, 8, 64, 512)), len(content) // 2)
+    one, other = (random.randrange(len(content) - length + 1) for _ in range(2))
+    first, second = content[one : one + length], content[other : other + length]
+    content[one : one + length], content[other : other + length] = second, first
+    return bytes(content)
 
 
 def damage_value(value: Any, random: Random) -> Any:
@@ -110,9 +130,11 @@ def damage_segment(path: Path, random: Random) -> None:
         marks = [row for row in rows if row["detail"]]
         for mark in random.sample(marks, min(len(marks), random.choice((1, 1, 3)))):
             mark["detail"] = _encodable(damage_json(mark["detail"], random))
-    elif what < 0.9:
+    elif what < 0.8:
         for _ in range(random.choice((1, 1, 5, 50))):
             _damage_row(random.choice(rows), random)
+    elif what < 0.9:
+        rows = _exchange_in_columns(rows, random)
     else:
         columns, rows = _other_schema(columns, rows, random)
     table = _table(rows, columns).replace_schema_metadata(metadata)
@@ -134,6 +156,23 @@ def _damage_row(row: dict[str, Any], random: Random) -> None:
         row[name] = random.choice([*fitting, max(-most, min(near, most - 1))])
     else:
         row[name] = _encodable(random.choice(HOSTILE_WORDS))
+
+
+def _exchange_in_columns(rows: list[dict[str, Any]], random: Random) -> list[dict[str, Any]]:
+    """Every value one that a recorder writes, but in other rows, in another column, or twice."""
+    what = random.randrange(4)
+    if what == 0:
+        return [*rows, *rows]
+    numbers = [field.name for field in schema.SCHEMA if pa.types.is_integer(field.type)]
+    name, other = random.sample(numbers, 2)
+    if what == 1:
+        values = [row[name] for row in rows][::-1]
+    elif what == 2:
+        values = random.sample([row[name] for row in rows], len(rows))
+    else:
+        most = 2 ** (schema.SCHEMA.field(name).type.bit_width - 1)
+        values = [row[other] if row[other] is None else max(-most, min(row[other], most - 1)) for row in rows]
+    return [{**row, name: value} for row, value in zip(rows, values, strict=True)]
 
 
 def _other_schema(
@@ -174,7 +213,7 @@ def damage_directory(directory: Path, random: Random) -> None:
     """Put what is no file where a file is expected, or exchange, remove, copy and rename files."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     path = random.choice(files)
-    what = random.randrange(9)
+    what = random.randrange(11)
     if what == 0:
         path.unlink()
         os.mkfifo(path)
@@ -194,5 +233,12 @@ def damage_directory(directory: Path, random: Random) -> None:
         path.rename(path.with_name(random.choice(("spans-9999.arrows", "spans-0000.arrows.part", "x", "spans-²."))))
     elif what == 7:
         path.parent.rename(path.parent.with_name(random.choice(("rank-00009", "rank-9", "rank-x", "\x1b[31mrank"))))
+    elif what == 8:
+        other = random.choice(files)
+        one, second = path.read_bytes(), other.read_bytes()
+        path.write_bytes(second)
+        other.write_bytes(one)
+    elif what == 9:
+        path.with_name(random.choice(("spans-0001.arrows", "spans-0099.arrows"))).write_bytes(path.read_bytes())
     else:
         os.mkfifo(path.with_name("spans-0007.arrows"))

@@ -130,6 +130,7 @@ def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path) -> None:
     pq.write_table(pa.table({"stage": [1]}), tmp_path / "other.parquet")
     pq.write_table(pa.table({name: [1] for name in COLUMNS}).slice(0, 0), tmp_path / "empty.parquet")
     moved = [operation(0, "optimizer", 0, 1), {**operation(1, "optimizer", 0, 1), "rank": 0}]
+    shared = [operation(0, "optimizer", 0, 1), {**operation(0, "optimizer", 0, 1), "rank": 1}]
     good = write_trace(tmp_path / "good.parquet", two_stages())
 
     for path, message in {
@@ -137,6 +138,7 @@ def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path) -> None:
         tmp_path / "other.parquet": "has no columns dp_rank, duration",
         tmp_path / "empty.parquet": "has no rows",
         write_trace(tmp_path / "moved.parquet", moved): "more than one stage",
+        write_trace(tmp_path / "shared.parquet", shared): "several ranks are on the same stage",
     }.items():
         with pytest.raises(ImportFileError, match=message):
             import_whatif(path, tmp_path / "run")

@@ -87,7 +87,7 @@ def import_whatif(
 def _read(path: Path) -> pa.Table:
     try:
         table = _table(path)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last one where a column's name is damaged
         raise ImportFileError(f"{path} is no Parquet file that can be read: {first_line(error)}") from error
     if not len(table):
         raise ImportFileError(f"{path} has no rows.")

@@ -235,7 +235,7 @@ def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]
     if not numbered:
         return []
     folder = segments[0].path.parent
-    there = {segment_number(path) for path in segment_paths(folder)}
+    there = {segment_number(path) for path in segment_paths(folder) if path.exists()}  # a link may point nowhere
     sentences = []
     for (before, earlier), (after, later) in pairwise(numbered):
         absent = [number for number in range(before + 1, after) if number not in there]

@@ -53,6 +53,7 @@ from tests.importers import kineto_files
 from tests.importers.test_flight_recorder import entry, write_dump
 from tests.importers.test_whatif import COLUMNS, two_stages, write_trace
 from tests.importers.test_workerlog import job, write_log
+from tests.trace.rows import mark, row, steps, write_rank
 
 Command = list[str]
 Call = Callable[[], object]
@@ -111,6 +112,17 @@ def _make_complete_run(folder: Path) -> None:
     write(synthesize(Job(pp=2, dp=2, microbatches=2, steps=4, layers=2)), folder / "run")
 
 
+def _make_short_segments(folder: Path) -> None:
+    """Two ranks of three complete segments each."""
+    for rank in (0, 1):
+        spans = [row(step=step, start=100 * step + 5, end=100 * step + 60 + step, id=step) for step in range(6)]
+        rows = sorted([*steps(0, 6), *spans], key=lambda one: one[_STEP])
+        write_rank(folder / "run", [*rows, mark("end", {})], rank=rank, world_size=2, steps_per_segment=2)
+
+
+_STEP: Final = schema.SCHEMA.get_field_index("step")
+
+
 def _make_two_runs(folder: Path) -> None:
     _make_run(folder)
     write(synthesize(Job(pp=2, dp=2, microbatches=2, steps=4, layers=2, seed=1)), folder / "other")
@@ -129,6 +141,11 @@ def _flip_in_run(folder: Path, random: Random) -> bool:
 def _exchange_in_run(folder: Path, random: Random) -> bool:
     damage_directory(folder / "run", random)
     return False
+
+
+def _exchange_and_tell(folder: Path, random: Random) -> bool:
+    damage_directory(folder / "run", random)
+    return True
 
 
 def _rewrite_in_run(folder: Path, random: Random) -> bool:
@@ -406,6 +423,7 @@ DOORS: Final = (
     Door("segments of valid Arrow", _make_two_runs, _rewrite_in_run, _uses_of_run),
     Door("segments of valid Arrow, again", _make_two_runs, _rewrite_in_run, _uses_of_run),
     Door("files in the directory", _make_two_runs, _exchange_in_run, _uses_of_run),
+    Door("files of complete segments", _make_short_segments, _exchange_and_tell, _only_summary),
     Door("monitor.json and triggers", _make_two_runs, _damage_beside_run, _only_top),
     Door("kineto", _make_kineto, _damage_kineto, _uses_of_kineto),
     Door("flight recorder", _make_flight_records_and_run, _damage_flight_records, _uses_of_flight_records),

@@ -58,12 +58,21 @@ class HttpMetrics:
 class BoundedSession(requests.Session):
     """Reads no more of an answer than matters: whoever answers could otherwise fill the memory of the node."""
 
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """Return that there is none: before it goes there, requests would read the whole body."""
+
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Return the answer without its body."""
+        """Return the answer without its body.
+
+        Raises:
+            requests.HTTPError: it says that the receiver is elsewhere, which the SDK takes for a success.
+        """
         response = super().send(request, **{**kwargs, "stream": True})
         # A short body is read to its end, as only then the connection can be used again.
         response.raw.read(_MOST_BYTES)
         response.close()
+        if 300 <= response.status_code < 400:
+            raise requests.HTTPError(f"the receiver answers {response.status_code}, and is not looked for elsewhere")
         return response
 
 

@@ -2,8 +2,8 @@
 
 ``import commtrace.auto`` is all that a script needs, before or after its imports of DeepSpeed. From then on
 
-* the first ``engine(batch)`` after a boundary of the gradient accumulation begins a step, numbered as
-  ``engine.global_steps``; with gradients disabled it is an ``evaluation`` span, and at a boundary of the accumulation
+* the first ``engine(batch)`` after a boundary of the gradient accumulation begins a step, numbered as in
+  DeepSpeed's own log: as ``engine.global_steps`` is after it; with gradients disabled it is an ``evaluation`` span, and at a boundary of the accumulation
   the step that trained ends before it;
 * ``engine(…)`` and ``engine.backward(…)`` (or ``loss.backward()``) are spans with the micro-step as microbatch, and an
   ``engine.step()`` that updates the model is an ``optimizer`` span;
@@ -253,7 +253,8 @@ class DeepSpeedIntegration:
         if self._accumulation(engine).told != engine.gradient_accumulation_steps():
             self._read_groups(engine)  # It was made before we came, or its batch size has been changed.
         # An engine that went back to an earlier checkpoint, or a second one, must not number steps twice.
-        self._latest_step = max(int(engine.global_steps), self._latest_step + 1)
+        # The engine counts a step at its end, and logs that number.
+        self._latest_step = max(int(engine.global_steps) + 1, self._latest_step + 1)
         self._tracer.begin_step(self._latest_step)
 
     def _enter(self, kind: int, name: str, microbatch: int, stage: int) -> Span:

@@ -31,6 +31,7 @@ PROGRAMS = REPOSITORY / "tests" / "e2e" / "programs"
 COUNTED = PROGRAMS / "deepspeed_counts.py"
 PIPELINE = PROGRAMS / "deepspeed_pipeline.py"
 ITERATIONS, ACCUMULATION = 3, 2
+STEPS = range(1, ITERATIONS + 1)
 
 OPERATIONS = {
     "all_reduce": "all_reduce",
@@ -67,14 +68,14 @@ def assert_is_as_deepspeed_counted(run: Run, rank: int, zero_stage: int) -> None
     assert communication(run, rank) == reference(zero_stage, rank)
     assert work(run, rank) == [
         (kind, step, microbatch, 0)
-        for step in range(ITERATIONS)
+        for step in STEPS
         for microbatch in range(ACCUMULATION)
         for kind in ("forward", "backward")
     ]
-    assert [row["step"] for row in rows(run, rank, schema.STEP)] == list(range(ITERATIONS))
+    assert [row["step"] for row in rows(run, rank, schema.STEP)] == list(STEPS)
     # DeepSpeed also makes the optimizer step once while it initialises, which belongs to no step.
     optimizer_steps = [row["step"] for row in rows(run, rank, schema.OPTIMIZER) if row["step"] >= 0]
-    assert optimizer_steps == list(range(ITERATIONS))
+    assert optimizer_steps == list(STEPS)
     trained = [row for row in rows(run, rank, schema.COLLECTIVE) if row["step"] >= 0]
     assert {role_of(run.ranks[rank], row["group"]) for row in trained} == {"dp"}
     phases = [(row["step"], row["microbatch"], row["name"]) for row in rows(run, rank, schema.PHASE)]
@@ -82,7 +83,7 @@ def assert_is_as_deepspeed_counted(run: Run, rank: int, zero_stage: int) -> None
     assert named == ({"gather", "prefetch", "reduce"} if zero_stage == 3 else {"reduce"})
     # ZeRO 3 prefetches as soon as it has seen in which order parameters are used.
     prefetching = sorted({(step, microbatch) for step, microbatch, name in phases if name == "prefetch"})
-    places = [(step, microbatch) for step in range(ITERATIONS) for microbatch in range(ACCUMULATION)]
+    places = [(step, microbatch) for step in STEPS for microbatch in range(ACCUMULATION)]
     assert prefetching == (places[1:] if zero_stage == 3 else [])
 
 
@@ -108,14 +109,15 @@ def test_a_pipeline_is_its_schedules_instructions(tmp_path: Path) -> None:
 
     run, output = record([PIPELINE, str(batches), str(microbatches)], tmp_path / "run")
 
+    assert re.findall(r"steps: (\d+) loss", output) == ["1", "2"]  # DeepSpeed's own log, whose numbers the steps have
     for stage in (0, 1):
         trace = run.ranks[stage]
         for kind in (schema.FORWARD, schema.BACKWARD):
             assert [(row["step"], row["microbatch"], row["chunk"], row["stage"]) for row in rows(run, stage, kind)] == [
-                (step, microbatch, 0, stage) for step in range(batches) for microbatch in range(microbatches)
+                (step, microbatch, 0, stage) for step in range(1, batches + 1) for microbatch in range(microbatches)
             ]
-        assert [row["step"] for row in rows(run, stage, schema.STEP)] == list(range(batches))
-        assert [row["step"] for row in rows(run, stage, schema.OPTIMIZER)] == list(range(batches))
+        assert [row["step"] for row in rows(run, stage, schema.STEP)] == list(range(1, batches + 1))
+        assert [row["step"] for row in rows(run, stage, schema.OPTIMIZER)] == list(range(1, batches + 1))
         assert [row["name"] for row in rows(run, stage, schema.EVALUATION)] == ["evaluation"]
         assert len(list(rows(run, stage, schema.RECOMPUTE))) == batches * microbatches * 2
         assert {role_of(trace, row["group"], row["peer"]) for row in rows(run, stage, schema.P2P)} == {"pp"}

@@ -201,10 +201,10 @@ def test_a_step_reaches_from_one_boundary_of_the_accumulation_to_the_next(tracer
         micro_step(engine)
 
     assert tracer.notes == [
-        "step 7",
+        "step 8",
         "+forward m0 s0", "-forward", "+backward m0 s0", "-backward",
         "+forward m1 s0", "-forward", "+backward m1 s0", "-backward", "+optimizer NoneType", "-optimizer",
-        "step 8",
+        "step 9",
         "+forward m0 s0", "-forward", "+backward m0 s0", "-backward",
     ]  # fmt: skip
     assert tracer.failures == []
@@ -227,7 +227,7 @@ def test_every_step_is_a_boundary_where_the_user_owns_it(tracer: NotingTracer) -
     micro_step(engine)
     micro_step(engine)
 
-    assert [note for note in tracer.notes if note.startswith("step")] == ["step 0", "step 1"]
+    assert [note for note in tracer.notes if note.startswith("step")] == ["step 1", "step 2"]
     assert tracer.notes.count("+optimizer NoneType") == 2
 
 
@@ -277,7 +277,7 @@ def test_one_engine_begins_the_steps_as_long_as_it_lives(tracer: NotingTracer) -
     for _ in range(2):
         micro_step(actor)
         micro_step(critic)
-    assert [note for note in tracer.notes if note.startswith("step")] == ["step 0", "step 1"]
+    assert [note for note in tracer.notes if note.startswith("step")] == ["step 1", "step 2"]
 
     del actor
     gc.collect()
@@ -285,7 +285,7 @@ def test_one_engine_begins_the_steps_as_long_as_it_lives(tracer: NotingTracer) -
     critic.global_steps = 3  # it has gone back to a checkpoint
     micro_step(critic)
 
-    assert [note for note in tracer.notes if note.startswith("step")][2:] == ["step 52", "step 53"]
+    assert [note for note in tracer.notes if note.startswith("step")][2:] == ["step 53", "step 54"]
 
 
 def test_a_pipeline_is_its_instructions(tracer: NotingTracer) -> None:
@@ -299,7 +299,7 @@ def test_a_pipeline_is_its_instructions(tracer: NotingTracer) -> None:
     engine.eval_batch()
 
     assert tracer.notes == [
-        "step 4",
+        "step 5",
         "+data m0 s1", "-data",
         "+forward m0 s1", "-forward", "+forward m1 s1", "-forward",
         "+backward m0 s1", "-backward", "+backward m1 s1", "-backward",
@@ -348,7 +348,7 @@ def test_an_error_of_training_passes_through_and_closes_the_span(tracer: NotingT
     with pytest.raises(TypeError):
         engine_of()("no tensor", "too many")
 
-    assert tracer.notes == ["step 0", "+forward m0 s0", "-forward"]
+    assert tracer.notes == ["step 1", "+forward m0 s0", "-forward"]
     assert tracer.failures == []
 
 

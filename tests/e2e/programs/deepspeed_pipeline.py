@@ -36,6 +36,7 @@ def main() -> None:
         config={
             "train_micro_batch_size_per_gpu": 2,
             "gradient_accumulation_steps": MICROBATCHES,
+            "steps_per_print": 1,
             "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
         },
     )

@@ -2,9 +2,9 @@
 
 ``import commtrace.auto`` is all that a script needs, before or after its imports of DeepSpeed. From then on
 
-* the first ``engine(batch)`` after a boundary of the gradient accumulation begins a step, numbered as in DeepSpeed's own
-  log: as ``engine.global_steps`` is after it; with gradients disabled it is an ``evaluation`` span, and at a boundary of
-  the accumulation the step that trained ends before it;
+* the first ``engine(batch)`` after a boundary of the gradient accumulation begins a step, numbered as in DeepSpeed's
+  own log: as ``engine.global_steps`` is after it; with gradients disabled it is an ``evaluation`` span, and at a
+  boundary of the accumulation the step that trained ends before it;
 * ``engine(…)`` and ``engine.backward(…)`` (or ``loss.backward()``) are spans with the micro-step as microbatch, and an
   ``engine.step()`` that updates the model is an ``optimizer`` span;
 * of a ``PipelineModule``, a ``train_batch`` begins a step, and the instructions of its schedule are the spans, with

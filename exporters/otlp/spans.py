@@ -1,7 +1,8 @@
 """Rows as OpenTelemetry spans: times in epoch ns, ids that other ranks know, links to what happened there.
 
 Every rank's ``step`` is a child of one ``job step``, which the lowest exporting rank sends, with the times of its own
-step: it does not know those of others. Everything else of a rank is a child of its ``step``. Names are low in cardinality (``forward``, ``all_reduce tp``); numbers are attributes.
+step: it does not know those of others. Everything else of a rank is a child of its ``step``. Names are low in
+cardinality (``forward``, ``all_reduce tp``); numbers are attributes.
 """
 
 from __future__ import annotations

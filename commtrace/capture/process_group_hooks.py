@@ -6,8 +6,9 @@ kernel has counted passes by: the methods know what hooks are not told (tags, sp
 
 torch keeps its hooks in a map without a lock: taking one out while a communication passes it, perhaps on another
 thread, ends the process with a segmentation fault, and so does a hook that takes itself out. So hooks are taken out
-only where no other thread has ever communicated; elsewhere they stay, do nothing, and go with their group, or when the
-process exits: a group that outlives Python with a hook ends it with a segmentation fault, too.
+only where no other thread runs, and none has ever communicated; elsewhere they stay, do nothing, and go with their
+group, or when the process exits: a group that outlives Python with a hook ends it with a segmentation fault, too. Of a
+process that exits while a daemon thread communicates they are not taken out at all.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from commtrace.capture.reducer import ReducerCapture
 from commtrace.capture.tracer import Tracer
 
 PART: Final = "capture through torch's hooks of process groups"
+
+OUR_THREADS: Final = "commtrace-"
+"""What the names of our own threads begin with. They do not communicate."""
 
 _hook_ids: Final = itertools.count(int.from_bytes(b"commtrac", "big") >> 1)
 """torch calls hooks in the order of these numbers, its own first."""
@@ -93,7 +97,7 @@ class ProcessGroupHooks:
         names = HookOpName.__members__
         self._operations = {int(names[name]): each for name, each in HOOKED_OPERATIONS.items() if name in names}
         self._active = True
-        atexit.register(self._take_out)
+        atexit.register(self._end)
         self._tracer.groups.follow(self._hang)
 
     def uninstall(self) -> None:
@@ -102,9 +106,16 @@ class ProcessGroupHooks:
         self._tracer.groups.unfollow(self._hang)
         thread = self._tracer.thread
         is_inside = thread.has_counted or bool(thread.issuing) or self._is_in_a_hook()
-        if not is_inside and thread.threads == {threading.get_ident()}:
+        if not is_inside and thread.threads == {threading.get_ident()} and not _other_threads():
             self._take_out()
-            atexit.unregister(self._take_out)
+            atexit.unregister(self._end)
+
+    def _end(self) -> None:
+        """Of Python. A daemon thread that communicates may be in a hook now, and goes on after this."""
+        self._active = False
+        self._tracer.groups.unfollow(self._hang)
+        if not self._tracer.thread.threads & _other_threads():
+            self._take_out()
 
     def _is_in_a_hook(self) -> bool:
         """Whether the calling thread is: a hook has failed, or a signal's handler stops the recording in one."""
@@ -114,8 +125,6 @@ class ProcessGroupHooks:
         return frame is not None
 
     def _take_out(self) -> None:
-        self._active = False
-        self._tracer.groups.unfollow(self._hang)
         while self._groups:
             process_group = self._groups[-1]()
             if process_group is not None:
@@ -217,6 +226,15 @@ class ProcessGroupHooks:
         if not 0 <= found.peer < len(ranks):  # a receive from anybody
             return -1
         return state.next_p2p(found.operation.is_send, ranks[found.peer])
+
+
+def _other_threads() -> set[int]:
+    """Idents of the threads, but for this one and ours, that could communicate for the first time at this moment.
+
+    Those of C++ which send on behalf of a backward pass are not among them, but the thread that has called it is.
+    """
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
+    return sys._current_frames().keys() - ours - {threading.get_ident()}
 
 
 def _is_of_the_reducer() -> bool:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 OPERATIONS: Any = torch.ops._c10d_functional
+REPOSITORY = str(Path(__file__).resolve().parents[2])
 
 
 @pytest.fixture
@@ -158,12 +164,15 @@ def hooks_called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return called
 
 
-@pytest.mark.parametrize(("another_thread", "stays"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("another_thread", "running", "stays"), [(False, set(), False), (True, set(), True), (False, {1}, True)]
+)
 def test_hooks_are_taken_out_where_no_other_thread_can_be_in_one(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch, another_thread: bool, stays: bool
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, another_thread: bool, running: set[int], stays: bool
 ) -> None:
     """torch ends the process with a segmentation fault if one is taken out while a communication passes it."""
     called = hooks_called(monkeypatch)
+    monkeypatch.setattr(process_group_hooks, "_other_threads", lambda: running)  # pytest has threads of its own
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         hooked = Hooked(recording.tracer)
@@ -184,6 +193,48 @@ def test_hooks_are_taken_out_where_no_other_thread_can_be_in_one(
         assert len(recording.communications()) == before
     finally:
         dist.destroy_process_group()
+
+
+def test_a_thread_of_ours_is_none_that_could_communicate() -> None:
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait, name=name) for name in ("commtrace-harvester", "evaluation")]
+    before = process_group_hooks._other_threads()
+    for thread in threads:
+        thread.start()
+    try:
+        assert process_group_hooks._other_threads() - before == {threads[1].ident}
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_process_that_exits_while_a_daemon_thread_communicates_ends_as_without_commtrace(tmp_path: Path) -> None:
+    """Torch aborts it. With a hook taken out under the thread it would have been a segmentation fault."""
+    program = """
+import sys, threading, time
+import torch, torch.distributed as dist
+import commtrace
+if sys.argv[1] == "recorded":
+    commtrace.start()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def talk():
+    while True:
+        dist.all_reduce(torch.ones(2))
+        sent.set()
+sent = threading.Event()
+threading.Thread(target=talk, daemon=True).start()
+sent.wait()
+"""
+    environment = os.environ | {"COMMTRACE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": REPOSITORY}
+    ends = [
+        subprocess.run(
+            [sys.executable, "-c", program, way], env=environment, timeout=60, capture_output=True
+        ).returncode
+        for way in ("plain", "recorded", "recorded", "recorded")
+    ]
+
+    assert -signal.SIGSEGV not in ends
 
 
 def test_a_hook_does_not_keep_its_group_alive(alone: Recording) -> None:

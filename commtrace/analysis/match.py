@@ -152,7 +152,7 @@ def communications_of(block: Block, stalls: Int64) -> Int64:
     wanted = spans.stalled_on[stalls]
     # Ids count up from 0 on each rank, as a rule; then those of all ranks, one behind the other, are a table.
     highest = np.array([int(part.max(initial=-1)) for part in block.split(spans.id).values()])
-    if int(highest.sum()) > _MOST_IDS_PER_ROW * len(block):
+    if sum(highest.tolist()) > _MOST_IDS_PER_ROW * len(block):
         return _searched(block, communications, stalls)
     begins = bounds_of(highest + 1)
     row_of_id = np.full(begins[-1] + 1, -1, np.int64)  # the last one is of no communication

@@ -238,10 +238,10 @@ def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]
     there = {segment_number(path) for path in segment_paths(folder) if path.exists()}  # a link may point nowhere
     sentences = []
     for (before, earlier), (after, later) in pairwise(numbered):
-        absent = [number for number in range(before + 1, after) if number not in there]
+        absent = after - before - 1 - sum(before < number < after for number in there)
         if absent:
             sentences.append(
-                f"rank {trace.rank}: {_files(len(absent))} missing in {folder} between {earlier.path.name} and "
+                f"rank {trace.rank}: {_files(absent)} missing in {folder} between {earlier.path.name} and "
                 f"{later.path.name}, from about step {earlier.first_step} to {later.first_step}: its numbers are lower "
                 "bounds there. Copy the folder again."
             )

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from commtrace.trace.budget import Budget
@@ -125,6 +126,18 @@ def test_a_segment_that_is_missing_in_the_middle_is_told(tmp_path: Path) -> None
         f"rank 1: 1 file is missing in {folder} between spans-0001.arrows and spans-0003.arrows, from about step 10 to "
         "30: its numbers are lower bounds there. Copy the folder again.",
     )
+
+
+def test_a_number_that_no_folder_holds_costs_no_memory(tmp_path: Path) -> None:
+    folder, _ = write_two_ranks(tmp_path)
+    path = folder / "spans-0004.arrows"
+    with pa.OSFile(str(path)) as file:
+        table = pa.ipc.open_stream(file).read_all()
+    table = table.replace_schema_metadata({**table.schema.metadata, b"commtrace.segment": b"999999999"})
+    with pa.ipc.new_stream(str(path), table.schema) as stream:
+        stream.write_table(table)
+
+    assert "rank 0: 999999994 files are missing" in load_run(tmp_path).problems[0]
 
 
 def test_segments_that_are_missing_at_the_beginning_are_told(tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ class _Writer:
             )
 
     def _event(self, time: int, **event: Any) -> None:
+        time = max(time, 0)  # Perfetto has no time before 0: what damaged rows place there is drawn at 0
         self._packet(timestamp=time, track_event=self._protocol.TrackEvent(**event))
 
     def _packet(self, **fields: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -13,6 +16,18 @@ from tests.capture.recording import Recording
 def roles(recording: Recording, mesh: DeviceMesh) -> list[str]:
     groups = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
     return [recording.tracer.groups.state(group).group.role for group in groups]
+
+
+@pytest.fixture(autouse=True)
+def _without_earlier_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meshes of earlier tests that something still holds would name this test's default group."""
+    earlier = [thing for thing in gc.get_objects() if issubclass(type(thing), DeviceMesh)]
+    existing = meshes._existing_meshes
+
+    def made_here(mesh_type: type) -> list[Any]:
+        return [mesh for mesh in existing(mesh_type) if not any(mesh is other for other in earlier)]
+
+    monkeypatch.setattr(meshes, "_existing_meshes", made_here)
 
 
 @pytest.mark.parametrize("made", ["before", "after"])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from commtrace import launchers
 from commtrace.errors import ConfigurationError
 
 _logger = logging.getLogger("commtrace")
@@ -148,8 +149,9 @@ class Config:
         """
         source = os.environ if environment is None else environment
         given = {**forwarded_variables(source), **_own_variables(source)}
-        for name in sorted(set(given) - set(VARIABLES) - _READ_ELSEWHERE):
-            _warn_of_unknown(name)
+        if not launchers.local_rank(source):  # one rank of a node says it for all
+            for name in sorted(set(given) - set(VARIABLES) - _READ_ELSEWHERE):
+                _warn_of_unknown(name)
         return cls(**{_field(name): VARIABLES[name](name, given[name]) for name in given if name in VARIABLES})
 
     def check(self) -> None:

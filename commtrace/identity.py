@@ -122,12 +122,13 @@ class Identity:
 
     def _not_heard_of(self) -> int:
         """How many ranks rank 0 has not heard of; 0 on others, and once all were there or none can be asked."""
-        store = _default_store()
-        if self._needs_no_others or self._agreement is None or store is None:
+        if self._needs_no_others or self._agreement is None:
             return 0
         try:
-            missing = self._agreement.not_heard_of(store)
-        except (RuntimeError, NotImplementedError) as error:
+            store = _default_store()
+            missing = 0 if store is None else self._agreement.not_heard_of(store)
+        # KeyError, ValueError: the training thread has just destroyed the group.
+        except (KeyError, RuntimeError, NotImplementedError, ValueError) as error:
             _logger.debug("commtrace: whether the other ranks know what the run is called is not known: %s", error)
             missing = 0
         self._needs_no_others = missing == 0
@@ -272,7 +273,7 @@ def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
     of_telemetry = environment.get("MEGATRON_OTEL_RUN_ID") or environment.get("NEMO_LENS_RUN_ID")
     named = config.run_id or of_telemetry or launchers.job_name(environment)
     if named:
-        return named if is_run_id(named) else re.sub(r"[^\w.:@+-]", "_", named[:100])
+        return named if is_run_id(named) else re.sub(r"[^\w:@+-]", "_", named[:100])
     return _name_of_launcher(environment) if launchers.is_on_one_node(environment) else ""
 
 

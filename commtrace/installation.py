@@ -6,10 +6,12 @@ pip's metadata cannot say all of it: a pyarrow that refuses the numpy beside it 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from commtrace import launchers
 from commtrace.errors import InstallationError
 
 _logger = logging.getLogger("commtrace")
@@ -56,6 +58,8 @@ def warn_if_untried(package: str, version: str) -> None:
     """
     number = re.match(r"(\d+)\.(\d+)", version)
     tried = TRIED[package]
+    if launchers.local_rank(os.environ):  # one rank of a node says it for all
+        return
     if package in _warned or number is None or tried.oldest <= _minor(number) <= tried.newest:
         return
     _warned.add(package)

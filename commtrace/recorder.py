@@ -405,6 +405,7 @@ def _kinds(entry: Entry) -> tuple[int, ...]:
 def _why_it_ended() -> dict[str, str]:
     """The exception that nobody caught, if Python ends for one: it is known before what was registered at exit."""
     error = getattr(sys, "last_value", None)
-    if error is None or threading.main_thread().is_alive():
+    # An interactive Python goes on after an exception.
+    if error is None or hasattr(sys, "ps1") or threading.main_thread().is_alive():
         return {}
     return {"exception": type(error).__name__}

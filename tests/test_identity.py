@@ -25,7 +25,7 @@ def test_the_name_that_is_given_wins() -> None:
 
 
 def test_a_name_of_the_launchers_that_is_no_name_of_a_folder_becomes_one() -> None:
-    assert identity.run_id(Config(), {"TORCHELASTIC_RUN_ID": "../a\nb"}) == ".._a_b"
+    assert identity.run_id(Config(), {"TORCHELASTIC_RUN_ID": "../a\nb"}) == "___a_b"
 
 
 def test_the_ranks_of_one_node_are_named_after_their_launcher() -> None:

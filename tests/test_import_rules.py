@@ -23,9 +23,9 @@ BASE: Final = frozenset({"errors", "config", "trace"})
 MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     # what everything rests on
     "errors": frozenset(),
-    "installation": frozenset({"errors"}),
+    "installation": frozenset({"errors", "launchers"}),
     "trace": frozenset({"errors"}),
-    "config": frozenset({"errors", "trace"}),
+    "config": frozenset({"errors", "launchers", "trace"}),
     "settings": frozenset(),
     "redaction": frozenset(),
     # in the training process

@@ -42,11 +42,10 @@ def _note(folder: Path) -> bool:
     if not notes:
         return False
     try:
-        descriptor = os.open(notes, os.O_WRONLY | os.O_APPEND)
-    except OSError:  # it runs on another node
+        with open(os.open(notes, os.O_WRONLY | os.O_APPEND), "w") as file:
+            file.write(f"{folder}\n")
+    except OSError:  # it runs on another node, or the disk of its notes is full
         return False
-    with open(descriptor, "w") as file:
-        file.write(f"{folder}\n")
     return True
 
 

@@ -29,7 +29,7 @@ def install(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callab
 
     Args:
         tracer: of the process.
-        before: called while all groups are still there.
+        before: called before the default group is destroyed, while its store is still there.
     """
     import torch.distributed
     from torch.distributed import ProcessGroup, distributed_c10d
@@ -38,11 +38,13 @@ def install(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callab
     completions = tracer.completions
     has_waited = is_inside = False
 
-    def settle(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool | None:
+    def settle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
         nonlocal has_waited, is_inside
         if is_inside:
             return None
-        before()
+        group = args[0] if args else kwargs.get("group")
+        if group is None or group is distributed_c10d._world.default_pg:
+            before()
         if completions.unsettled and not has_waited:
             completions.settle(LONGEST_SECONDS)
         has_waited = completions.unsettled

@@ -104,7 +104,8 @@ class HiddenEnds:
         if self._is_off or len(self._held) >= MOST_HELD or (self._stop_at is not None and now >= self._stop_at):
             return False
         self._held.append(Held(call, launch, waited_from, end))
-        if self._ask_at is None:
+        # An entry that found the buffer full was dropped: it is made again.
+        if self._ask_at is None or now >= self._ask_at + HOLD_NS:
             self._ask_at = now + HOLD_NS
             self._tracer.append((self._rows, schema.MARK))
         return True

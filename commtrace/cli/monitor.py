@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from commtrace.trace.inputs import printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from commtrace.exporters.monitor.messages import Job
     from commtrace.live.watch import LiveEvent
 
 _POLL_SECONDS = 1.0
@@ -52,7 +55,7 @@ def monitor(
         )
     while (job := store.job) is None:
         time.sleep(_POLL_SECONDS)
-    typer.echo(f"Watching run {job.run_id}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
+    _tell_of(job)
     poster = WebhookSink(webhook) if webhook else None
     sinks: list[AlertSink] = [_Printed(json_output), FileSink(output), *([poster] if poster else [])]
     sinks.append(FindingsSink(store))
@@ -63,7 +66,7 @@ def monitor(
         if store.job is not None and store.job != job:
             job = store.job
             aggregator = Aggregator(job, sinks)
-            typer.echo(f"Watching run {job.run_id}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
+            _tell_of(job)
         aggregator.look_for_hangs(store, time.time())
         if time.monotonic() < due:
             continue
@@ -73,6 +76,10 @@ def monitor(
     if poster:
         poster.close()
     server.close()
+
+
+def _tell_of(job: Job) -> None:
+    typer.echo(f"Watching run {printable(job.run_id)}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
 
 
 class _Printed:
@@ -86,4 +93,4 @@ class _Printed:
 
         for event in events:
             when = time.strftime("%H:%M:%S", time.localtime(event.time))
-            typer.echo(json.dumps(event.to_json()) if self._as_json else f"{when} {event.sentence}")
+            typer.echo(json.dumps(event.to_json()) if self._as_json else f"{when} {printable(event.sentence)}")

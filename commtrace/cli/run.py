@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -48,14 +49,23 @@ def run(
     environment = injected_environment(os.environ, {name: value for name, value in options.items() if value})
     if NOTES_VARIABLE in os.environ:
         raise typer.Exit(_execute(command, environment))  # below another commtrace run, which says what was recorded
-    with tempfile.NamedTemporaryFile(prefix="commtrace-run-") as notes:
-        before = _written_at(environment["COMMTRACE_DIR"])
-        exit_code = _execute(command, {**environment, NOTES_VARIABLE: notes.name})
-        noted = {Path(line) for line in notes.read().decode(errors="replace").splitlines()}
+    began_ns = time.time_ns()
+    exit_code, noted = _execute_with_notes(command, environment)
     position = launchers.position(os.environ)
     if position is None or position.rank == 0:  # behind a launcher there is one of us for each rank
-        _tell_what_was_recorded(noted, before, environment, exit_code)
+        _tell_what_was_recorded(noted, began_ns, environment, exit_code)
     raise typer.Exit(exit_code)
+
+
+def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, set[Path]]:
+    """Exit code of ``command``, and the folders that ranks on this node said they record in."""
+    try:
+        notes = tempfile.NamedTemporaryFile(prefix="commtrace-run-")  # noqa: SIM115
+    except OSError:  # no directory for temporary files can be written: what was recorded is looked for
+        return _execute(command, environment), set()
+    with notes:
+        exit_code = _execute(command, {**environment, NOTES_VARIABLE: notes.name})
+        return exit_code, {Path(line) for line in notes.read().decode(errors="replace").splitlines()}
 
 
 def injected_environment(environment: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
@@ -106,22 +116,23 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _written_at(directory: str) -> dict[Path, int]:
-    """When files were last added to folders of ranks, in ns, in the runs that ``directory`` may mean."""
+def _written_since(directory: str, began_ns: int) -> set[Path]:
+    """The folders of ranks to which files were added since, in the runs that ``directory`` may mean."""
     # Imported here: pyarrow is not needed for the command to start.
     from commtrace.trace.writer import RANK_DIRECTORY_PATTERN
 
-    found = {}
+    found = set()
     for name in glob.iglob(glob.escape(directory).replace(RUN_ID_PLACE, "*") + "/rank-*"):
         folder = Path(name)
-        if RANK_DIRECTORY_PATTERN.match(folder.name):
-            found[folder] = folder.stat().st_mtime_ns
+        try:
+            if RANK_DIRECTORY_PATTERN.match(folder.name) and folder.stat().st_mtime_ns >= began_ns:
+                found.add(folder)
+        except OSError:  # deleted meanwhile, or a link to nowhere: of another run
+            continue
     return found
 
 
-def _tell_what_was_recorded(
-    noted: set[Path], before: Mapping[Path, int], environment: Mapping[str, str], exit_code: int
-) -> None:
+def _tell_what_was_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
     """Where the run is and what to do next, on stderr: stdout is the command's."""
     from commtrace.trace.writer import segment_paths
 
@@ -130,7 +141,7 @@ def _tell_what_was_recorded(
     is_one_of_several = position is not None and position.world_size > 1  # the others know of their ranks
     recorded = {folder for folder in noted if folder.is_dir() and segment_paths(folder)}
     if not recorded:  # ranks of other nodes only, perhaps
-        recorded = {folder for folder, when in _written_at(directory).items() if before.get(folder) != when}
+        recorded = _written_since(directory, began_ns)
     if not recorded:
         run_id = environment.get("COMMTRACE_RUN_ID")
         directory = directory.replace(RUN_ID_PLACE, run_id) if run_id else directory

@@ -28,7 +28,9 @@ def possible_rows(spans: Spans, most_ranks: Int64) -> Bool:
     Args:
         most_ranks: no rank of the job that each row is from has this number.
     """
-    possible = (np.abs(spans.start) < _LATEST_NS) & (np.abs(spans.end) < _LATEST_NS)
+    # Not by np.abs: of the smallest int64 it is negative.
+    possible = (spans.start > -_LATEST_NS) & (spans.start < _LATEST_NS)
+    possible &= (spans.end > -_LATEST_NS) & (spans.end < _LATEST_NS)
     length = spans.end - spans.start  # may wrap where a time is impossible anyway
     possible &= (length >= 0) & (length < LONGEST_NS)
     for name in _OF_EVERY_ROW:

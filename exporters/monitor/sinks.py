@@ -19,6 +19,7 @@ from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.rank import LiveRank
 from commtrace.live.watch import LiveEvent, LiveStraggler
 from commtrace.redaction import http_reason, redacted_url
+from commtrace.trace.inputs import printable
 
 _logger = logging.getLogger("commtrace")
 
@@ -33,7 +34,7 @@ class LogSink:
 
     def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         for event in events:
-            _logger.warning("commtrace: %s", event.sentence)
+            _logger.warning("commtrace: %s", printable(event.sentence))
 
 
 class FileSink:

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from commtrace.capture import completions, destruction
 from tests.capture.recording import Recording
@@ -31,6 +32,19 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(completions.CompletionCallbacks, "settle", wait)
     return told
+
+
+def test_the_name_of_the_run_is_waited_for_before_the_last_group_goes_only(recording: Recording) -> None:
+    asked: list[str] = []
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    uninstall = destruction.install(recording.tracer, lambda: asked.append("asked"))
+
+    dist.destroy_process_group(dist.new_group([0, 1]))
+    assert asked == []
+    dist.destroy_process_group()
+    uninstall()
+
+    assert asked == ["asked"]
 
 
 def test_a_callback_has_run_when_the_group_is_destroyed(recording: Recording, world: None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.cli.run import injected_environment
+from commtrace.cli.run import _execute_with_notes, injected_environment
 from commtrace.config import forwardable, forwarded_variables
 from commtrace.errors import ConfigurationError
 from commtrace.trace.reader import load_run
@@ -111,6 +111,20 @@ def test_a_command_that_cannot_be_started_says_so(tmp_path: Path) -> None:
 
     assert (missing.returncode, missing.stderr) == (127, "commtrace: no-such-command: command not found\n")
     assert (text.returncode, text.stderr) == (126, "commtrace: ./text: not an executable file\n")
+
+
+def test_what_is_left_of_an_earlier_run_keeps_no_job_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "commtrace-runs" / "old").mkdir(parents=True)
+    (tmp_path / "commtrace-runs" / "old" / "rank-00000").symlink_to(tmp_path / "gone")
+    assert _run("--", "echo", "started", cwd=tmp_path).stdout == "started\n"
+
+
+def test_a_job_starts_where_no_temporary_file_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_options: object) -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    assert _execute_with_notes(["true"], dict(os.environ)) == (0, set())
 
 
 def test_options_after_the_command_are_the_commands_with_or_without_dashes(tmp_path: Path) -> None:

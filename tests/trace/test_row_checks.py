@@ -18,6 +18,7 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"start": -(2**63), "end": 2**63 - 1},
     {"start": 0, "end": 2**55},
     {"start": 2**61, "end": 2**61},
+    {"start": -(2**63), "end": -(2**63)},
     {"step": -2},
     {"group": -(2**63)},
     {"seq": -2},

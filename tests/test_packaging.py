@@ -148,7 +148,7 @@ def test_what_the_package_says_of_itself(wheel: Path) -> None:
     assert metadata["Requires-Python"] == ">=3.10"
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted({re.split(r"[<>=; ]", line)[0] for line in required}) == [
-        "numpy", "prometheus-client", "pyarrow", "rich", "typer", "wrapt",
+        "msgspec", "numpy", "prometheus-client", "pyarrow", "rich", "typer", "wrapt",
     ]  # fmt: skip
     assert sorted(metadata.get_all("Provides-Extra", [])) == ["dask", "deepspeed", "dev", "import", "megatron", "otlp"]
     assert "commtrace = commtrace.cli.start:main" in entry_points

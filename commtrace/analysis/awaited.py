@@ -189,7 +189,9 @@ def _waits_of_rank(trace: RankTrace, matches: Matches, steps: Sequence[int]) -> 
     wait = own.wait_ns(spans)
     late = (own.last_rank >= 0) & (own.last_rank != trace.rank) & (wait > 0) & np.isin(spans.step, steps)
     communication = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
-    order = communication[np.argsort(spans.group[communication], kind="stable")]  # by group, then by start
+    # By group, then by start; of those of one time by what they are, as the order of their rows means nothing.
+    keys = (spans.peer, spans.op_in_seq, spans.seq, spans.kind, -spans.end, spans.start, spans.group)
+    order = communication[np.lexsort([key[communication] for key in keys])]
     before = np.where(np.diff(spans.group[order], prepend=-1) == 0, np.append(order[:1], order[:-1]), -1)
     since = np.where(before >= 0, spans.end[before], spans.start[order])
     rows = np.flatnonzero(late[order])

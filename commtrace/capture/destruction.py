@@ -38,12 +38,16 @@ def install(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callab
     completions = tracer.completions
     has_waited = is_inside = False
 
+    def is_subgroup(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the group is one of several, while the default group stays."""
+        group, default = args[0] if args else kwargs.get("group"), distributed_c10d._world.default_pg
+        return group is not None and default is not None and group is not default and group.size() < default.size()
+
     def settle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
         nonlocal has_waited, is_inside
         if is_inside:
             return None
-        group = args[0] if args else kwargs.get("group")
-        if group is None or group is distributed_c10d._world.default_pg:
+        if not is_subgroup(args, kwargs):
             before()
         if completions.unsettled and not has_waited:
             completions.settle(LONGEST_SECONDS)

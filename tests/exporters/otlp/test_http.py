@@ -105,7 +105,7 @@ def test_no_more_is_read_of_an_answer_than_matters(name: str, monkeypatch: pytes
         assert sink.export(job_spans()[0]) == (name == "body"), "only this one is a success"
         sink.shutdown()
 
-    assert server.sent < 32 * MIB, "buffers of the two sockets, and headers of at most 6 MiB"
+    assert server.sent < 128 * MIB, "buffers of sockets and at most 6 MiB of headers, for each try"
 
 
 def test_after_a_short_answer_the_connection_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_what_the_package_says_of_itself(wheel: Path) -> None:
     assert sorted({re.split(r"[<>=; ]", line)[0] for line in required}) == [
         "msgspec", "numpy", "prometheus-client", "pyarrow", "rich", "typer", "wrapt",
     ]  # fmt: skip
-    assert sorted(metadata.get_all("Provides-Extra", [])) == ["dask", "deepspeed", "dev", "import", "megatron", "otlp"]
+    assert sorted(metadata.get_all("Provides-Extra", [])) == ["dask", "deepspeed", "dev", "megatron", "otlp"]
     assert "commtrace = commtrace.cli.start:main" in entry_points
 
 

@@ -71,34 +71,35 @@ class Identity:
         self._first_place: Place | None = None
         self._needs_no_others = False
 
-    def found(self, last_place: Place | None = None) -> Found | None:
+    def found(self, place: Place | None = None) -> Found | None:
         """Return who this process is; None while rank 0 of its job has not said what the run is called.
 
         Asks once and never waits. Not for the training thread.
 
         Args:
-            last_place: that the process had, if its process groups are gone.
+            place: that capture has seen the process have; by now its process groups may be gone, or smaller.
         """
         with self._lock:
             if self._found is None:
-                self._found = self._look(last_place)
+                self._found = self._look(place)
             return self._found
 
-    def settled(self, seconds: float, last_place: Place | None = None) -> Found:
+    def settled(self, seconds: float, place: Place | None = None) -> Found:
         """Return who this process is, by its own lights if rank 0 does not say in so many seconds.
 
         Rank 0 waits so long for the others to hear it: the store may end with its process.
 
         Args:
             seconds: to wait.
-            last_place: that the process had, if its process groups are gone.
+            place: as for :meth:`found`.
         """
         deadline = time.monotonic() + seconds
-        while (found := self.found(last_place)) is None and time.monotonic() < deadline:
+        while (found := self.found(place)) is None and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
         if found is None:
             with self._lock:
-                found = self._found = self._found or self._not_agreed("rank 0 has not said one", _place())
+                place = place or current_place()
+                found = self._found = self._found or self._not_agreed("rank 0 has not said one", place)
         while self._not_heard_of() and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
         return found
@@ -134,9 +135,9 @@ class Identity:
         self._needs_no_others = missing == 0
         return missing
 
-    def _look(self, last_place: Place | None) -> Found | None:
+    def _look(self, place: Place | None) -> Found | None:
         # The first one that is seen: a job may give up its group and go on as a smaller one meanwhile.
-        place = self._first_place = self._first_place or _place() or last_place
+        place = self._first_place = self._first_place or place or current_place()
         if place is None:
             told = launchers.position(self._environment)
             return self._on_its_own(Place(0, 1) if told is None else Place(told.rank, told.world_size))
@@ -328,8 +329,8 @@ def clock_anchor(tries: int = 5) -> ClockAnchor:
     return best
 
 
-def _place() -> Place | None:
-    """As torch.distributed says; None if it is not initialised."""
+def current_place() -> Place | None:
+    """Return this process's place as torch.distributed says; None if that is not initialised."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

@@ -84,7 +84,7 @@ def job_of(*environments: dict[str, str], configs: list[Config] | None = None) -
     for _ in range(3):
         for rank, process in enumerate(processes):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(identity, "_place", lambda rank=rank: identity.Place(rank, world, "gloo"))
+                patch.setattr(identity, "current_place", lambda rank=rank: identity.Place(rank, world, "gloo"))
                 patch.setattr(identity, "_default_store", lambda: store)
                 patch.setattr(agreement, "_arrived_in", 0)
                 found[rank] = process.found()
@@ -206,7 +206,7 @@ def test_a_job_whose_store_cannot_be_asked_is_recorded_under_the_launchers_name_
         def add(self, key: str, amount: int) -> int:
             raise RuntimeError("connection reset by peer")
 
-    monkeypatch.setattr(identity, "_place", lambda: identity.Place(2, 4, "gloo"))
+    monkeypatch.setattr(identity, "current_place", lambda: identity.Place(2, 4, "gloo"))
     monkeypatch.setattr(identity, "_default_store", Dead)
 
     named = identity.Identity(Config(), JOBS["srun, a task for each rank"][2]).found()
@@ -220,7 +220,7 @@ def test_rank_0_says_once_that_ranks_are_not_recorded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = HashStore()
-    monkeypatch.setattr(identity, "_place", lambda: identity.Place(0, 4, "gloo"))
+    monkeypatch.setattr(identity, "current_place", lambda: identity.Place(0, 4, "gloo"))
     monkeypatch.setattr(identity, "_default_store", lambda: store)
     first = identity.Identity(Config(), JOBS["deepspeed, two nodes"][0])
     with pytest.MonkeyPatch.context() as patch:
@@ -239,7 +239,7 @@ def test_rank_0_says_once_that_ranks_are_not_recorded(
 def test_a_rank_does_not_wait_for_ever_for_a_rank_0_that_is_not_recorded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(identity, "_place", lambda: identity.Place(2, 4, "gloo"))
+    monkeypatch.setattr(identity, "current_place", lambda: identity.Place(2, 4, "gloo"))
     monkeypatch.setattr(identity, "_default_store", HashStore().__class__)
     process = identity.Identity(Config(), JOBS["deepspeed, two nodes"][2])
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from commtrace.capture.nccl import LEGACY, NcclBackend, nccl_backend
 from commtrace.capture.records import DeviceCall, Queue
+from commtrace.identity import Place, current_place
 from commtrace.trace.groups import Group, group_id
 
 UNKNOWN_ROLE = "unknown"
@@ -92,7 +93,8 @@ class GroupRegistry:
     Attributes:
         states: by ``id`` of the ``ProcessGroup``.
         version: changes with every group and role that becomes known.
-        position: rank, world size and backend of this process when it last had a process group.
+        place: rank, world size and backend of this process in the largest world that it has been part of: a job may
+            give up its group and go on as a smaller one.
         skip_roles: communication of groups with these roles is numbered and not timed.
     """
 
@@ -101,7 +103,7 @@ class GroupRegistry:
         self._pipeline_peers: frozenset[int] = frozenset()
         self.states: dict[int, GroupState] = {}
         self.version = 0
-        self.position: tuple[int, int, str] | None = None
+        self.place: Place | None = None
         self._lock = threading.RLock()
         self._ordinals: dict[tuple[int, ...], itertools.count[int]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -179,7 +181,6 @@ class GroupRegistry:
             return list(self._history.values())
 
     def _register(self, process_group: Any) -> GroupState:
-        from torch.distributed import distributed_c10d
 
         ranks_by_group_rank = _global_ranks(process_group)
         ranks = tuple(sorted(ranks_by_group_rank))
@@ -193,12 +194,9 @@ class GroupRegistry:
             description=str(process_group.group_desc),
             backend=_backend_name(process_group),
         )
-        if distributed_c10d.is_initialized():
-            self.position = (
-                distributed_c10d.get_rank(),
-                distributed_c10d.get_world_size(),
-                str(distributed_c10d.get_backend()),
-            )
+        place = current_place()
+        if place is not None and (self.place is None or self.place.world_size <= place.world_size):
+            self.place = place
         state = GroupState(group, ranks_by_group_rank, nccl_backend(process_group))
         key = id(process_group)
         self.states[key] = state

@@ -25,7 +25,7 @@ from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
 from commtrace.config import Config
-from commtrace.identity import Identity, Place
+from commtrace.identity import Identity
 from commtrace.installation import warn_if_untried
 from commtrace.recorder import Recorder, Sink
 from commtrace.trace.aggregates import AggregatingSink
@@ -238,7 +238,7 @@ class Instrumentation:
     def _identify_before_the_end(self) -> None:
         """The store through which ranks agree may end with the process groups."""
         if _is_initialized():
-            self._identity.settled(LAST_WORD_SECONDS)
+            self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)
 
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture import futures
@@ -248,8 +248,7 @@ class Instrumentation:
         return futures.install(tracer, self._process_groups)
 
     def _open_sinks(self) -> list[Sink]:
-        position = self.tracer.groups.position
-        found = self._identity.settled(LAST_WORD_SECONDS, None if position is None else Place(*position))
+        found = self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)
         directory = identity.directory(self._config, found.run_id)
         metadata = identity.collect(self._config, found)
         if metadata.rank == 0 and metadata.attempt == 0 and _holds_a_recording(directory):
@@ -289,10 +288,12 @@ class Instrumentation:
             return ()
 
     def _is_identified(self) -> bool:
-        return self._is_rank_known() and (not _is_initialized() or self._identity.found() is not None)
+        if not self._is_rank_known():
+            return False
+        return not _is_initialized() or self._identity.found(self.tracer.groups.place) is not None
 
     def _is_rank_known(self) -> bool:
-        if self.tracer.groups.position is not None or _is_initialized():
+        if self.tracer.groups.place is not None or _is_initialized():
             return True
         # A job of one process never initialises torch.distributed. A child of a training process (a data loading
         # worker) is no rank.

@@ -167,7 +167,7 @@ class Tracer:
         behind = self._latest_step + 1 - step
         if behind <= 0:
             return step
-        if not self._counted_on and (self.groups.position is None or self.groups.position[0] == 0):
+        if not self._counted_on and (self.groups.place is None or self.groups.place.rank == 0):
             self.guard.noticed(
                 f"steps are numbered again from {number} after {self._latest_step}; each needs a number of its own, so "
                 f"they are counted on, from {step + behind}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
@@ -65,15 +66,29 @@ class BoundedSession(requests.Session):
         """Return the answer without its body.
 
         Raises:
-            requests.HTTPError: it says that the receiver is elsewhere, which the SDK takes for a success.
+            requests.HTTPError: it says that the receiver is elsewhere, which the SDK takes for a success; or it is no
+                HTTP, for which the SDK would ask again and again.
         """
-        response = super().send(request, **{**kwargs, "stream": True})
+        try:
+            response = super().send(request, **{**kwargs, "stream": True})
+        except requests.ConnectionError as error:
+            if _is_no_http(error):
+                raise requests.HTTPError("the receiver does not speak HTTP") from None
+            raise
         # A short body is read to its end, as only then the connection can be used again.
         response.raw.read(_MOST_BYTES)
         response.close()
         if 300 <= response.status_code < 400:
             raise requests.HTTPError(f"the receiver answers {response.status_code}, and is not looked for elsewhere")
         return response
+
+
+def _is_no_http(error: requests.ConnectionError) -> bool:
+    """Whether there was an answer, with endless headers for example."""
+    # requests and urllib3 each wrap what http.client says.
+    causes = [cause for outer in error.args for cause in getattr(outer, "args", ())]
+    # A connection that is closed without an answer is both for http.client.
+    return any(isinstance(cause, http.client.HTTPException) and not isinstance(cause, OSError) for cause in causes)
 
 
 def _made(exporter: Callable[..., _Exporter]) -> _Exporter:

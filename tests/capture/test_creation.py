@@ -33,7 +33,7 @@ def test_the_default_group_is_known_when_it_has_been_made(watching: Recording) -
 
     with fake_backend(rank=1, world_size=3):
         assert groups == [("world", (0, 1, 2))]
-        assert watching.tracer.groups.position == (1, 3, "fake")
+        assert watching.tracer.groups.place == (1, 3, "fake")
 
 
 def test_the_default_group_is_known_each_time_that_it_is_made(watching: Recording) -> None:

@@ -101,6 +101,18 @@ def test_numbers_begin_anew_in_a_world_that_is_initialised_again() -> None:
     assert states == [(0, 0), (1, 0)]
 
 
+def test_the_largest_world_that_a_process_was_part_of_is_its_place() -> None:
+    registry = GroupRegistry()
+    places = []
+    for rank, world_size in ((1, 4), (0, 2), (5, 8)):
+        with fake_backend(rank=rank, world_size=world_size):
+            registry.state(world_group())
+            places.append(registry.place)
+        gc.collect()
+
+    assert places == [(1, 4, "fake"), (1, 4, "fake"), (5, 8, "fake")]
+
+
 def test_a_groups_ranks_in_which_this_process_is_not_are_no_group(watched: Recording) -> None:
     dist.new_group([0, 2])  # rank 1 gets a placeholder
 

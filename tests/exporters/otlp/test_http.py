@@ -104,8 +104,9 @@ def test_no_more_is_read_of_an_answer_than_matters(name: str, monkeypatch: pytes
         sink = HttpSpans()
         assert sink.export(job_spans()[0]) == (name == "body"), "only this one is a success"
         sink.shutdown()
+        assert server.connections == 1, "nobody asks again"
 
-    assert server.sent < 128 * MIB, "buffers of sockets and at most 6 MiB of headers, for each try"
+    assert server.sent < 32 * MIB, "buffers of the two sockets, and headers of at most 6 MiB"
 
 
 def test_after_a_short_answer_the_connection_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 import commtrace
 from commtrace import identity, session
-from commtrace.capture import instrumentation
+from commtrace.capture import device_watch, instrumentation
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.config import forwardable
 from commtrace.trace import schema
@@ -118,6 +119,31 @@ def test_the_device_is_told_once_it_is_used(tmp_path: Path, monkeypatch: pytest.
         clock.mark()
     assert dict(marks())["topology"]["device"] == {"name": "GPU 3", "uuid": "u"}
     assert "topology" not in dict(marks())
+
+
+def test_readings_of_the_device_are_told_once_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(
+        NVMLError=LookupError, NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0, NVML_VOLATILE_ECC=0,
+        NVML_MEMORY_ERROR_TYPE_CORRECTED=0, NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_NVLINK_MAX_LINKS=0,
+        nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda uuid: uuid, nvmlDeviceGetSerial=lambda device: device,
+        nvmlDeviceGetClockInfo=lambda device, which: 1095,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(device_watch, "READ_SECONDS", 0.001)
+    monkeypatch.setattr(instrumentation, "_device_clock", lambda: clock)
+    monkeypatch.setattr(identity, "device", lambda number=None: (f"GPU {number}", "u"))
+    cuda = SimulatedCuda(3)
+    clock = CudaClock(cuda, cuda, cuda.host_ns)
+    recording = instrumentation.Instrumentation(commtrace.Config(dir=str(tmp_path)))
+    with cuda.device(3):
+        clock.mark()
+    told: dict[str, Any] = {}
+    while "device_state" not in told:
+        told = dict(recording._marks.since_last_pass())
+    recording._device_watch.stop()
+
+    assert told["device_state"].pop("at_ns") > 0
+    assert told["device_state"] == {"clock_mhz": 1095, "serial": "GPU-u"}
 
 
 def test_rank_0_says_where_it_records(

@@ -13,6 +13,7 @@ from commtrace import identity
 from commtrace.capture import announcement, module_selection, triggers
 from commtrace.capture.cpp_communication import capture_of_cpp
 from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture.device_watch import DeviceWatch
 from commtrace.capture.garbage import GarbageCollections
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.hang_watch import HangWatch
@@ -112,7 +113,8 @@ class Instrumentation:
         self._optimizers = OptimizerPhase(self.tracer)
         self._garbage = GarbageCollections(self.tracer)
         self._phases = PhaseCapture(self.tracer)
-        self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished)
+        self._device_watch = DeviceWatch(self.tracer.failed)
+        self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished, self._device_watch)
         self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
 
@@ -194,6 +196,7 @@ class Instrumentation:
             self._uninstallers.pop()
         self.tracer.guard.has_ended = True
         self._hang_watch.stop()
+        self._device_watch.stop()
         self._marks.has_ended = True
         self.recorder.stop()
 

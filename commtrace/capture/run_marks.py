@@ -14,6 +14,7 @@ from commtrace.capture import triggers
 from commtrace.capture.activity import PART as ACTIVITY
 from commtrace.capture.activity import Activity
 from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture.device_watch import DeviceWatch
 from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
 from commtrace.capture.invisible import PART as INVISIBLE
 from commtrace.capture.records import Launch
@@ -35,6 +36,7 @@ class RunMarks:
         device_clock: to be refreshed in each pass; None where there is no accelerator.
         requests: who may ask for steps in detail.
         unfinished: communications whose end nobody has seen, oldest first.
+        device_watch: to be started once the device is known.
 
     Attributes:
         has_ended: the recording is being stopped.
@@ -46,12 +48,14 @@ class RunMarks:
         device_clock: CudaClock | None,
         requests: Triggers,
         unfinished: Callable[[], list[Launch]],
+        device_watch: DeviceWatch,
     ) -> None:
         self.has_ended = False
         self._tracer = tracer
         self._device_clock = device_clock
         self._triggers: Triggers | None = requests
         self._unfinished = unfinished
+        self._device_watch = device_watch
         self._told_groups: dict[int, Any] = {}
         self._told_groups_version = -1
         self._told_topology_version = 0
@@ -71,6 +75,11 @@ class RunMarks:
         if topology_version != self._told_topology_version:
             self._told_topology_version = topology_version
             yield "topology", topology
+        for state in self._device_watch.take():
+            yield (
+                "device_state",
+                {name: value for name, value in state._asdict().items() if value not in (None, "", ())},
+            )
         for message in self._tracer.guard.take_untold():
             yield "problem", {"message": message}
         anchor = identity.clock_anchor()
@@ -152,6 +161,7 @@ class RunMarks:
         try:
             name, uuid = identity.device(used)
             self._tracer.set_topology({"device": {"name": name, "uuid": uuid}})
+            self._device_watch.start(uuid)
         except Exception as error:
             self._tracer.failed("the name of the device", error)
 

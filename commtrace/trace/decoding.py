@@ -219,6 +219,7 @@ def _trace(
         activity=marks.activity,
         activity_ns=marks.activity_ns,
         drops=tuple(marks.drops),
+        device_states=tuple(marks.device_states),
         last_written_ns=last_written_ns,
         closed=marks.closed,
         exception=marks.exception,

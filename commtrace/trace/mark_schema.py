@@ -114,6 +114,21 @@ class _Activity(Struct, omit_defaults=True):
     again_within_ns: Count | UnsetType = UNSET
 
 
+class _DeviceState(Struct, omit_defaults=True):
+    at_ns: Time
+    clock_mhz: Count | None = None
+    most_clock_mhz: Count | None = None
+    temperature_c: Annotated[int, Meta(ge=-300, le=1000)] | None = None
+    power_mw: Count | None = None
+    power_limit_mw: Count | None = None
+    slowdowns: Annotated[list[Word], Meta(max_length=16)] = []
+    corrected_errors: Count | None = None
+    uncorrected_errors: Count | None = None
+    nvlink_errors: Count | None = None
+    pcie_replays: Count | None = None
+    serial: Word = ""
+
+
 class _Progress(Struct):
     step: Step
 
@@ -151,6 +166,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "dropped": Annotated[dict[Word, Count], Meta(max_length=256)],
     "in_flight": Annotated[list[_InFlight], Meta(max_length=65_536)],
     "activity": _Activity,
+    "device_state": _DeviceState,
     "progress": _Progress,
     "discarded": _Discarded,
     "trigger": _Trigger,

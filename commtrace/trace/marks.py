@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from commtrace.trace.device_state import DeviceState
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.run import Drop
@@ -26,6 +27,7 @@ class Marks:
         self.activity: Mapping[str, Any] = {}
         self.activity_ns: int | None = None
         self.drops: list[Drop] = []
+        self.device_states: list[DeviceState] = []
         self.progress: list[tuple[int, int]] = []
         self.discarded: Mapping[str, Any] = {}
         self.triggers: dict[str, Mapping[str, Any]] = {}
@@ -62,7 +64,8 @@ class Marks:
 
         Args:
             name, detail: of the mark.
-            at_ns: when it was written; without it, it is not kept when what was dropped.
+            at_ns: when it was written; without it, what only readers of files want is not kept: when what was dropped,
+                readings of the device.
         """
         if name == "process_group":
             self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})
@@ -80,6 +83,8 @@ class Marks:
             self.in_flight = tuple(detail)
         elif name == "activity":
             self.activity, self.activity_ns = detail, at_ns
+        elif name == "device_state" and at_ns is not None:
+            self.device_states.append(DeviceState(**{**detail, "slowdowns": tuple(detail.get("slowdowns", ()))}))
         elif name == "progress" and at_ns is not None:
             self.progress.append((detail["step"], at_ns))
         elif name == "discarded":

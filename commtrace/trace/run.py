@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commtrace.trace.blocks import Block, BlockPart, blocks_of
+from commtrace.trace.device_state import DeviceState
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.spans import Spans
@@ -43,6 +44,7 @@ class RankTrace:
             empty in what older recorders and importers wrote.
         activity_ns: when it said so, on its own clock.
         drops: each time that the rank told of dropped spans.
+        device_states: readings of its device, in the order of time; empty where none were taken.
         last_written_ns: the latest instant, on its own clock, of which the files tell; None if they tell of none.
         closed: False when the rank did not end in order (killed, or still running).
         exception: type of the one that nobody caught, if the rank ended for one; else empty.
@@ -65,6 +67,7 @@ class RankTrace:
     activity: Mapping[str, Any] = field(default_factory=dict)
     activity_ns: int | None = None
     drops: tuple[Drop, ...] = ()
+    device_states: tuple[DeviceState, ...] = ()
     last_written_ns: int | None = None
     closed: bool = True
     exception: str = ""

@@ -12,6 +12,7 @@ import pytest
 
 from commtrace.errors import ConfigurationError, RunNotFoundError, TraceFormatError
 from commtrace.trace import compaction, schema
+from commtrace.trace.device_state import DeviceState
 from commtrace.trace.groups import Group
 from commtrace.trace.locate import find_run_directory
 from commtrace.trace.metadata import ClockAnchor
@@ -131,6 +132,16 @@ def test_marks_tell_about_the_rank_and_are_not_spans(tmp_path: Path) -> None:
     assert trace.closed
     assert trace.spans.step.tolist() == [0]
     assert run.problems == ("rank 0: the optimizer hook was disabled",)
+
+
+def test_readings_of_the_device_are_kept_in_their_order(tmp_path: Path) -> None:
+    told = {"at_ns": 3, "clock_mhz": 1095, "temperature_c": 91, "slowdowns": ["thermal slowdown"], "serial": "165"}
+    write_rank(tmp_path, [*steps(0, 1), mark("device_state", told), mark("device_state", {"at_ns": 9})])
+
+    assert load_run(tmp_path).ranks[0].device_states == (
+        DeviceState(3, clock_mhz=1095, temperature_c=91, slowdowns=("thermal slowdown",), serial="165"),
+        DeviceState(9),
+    )
 
 
 def test_what_a_rank_said_last_of_itself_is_kept_with_its_time(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""What the driver said of a slow rank's device, beside what it said of the devices of the other ranks.
+
+>>> device_evidence(run, 3).sentence                            # doctest: +SKIP
+'Its device: 1095 MHz (the others 1980 MHz), held down by thermal slowdown in 58 of 60 readings; 91 °C.'
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+from commtrace.trace.device_state import DeviceState
+from commtrace.trace.run import Run
+
+_SLOWER: Final = 0.97
+"""Of the others' clock: devices of one model, at the same work, differ by a few steps of 15 MHz."""
+
+_MOSTLY: Final = 0.5
+"""Of the readings."""
+
+
+class DeviceEvidence(NamedTuple):
+    """What speaks for or against the device.
+
+    Attributes:
+        is_throttled: its clock was held down, and lower than that of other ranks' devices of its model; without such,
+            than it can be.
+        sentence: with the numbers.
+        serial: of the board; empty where it is not known.
+    """
+
+    is_throttled: bool
+    sentence: str
+    serial: str
+
+
+def device_evidence(run: Run, rank: int) -> DeviceEvidence | None:
+    """Return what was read over the whole recording; None where nothing was.
+
+    Medians over the readings of a rank, and over the other ranks whose device has the same name.
+    """
+    own = run.ranks[rank].device_states
+    if not own:
+        return None
+    model = run.ranks[rank].metadata.device
+    others = [
+        trace.device_states
+        for other, trace in run.ranks.items()
+        if other != rank and trace.device_states and trace.metadata.device == model
+    ]
+    clock, usual_clock = _typical(own, "clock_mhz"), _typical_of_others(others, "clock_mhz")
+    reasons = Counter(reason for state in own for reason in state.slowdowns)
+    could_be = _typical(own, "most_clock_mhz") if usual_clock is None else usual_clock
+    held_down = bool(reasons) and reasons.most_common(1)[0][1] >= _MOSTLY * len(own)
+    is_throttled = held_down and clock is not None and could_be is not None and clock < _SLOWER * could_be
+    state = [part for part in (_clock(own, clock, usual_clock, reasons), *_conditions(own, others)) if part]
+    sentences = (("Its device: ", state), ("Its errors: ", [*_errors(own)]))
+    told = " ".join(f"{begin}{'; '.join(parts)}." for begin, parts in sentences if parts)
+    return DeviceEvidence(is_throttled, told, own[-1].serial) if told else None
+
+
+def _clock(own: Sequence[DeviceState], clock: float | None, usual: float | None, reasons: Counter[str]) -> str:
+    if clock is None:
+        return ""
+    compared = f" (the others {usual:.0f} MHz)" if usual is not None else ""
+    reason, count = next(iter(reasons.most_common(1)), ("", 0))
+    why = f", held down by {reason} in {count} of {len(own)} readings" if count else ""
+    return f"{clock:.0f} MHz{compared}{why}"
+
+
+def _conditions(own: Sequence[DeviceState], others: Sequence[Sequence[DeviceState]]) -> Iterator[str]:
+    for field, unit, scale in (("temperature_c", "°C", 1.0), ("power_mw", "W", 1000.0)):
+        value, usual = _typical(own, field), _typical_of_others(others, field)
+        if value is not None:
+            compared = f" (the others {usual / scale:.0f} {unit})" if usual is not None else ""
+            yield f"{value / scale:.0f} {unit}{compared}"
+
+
+def _errors(own: Sequence[DeviceState]) -> Iterator[str]:
+    for field, words in (
+        ("uncorrected_errors", "uncorrectable memory errors"),
+        ("corrected_errors", "corrected memory errors"),
+        ("nvlink_errors", "NVLink errors"),
+        ("pcie_replays", "PCIe replays"),
+    ):
+        told = [count for state in own if (count := getattr(state, field)) is not None]
+        if told and told[-1]:
+            yield f"{told[-1]} {words}, {max(told[-1] - told[0], 0)} of them during the run"
+
+
+def _typical(states: Sequence[DeviceState], field: str) -> float | None:
+    told = [value for state in states if (value := getattr(state, field)) is not None]
+    return float(median(told)) if told else None
+
+
+def _typical_of_others(others: Sequence[Sequence[DeviceState]], field: str) -> float | None:
+    told = [value for states in others if (value := _typical(states, field)) is not None]
+    return float(median(told)) if told else None

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import communication_rows, is_kernel_trace
 from commtrace.analysis.roles import PIPELINE, Roles, is_p2p
 from commtrace.analysis.states import (
@@ -92,6 +93,14 @@ class Standing(NamedTuple):
     ready: Int64
     stall_ready: Int64
     role: Int32
+
+    @classmethod
+    def of(cls, block: Block, matches: Matches, roles: Roles) -> Standing:
+        return cls(
+            block.together({rank: matches.ranks[rank].ready for rank in block.ranks}),
+            block.together({rank: matches.ranks[rank].stall_ready for rank in block.ranks}),
+            block.together({rank: roles.ranks[rank].role for rank in block.ranks}),
+        )
 
 
 class Stood(NamedTuple):

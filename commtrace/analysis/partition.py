@@ -191,7 +191,7 @@ class _Lane:
         steps = _steps(block, wanted)
         axis = block.per_row(block.end_to_end())
         start, end = steps.start + axis[steps.row], steps.end + axis[steps.row]
-        claims = claims_of_block(run, block, _standing(block, matches, roles), roles, axis)
+        claims = claims_of_block(run, block, Standing.of(block, matches, roles), roles, axis)
         pieces = cut_pieces(claims)
         states = states_of(roles.words)
         unclaimed = State(IDLE if is_kernel_trace(block.spans) else OTHER)
@@ -266,14 +266,6 @@ def _steps(block: Block, wanted: Sequence[int] | None) -> _Steps:
     rank = block.rank()[rows]
     rows = rows[np.lexsort((spans.step[rows], spans.end[rows], spans.start[rows], rank))]
     return _Steps(rows, spans.start[rows], np.maximum(spans.start[rows], spans.end[rows]))
-
-
-def _standing(block: Block, matches: Matches, roles: Roles) -> Standing:
-    return Standing(
-        block.together({rank: matches.ranks[rank].ready for rank in block.ranks}),
-        block.together({rank: matches.ranks[rank].stall_ready for rank in block.ranks}),
-        block.together({rank: roles.ranks[rank].role for rank in block.ranks}),
-    )
 
 
 def _in_flight(spans: Spans, axis: Int64) -> Union:

@@ -14,6 +14,7 @@ from commtrace.analysis.awaited import Awaited, awaited_ranks
 from commtrace.analysis.chain import Analysis, analysis_of
 from commtrace.analysis.communication import Communication, communication_table
 from commtrace.analysis.coverage import Coverage, find_coverage
+from commtrace.analysis.critical_path import CriticalPath, critical_path
 from commtrace.analysis.detail import find_detail
 from commtrace.analysis.group_coverage import missing_numbers
 from commtrace.analysis.match import Matches
@@ -51,6 +52,7 @@ def summarise(
     Returns:
         Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
         ``run_budget`` (of the wall time; None if only some steps were asked for), ``ranks`` (means per step),
+        ``critical_path`` (of what the length of the job's steps is made; None without steps or common clocks),
         ``awaited`` (for whom others waited, and what it did meanwhile), ``communication``, ``modules``, ``pipeline``
         (None without one), ``stragglers``, ``abstentions`` (what could not be judged), ``coverage``, ``verdict`` and
         ``problems``.
@@ -95,6 +97,7 @@ class _Unreplayed(NamedTuple):
     tables: _Tables
     ranks: list[RankMean]
     budget: RunBudget | None
+    critical_path: CriticalPath | None
     awaited: list[Awaited]
     partition: Partition
     problems: list[str]
@@ -109,6 +112,7 @@ def _without_replay(analysis: Analysis, is_whole: bool) -> _Unreplayed:
         tables=tables,
         ranks=rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks),
         budget=run_budget(analysis.recorded, load_earlier_attempts(analysis.recorded)) if is_whole else None,
+        critical_path=critical_path(analysis.context, analysis.alignment) if analysis.steps.used else None,
         awaited=awaited_ranks(analysis.context),
         partition=analysis.partition,
         problems=find_problems(analysis, tables.communication),
@@ -127,6 +131,7 @@ def _summary(rest: _Unreplayed, replayed: _Replayed) -> dict[str, Any]:
         "alignment": rest.alignment,
         "run_budget": rest.budget.to_json() if rest.budget else None,
         "ranks": [rank.to_json() for rank in ranks],
+        "critical_path": rest.critical_path.to_json() if rest.critical_path else None,
         "awaited": [one.to_json() for one in rest.awaited],
         "communication": [row.to_json() for row in tables.communication],
         "modules": [row.to_json() for row in tables.modules],

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.cli.basis import clock_line
+from commtrace.cli.critical_path_view import critical_path_lines
 from commtrace.cli.detail_view import detail_lines, print_sums
 from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
@@ -33,6 +34,8 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     if summary["ranks"]:
         table, note = rank_table(summary, all_ranks=all_ranks)
         _print_table(console, "Mean step of each rank, ms and share", table, note)
+    for line in critical_path_lines(summary["critical_path"]):
+        console.print(f"{escape(line)}\n")
     _print_exposed(console, summary)
     _print_communication(console, summary["communication"])
     print_sums(console, summary["detail"])

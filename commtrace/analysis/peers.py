@@ -7,7 +7,7 @@ microbatches and steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,13 @@ class PeerComparison:
     """Typical durations, own and of the peers, of every kind of work on every rank.
 
     ``own_ns`` is the median over steps of the mean over microbatches: robust against single slow steps, yet a rank
-    that is slow in some of its microbatches shows. ``peer_ns`` is the median of ``own_ns`` over the other ranks; NaN
-    where no other rank does the same.
+    that is slow in some of its microbatches shows. ``peer_ns`` is the median of ``own_ns`` over the other ranks, or the
+    normal ones among them (:meth:`among`); NaN where no other rank does the same.
 
     Attributes:
         entry: of each segment, its index in the other arrays.
         rank, kind: of each entry.
+        work: of each entry, a number that entries of different ranks share which are the same work.
         per_step: how many segments of this entry a step has, in the mean over all steps: work that occurs in one step
             of many is a small part of each.
     """
@@ -40,9 +41,29 @@ class PeerComparison:
     entry: Int64
     rank: Int64
     kind: Int64
+    work: Int64
     own_ns: Float64
     peer_ns: Float64
     per_step: Float64
+
+    def among(self, normal: Int64) -> PeerComparison:
+        """The same, where only these ranks tell what is normal, as far as one of them does the same work."""
+        is_normal = np.isin(self.rank, normal) & np.isfinite(self.own_ns)
+        peer = np.full(len(self.own_ns), np.nan)
+        peer[is_normal] = leave_one_out_median(self.work[is_normal], self.own_ns[is_normal])
+        if len(self.work):
+            medians = grouped_median(self.work[is_normal], self.own_ns[is_normal], int(self.work.max()) + 1)
+            peer[~is_normal] = medians[self.work[~is_normal]]
+        return replace(self, peer_ns=np.where(np.isnan(peer), self.peer_ns, peer))
+
+    def from_typical_ns(self) -> dict[int, float]:
+        """By rank: how much longer per step it works than is typical of the same work on all ranks, ns."""
+        several = np.isfinite(self.peer_ns) & np.isfinite(self.own_ns)
+        groups = int(self.work.max(initial=-1)) + 1
+        typical = grouped_median(self.work[several], self.own_ns[several], groups)
+        beyond = np.where(several, (self.own_ns - typical[self.work]) * self.per_step, 0.0)
+        totals = np.bincount(self.rank, beyond, minlength=int(self.rank.max(initial=-1)) + 1)
+        return {rank: float(totals[rank]) for rank in np.unique(self.rank).tolist()}
 
     @property
     def ratio(self) -> Float64:
@@ -85,6 +106,7 @@ def compare_with_peers(
         entry=entry,
         rank=segments.rank[first].astype(np.int64),
         kind=segments.kind[first].astype(np.int64),
+        work=work[first].astype(np.int64),
         own_ns=own,
         peer_ns=leave_one_out_median(work[first], own),
         per_step=np.bincount(cell_entry, size, minlength=entries) / max(steps, 1),

@@ -19,11 +19,13 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
-from commtrace.analysis.straggler_costs import Bench, Thresholds
+from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.straggler_job import job_wide_causes
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.straggler_waited import most_waited_for
-from commtrace.analysis.straggler_workers import noise_between_steps, slow_workers
+from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.slow_ranks import find_slow_ranks, noise_between_steps
+from commtrace.analysis.stragglers.slow_sets import judge_sets
 from commtrace.trace.run import Run
 
 _NO_PEERS = (
@@ -39,7 +41,7 @@ class Findings:
     Attributes:
         verdicts: empty when nobody is slow.
         abstentions: sentences that name the missing signal.
-        hidden: sentences on who will hold up the job once those named no longer do.
+        together_ms_per_step: what a step would save without all of the slow ranks that are named.
         waited_for: where nobody is named, for whom others waited most and why that one is no straggler.
         replay_error: how far the replayed step is from the measured one, as a share of it (median over steps); NaN
             where nothing was replayed.
@@ -48,7 +50,7 @@ class Findings:
     verdicts: tuple[Verdict, ...] = ()
     abstentions: tuple[str, ...] = ()
     replay_error: float = float("nan")
-    hidden: tuple[str, ...] = ()
+    together_ms_per_step: float = 0.0
     waited_for: str = ""
 
 
@@ -73,15 +75,18 @@ def find_stragglers(
     abstentions = tuple(_reasons(matches, bench))
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=bench.replay_error)
-    verdicts, hidden = slow_workers(bench)
+    found = find_slow_ranks(bench)
+    verdicts, together = judge_sets(bench, [found])
+    abstentions = found.undecided
     if not bench.noise_is_known:
         abstentions = (_too_few_steps(bench),)
     elif not verdicts:
         verdicts, unclear = job_wide_causes(bench, noise_between_steps(bench))
-        abstentions = tuple(unclear)
+        abstentions = (*abstentions, *unclear)
+        together = sum(verdict.cost_ms_per_step for verdict in verdicts)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    waited_for = "" if ordered else most_waited_for(bench, matches)
-    return Findings(tuple(ordered), abstentions, bench.replay_error, tuple(hidden), waited_for)
+    waited_for = "" if ordered else most_waited_for(found, matches)
+    return Findings(tuple(ordered), abstentions, bench.replay_error, together, waited_for)
 
 
 def _too_few_steps(bench: Bench) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from commtrace.analysis.occurrence import Occurrence, occurrence
 from commtrace.analysis.peers import Float64, PeerComparison, compare_with_peers
 from commtrace.analysis.replay_program import Program, stage_of
+from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -19,37 +20,6 @@ QUARTILES_APART = 1.349
 
 ERROR_OF_MEDIAN = 1.2533
 """Standard errors of a median per standard error of a mean, for normal noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """When a difference is named: all of them must be passed.
-
-    Attributes:
-        share_of_step: cost as a share of the step.
-        cost_ms: cost in ms per step.
-        persistence: share of the steps in which a rank's work exceeds that of its peers by at least half as much.
-        majority: share of the steps in which it costs at least half as much.
-        rare_persistence: the same for what strikes now and then and has a span of its own: input, garbage collection.
-        standard_errors: cost in standard errors of its median over steps.
-        sigmas: excess of work in robust standard deviations of the work of single steps: where that scatters widely (a
-            busy CPU), ranks differ by a good part of it without one of them being slow.
-        share_of_work: excess as a share of what the peers need.
-        replay_error: no verdict is given when the replay misses the measured steps by more.
-        fewest_steps: of fewer, nothing is told that has to stand out of the noise between steps: one step scatters by
-            nothing, and two ranks always differ. Input and garbage collection are told all the same.
-    """
-
-    share_of_step: float = 0.02
-    cost_ms: float = 0.5
-    persistence: float = 0.6
-    majority: float = 0.5
-    rare_persistence: float = 0.05
-    standard_errors: float = 1.5
-    sigmas: float = 2.5
-    share_of_work: float = 0.05
-    replay_error: float = 0.3
-    fewest_steps: int = 8
 
 
 class Cost(NamedTuple):
@@ -123,9 +93,29 @@ class Bench:
         """Whether there are enough steps to tell what is slow from what scatters."""
         return self.num_steps >= self.thresholds.fewest_steps
 
+    def within(self, steps: Bool) -> Bench:
+        """The same for a stretch of the run: these of the steps that count."""
+        steady = self.steady & steps
+        counted = steady[self.program.segments.step]
+        return replace(
+            self,
+            steady=steady,
+            counted=counted,
+            step_ns=float(np.median(self.program.measured_step_times()[steady])),
+            work=compare_with_peers(self.program.segments, self.program.segments.work_ns, counted, self.program.work),
+        )
+
+    def saved_ns(self, segment_ns: Int64 | None, transfer_ns: Int64 | None = None) -> Int64:
+        """What each step of the program would save with these durations."""
+        return np.asarray(self.actual_ns - self.program.step_times(segment_ns, transfer_ns))
+
     def cost(self, segment_ns: Int64 | None, transfer_ns: Int64 | None = None, *, rare: bool = False) -> Cost:
         """What the steps would save with these durations; the mean over steps for what strikes now and then."""
-        saved = (self.actual_ns - self.program.step_times(segment_ns, transfer_ns))[self.steady] / 1e6
+        return self.cost_of(self.saved_ns(segment_ns, transfer_ns), rare=rare)
+
+    def cost_of(self, saved_ns: Int64, *, rare: bool = False) -> Cost:
+        """The cost of what would save so much of each step of the program."""
+        saved = saved_ns[self.steady] / 1e6
         typical = float(saved.mean() if rare else np.median(saved))
         return Cost(
             ms=typical,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from commtrace.trace.run import Run
 
@@ -13,10 +13,43 @@ CAUSES: Final = (
     "data",
     "gc",
     "host",
+    "tensor_group",
     "stage_imbalance",
     "sequence_length_imbalance",
     "unknown",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of the ranks that a verdict names.
+
+    Attributes:
+        rank, host: which.
+        excess_ms_per_step: what it works beyond what is normal.
+        share_ms_per_step: what a step would still lose if every other slow rank of the job were mended, and not this
+            one; None where there are too many of them to try. Ranks that are slow side by side each cost all of it.
+        alone_ms_per_step: what a step would save if only this one were mended.
+    """
+
+    rank: int
+    host: str
+    excess_ms_per_step: float
+    share_ms_per_step: float | None = None
+    alone_ms_per_step: float | None = None
+
+
+class Stretch(NamedTuple):
+    """Steps of a run in which one thing held, and what it cost.
+
+    Attributes:
+        first, last: numbers of the steps, both inclusive.
+        cost_ms_per_step: in these steps.
+    """
+
+    first: int
+    last: int
+    cost_ms_per_step: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +61,17 @@ class Verdict:
         host: its node; empty where the cause moves.
         cause: one of CAUSES.
         who: the same as the sentence names it: a rank, a host or a stage with its ranks, or that it moves.
-        cost_ms_per_step: what a step would save without it: the median over steps, of what strikes now and then (input,
-            garbage collection) the mean.
+        cost_ms_per_step: what a step would save without it, everything else that is named mended as well: the median
+            over steps; of what strikes now and then (input, garbage collection) or lasts for a part of the run only,
+            the mean over all steps.
         gpu_hours_per_day: the same over all devices of the job, if it runs all day.
         persistence: share of the steps in which it costs at least half of that.
         occurrence: of what happened in few steps only, in which, and how long in all: ``once, in step 7: 2.2 s``; else
             empty.
         evidence: a sentence with the numbers that speak for it.
         next_step: a sentence: what to do.
+        members: the slow ranks that it names, slowest first; empty where the cause is none of a rank's.
+        stretches: where it does not last all the run, the steps in which it does.
     """
 
     rank: int
@@ -48,9 +84,16 @@ class Verdict:
     evidence: str
     next_step: str
     occurrence: str = ""
+    members: tuple[Member, ...] = ()
+    stretches: tuple[Stretch, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The slow ranks, slowest first."""
+        return tuple(member.rank for member in self.members) or ((self.rank,) if self.rank >= 0 else ())
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "stretches": [stretch._asdict() for stretch in self.stretches]}
 
 
 def cause_in_words(cause: str) -> str:
@@ -70,6 +113,7 @@ CAUSE_IN_WORDS: Final = {
     "data": "waiting for input",
     "gc": "garbage collection",
     "host": "the whole host is slow",
+    "tensor_group": "a whole tensor-parallel group is slow",
     "stage_imbalance": "stage imbalance",
     "sequence_length_imbalance": "sequence length imbalance",
     "unknown": "time outside forward and backward",
@@ -91,6 +135,10 @@ NEXT_STEP: Final = {
     "host": (
         "Look at this host (CPU load, memory pressure, power and clock limits, other jobs); take it out of the job to "
         "confirm."
+    ),
+    "tensor_group": (
+        "Look at what these ranks share (host, switch, power), and at the slowest of them first: the others of a group "
+        "may work next to it rather than wait for it."
     ),
     "stage_imbalance": (
         "Move layers from this stage to others, or count embedding and output layer as layers when the model is cut."

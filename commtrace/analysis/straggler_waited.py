@@ -8,8 +8,7 @@ import numpy as np
 
 from commtrace.analysis.blame import blame_ns
 from commtrace.analysis.match import Matches
-from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_workers import at_speed_of_peers, smallest_share_of_work
+from commtrace.analysis.stragglers.slow_ranks import DATA, GC, WORK, SlowRanks, at_normal_speed, least_share_of_work
 
 _STANDS_OUT: Final = 1.5
 """Times the share that each rank would have if all were waited for alike."""
@@ -18,8 +17,9 @@ _ALIKE: Final = 0.001
 """Work that is longer by at most this share is no longer."""
 
 
-def most_waited_for(bench: Bench, matches: Matches) -> str:
+def most_waited_for(found: SlowRanks, matches: Matches) -> str:
     """A few sentences; empty where nobody waited for anybody, or the clocks cannot tell."""
+    bench = found.bench
     if not matches.clocks_agree:
         return ""
     blame = blame_ns(bench.run, matches)
@@ -35,17 +35,18 @@ def most_waited_for(bench: Bench, matches: Matches) -> str:
     return (
         f"Others waited longest for {who}: {share:.0%} of {waiting}, "
         f"{blame[rank] / len(bench.program.steps) / 1e6:.1f} ms per step summed over those who wait (mean). "
-        f"{_why_not(bench, rank)}"
+        f"{_why_not(found, rank)}"
     )
 
 
-def _why_not(bench: Bench, rank: int) -> str:
+def _why_not(found: SlowRanks, rank: int) -> str:
+    bench = found.bench
     work, limits = bench.work, bench.thresholds
     compared = (work.rank == rank) & np.isfinite(work.peer_ns) & np.isfinite(work.own_ns)
     own, peers = (float((times * work.per_step)[compared].sum()) for times in (work.own_ns, work.peer_ns))
     if not peers:
         return "Whether it is slow cannot be told: no other rank does the same work."
-    longer, least = own / peers - 1, smallest_share_of_work(bench)
+    longer, least = own / peers - 1, least_share_of_work(found, rank)
     both = f"{own / 1e6:.1f} against {peers / 1e6:.1f} ms per step, medians over {bench.num_steps} steps"
     if longer <= _ALIKE:
         return (
@@ -57,7 +58,7 @@ def _why_not(bench: Bench, rank: int) -> str:
         return f"{compared_with}: of so few steps a hint, no verdict."
     if longer <= least:
         return f"{compared_with}: a straggler is named from {least:.2%} on."
-    cost = bench.cost(at_speed_of_peers(bench, [rank]))
+    cost = bench.cost(at_normal_speed(found, {rank: (WORK, DATA, GC)}))
     return (
         f"{compared_with}. At their speed a step would be {cost.ms:.2g} ms ({cost.share:.1%}) shorter (median), at "
         f"least half of that in {cost.persistence:.0%} of the steps; a straggler is named from {limits.cost_ms:g} ms "

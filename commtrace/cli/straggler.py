@@ -32,6 +32,7 @@ from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.loading import load
 from commtrace.cli.straggler_view import print_awaited, print_stragglers
+from commtrace.cli.units import milliseconds
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
 
@@ -104,7 +105,7 @@ def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
         "steps": len(slowdown.by_step),
         "on_gpu": on_gpu(matched.run),
         "verdicts": [verdict.to_json() for verdict in findings.verdicts],
-        "hidden": list(findings.hidden),
+        "together_ms_per_step": findings.together_ms_per_step,
         "waited_for": findings.waited_for,
         "awaited": [one.to_json() for one in awaited_ranks(matched.context)],
         "abstentions": list(findings.abstentions),
@@ -133,8 +134,8 @@ def _print(console: Console, told: Mapping[str, Any]) -> None:
     if not told["verdicts"] and not told["abstentions"]:
         console.print("[bold]No rank was found to slow the others down.[/]")
     print_stragglers(console, told["verdicts"], on_gpu=told["on_gpu"], with_next_step=True)
-    for sentence in told["hidden"]:
-        console.print(f"[yellow]Hidden behind that:[/] {escape(sentence)}\n")
+    if len(told["verdicts"]) > 1:
+        console.print(f"Together they cost {milliseconds(told['together_ms_per_step'] * 1e6)} ms per step.\n")
     for abstention in told["abstentions"]:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     if told["waited_for"]:

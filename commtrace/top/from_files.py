@@ -20,7 +20,7 @@ from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.analysis.step_inference import infer_steps
 from commtrace.analysis.straggler import Findings, find_stragglers
-from commtrace.analysis.straggler_costs import Thresholds
+from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema

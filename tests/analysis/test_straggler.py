@@ -42,7 +42,7 @@ def test_nobody_is_named_when_all_are_alike() -> None:
 
     assert findings.verdicts == ()
     assert findings.abstentions == ()
-    assert findings.hidden == ()
+    assert findings.together_ms_per_step == 0.0
 
 
 def test_time_that_nobody_waits_for_costs_nothing() -> None:
@@ -132,18 +132,24 @@ def test_a_verdict_as_json() -> None:
             "next_step",
         ),
         "occurrence",
+        "members",
+        "stretches",
     }
 
 
-def test_who_was_slow_behind_a_slower_one_is_told_with_what_it_will_cost() -> None:
+def test_who_was_slow_behind_a_slower_one_is_named_with_it() -> None:
     job = replace(JOB, extra_forward_ns={0: 3 * MS, 3: 2 * MS})
-    findings = findings_of(job.run())
+    (verdict,) = findings_of(job.run()).verdicts
 
-    assert [verdict.rank for verdict in findings.verdicts] == [0]
-    (hidden,) = findings.hidden
-    saved = _step_ms(replace(JOB, extra_forward_ns={3: 2 * MS}).run()) - _step_ms(JOB.run())
-    assert hidden.startswith("Rank 3 (")
-    assert hidden.endswith(f"(slow compute). Once the above is mended, that costs {saved:.1f} ms per step.")
+    assert (verdict.who, verdict.cause) == ("ranks 0, 3 on node0", "compute")
+    slow, plain = _step_ms(job.run()), _step_ms(JOB.run())
+    assert verdict.cost_ms_per_step == pytest.approx(slow - plain)
+    first, second = verdict.members
+    assert (first.rank, second.rank) == verdict.ranks == (0, 3)
+    # Of the hidden one: nothing alone, and all that is left once the other is mended.
+    without_first = _step_ms(replace(JOB, extra_forward_ns={3: 2 * MS}).run())
+    assert second.share_ms_per_step == pytest.approx(without_first - plain)
+    assert first.alone_ms_per_step == pytest.approx(slow - without_first)
 
 
 def test_where_nobody_is_named_it_is_told_for_whom_others_waited_most_and_why_it_is_no_straggler() -> None:

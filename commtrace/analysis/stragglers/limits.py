@@ -1,0 +1,69 @@
+"""From when a difference counts: all constants of the search for stragglers. docs/stragglers.md gives the reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When the work of a rank stands out of that of ranks that do the same.
+
+    Attributes:
+        share: by this share of a rank's own normal work (recorded runs) or of the step (windows).
+        least_ns: by this much per step.
+        sigmas: by so many standard errors.
+        clearly: by this share where the fastest ranks are normal although they are no majority.
+    """
+
+    share: float
+    least_ns: float
+    sigmas: float
+    clearly: float = 0.05
+
+
+RECORDED: Final = Limits(share=0.03, least_ns=500_000.0, sigmas=2.5)
+"""For typical work over the steps of a recording. The replay then says what it costs, which must be enough as well."""
+
+LIVE: Final = Limits(share=0.05, least_ns=1_000_000.0, sigmas=5.0)
+"""For means over a window of seconds, of which a day has 20,000: nobody may be named by chance in any of them."""
+
+FEWEST_FOR_SCATTER: Final = 4
+"""Of fewer normal ranks it is not told how much healthy ranks differ; then only their noise over time counts."""
+
+SHARE_OF_HOST: Final = 0.75
+"""A host is named instead of its ranks when this share of them is slow."""
+
+WINDOWS_TO_NAME: Final = 2
+WINDOWS_TO_CLEAR: Final = 1
+CLEARED_BELOW: Final = 0.5
+"""A named rank is cleared when its excess is below this share of what names: one at the limit must not flicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """When what a fix would save is named: all of them must be passed.
+
+    Attributes:
+        share_of_step: cost as a share of the step.
+        cost_ms: cost in ms per step.
+        persistence: share of the steps in which a rank's work exceeds what is normal by at least half as much as usual.
+        majority: share of the steps in which it costs at least half as much.
+        rare_persistence: the same for what strikes now and then and has a span of its own: input, garbage collection.
+        standard_errors: cost in standard errors of its median over steps.
+        sigmas: of single steps, for what is compared without a rank's peers: links.
+        replay_error: no verdict is given when the replay misses the measured steps by more.
+        fewest_steps: of fewer, nothing is told that has to stand out of the noise between steps: one step scatters by
+            nothing, and two ranks always differ. Input and garbage collection are told all the same.
+    """
+
+    share_of_step: float = 0.02
+    cost_ms: float = 0.5
+    persistence: float = 0.6
+    majority: float = 0.5
+    rare_persistence: float = 0.05
+    standard_errors: float = 1.5
+    sigmas: float = 2.5
+    replay_error: float = 0.3
+    fewest_steps: int = 8

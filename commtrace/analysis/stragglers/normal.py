@@ -1,0 +1,202 @@
+"""What is normal among ranks that do the same work, and who is beyond it.
+
+The ranks of a class are sorted by their work. A gap between neighbours that is larger than the noise allows separates
+two clusters. Normal is the cluster that holds more than half of the ranks; where none does, the one whose work is what
+it was when the job was well; where that is not known, the fastest one if it is much faster. Else nobody is named.
+
+>>> judged = judge(work, RECORDED)                              # doctest: +SKIP
+>>> judged.slow_ranks                                           # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.stragglers.limits import FEWEST_FOR_SCATTER, Limits
+from commtrace.trace.spans import Bool, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+MAJORITY: Final = "majority"
+PAST: Final = "past"
+FASTEST: Final = "fastest"
+UNKNOWN: Final = ""
+
+_MAD_TO_SIGMA: Final = 1.4826
+"""Standard deviation by median absolute deviation, for normal noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What ranks work per step, one row each; times in ns. Waiting for other ranks is no work.
+
+    Attributes:
+        rank: its number.
+        peers: its class: equal for ranks that do the same work.
+        host: number of its host.
+        total_ns: typical work.
+        error_ns: standard error of that.
+        scale_ns: what shares are taken of.
+        before_ns: the work when the job was well, in its own past or in another run; NaN where unknown.
+    """
+
+    rank: Int64
+    peers: Int64
+    host: Int64
+    total_ns: Float64
+    error_ns: Float64
+    scale_ns: Float64
+    before_ns: Float64 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Who is slow; one row per rank of the work.
+
+    Attributes:
+        rank: its number.
+        normal_ns: normal work of its class; NaN where there is nobody to compare with, or it cannot be told.
+        excess_ns: what the rank works beyond it.
+        limit_ns: from which excess on it is slow.
+        is_normal: its work makes the norm.
+        told_by: what told normal in its class: MAJORITY, PAST, FASTEST, or UNKNOWN.
+        undecided: sentences on classes in which it could not be told, with what would tell it.
+    """
+
+    rank: Int64
+    normal_ns: Float64
+    excess_ns: Float64
+    limit_ns: Float64
+    is_normal: Bool
+    told_by: tuple[str, ...]
+    undecided: tuple[str, ...]
+
+    @property
+    def is_slow(self) -> Bool:
+        return np.asarray(np.nan_to_num(self.excess_ns) > self.limit_ns)
+
+    @property
+    def slow_ranks(self) -> list[int]:
+        return [int(rank) for rank in self.rank[self.is_slow]]
+
+    @property
+    def normal_ranks(self) -> Int64:
+        return self.rank[self.is_normal]
+
+
+def judge(work: Work, limits: Limits) -> Judged:
+    """Find the ranks whose work is beyond what is normal for their class."""
+    normal = np.full(len(work.rank), np.nan)
+    limit = np.full(len(work.rank), np.inf)
+    is_normal = np.zeros(len(work.rank), np.bool_)
+    told_by = np.full(len(work.rank), UNKNOWN, dtype=object)
+    undecided: list[str] = []
+    for own in _rows_by(work.peers):
+        if len(own) < 2:
+            continue
+        clusters = _clusters(work, own, limits)
+        chosen = _normal_cluster(work, clusters, limits)
+        if chosen is None:
+            undecided.append(_what_would_tell(work, clusters))
+            continue
+        number, by = chosen
+        members = clusters[number]
+        middle = float(np.median(work.total_ns[members]))
+        deviation = float(np.median(np.abs(work.total_ns[members] - middle)))
+        scatter = _MAD_TO_SIGMA * deviation if len(members) >= FEWEST_FOR_SCATTER else 0.0
+        noise = np.hypot(work.error_ns[own], float(np.median(work.error_ns[members])))
+        normal[own] = middle
+        limit[own] = np.maximum(_least(work, own, limits), limits.sigmas * np.hypot(noise, scatter))
+        if by == FASTEST:
+            limit[own] = np.maximum(limit[own], limits.clearly * work.scale_ns[own])
+        is_normal[members] = True
+        told_by[own] = by
+    return Judged(
+        rank=work.rank,
+        normal_ns=normal,
+        excess_ns=work.total_ns - normal,
+        limit_ns=limit,
+        is_normal=is_normal,
+        told_by=tuple(told_by.tolist()),
+        undecided=tuple(undecided),
+    )
+
+
+def are_alike(work: Work, limits: Limits) -> Bool:
+    """Of each rank: whether all ranks of its class work alike, so that what they do now can be remembered as normal."""
+    alike = np.zeros(len(work.rank), np.bool_)
+    for own in _rows_by(work.peers):
+        alike[own] = len(_clusters(work, own, limits)) == 1
+    return alike
+
+
+def _rows_by(values: Int64) -> Iterator[Int64]:
+    for value in np.unique(values):
+        yield np.flatnonzero(values == value)
+
+
+def _least(work: Work, rows: Int64, limits: Limits) -> Float64:
+    return np.asarray(np.maximum(limits.share * work.scale_ns[rows], limits.least_ns))
+
+
+def _clusters(work: Work, rows: Int64, limits: Limits) -> list[Int64]:
+    """The rows, fastest first, parted where two neighbours are further apart than their noise and the limits allow."""
+    ordered = rows[np.argsort(work.total_ns[rows], kind="stable")]
+    error = work.error_ns[ordered]
+    allowed = np.maximum(_least(work, ordered, limits)[:-1], limits.sigmas * np.hypot(error[:-1], error[1:]))
+    return list(np.split(ordered, np.flatnonzero(np.diff(work.total_ns[ordered]) > allowed) + 1))
+
+
+def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tuple[int, str] | None:
+    """Which cluster is normal, and what tells it."""
+    if len(clusters) == 1:
+        return 0, MAJORITY
+    sizes = [len(cluster) for cluster in clusters]
+    largest = int(np.argmax(sizes))
+    has_majority = 2 * sizes[largest] > sum(sizes)
+    if has_majority and largest == 0:
+        return 0, MAJORITY
+    unchanged = _unchanged(work, clusters, limits)
+    if unchanged is not None:
+        return unchanged, PAST
+    if has_majority and not _are_whole_hosts(work, clusters[0], np.concatenate(clusters[1:])):
+        return largest, MAJORITY
+    return (0, FASTEST) if has_majority or sizes[0] == max(sizes) else None
+
+
+def _unchanged(work: Work, clusters: Sequence[Int64], limits: Limits) -> int | None:
+    """The only cluster whose work is what it was when the job was well."""
+    if work.before_ns is None or not np.isfinite(work.before_ns[np.concatenate(clusters)]).all():
+        return None
+    grown = [float(np.median(work.total_ns[own] - work.before_ns[own])) for own in clusters]
+    allowed = [
+        float(np.median(np.maximum(_least(work, own, limits), limits.sigmas * work.error_ns[own]))) for own in clusters
+    ]
+    same = [number for number in range(len(clusters)) if abs(grown[number]) <= allowed[number]]
+    return same[0] if len(same) == 1 else None
+
+
+def _are_whole_hosts(work: Work, some: Int64, others: Int64) -> bool:
+    """Whether no host has ranks of both, and each has several: then a host tells them apart, and not chance."""
+    hosts, count = np.unique(work.host[np.concatenate([some, others])], return_counts=True)
+    shared = np.intersect1d(work.host[some], work.host[others])
+    return not len(shared) and len(hosts) > 1 and bool((count > 1).all())
+
+
+def _what_would_tell(work: Work, clusters: Sequence[Int64]) -> str:
+    groups = [
+        f"{ranks_in_words(work.rank[own].tolist())} work {float(np.median(work.total_ns[own])) / 1e6:.1f} ms per step"
+        for own in clusters[:3]
+    ]
+    more = ", and others more" if len(clusters) > 3 else ""
+    return (
+        f"Which of the ranks that do the same work are slow cannot be told: {', '.join(groups)}{more}, and no group of "
+        "them is the larger half. A run in which the job was well tells it (--baseline RUN), or the steps before the "
+        "job changed."
+    )

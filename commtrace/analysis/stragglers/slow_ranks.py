@@ -1,0 +1,247 @@
+"""Ranks that work beyond what is normal in some steps of a recorded run, and how long their work would be if normal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from commtrace.analysis.peers import Float64
+from commtrace.analysis.replay_segments import BETWEEN
+from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, QUARTILES_APART, Bench
+from commtrace.analysis.stragglers.limits import RECORDED
+from commtrace.analysis.stragglers.normal import Judged, Work, judge
+from commtrace.trace.spans import Int64
+
+WORK: Final = "work"
+DATA: Final = "data"
+GC: Final = "gc"
+RARE: Final = (DATA, GC)
+"""Causes with spans of their own, which may strike in few steps only: their mean counts, that of work is a median."""
+
+_DEPENDENCE: Final = 1.5
+"""By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
+
+_NO_DP: Final = ("tp", "cp", "ep")
+"""Ranks at different places of these may load different shares of the input, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A rank and what it works beyond normal, ns per step.
+
+    Attributes:
+        excess_ns: by ``compute``, ``unknown`` (outside of forward and backward), ``data`` and ``gc``.
+        beyond: in which of WORK, DATA and GC it stands out.
+        normal_ns: normal work.
+        told_by: what told normal.
+        persistence: share of the steps in which its work is beyond normal by at least half as much as usual.
+    """
+
+    rank: int
+    excess_ns: Mapping[str, float]
+    beyond: tuple[str, ...]
+    normal_ns: float
+    told_by: str
+    persistence: float
+
+    @property
+    def total_ns(self) -> float:
+        return sum(self.excess_ns.values())
+
+    @property
+    def cause(self) -> str:
+        return max(self.excess_ns, key=lambda cause: self.excess_ns[cause])
+
+    @property
+    def is_rare(self) -> bool:
+        return WORK not in self.beyond
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRanks:
+    """Who was slow in some steps.
+
+    Attributes:
+        bench: of these steps, its peers those whose work is normal.
+        slow: largest excess first.
+        rare_excess_ns: by cause and rank, beyond what is normal of the rare; of all ranks.
+        undecided: sentences on classes in which it cannot be told who is slow.
+        work: what was judged.
+    """
+
+    bench: Bench
+    slow: tuple[SlowRank, ...]
+    rare_excess_ns: Mapping[str, Mapping[int, float]]
+    undecided: tuple[str, ...]
+    work: Work
+
+
+def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float] | None = None) -> SlowRanks:
+    """Judge the typical work of every rank; of too few steps to know the noise, only input and garbage collection.
+
+    Args:
+        bench: of the steps.
+        before_ns: by rank, its work when the job was well.
+    """
+    work = _typical_work(bench, before_ns or {})
+    judged = judge(work, RECORDED)
+    bench = replace(bench, work=bench.work.among(_normal_ranks(bench, judged)))
+    rare = {DATA: _judge_rare(bench, work, bench.program.segments.data_ns, by_place=True)}
+    rare[GC] = _judge_rare(bench, work, bench.program.segments.gc_ns, by_place=False)
+    is_slow = {DATA: rare[DATA].is_slow, GC: rare[GC].is_slow}
+    is_slow[WORK] = judged.is_slow if bench.noise_is_known else np.zeros(len(work.rank), np.bool_)
+    rare_excess = {cause: _by_rank(one.rank, np.nan_to_num(one.excess_ns)) for cause, one in rare.items()}
+    segments_excess = bench.work.excess_ns()
+    steps = work_of_steps(bench)
+    slow = []
+    for row in np.flatnonzero(is_slow[WORK] | is_slow[DATA] | is_slow[GC]).tolist():
+        rank, own = int(work.rank[row]), bench.work.rank == work.rank[row]
+        in_phase = own & (bench.work.kind < BETWEEN)
+        excess = {
+            "compute": float(segments_excess[in_phase].sum()),
+            "unknown": float(segments_excess[own & ~in_phase].sum()),
+            DATA: rare_excess[DATA][rank],
+            GC: rare_excess[GC][rank],
+        }
+        beyond = tuple(cause for cause in (WORK, *RARE) if is_slow[cause][row])
+        if WORK not in beyond:
+            excess = {cause: max(excess[cause], 0.0) if cause in beyond else 0.0 for cause in excess}
+        by = judged.told_by[row] if WORK in beyond else rare[beyond[0]].told_by[row]
+        usual = float(np.median(steps[row])) - (excess["compute"] + excess["unknown"])
+        half = (excess["compute"] + excess["unknown"]) / 2
+        persistence = float((steps[row] - usual >= half).mean())
+        if WORK in beyond and persistence < bench.thresholds.persistence:
+            beyond = tuple(cause for cause in beyond if cause != WORK)
+            excess = {cause: excess[cause] if cause in beyond else 0.0 for cause in excess}
+        if beyond:
+            slow.append(SlowRank(rank, excess, beyond, float(judged.normal_ns[row]), by, persistence))
+    return SlowRanks(
+        bench=bench,
+        slow=tuple(sorted(slow, key=lambda one: -one.total_ns)),
+        rare_excess_ns=rare_excess,
+        undecided=judged.undecided if bench.noise_is_known else (),
+        work=work,
+    )
+
+
+def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Int64:
+    """Segment durations where these ranks work as is normal, each in these of WORK, DATA and GC."""
+    bench, segments = found.bench, found.bench.program.segments
+    ratio = {WORK: bench.work.ratio}
+    for cause, values in ((DATA, segments.data_ns), (GC, segments.gc_ns)):
+        ratio[cause] = _rare_ratio(bench, values, found.rare_excess_ns[cause])
+    for cause, own in ratio.items():
+        chosen = [rank for rank, causes in ranks.items() if cause in causes]
+        ratio[cause] = np.where(np.isin(segments.rank, chosen), own, 1.0)
+    return np.asarray(
+        np.rint(
+            segments.work_ns * ratio[WORK]
+            + segments.data_ns * ratio[DATA]
+            + segments.gc_ns * ratio[GC]
+            + segments.pause_ns
+        ),
+        np.int64,
+    )
+
+
+def least_share_of_work(found: SlowRanks, rank: int) -> float:
+    """By how much more than normal this rank must work to be suspected, as a share of what is typical."""
+    judged, row = judge(found.work, RECORDED), found.work.rank == rank
+    return float((judged.limit_ns / np.maximum(found.work.scale_ns, 1.0))[row][0])
+
+
+def noise_between_steps(bench: Bench) -> float:
+    """How much the work of a rank scatters from step to step, as a share of it: the typical rank."""
+    work = work_of_steps(bench)
+    low, high = np.quantile(work, [0.25, 0.75], axis=1)
+    return float(np.median((high - low) / QUARTILES_APART / np.maximum(np.median(work, axis=1), 1.0)))
+
+
+def work_of_steps(bench: Bench) -> Float64:
+    """Work of every rank in every step that counts, ns; rows in the order of ``program.ranks``."""
+    segments, steps = bench.program.segments, len(bench.program.steps)
+    index = np.searchsorted(bench.program.ranks, segments.rank)
+    work = np.bincount(index * steps + segments.step, segments.work_ns, minlength=len(bench.program.ranks) * steps)
+    return np.asarray(work.reshape(-1, steps)[:, bench.steady])
+
+
+def _typical_work(bench: Bench, before_ns: Mapping[int, float]) -> Work:
+    """Of each rank, what its stage typically works, and by how much it differs, work by work."""
+    ranks, compared = bench.program.ranks, bench.work
+    several = np.isfinite(compared.peer_ns) & np.isfinite(compared.own_ns)
+    own = _by_rank_sum(ranks, compared.rank[several], (compared.own_ns * compared.per_step)[several])
+    stage = np.array([bench.stage_of_rank[rank] for rank in ranks.tolist()], np.int64)
+    level = np.array(
+        [np.median(own[(stage == one) & (own > 0)]) if (own[stage == one] > 0).any() else 0.0 for one in stage]
+    )
+    beyond = compared.from_typical_ns()
+    error = noise_between_steps(bench) * level * ERROR_OF_MEDIAN * _DEPENDENCE / np.sqrt(max(bench.num_steps, 1))
+    alone = own <= 0
+    nodes = [bench.run.ranks[rank].metadata.node for rank in ranks.tolist()]
+    return Work(
+        rank=ranks,
+        peers=np.where(alone, -1 - ranks, stage),
+        host=np.unique(nodes, return_inverse=True)[1].reshape(-1).astype(np.int64),
+        total_ns=level + np.array([beyond.get(rank, 0.0) for rank in ranks.tolist()]),
+        error_ns=error,
+        scale_ns=level,
+        before_ns=np.array([before_ns.get(rank, np.nan) for rank in ranks.tolist()]),
+    )
+
+
+def _normal_ranks(bench: Bench, judged: Judged) -> Int64:
+    """Ranks whose work makes the norm; where that cannot be told, all of their class."""
+    return judged.rank[judged.is_normal | ~np.isfinite(judged.normal_ns)]
+
+
+def _judge_rare(bench: Bench, work: Work, values_ns: Int64, *, by_place: bool) -> Judged:
+    """Judge the mean per step of something rare among the ranks of a stage that have the same share in it."""
+    stage = np.array([bench.stage_of_rank[rank] for rank in work.rank.tolist()], np.int64)
+    peers = stage
+    if by_place:
+        places = [
+            (one, *(bench.run.ranks[rank].coordinates.get(name, 0) for name in _NO_DP))
+            for one, rank in zip(stage.tolist(), work.rank.tolist(), strict=True)
+        ]
+        _, place = np.unique(np.array(places, np.int64), axis=0, return_inverse=True)
+        place = place.reshape(-1).astype(np.int64)
+        if (np.bincount(place) > 1).all():
+            peers = place
+    mean = _by_rank_sum(work.rank, bench.program.segments.rank[bench.counted], values_ns[bench.counted])
+    return judge(
+        replace(
+            work,
+            peers=peers,
+            total_ns=mean / max(bench.num_steps, 1),
+            error_ns=np.zeros(len(mean)),
+            before_ns=None,
+        ),
+        RECORDED,
+    )
+
+
+def mean_per_step(bench: Bench, values_ns: Int64) -> dict[int, float]:
+    """Of each rank, ns per step."""
+    mean = _by_rank_sum(bench.program.ranks, bench.program.segments.rank[bench.counted], values_ns[bench.counted])
+    return _by_rank(bench.program.ranks, mean / max(bench.num_steps, 1))
+
+
+def _rare_ratio(bench: Bench, values_ns: Int64, excess_ns: Mapping[int, float]) -> Float64:
+    """Of each segment: by how much to scale something rare so that its rank has no more of it than is normal."""
+    ratio = np.ones(int(bench.program.ranks.max()) + 1)
+    for rank, value in mean_per_step(bench, values_ns).items():
+        if value > 0:
+            ratio[rank] = 1 - max(excess_ns[rank], 0.0) / value
+    return np.asarray(ratio[bench.program.segments.rank])
+
+
+def _by_rank(ranks: Int64, values: Float64) -> dict[int, float]:
+    return dict(zip(ranks.tolist(), values.tolist(), strict=True))
+
+
+def _by_rank_sum(ranks: Int64, rank: Iterable[int], values: Iterable[float]) -> Float64:
+    rows = np.searchsorted(ranks, np.asarray(rank))
+    return np.asarray(np.bincount(rows, np.asarray(values, np.float64), minlength=len(ranks)))

@@ -1,0 +1,332 @@
+"""What the slow ranks of a run have in common, what they cost together, and the share of each.
+
+The cost of a set is what the replay saves when all of it works as is normal: of two ranks that are equally slow side by
+side, each alone costs nothing. A member without which the set costs as much is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.replay_segments import BACKWARD, FORWARD
+from commtrace.analysis.straggler_costs import Bench, Cost
+from commtrace.analysis.straggler_verdict import NEXT_STEP, Member, Stretch, Verdict
+from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
+from commtrace.analysis.stragglers.normal import FASTEST, PAST
+from commtrace.analysis.stragglers.slow_ranks import (
+    DATA,
+    GC,
+    RARE,
+    SlowRank,
+    SlowRanks,
+    at_normal_speed,
+    mean_per_step,
+)
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int64
+
+_MOST_SHARES: Final = 16
+"""Each share is a replay or two: of sets with more ranks only what they cost together is told."""
+
+_MOST_HOSTS: Final = 3
+_COMPARED_WITH: Final = {
+    PAST: "the ranks that do the same work and are as fast as before",
+    FASTEST: "the fastest ranks that do the same work",
+}
+_OTHERS: Final = "the ranks that do the same work"
+
+
+class _Key(NamedTuple):
+    """What is one verdict, in whichever steps."""
+
+    cause: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The members of one verdict in one stretch."""
+
+    stretch: int
+    members: tuple[SlowRank, ...]
+
+
+class SlowSets(NamedTuple):
+    """Verdicts, and what all that they name cost together, ms per step."""
+
+    verdicts: list[Verdict]
+    together_ms: float
+
+
+def judge_sets(whole: Bench, stretches: Sequence[SlowRanks]) -> SlowSets:
+    """Price the slow ranks of all stretches, and name them.
+
+    Args:
+        whole: all steps that count.
+        stretches: who was slow in each.
+    """
+    replay = _Replay(whole, stretches)
+    slow = _without_idle_members(replay, [one.slow for one in stretches])
+    parts = _parts(whole.run, slow)
+    all_of_them = replay.saved_ns(slow)
+    verdicts = []
+    for key, own in parts.items():
+        saved = all_of_them if len(parts) == 1 else all_of_them - replay.saved_ns(_less(slow, own))
+        verdict = _verdict(replay, key, own, saved, slow)
+        if verdict is not None:
+            verdicts.append(verdict)
+    ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
+    lasts = len(stretches) == 1 and not any(one.is_rare for one in slow[0])
+    together = float((np.median if lasts else np.mean)(all_of_them[whole.steady])) / 1e6
+    return SlowSets(ordered, together if verdicts else 0.0)
+
+
+class _Replay:
+    """The whole run with some ranks of some stretches mended; what was replayed once is remembered."""
+
+    def __init__(self, whole: Bench, stretches: Sequence[SlowRanks]) -> None:
+        self.whole = whole
+        self.stretches = stretches
+        self._known: dict[tuple[tuple[int, ...], ...], Int64] = {}
+
+    def saved_ns(self, slow: Sequence[Sequence[SlowRank]]) -> Int64:
+        """What each step would save if these ranks of each stretch were mended."""
+        key = tuple(tuple(sorted(one.rank for one in own)) for own in slow)
+        if key not in self._known:
+            segments = self.whole.program.segments
+            durations = segments.total_ns.copy()
+            for found, own in zip(self.stretches, slow, strict=True):
+                if own:
+                    mended = at_normal_speed(found, {one.rank: one.beyond for one in own})
+                    durations = np.where(found.bench.counted, mended, durations)
+            self._known[key] = self.whole.saved_ns(durations)
+        return self._known[key]
+
+
+def _less(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_Part]) -> list[tuple[SlowRank, ...]]:
+    """The slow ranks of each stretch without these."""
+    gone = {(part.stretch, member.rank) for part in parts for member in part.members}
+    return [tuple(one for one in own if (number, one.rank) not in gone) for number, own in enumerate(slow)]
+
+
+def _without_idle_members(replay: _Replay, slow: Sequence[tuple[SlowRank, ...]]) -> list[tuple[SlowRank, ...]]:
+    """Drop the ranks without which a set costs as much, smallest excess first."""
+    left = list(slow)
+    excess: dict[int, float] = {}
+    for one in (one for own in slow for one in own):
+        excess[one.rank] = excess.get(one.rank, 0.0) + one.total_ns
+    if len(excess) > _MOST_SHARES:
+        return left
+    for rank in sorted(excess, key=lambda rank: excess[rank]):
+        without = [tuple(one for one in own if one.rank != rank) for own in left]
+        lost = replay.saved_ns(left) - replay.saved_ns(without)
+        for number, own in enumerate(left):
+            bench = replay.stretches[number].bench
+            limits = bench.thresholds
+            least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * bench.step_ns) / max(len(own), 1)
+            if float(lost[bench.steady].mean()) < least_ns:
+                left[number] = without[number]
+    return left
+
+
+def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Part]]:
+    """What is one verdict: all ranks of a host, of a tensor-parallel group, or ranks with the same cause."""
+    parts: dict[_Key, list[_Part]] = {}
+    for number, own in enumerate(slow):
+        for cause, members in _by_what_they_share(run, own):
+            key = _Key(cause, tuple(sorted(one.rank for one in members)))
+            parts.setdefault(key, []).append(_Part(number, tuple(members)))
+    return parts
+
+
+def _by_what_they_share(run: Run, slow: Sequence[SlowRank]) -> list[tuple[str, list[SlowRank]]]:
+    found: list[tuple[str, list[SlowRank]]] = []
+    left = list(slow)
+    for cause, place, share in (("host", _host_of, SHARE_OF_HOST), ("tensor_group", _tensor_group_of, 1.0)):
+        places: dict[tuple[object, ...], int] = {}
+        for trace in run.ranks:
+            places[place(run, trace)] = places.get(place(run, trace), 0) + 1
+        for one, size in places.items():
+            own = [rank for rank in left if not rank.is_rare and place(run, rank.rank) == one]
+            if 1 < size < len(run.ranks) and len(own) >= max(2.0, share * size):
+                found.append((cause, own))
+                left = [rank for rank in left if rank not in own]
+    causes: dict[str, list[SlowRank]] = {}
+    for rank in left:
+        causes.setdefault(rank.cause, []).append(rank)
+    return [*found, *causes.items()]
+
+
+def _host_of(run: Run, rank: int) -> tuple[object, ...]:
+    return (run.ranks[rank].metadata.node,)
+
+
+def _tensor_group_of(run: Run, rank: int) -> tuple[object, ...]:
+    """Equal for ranks that differ by nothing but their place in the tensor-parallel group."""
+    trace = run.ranks[rank]
+    if trace.parallel.get("tp", 1) < 2:
+        return ("rank", rank)
+    return tuple((name, at) for name, at in sorted(trace.coordinates.items()) if name not in ("tp", "ep"))
+
+
+def _verdict(
+    replay: _Replay, key: _Key, parts: Sequence[_Part], saved_ns: Int64, slow: Sequence[Sequence[SlowRank]]
+) -> Verdict | None:
+    """None where it costs too little, too seldom, or does not stand out."""
+    rare = all(member.is_rare for part in parts for member in part.members)
+    prices: list[tuple[_Part, Cost]] = []
+    for part in parts:
+        bench = replay.stretches[part.stretch].bench
+        cost = bench.cost_of(saved_ns, rare=rare)
+        if bench.passes(cost, rare=rare):
+            prices.append((part, cost))
+    if not prices:
+        return None
+    dearest, cost = max(prices, key=lambda price: price[1].ms)
+    found = replay.stretches[dearest.stretch]
+    lasts = len(replay.stretches) == 1
+    within = np.logical_or.reduce([replay.stretches[part.stretch].bench.steady for part, _ in prices])
+    of_run = cost.ms if lasts else _mean_ms(replay.whole.steady, np.where(within, saved_ns, 0))
+    bench = replay.whole
+    members = sorted(dearest.members, key=lambda member: -member.total_ns)
+    first = members[0]
+    stretches = () if lasts else tuple(_stretch(replay.stretches[part.stretch].bench, price) for part, price in prices)
+    persistence = cost.persistence if rare or len(members) > 1 else first.persistence
+    return Verdict(
+        rank=first.rank,
+        host=bench.run.ranks[first.rank].metadata.node,
+        cause=key.cause,
+        who=_who(bench.run, key),
+        cost_ms_per_step=of_run,
+        gpu_hours_per_day=of_run * 1e6 / bench.step_ns * 24 * bench.run.world_size,
+        persistence=persistence,
+        evidence=_evidence(found, key.cause, members, persistence),
+        next_step=NEXT_STEP[key.cause],
+        occurrence=cost.when.in_words() if rare and cost.when.is_rare else "",
+        members=_members(replay, dearest, members, slow),
+        stretches=stretches,
+    )
+
+
+def _members(
+    replay: _Replay, part: _Part, members: Sequence[SlowRank], slow: Sequence[Sequence[SlowRank]]
+) -> tuple[Member, ...]:
+    """The members with their shares, in the stretch that is dearest."""
+    bench = replay.stretches[part.stretch].bench
+    everybody = {one.rank for own in slow for one in own}
+
+    def mended(is_mended: Callable[[int], bool]) -> float:
+        chosen = [tuple(one for one in own if is_mended(one.rank)) for own in slow]
+        return _mean_ms(bench.steady, replay.saved_ns(chosen))
+
+    told = []
+    for one in members:
+        share = alone = None
+        if len(everybody) <= _MOST_SHARES:
+            share = mended(lambda rank: True) - mended(lambda rank, own=one.rank: rank != own)  # type: ignore[misc]
+            alone = mended(lambda rank, own=one.rank: rank == own)  # type: ignore[misc]
+        told.append(Member(one.rank, bench.run.ranks[one.rank].metadata.node, one.total_ns / 1e6, share, alone))
+    return tuple(told)
+
+
+def _mean_ms(steps: Bool, saved_ns: Int64) -> float:
+    return float(saved_ns[steps].mean()) / 1e6
+
+
+def _stretch(bench: Bench, cost: Cost) -> Stretch:
+    steps = bench.program.steps[bench.steady]
+    return Stretch(int(steps[0]), int(steps[-1]), cost.ms)
+
+
+def _who(run: Run, key: _Key) -> str:
+    if key.cause == "host":
+        return f"host {run.ranks[key.ranks[0]].metadata.node} ({ranks_in_words(key.ranks)})"
+    places = _on_hosts(run, key.ranks)
+    return f"tensor-parallel group of {places}" if key.cause == "tensor_group" else places
+
+
+def _on_hosts(run: Run, ranks: Sequence[int]) -> str:
+    """``ranks 1, 3 on node0``; of ranks on many hosts, how many."""
+    hosts: dict[str, list[int]] = {}
+    for rank in ranks:
+        hosts.setdefault(run.ranks[rank].metadata.node, []).append(rank)
+    if len(hosts) > _MOST_HOSTS:
+        return f"{ranks_in_words(ranks)} on {len(hosts)} hosts"
+    return " and ".join(f"{ranks_in_words(own)} on {host}" for host, own in hosts.items())
+
+
+def _evidence(found: SlowRanks, cause: str, members: Sequence[SlowRank], persistence: float) -> str:
+    bench, first = found.bench, members[0]
+    others = _COMPARED_WITH.get(first.told_by, _OTHERS)
+    how_often = f"so in {round(persistence * bench.num_steps)} of {bench.num_steps} steps"
+    if len(members) > 1:
+        more = sorted(100 * member.total_ns / max(member.normal_ns, 1.0) for member in members)
+        ranks = ranks_in_words(member.rank for member in members).capitalize()
+        if cause == "host":
+            host = bench.run.ranks[first.rank].metadata.node
+            on_host = sum(trace.metadata.node == host for trace in bench.run.ranks.values())
+            ranks = f"{_how_many(len(members), on_host)} ranks on {host}"
+            others = others.replace("ranks that", "ranks of other hosts that")
+        return f"{ranks} need {_range(more)} % longer per step than {others} ({_typical(members)} over steps)."
+    if first.is_rare:
+        return (
+            f"{_place(bench.run, first.rank)} needs {_details(bench, first)} (mean), "
+            f"{first.excess_ns[first.cause] / 1e6:.1f} ms more than other ranks of its stage; {how_often}."
+        )
+    return (
+        f"{_place(bench.run, first.rank)} needs {_details(bench, first)}: {first.excess_ns[first.cause] / 1e6:.1f} ms "
+        f"per step more than {others}, which need {first.normal_ns / 1e6:.1f} ms (medians over steps); {how_often}."
+    )
+
+
+def _typical(members: Sequence[SlowRank]) -> str:
+    return "means" if all(member.is_rare for member in members) else "medians"
+
+
+def _how_many(some: int, all_of_them: int) -> str:
+    return f"All {some}" if some == all_of_them else f"{some} of the {all_of_them}"
+
+
+def _range(ascending: Sequence[float]) -> str:
+    low, high = f"{ascending[0]:.0f}", f"{ascending[-1]:.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _place(run: Run, rank: int) -> str:
+    trace = run.ranks[rank]
+    place = ", ".join(f"{name} {at}" for name, at in trace.coordinates.items() if trace.parallel.get(name, 2) > 1)
+    return f"Rank {rank} ({place}, {trace.metadata.node})" if place else f"Rank {rank} ({trace.metadata.node})"
+
+
+def _details(bench: Bench, slow: SlowRank) -> str:
+    """What is slower, in numbers."""
+    if slow.cause in RARE:
+        values: Mapping[str, Int64] = {DATA: bench.program.segments.data_ns, GC: bench.program.segments.gc_ns}
+        what = {DATA: "waiting for input", GC: "collecting garbage"}[slow.cause]
+        return f"{mean_per_step(bench, values[slow.cause])[slow.rank] / 1e6:.1f} ms per step for {what}"
+    if slow.cause == "unknown":
+        return "more time outside of forward and backward"
+    parts = []
+    for kind, name in ((FORWARD, "forward"), (BACKWARD, "backward")):
+        own, peers = _per_phase(bench, slow.rank, kind)
+        if own > 0:
+            parts.append(f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})")
+    return " and ".join(parts) or f"{slow.excess_ns['compute'] / 1e6:.1f} ms more"
+
+
+def _per_phase(bench: Bench, rank: int, kind: int) -> tuple[float, float]:
+    """Typical duration of a whole phase, own and of the peers, ns."""
+    segments, work = bench.program.segments, bench.work
+    mask = (segments.rank == rank) & (segments.kind == kind) & bench.counted
+    phases = len(np.unique(segments.instance[mask])) / max(bench.num_steps, 1)
+    entries = (work.rank == rank) & (work.kind == kind)
+    if not phases:
+        return 0.0, 0.0
+    own = float(np.nan_to_num(work.own_ns[entries] * work.per_step[entries]).sum())
+    peers = float(np.nan_to_num(work.peer_ns[entries] * work.per_step[entries]).sum())
+    return own / phases, peers / phases

@@ -1,0 +1,89 @@
+"""Several slow ranks of synthetic jobs: who is named, and what they cost together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.synth import Fault, Job, synthesize
+
+
+def judged(faults: Sequence[str], **job: int | float) -> tuple[Findings, float]:
+    """The findings on a job with these faults, and what they truly cost, ms per step."""
+    made = synthesize(Job(**{"dp": 8, "steps": 30, "jitter": 0.02, **job}, faults=tuple(map(Fault.parse, faults))))
+    truth = made.truth
+    cost_ns = truth["mean_step_ns"] - truth["ideal"]["step_without_faults_ns"]
+    analysis = analyse(made.run)
+    return find_stragglers(analysis.run, analysis.matches), cost_ns / 1e6
+
+
+@pytest.mark.parametrize(
+    ("faults", "ranks"),
+    [
+        (("slow-rank=1:1.5", "slow-rank=3:1.5"), {1, 3}),
+        (("slow-rank=1:1.5", "slow-rank=3:1.4"), {1, 3}),
+        (("slow-rank=1:1.3", "slow-rank=2:1.3", "slow-rank=3:1.3", "slow-rank=6:1.2"), {1, 2, 3, 6}),
+        (tuple(f"slow-rank={rank}:1.2" for rank in (0, 1, 4, 7)), {0, 1, 4, 7}),
+        (("slow-rank=2:1.05",), {2}),
+    ],
+)
+def test_all_slow_ranks_are_named_with_what_they_cost_together(faults: Sequence[str], ranks: set[int]) -> None:
+    findings, cost_ms = judged(faults)
+
+    (verdict,) = findings.verdicts
+    assert (set(verdict.ranks), verdict.cause) == (ranks, "compute")
+    assert verdict.cost_ms_per_step == findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2, abs=1)
+
+
+@pytest.mark.parametrize("ranks", [(1,), (1, 3)])
+def test_half_of_the_ranks_are_compared_with_the_fastest(ranks: Sequence[int]) -> None:
+    findings, cost_ms = judged([f"slow-rank={rank}:1.5" for rank in ranks], dp=2 * len(ranks))
+
+    (verdict,) = findings.verdicts
+    assert set(verdict.ranks) == set(ranks)
+    assert "than the fastest ranks that do the same work" in verdict.evidence
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
+@pytest.mark.parametrize(("hosts", "slow"), [(2, (1,)), (4, (0, 1, 3)), (4, (2,))])
+def test_slow_hosts_are_named_also_where_they_are_the_larger_half(hosts: int, slow: Sequence[int]) -> None:
+    faults = [f"slow-host={host}:1.3" for host in slow]
+    findings, cost_ms = judged(faults, dp=4 * hosts, gpus_per_host=4, steps=12)
+
+    named = {(verdict.cause, tuple(sorted(verdict.ranks))) for verdict in findings.verdicts}
+    assert named == {("host", tuple(range(4 * host, 4 * host + 4))) for host in slow}
+    assert findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
+def test_a_slow_tensor_parallel_group_is_one_verdict() -> None:
+    findings, cost_ms = judged([f"slow-rank={rank}:1.3" for rank in (2, 3)], tp=2, dp=4, steps=12)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.cause, verdict.ranks) == ("tensor_group", (2, 3))
+    assert verdict.who.startswith("tensor-parallel group of ranks 2–3 on ")
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
+def test_ranks_with_different_causes_have_a_verdict_each() -> None:
+    findings, cost_ms = judged(("slow-rank=1:1.5", "data=5:40"))
+
+    assert {(verdict.ranks, verdict.cause) for verdict in findings.verdicts} == {((1,), "compute"), ((5,), "data")}
+    assert findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
+def test_two_ranks_that_wait_for_input_are_both_named() -> None:
+    findings, cost_ms = judged(("data=2:25", "data=6:25"))
+
+    (verdict,) = findings.verdicts
+    assert (set(verdict.ranks), verdict.cause) == ({2, 6}, "data")
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nobody_is_named_in_a_clean_run(seed: int) -> None:
+    findings, _ = judged((), seed=seed, dp=(4, 8, 16)[seed % 3], steps=(9, 30)[seed % 2], jitter=0.01 * (1 + seed))
+
+    assert (findings.verdicts, findings.abstentions) == ((), ())

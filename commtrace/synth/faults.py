@@ -10,24 +10,68 @@ from commtrace.errors import ConfigurationError
 from commtrace.trace.step_range import StepRange
 
 SLOW_RANK: Final = "slow-rank"
+SLOW_FORWARD: Final = "slow-forward"
+SLOW_BACKWARD: Final = "slow-backward"
+SLOW_OPTIMIZER: Final = "slow-optimizer"
 SLOW_HOST: Final = "slow-host"
 SLOW_LINK: Final = "slow-link"
+SLOW_SEND: Final = "slow-send"
+SLOW_NETWORK: Final = "slow-network"
 DATA: Final = "data"
 GC: Final = "gc"
+CHECKPOINT: Final = "checkpoint"
+EVALUATION: Final = "evaluation"
+LATE_LAUNCH: Final = "late-launch"
 UNEVEN_STAGE: Final = "uneven-stage"
+LONG_MICROBATCH: Final = "long-microbatch"
 SEQUENCE_IMBALANCE: Final = "sequence-imbalance"
 
 FORMS: Final = {
-    SLOW_RANK: "slow-rank=RANK:FACTOR",
-    SLOW_HOST: "slow-host=HOST:FACTOR",
+    SLOW_RANK: "slow-rank=RANKS:FACTOR",
+    SLOW_FORWARD: "slow-forward=RANKS:FACTOR",
+    SLOW_BACKWARD: "slow-backward=RANKS:FACTOR",
+    SLOW_OPTIMIZER: "slow-optimizer=RANKS:FACTOR",
+    SLOW_HOST: "slow-host=HOSTS:FACTOR",
     SLOW_LINK: "slow-link=RANK:FACTOR or slow-link=RANK-RANK:FACTOR",
-    DATA: "data=RANK:MILLISECONDS",
-    GC: "gc=RANK[:MILLISECONDS]",
-    UNEVEN_STAGE: "uneven-stage=STAGE:FACTOR",
+    SLOW_SEND: "slow-send=RANK:FACTOR or slow-send=FROM-TO:FACTOR",
+    SLOW_NETWORK: "slow-network=HOSTS:FACTOR",
+    DATA: "data=RANKS:MILLISECONDS",
+    GC: "gc=RANKS[:MILLISECONDS]",
+    CHECKPOINT: "checkpoint=RANKS:MILLISECONDS",
+    EVALUATION: "evaluation=RANKS:MILLISECONDS",
+    LATE_LAUNCH: "late-launch=RANKS:MILLISECONDS",
+    UNEVEN_STAGE: "uneven-stage=STAGES:FACTOR",
+    LONG_MICROBATCH: "long-microbatch=MICROBATCH:FACTOR or long-microbatch=MICROBATCH-REPLICA:FACTOR",
     SEQUENCE_IMBALANCE: "sequence-imbalance[=SIGMA]",
 }
+"""How each is written. RANKS, HOSTS and STAGES are numbers with commas between them."""
+
+CAUSES: Final = {
+    SLOW_RANK: "compute",
+    SLOW_FORWARD: "compute",
+    SLOW_BACKWARD: "compute",
+    SLOW_OPTIMIZER: "compute",
+    SLOW_HOST: "host",
+    SLOW_LINK: "communication",
+    SLOW_SEND: "communication",
+    SLOW_NETWORK: "communication",
+    DATA: "data",
+    GC: "gc",
+    CHECKPOINT: "checkpoint",
+    EVALUATION: "evaluation",
+    LATE_LAUNCH: "late_launch",
+    UNEVEN_STAGE: "stage_imbalance",
+    LONG_MICROBATCH: "sequence_length_imbalance",
+    SEQUENCE_IMBALANCE: "sequence_length_imbalance",
+}
+"""What each is, in the words of a verdict."""
+
+OF_HOSTS: Final = (SLOW_HOST, SLOW_NETWORK)
+OF_PAIRS: Final = (SLOW_LINK, SLOW_SEND, LONG_MICROBATCH)
+"""``where`` is one number, or two with a hyphen between them."""
+
 _DEFAULT_AMOUNT: Final = {GC: 50.0, SEQUENCE_IMBALANCE: 0.3}
-_PATTERN: Final = re.compile(r"^(?P<kind>[a-z-]+)(?:=(?P<first>[^:@-]+)(?:-(?P<second>\d+))?(?::(?P<amount>[^@]+))?)?$")
+_PATTERN: Final = re.compile(r"^(?P<kind>[a-z-]+)(?:=(?P<where>[^:@]+)(?::(?P<amount>[^@]+))?)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +80,11 @@ class Fault:
 
     Attributes:
         kind: one of :data:`FORMS`.
-        where: the rank, the host, the stage, or the two ranks of a link; empty for a sequence imbalance.
-        amount: a factor on durations, milliseconds (``data``, ``gc``) or the standard deviation of the logarithm of a
-            microbatch's work (``sequence-imbalance``).
+        where: the ranks, hosts or stages; one rank of a link or both, the sender first; a microbatch, or it and a
+            replica; empty for a sequence imbalance.
+        amount: a factor on durations, milliseconds in a step (``data``, ``gc``, ``checkpoint``, ``evaluation``,
+            ``late-launch``) or the standard deviation of the logarithm of a microbatch's work
+            (``sequence-imbalance``).
         steps: in which steps; all by default.
     """
 
@@ -76,10 +122,10 @@ class Fault:
 
 
 def _where_and_amount(kind: str, match: re.Match[str]) -> tuple[tuple[int, ...], float]:
-    first, second, amount = match["first"], match["second"], match["amount"]
+    where, amount = match["where"], match["amount"]
     if kind == SEQUENCE_IMBALANCE:
-        return (), float(first) if first else _DEFAULT_AMOUNT[kind]
-    if second is not None and kind != SLOW_LINK:
+        return (), float(where) if where else _DEFAULT_AMOUNT[kind]
+    numbers = tuple(int(number) for number in re.split("-" if kind in OF_PAIRS else ",", where))
+    if kind in OF_PAIRS and len(numbers) > 2:
         raise ValueError
-    where = (int(first),) if second is None else (int(first), int(second))
-    return where, float(amount) if amount is not None or kind not in _DEFAULT_AMOUNT else _DEFAULT_AMOUNT[kind]
+    return numbers, float(amount) if amount is not None or kind not in _DEFAULT_AMOUNT else _DEFAULT_AMOUNT[kind]

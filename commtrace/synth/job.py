@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from commtrace.errors import ConfigurationError
 from commtrace.synth.clocks import Clock
-from commtrace.synth.faults import SEQUENCE_IMBALANCE, SLOW_HOST, UNEVEN_STAGE, Fault
+from commtrace.synth.faults import LONG_MICROBATCH, OF_HOSTS, SEQUENCE_IMBALANCE, UNEVEN_STAGE, Fault
 from commtrace.synth.network import Network
 
 GPIPE: Final = "gpipe"
@@ -126,9 +126,15 @@ class Job:
         return {**told, "schedule": self.order, "network": network}
 
     def _check(self, fault: Fault) -> None:
-        limit = {SLOW_HOST: self.hosts, UNEVEN_STAGE: self.pp}.get(fault.kind, self.world_size)
         if fault.kind != SEQUENCE_IMBALANCE and not fault.where:
             raise ConfigurationError(f"fault {fault.kind}: say where")
-        for place in fault.where:
+        for place, limit in zip(fault.where, self._limits(fault), strict=False):
             if not 0 <= place < limit:
                 raise ConfigurationError(f"fault {fault.kind}={place}: the job has 0 to {limit - 1}")
+
+    def _limits(self, fault: Fault) -> tuple[int, ...]:
+        """Of each number that says where a fault is, what it must be below."""
+        if fault.kind == LONG_MICROBATCH:
+            return (self.microbatches, self.dp)
+        limit = {UNEVEN_STAGE: self.pp, **dict.fromkeys(OF_HOSTS, self.hosts)}.get(fault.kind, self.world_size)
+        return (limit,) * len(fault.where)

@@ -18,6 +18,8 @@ NAMES: Final = (
     "optimizer",
     "data",
     "gc",
+    "checkpoint",
+    "evaluation",
     "all_reduce",
     "all_gather",
     "reduce_scatter",
@@ -69,8 +71,8 @@ class _Template(NamedTuple):
 
 
 _CODE: Final = {name: code for code, name in enumerate(NAMES)}
-_LANE_OF: Final = {schema.DATA: schema.HOST, schema.GC: schema.HOST}
-_ONLY_WITH_A_LENGTH: Final = (schema.STALL, schema.DATA, schema.GC)
+_ON_THE_HOST: Final = (schema.DATA, schema.GC, schema.CHECKPOINT, schema.EVALUATION)
+_ONLY_WITH_A_LENGTH: Final = (schema.STALL, *_ON_THE_HOST)
 """A lane that did not stand still has no stall."""
 
 
@@ -84,7 +86,7 @@ class StageRows:
     _ids: int = 0
 
     def work(self, kind: int, name: str, place: Place, start: Int64, end: Int64) -> None:
-        lane = _LANE_OF.get(kind, schema.COMPUTE)
+        lane = schema.HOST if kind in _ON_THE_HOST else schema.COMPUTE
         timing = schema.HOST_TIMING if lane == schema.HOST else schema.CUDA_EVENT_TIMING
         self._add(_Template(kind, _CODE[name], lane, place, timing=timing), start, end)
 

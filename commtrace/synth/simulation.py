@@ -16,13 +16,20 @@ import numpy.typing as npt
 from commtrace.synth import faults
 from commtrace.synth.job import ZERO_BUBBLE, Job
 from commtrace.synth.layout import Layout
-from commtrace.synth.orders import BACKWARD, FORWARD, Action, stage_order
+from commtrace.synth.orders import BACKWARD, FORWARD, WEIGHTS, Action, stage_order
 from commtrace.synth.rows import Message, Place, StageColumns, StageRows
 from commtrace.trace import schema
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
 
+_OPTIMIZER: Final = "O"
+_SLOW_PHASE: Final = {
+    FORWARD: faults.SLOW_FORWARD,
+    BACKWARD: faults.SLOW_BACKWARD,
+    WEIGHTS: faults.SLOW_BACKWARD,
+    _OPTIMIZER: faults.SLOW_OPTIMIZER,
+}
 _BUCKETS: Final = 4
 """Of gradients, where their reduction overlaps the last backwards."""
 
@@ -61,7 +68,7 @@ class _Simulation:
         self._sequence: dict[tuple[int, str], int] = {}
         self._random = np.random.default_rng([job.seed, 1])
         self._step = 0
-        self._speed = np.ones((job.pp, self._width))
+        self._speed: dict[str, Float64] = {}
         self._uneven = np.ones((job.microbatches, self._width))
         self._sizes = _Sizes(job)
         self._reductions: dict[int, list[tuple[Message, int, Int64]]] = {}
@@ -70,7 +77,7 @@ class _Simulation:
         starts, ends = [], []
         for step in range(self._job.steps):
             self._step = step
-            self._speed = self._work_factors()
+            self._speed = {phase: self._work_factors(slow) for phase, slow in _SLOW_PHASE.items()}
             begins = [now.copy() for now in self._now]
             self._uneven = self._sequence_factors()
             self._load_data()
@@ -87,17 +94,21 @@ class _Simulation:
     def _active(self, *kinds: str) -> list[faults.Fault]:
         return [fault for fault in self._job.faults if fault.kind in kinds and self._step in fault.steps]
 
-    def _work_factors(self) -> Float64:
-        """How much longer than usual each rank computes; shape (stages, ranks of a stage)."""
+    def _work_factors(self, slow_phase: str) -> Float64:
+        """How much longer than usual each rank works in a phase; shape (stages, ranks of a stage)."""
         factors = np.ones(self._job.world_size)
-        for fault in self._active(faults.SLOW_RANK):
-            factors[fault.where[0]] *= fault.amount
+        for fault in self._active(faults.SLOW_RANK, slow_phase):
+            factors[list(fault.where)] *= fault.amount
         for fault in self._active(faults.SLOW_HOST):
-            factors[np.arange(len(factors)) // self._job.gpus_per_host == fault.where[0]] *= fault.amount
+            factors[self._on_hosts(np.arange(len(factors)), fault)] *= fault.amount
         shaped = factors.reshape(self._job.pp, self._width)
         for fault in self._active(faults.UNEVEN_STAGE):
-            shaped[fault.where[0]] *= fault.amount
+            shaped[list(fault.where)] *= fault.amount
         return shaped
+
+    def _on_hosts(self, ranks: Int64, fault: faults.Fault) -> Bool:
+        """Which of these ranks are on the hosts that a fault names."""
+        return np.isin(ranks // self._job.gpus_per_host, fault.where)
 
     def _sequence_factors(self) -> Float64:
         """The work of each microbatch, shape (microbatches, ranks of a stage): equal on all ranks of a replica."""
@@ -106,6 +117,8 @@ class _Simulation:
         for fault in self._active(faults.SEQUENCE_IMBALANCE):
             drawn = np.random.default_rng([job.seed, 2, self._step]).normal(0.0, fault.amount, factors.shape)
             factors *= np.exp(drawn - fault.amount**2 / 2)
+        for fault in self._active(faults.LONG_MICROBATCH):
+            factors[fault.where] *= fault.amount
         return np.repeat(factors, job.cp * job.tp, axis=1)
 
     def _link_factors(self, members: Int64) -> Float64:
@@ -114,6 +127,17 @@ class _Simulation:
         for fault in self._active(faults.SLOW_LINK):
             uses = np.all([(members == rank).any(axis=1) for rank in fault.where], axis=0)
             factors[uses] *= fault.amount
+        for fault in self._active(faults.SLOW_NETWORK):
+            inside = self._on_hosts(members, fault)
+            factors[inside.any(axis=1) & ~inside.all(axis=1)] *= fault.amount
+        return factors
+
+    def _send_factors(self, sender: Int64, receiver: Int64) -> Float64:
+        """How much longer messages between these global ranks take for their direction."""
+        factors = np.ones(len(sender))
+        for fault in self._active(faults.SLOW_SEND):
+            goes = np.all([ends == rank for ends, rank in zip((sender, receiver), fault.where, strict=False)], axis=0)
+            factors[goes] *= fault.amount
         return factors
 
     def _jittered(self, duration_ns: float | Float64, count: int) -> Int64:
@@ -129,16 +153,21 @@ class _Simulation:
     def _load_data(self) -> None:
         for stage in range(self._job.pp):
             duration = self._jittered(self._job.data_ns, self._width)
-            for fault in self._active(faults.DATA):
-                self._add_at(duration, stage, fault)
-            begin = self._now[stage]
-            self._now[stage] = begin + duration
-            self._rows[stage].work(schema.DATA, "data", Place(self._step, stage=stage), begin, self._now[stage])
+            duration += self._added(faults.DATA, stage)
+            self._pause(stage, schema.DATA, "data", duration, Place(self._step, stage=stage))
 
-    def _add_at(self, duration: Int64, stage: int, fault: faults.Fault) -> None:
-        holder, position = divmod(fault.where[0], self._width)
-        if holder == stage:
-            duration[position] += round(fault.amount * 1e6)
+    def _added(self, kind: str, stage: int) -> Int64:
+        """What faults of this kind add to a step, by rank of a stage."""
+        added = np.zeros(self._job.world_size, np.int64)
+        for fault in self._active(kind):
+            added[list(fault.where)] += round(fault.amount * 1e6)
+        return added.reshape(self._job.pp, self._width)[stage]
+
+    def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: Place) -> None:
+        """The ranks of a stage do something else for a while, which has a row."""
+        begin = self._now[stage]
+        self._now[stage] = begin + duration
+        self._rows[stage].work(kind, name, place, begin, self._now[stage])
 
     def _pipeline(self) -> None:
         """Every stage's actions, each as soon as what it needs exists."""
@@ -167,10 +196,12 @@ class _Simulation:
         return source is None or (action.letter, source[1] * self._job.pp + source[0], action.microbatch) in sent
 
     def _act(self, stage: int, action: Action, sent: dict[tuple[str, int, int], _Sent]) -> None:
-        stages, chunks = self._job.pp, self._job.chunks
+        job, stages, chunks = self._job, self._job.pp, self._job.chunks
         place = Place(self._step, action.microbatch, action.chunk, stage)
         virtual = action.chunk * stages + stage
         source = self._source(stage, action)
+        if action.letter == FORWARD:  # launched late: until then the lane does nothing, which no row tells
+            self._now[stage] = self._now[stage] + self._added(faults.LATE_LAUNCH, stage) // (job.microbatches * chunks)
         if source is not None:
             self._receive(
                 stage, source[0], place, sent[action.letter, source[1] * stages + source[0], action.microbatch]
@@ -191,6 +222,7 @@ class _Simulation:
         positions = np.arange(self._width)
         pairs = np.stack([positions + stage * self._width, positions + source * self._width], axis=1)
         transfer = self._transfer_ns("recv", sent.message.num_bytes, pairs)
+        transfer = np.rint(transfer * self._send_factors(pairs[:, 1], pairs[:, 0])).astype(np.int64)
         end = np.maximum(now, sent.start) + transfer
         sent.end[:] = end
         message = sent.message._replace(operation="recv", peer=source)
@@ -208,7 +240,7 @@ class _Simulation:
             usual, kind, name = job.backward_ns - job.weight_ns * split, schema.BACKWARD, "backward"
         else:
             usual, kind, name = job.weight_ns, schema.BACKWARD, "backward weights"
-        work = self._jittered(usual * self._speed[stage] * self._uneven[action.microbatch], self._width)
+        work = self._jittered(usual * self._speed[action.letter][stage] * self._uneven[action.microbatch], self._width)
         operations = self._layer_operations(action.letter) * job.layers_per_chunk
         done = np.zeros(self._width, np.int64)
         self._collect_garbage(stage, action, place)
@@ -234,12 +266,7 @@ class _Simulation:
         """In the forward of the middle microbatch."""
         if action != Action(FORWARD, self._job.microbatches // 2, 0):
             return
-        for fault in self._active(faults.GC):
-            duration = np.zeros(self._width, np.int64)
-            self._add_at(duration, stage, fault)
-            begin = self._now[stage]
-            self._now[stage] = begin + duration
-            self._rows[stage].work(schema.GC, "gc", place, begin, self._now[stage])
+        self._pause(stage, schema.GC, "gc", self._added(faults.GC, stage), place)
 
     # Communication
 
@@ -327,10 +354,14 @@ class _Simulation:
             self._across_stages("mp", "all_reduce", 4, "float32")
         for stage, begin in enumerate(begins):
             place = Place(self._step, stage=stage)
-            self._now[stage] = self._now[stage] + self._jittered(job.optimizer_ns * self._speed[stage], self._width)
+            self._now[stage] = self._now[stage] + self._jittered(
+                job.optimizer_ns * self._speed[_OPTIMIZER][stage], self._width
+            )
             self._rows[stage].work(schema.OPTIMIZER, "optimizer", place, begin, self._now[stage])
             if self._layout.size(role) > 1:
                 self._collective(stage, role, "all_gather", sizes.parameters, place)
+            self._pause(stage, schema.EVALUATION, "evaluation", self._added(faults.EVALUATION, stage), place)
+            self._pause(stage, schema.CHECKPOINT, "checkpoint", self._added(faults.CHECKPOINT, stage), place)
 
 
 class _Sizes:

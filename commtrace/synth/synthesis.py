@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.synth.clocks import PERFECT, Clock
+from commtrace.synth.faults import CAUSES, LONG_MICROBATCH, OF_HOSTS, SEQUENCE_IMBALANCE, UNEVEN_STAGE, Fault
 from commtrace.synth.job import Job
 from commtrace.synth.layout import Layout
 from commtrace.synth.network import FREE
@@ -164,6 +165,10 @@ def synthesize(job: Job) -> Synthetic:
 
 def _truth(job: Job, layout: Layout, simulated: Simulated) -> dict[str, Any]:
     start, end = simulated.step_start.min(axis=1), simulated.step_end.max(axis=1)
+    mean = _mean(simulated)
+    mean_without = _mean_step_ns(replace(job, faults=())) if job.faults else mean
+    numbers = range(len(job.faults))
+    means_without_one = [mean_without] if len(numbers) == 1 else [_mean_step_ns(_without(job, one)) for one in numbers]
     return {
         "job": job.to_json(),
         "world_size": job.world_size,
@@ -176,16 +181,34 @@ def _truth(job: Job, layout: Layout, simulated: Simulated) -> dict[str, Any]:
             "pipeline_ns": ideal_step_ns(
                 job.order, job.pp, job.microbatches, job.chunks, job.forward_ns, job.backward_ns, job.weight_ns
             ),
-            "step_without_faults_ns": _mean_step_ns(replace(job, faults=())) if job.faults else _mean(simulated),
+            "step_without_faults_ns": mean_without,
             "step_without_faults_and_jitter_ns": _mean_step_ns(_exact(job)),
             "step_without_communication_ns": _mean_step_ns(replace(_exact(job), network=FREE)),
         },
-        "mean_step_ns": _mean(simulated),
+        "mean_step_ns": mean,
         "faults": [
-            {**fault.to_json(), "cost_ns_per_step": _mean(simulated) - _mean_step_ns(_without(job, number))}
-            for number, fault in enumerate(job.faults)
+            {
+                **fault.to_json(),
+                "ranks": _guilty(job, layout, fault),
+                "cause": CAUSES[fault.kind],
+                "cost_ns_per_step": mean - without,
+            }
+            for fault, without in zip(job.faults, means_without_one, strict=True)
         ],
     }
+
+
+def _guilty(job: Job, layout: Layout, fault: Fault) -> list[int]:
+    """The ranks whose fault it is: both ends of a link, all of a host, stage or replica; none where it moves."""
+    if fault.kind in (SEQUENCE_IMBALANCE, LONG_MICROBATCH) and len(fault.where) < 2:
+        return []
+    if fault.kind == LONG_MICROBATCH:
+        return [rank for rank in range(job.world_size) if layout.coordinates(rank)["dp"] == fault.where[1]]
+    if fault.kind == UNEVEN_STAGE:
+        return [rank for rank in range(job.world_size) if rank // layout.ranks_per_stage in fault.where]
+    if fault.kind in OF_HOSTS:
+        return [rank for rank in range(job.world_size) if layout.host(rank) in fault.where]
+    return sorted(fault.where)
 
 
 def _host(job: Job, host: int) -> dict[str, Any]:

@@ -111,6 +111,59 @@ def test_a_slow_link_lengthens_only_its_own_transfers() -> None:
     assert _longest_message(synthesize(job)) == {rank: plain[rank] * (50 if rank in (2, 6) else 1) for rank in plain}
 
 
+def test_a_slow_send_lengthens_one_direction_only() -> None:
+    job = replace(SMALL, jitter=0.0, end_scatter_ns=0)
+    plain, slow, of_sender = (
+        _longest_receive(synthesize(replace(job, faults=faults)))
+        for faults in ((), (Fault.parse("slow-send=2-6:50"),), (Fault.parse("slow-send=6:50"),))
+    )
+
+    assert slow == {rank: plain[rank] * (50 if rank == 6 else 1) for rank in plain}
+    assert of_sender == {rank: plain[rank] * (50 if rank == 2 else 1) for rank in plain}
+
+
+def test_a_slow_network_lengthens_what_leaves_the_host() -> None:
+    job = Job(tp=2, dp=2, microbatches=2, layers=1, steps=2, jitter=0.0, end_scatter_ns=0, gpus_per_host=2)
+    plain, slow = synthesize(job), synthesize(replace(job, faults=(Fault.parse("slow-network=1:10"),)))
+    times = [_transfers(one, "reduce_scatter") + _transfers(one, "all_reduce") for one in (plain, slow)]
+
+    gradients, *inside = times[0]
+    assert times[1] == [gradients * 10, *inside]
+
+
+@pytest.mark.parametrize(
+    ("fault", "ranks", "cause", "cost_ms"),
+    [
+        ("slow-rank=1,2:1.5", [1, 2], "compute", 20 * 0.5),
+        ("slow-forward=1:1.5", [1], "compute", 5 * 0.5),
+        ("slow-backward=1:1.5", [1], "compute", 10 * 0.5),
+        ("slow-optimizer=1:1.5", [1], "compute", 5 * 0.5),
+        ("checkpoint=3:8", [3], "checkpoint", 8),
+        ("evaluation=3:8@0:4:2", [3], "evaluation", 4),
+        ("late-launch=0:6", [0], "late_launch", 6),
+        ("long-microbatch=1:3", [], "sequence_length_imbalance", 7.5 * 2),
+        ("long-microbatch=1-2:3", [2], "sequence_length_imbalance", 7.5 * 2),
+    ],
+)
+def test_the_truth_about_a_fault(fault: str, ranks: list[int], cause: str, cost_ms: float) -> None:
+    times = {"forward_ns": 2_500_000, "backward_ns": 5_000_000, "optimizer_ns": 5_000_000, "data_ns": 0}
+    job = Job(dp=4, microbatches=2, steps=4, jitter=0.0, end_scatter_ns=0, network=FREE, **times)  # type: ignore[arg-type]
+    (told,) = synthesize(replace(job, faults=(Fault.parse(fault),))).truth["faults"]
+
+    assert (told["ranks"], told["cause"], told["cost_ns_per_step"]) == (ranks, cause, cost_ms * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("fault", "ranks"),
+    [("slow-host=1:2", [4, 5, 6, 7]), ("slow-network=0:2", [0, 1, 2, 3]), ("uneven-stage=1:2", [4, 5, 6, 7]),
+     ("slow-link=6-2:2", [2, 6]), ("long-microbatch=0-1:2", [2, 3, 6, 7])],
+)  # fmt: skip
+def test_whose_fault_it_is(fault: str, ranks: list[int]) -> None:
+    made = synthesize(replace(SMALL, steps=1, gpus_per_host=4, faults=(Fault.parse(fault),)))
+
+    assert made.truth["faults"][0]["ranks"] == ranks
+
+
 def test_a_fault_can_be_confined_to_some_steps() -> None:
     job = replace(SMALL, jitter=0.0, faults=(Fault.parse("data=0:30@1:2"),))
     lengths = [step["duration_ns"] for step in synthesize(job).truth["steps"]]
@@ -183,17 +236,39 @@ def test_impossible_jobs_are_refused(settings: dict[str, int]) -> None:
         Job(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["slow-rank=9:1.2", "slow-rank", "slow-rank=1", "data=1:-3", "nothing=1:2", "gc=a:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "slow-rank=9:1.2", "slow-rank", "slow-rank=1", "slow-rank=1-2:2", "data=1:-3", "nothing=1:2", "gc=a:1",
+        "slow-link=1-2-3:2", "long-microbatch=4:2", "slow-network=1:2",
+    ],
+)  # fmt: skip
 def test_impossible_faults_are_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):
         replace(SMALL, faults=(Fault.parse(text),))
 
 
-def _longest_message(made: Synthetic) -> dict[int, int]:
-    """Of each rank, the longest transfer of a message, ns."""
+def _longest_receive(made: Synthetic) -> dict[int, int]:
+    """Of each rank that receives, the longest transfer of a message to it, ns."""
+    longest = _longest_message(made, made.names.index("recv"))
+    return {rank: ns for rank, ns in longest.items() if ns}
+
+
+def _transfers(made: Synthetic, operation: str) -> list[int]:
+    """The transfer times of one collective in the whole run, ns."""
+    analysis = analyse(made.run)
+    transfers: set[int] = set()
+    for rank, trace in analysis.run.ranks.items():
+        chosen = trace.spans.name == made.names.index(operation)
+        transfers |= set(analysis.matches.ranks[rank].transfer_ns(trace.spans)[chosen].tolist())
+    return sorted(transfers)
+
+
+def _longest_message(made: Synthetic, name: int | None = None) -> dict[int, int]:
+    """Of each rank, the longest transfer of a message, ns; of messages of one name only, if given."""
     analysis = analyse(made.run)
     longest = {}
     for rank, trace in analysis.run.ranks.items():
-        p2p = trace.spans.kind == schema.P2P
-        longest[rank] = int(analysis.matches.ranks[rank].transfer_ns(trace.spans)[p2p].max())
+        chosen = (trace.spans.kind == schema.P2P) & ((name is None) | (trace.spans.name == name))
+        longest[rank] = int(analysis.matches.ranks[rank].transfer_ns(trace.spans)[chosen].max(initial=0))
     return longest

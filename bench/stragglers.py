@@ -1,0 +1,699 @@
+"""Injects faults of every kind into jobs, and asks commtrace who it was, why, and what it costs.
+
+    python bench/stragglers.py                         # all kinds, without hidden ranks and clean runs
+    python bench/stragglers.py --hidden 50 --clean 200 # and those
+    python bench/stragglers.py --list                  # the names of the cases
+    python bench/stragglers.py --only "half of 4" -v   # one case, with the sentences that were said
+    python bench/stragglers.py --only link --ranks 16  # cases with this in their name, of at most so many ranks
+    python bench/stragglers.py --only half --seed 7    # the same with other noise
+    python bench/stragglers.py --real                  # faults in real jobs of four processes (gloo), some minutes
+
+Jobs are simulated (docs/synthetic-runs.md), so the guilty ranks, the cause and the true cost are known: the mean step
+with the faults less the mean step without them, by the simulation's own schedule. *Offline* asks `find_stragglers` as
+`commtrace straggler` does; *live* hands every simulated step to the windows that ranks report and joins them as the
+monitor does, by a clock that ticks with the simulation.
+
+A case is a *hit* if the guilty ranks are named before any other rank, and all of them; of a link both of its ends. The
+cost is right within 20 % or 1 ms: per step, of the whole run or of the steps that have the fault. A *false alarm* is an
+innocent rank that is named at all. Live, every stretch of steps with the same faults must be named, and its cost is per
+step of the stretch; *named* and *cleared* are seconds from its begin, and from its end, in the slowest stretch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import sys
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.live.gil import Breath
+from commtrace.live.owners import owners
+from commtrace.live.rank import LiveRank
+from commtrace.live.summarise import StepWindow, summarise
+from commtrace.live.summary import StepSummary
+from commtrace.live.watch import FOUND, LiveStraggler, Watch
+from commtrace.live.window import Window
+from commtrace.synth import Fault, Job, Synthetic, synthesize
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+
+MS: Final = 1_000_000
+NAN: Final = float("nan")
+WINDOW_SECONDS: Final = 4.0
+JOIN_DELAY_SECONDS: Final = 1.0
+"""The monitor's default window, and how long after its end it compares."""
+
+TOLERANCE: Final = 0.2
+TOLERANCE_MS: Final = 1.0
+
+COMPUTE: Final = ("compute",)
+HOST: Final = ("host",)
+STAGE: Final = ("stage_imbalance",)
+NETWORK: Final = ("communication",)
+SEQUENCES: Final = ("sequence_length_imbalance",)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kind of fault in a job.
+
+    Attributes:
+        family, name: which kind; the name says what is special.
+        job: with its faults; without any, nobody must be named.
+        causes: words that are right.
+    """
+
+    family: str
+    name: str
+    job: Job
+    causes: tuple[str, ...] = COMPUTE
+
+    @property
+    def title(self) -> str:
+        return f"{self.family}: {self.name}"
+
+
+class Named(NamedTuple):
+    """One that was named."""
+
+    ranks: frozenset[int]
+    cause: str
+    cost_ms: float
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was said of a case.
+
+    Attributes:
+        hit: the guilty were named before anybody else; live, in every stretch.
+        cause: of the first one that was named, and whether it is right.
+        cost_ms: of those that were named until all guilty ones were; NaN without a hit.
+        false_alarms: innocent ranks, or groups of them, that were named.
+        sentences: what was said.
+        seconds: live, until the guilty were named, in the slowest stretch; NaN if they were not.
+        seconds_to_clear: live, from the end of a stretch until its ranks were no longer named; NaN if they never were.
+    """
+
+    hit: bool
+    cause: str
+    cause_is_right: bool
+    cost_ms: float
+    cost_is_right: bool
+    false_alarms: int
+    sentences: tuple[str, ...]
+    seconds: float = NAN
+    seconds_to_clear: float = NAN
+
+
+class Stretch(NamedTuple):
+    """Consecutive steps with the same faults.
+
+    Attributes:
+        begin, end: true seconds.
+        ranks: the guilty; none where the fault moves between microbatches.
+        cost_ms: per step of the stretch, mean.
+    """
+
+    begin: float
+    end: float
+    ranks: frozenset[int]
+    cost_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What is true of a case.
+
+    Attributes:
+        ranks: the guilty; none where the fault moves between microbatches, or there is none.
+        cost_ms: per step, mean over the run.
+        cost_in_stretch_ms: mean over the steps of the stretches.
+        stretches: in their order.
+    """
+
+    ranks: frozenset[int]
+    cost_ms: float
+    cost_in_stretch_ms: float
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A case and what was said of it."""
+
+    case: Case
+    truth: Truth
+    offline: Answer
+    live: Answer
+
+
+# The jobs: steps of about half a second, so that a minute of training is a hundred steps.
+
+
+def _job(**sizes: Any) -> Job:
+    usual: dict[str, Any] = {
+        "microbatches": 4, "steps": 60, "layers": max(2, sizes.get("pp", 1) * sizes.get("chunks", 1)),
+        "forward_ns": 40 * MS, "backward_ns": 80 * MS, "optimizer_ns": 10 * MS, "data_ns": 2 * MS,
+    }  # fmt: skip
+    return Job(**usual | sizes)
+
+
+def _pipeline(stages: int, replicas: int, **others: Any) -> Job:
+    sizes = {"microbatches": 8, "forward_ns": 15 * MS, "backward_ns": 30 * MS, **others}
+    return _job(pp=stages, dp=replicas, **sizes)
+
+
+def _with(job: Job, *faults: str, **changes: Any) -> Job:
+    return replace(job, faults=tuple(Fault.parse(fault) for fault in faults), **changes)
+
+
+def _numbers(ranks: Iterable[int]) -> str:
+    return ",".join(map(str, ranks))
+
+
+DP4, DP8, DP16 = _job(dp=4), _job(dp=8), _job(dp=16)
+PP4, PP8, PP2 = _pipeline(4, 2), _pipeline(8, 2, microbatches=16), _pipeline(2, 4)
+TP4 = _job(tp=4, dp=4)
+ALL = _pipeline(2, 4, tp=2)
+NODES = _pipeline(4, 2, gpus_per_host=2, sequence=16_384)
+"""Every stage is a host of its own, and messages are large."""
+
+
+def cases() -> list[Case]:
+    """All kinds of faults."""
+    return [
+        *_one_rank(), *_sets(), *_hosts_and_stages(), *_links(), *_stretches(), *_microbatches(), *_pauses(), *_mixed(),
+    ]  # fmt: skip
+
+
+def _one_rank() -> Iterator[Case]:
+    for percent in (5, 10, 20, 50, 100):
+        yield Case("one rank", f"{percent} %, 4 ranks", _with(DP4, f"slow-rank=2:{1 + percent / 100}"))
+    for jitter in (0.0, 0.02, 0.05, 0.1):
+        yield Case("one rank", f"20 %, jitter {jitter:.0%}", _with(DP4, "slow-rank=1:1.2", jitter=jitter))
+    yield Case("one rank", "10 %, jitter 5 %", _with(DP8, "slow-rank=5:1.1", jitter=0.05))
+    for ranks, steps in ((8, 60), (16, 60), (64, 60), (256, 40), (1_024, 40)):
+        yield Case(
+            "one rank", f"20 %, {ranks} ranks", _with(_job(dp=ranks, steps=steps), f"slow-rank={ranks // 3}:1.2")
+        )
+    for percent in (10, 20, 50):
+        yield Case("one rank", f"{percent} %, 4 stages", _with(PP4, f"slow-rank=3:{1 + percent / 100}"))
+    yield Case("one rank", "20 %, tensor 4", _with(TP4, "slow-rank=6:1.2"))
+    yield Case("one rank", "20 %, tensor, pipeline, data", _with(ALL, "slow-rank=11:1.2"))
+    yield Case("one rank", "30 %, gpipe", _with(replace(PP4, schedule="gpipe"), "slow-rank=2:1.3"))
+    yield Case("one rank", "30 %, interleaved", _with(_pipeline(4, 2, chunks=2), "slow-rank=5:1.3"))
+    yield Case("one rank", "30 %, zero-bubble", _with(replace(PP4, schedule="zero-bubble"), "slow-rank=0:1.3"))
+    yield Case("one rank", "20 %, overlapped", _with(replace(DP8, overlap_grad_reduce=True), "slow-rank=7:1.2"))
+    big = _pipeline(8, 128, microbatches=8, steps=24)
+    yield Case("one rank", "30 %, 8 stages of 128", _with(big, "slow-rank=700:1.3"))
+    yield Case("phase", "forward 50 %", _with(DP8, "slow-forward=4:1.5"))
+    yield Case("phase", "backward 30 %", _with(PP4, "slow-backward=4:1.3"))
+    yield Case("phase", "optimizer 400 %", _with(DP4, "slow-optimizer=1:5"), ("compute", "optimizer"))
+
+
+def _sets() -> Iterator[Case]:
+    yield Case("several", "two of 8 alike", _with(DP8, "slow-rank=1,3:1.5", jitter=0.02))
+    yield Case("several", "two of 8, 50 and 40 %", _with(DP8, "slow-rank=1:1.5", "slow-rank=3:1.4", jitter=0.02))
+    yield Case("several", "two of 8, 50 and 20 %", _with(DP8, "slow-rank=6:1.5", "slow-rank=0:1.2"))
+    yield Case(
+        "several", "three of 16", _with(DP16, "slow-rank=2:1.1", "slow-rank=7:1.3", "slow-rank=11:1.6", jitter=0.02)
+    )
+    yield Case("several", "five of 16 alike", _with(DP16, "slow-rank=0,3,6,9,12:1.3"))
+    yield Case("several", "two of 64", _with(_job(dp=64), "slow-rank=10,50:1.25"))
+    yield Case("several", "20 of 1,024", _with(_job(dp=1024, steps=30), f"slow-rank={_numbers(range(500, 520))}:1.2"))
+    yield Case("several", "in two stages", _with(PP2, "slow-rank=1:1.4", "slow-rank=6:1.4"))
+    for ranks in (2, 4, 8, 16, 64):
+        half = _numbers(range(ranks // 2))
+        causes = ("compute", "host") if ranks > 8 else COMPUTE  # then it is whole hosts of eight
+        yield Case("half", f"half of {ranks}", _with(_job(dp=ranks), f"slow-rank={half}:1.3"), causes)
+    yield Case("half", "half of 8, from the middle on", _with(DP8, "slow-rank=4,5,6,7:1.3@30:60"))
+    yield Case("half", "half of each stage", _with(PP2, "slow-rank=0,1,4,5:1.3"))
+    yield Case("half", "three of 4", _with(DP4, "slow-rank=1,2,3:1.4"))
+    yield Case("tensor group", "20 %", _with(TP4, "slow-rank=4,5,6,7:1.2"))
+    yield Case("tensor group", "50 %", _with(TP4, "slow-rank=8,9,10,11:1.5"))
+    yield Case("tensor group", "of a stage", _with(ALL, "slow-rank=10,11:1.3"))
+
+
+def _hosts_and_stages() -> Iterator[Case]:
+    both = ("host", "compute")
+    for percent in (10, 30):
+        job = _with(replace(DP8, gpus_per_host=4), f"slow-host=1:{1 + percent / 100}")
+        yield Case("host", f"{percent} %, one of two", job, HOST)
+    yield Case("host", "20 %, one of four", _with(replace(DP16, gpus_per_host=4), "slow-host=2:1.2"), HOST)
+    yield Case("host", "50 %, one of 128", _with(_job(dp=1024, steps=30), "slow-host=77:1.5"), HOST)
+    yield Case("host", "30 %, two of four", _with(replace(DP16, gpus_per_host=4), "slow-host=0,3:1.3"), HOST)
+    yield Case("host", "5 %, one of eight", _with(_job(dp=64), "slow-host=5:1.05"), HOST)
+    yield Case("host", "of half of each stage", _with(_pipeline(2, 8, gpus_per_host=4), "slow-host=1:1.3"), both)
+    yield Case("host", "from step 30 on", _with(replace(DP16, gpus_per_host=4), "slow-host=1:1.3@30:60"), HOST)
+    for factor in (1.1, 1.2, 1.45, 2.0):
+        job = _with(PP4, f"uneven-stage=1:{factor}", jitter=0.02)
+        yield Case("stage", f"{factor - 1:.0%} more, of 4", job, STAGE)
+    yield Case("stage", "30 % more, the last of 8", _with(PP8, "uneven-stage=7:1.3"), STAGE)
+    yield Case("stage", "30 % more, the first of 2", _with(PP2, "uneven-stage=0:1.3"), STAGE)
+    yield Case("stage", "20 % more, two of 8", _with(PP8, "uneven-stage=0,7:1.2"), STAGE)
+    yield Case("stage", "20 % more, 8 of 32", _with(_pipeline(8, 32), "uneven-stage=3:1.2"), STAGE)
+    yield Case("stage", "30 % more, no replicas", _with(_pipeline(4, 1), "uneven-stage=2:1.3"), STAGE)
+
+
+def _links() -> Iterator[Case]:
+    for factor in (4, 10):
+        yield Case("link", f"pair, {factor} times", _with(NODES, f"slow-link=2-4:{factor}"), NETWORK)
+    yield Case("link", "pair in a tensor group's job", _with(ALL, "slow-link=0-8:30"), NETWORK)
+    yield Case("link", "all of a rank", _with(NODES, "slow-link=4:6"), NETWORK)
+    yield Case("link", "all of a rank, tensor 4", _with(TP4, "slow-link=5:6"), NETWORK)
+    yield Case("link", "sends of one rank", _with(NODES, "slow-send=2:8"), NETWORK)
+    yield Case("link", "one direction", _with(NODES, "slow-send=2-4:8"), NETWORK)
+    yield Case("link", "one direction, backwards", _with(NODES, "slow-send=4-2:15"), NETWORK)
+    yield Case("link", "network of a host", _with(NODES, "slow-network=2:5"), NETWORK)
+    late = _with(NODES, "slow-link=2-4:10@30:60")
+    yield Case("link", "pair, from step 30 on", late, NETWORK)
+
+
+def _stretches() -> Iterator[Case]:
+    yield Case("late onset", "last half", _with(DP4, "slow-rank=3:1.5@30:60"))
+    yield Case("late onset", "last quarter", _with(DP4, "slow-rank=3:1.5@45:60"))
+    yield Case("late onset", "last fifth, 20 %", _with(DP8, "slow-rank=3:1.2@48:60"))
+    yield Case("late onset", "last quarter, of a stage", _with(PP4, "slow-rank=5:1.4@45:60"))
+    yield Case("recovery", "first half", _with(DP4, "slow-rank=0:1.4@0:30"))
+    yield Case("recovery", "from step 12 to 32", _with(DP8, "slow-rank=5:1.3@12:32"))
+    yield Case("moving", "every 25 steps", _with(replace(DP4, steps=100), *_moving((3, 0, 2, 1), 25, 1.5)))
+    yield Case("moving", "every 30 steps", _with(DP8, *_moving((6, 1), 30, 1.5)))
+    yield Case("moving", "every 30 steps, data", _with(DP4, "data=1:150@0:30", "data=2:150@30:60"), ("data",))
+    yield Case(
+        "coming and going",
+        "25 on, 25 off",
+        _with(replace(DP4, steps=100), "slow-rank=2:1.5@0:25", "slow-rank=2:1.5@50:75"),
+    )
+    yield Case("coming and going", "one step in five", _with(DP8, "slow-rank=2:2@3:60:5"))
+
+
+def _moving(ranks: Sequence[int], steps: int, factor: float) -> list[str]:
+    return [f"slow-rank={rank}:{factor}@{at * steps}:{(at + 1) * steps}" for at, rank in enumerate(ranks)]
+
+
+def _microbatches() -> Iterator[Case]:
+    yield Case("one microbatch", "on all replicas", _with(PP4, "long-microbatch=3:3"), SEQUENCES)
+    yield Case("one microbatch", "of one replica", _with(PP4, "long-microbatch=3-1:3"), SEQUENCES)
+    # A rank that is a replica: its microbatch is long, or it is slow in it; nothing tells the two from each other.
+    yield Case("one microbatch", "of one rank", _with(DP8, "long-microbatch=1-6:2"), SEQUENCES + COMPUTE)
+    for sigma in (0.15, 0.3, 0.8):
+        yield Case("sequences", f"scatter {sigma:.0%}", _with(DP8, f"sequence-imbalance={sigma}"), SEQUENCES)
+    yield Case("sequences", "scatter 30 %, 4 stages", _with(PP4, "sequence-imbalance=0.3"), SEQUENCES)
+
+
+def _pauses() -> Iterator[Case]:
+    for ms in (30, 100, 400):
+        yield Case("data", f"{ms} ms", _with(DP4, f"data=3:{ms}"), ("data",))
+    yield Case("data", "300 ms, every 10th step", _with(DP8, "data=2:300@5:60:10"), ("data",))
+    yield Case("data", "100 ms, of a stage", _with(PP4, "data=0:100"), ("data",))
+    yield Case("data", "100 ms, of a host", _with(replace(DP16, gpus_per_host=4), "data=4,5,6,7:100"), ("data", "host"))
+    yield Case("gc", "50 ms", _with(DP8, "gc=1:50"), ("gc",))
+    yield Case("gc", "500 ms, every 10th step", _with(DP4, "gc=2:500@5:60:10"), ("gc",))
+    yield Case("gc", "50 ms, of a stage", _with(PP4, "gc=5:50"), ("gc",))
+    yield Case("checkpoint", "2 s, every 20th step", _with(DP4, "checkpoint=1:2000@19:60:20"), ("checkpoint",))
+    yield Case("checkpoint", "8 s, once", _with(DP4, "checkpoint=2:8000@30:31"), ("checkpoint",))
+    yield Case("evaluation", "100 ms, every step", _with(DP4, "evaluation=0:100"), ("evaluation",))
+    late = ("late_launch", "unknown")
+    for ms in (20, 60, 150):
+        yield Case("late launch", f"{ms} ms", _with(DP4, f"late-launch=1:{ms}"), late)
+    yield Case("late launch", "100 ms, of a stage", _with(PP4, "late-launch=2:100"), late)
+
+
+def _mixed() -> Iterator[Case]:
+    """The cause that is named first is that of the dearest."""
+    yield Case("mixed", "slow rank, slow input", _with(DP8, "slow-rank=1:1.4", "data=6:60"))
+    host = replace(DP16, gpus_per_host=4)
+    yield Case("mixed", "slow host, slow rank", _with(host, "slow-host=1:1.4", "slow-rank=13:1.2"), HOST)
+    yield Case("mixed", "uneven stage, slow rank", _with(PP4, "uneven-stage=1:1.5", "slow-rank=6:1.2"), STAGE)
+    yield Case("mixed", "slow rank, slow link", _with(NODES, "slow-rank=7:1.3", "slow-link=0-2:4"))
+
+
+def hidden(count: int, seed: int) -> Iterator[Case]:
+    """One rank in a job of random size and noise, slow by two to five times the noise (and 5 % at least)."""
+    random = np.random.default_rng([seed, 1])
+    for number in range(count):
+        job = _random_job(random)
+        noise = float(random.choice([0.01, 0.02, 0.05, 0.1]))
+        excess = max(noise * random.uniform(2, 5), random.uniform(0.06, 0.2))
+        rank = int(random.integers(job.world_size))
+        name = f"{number}: {excess:.0%} of rank {rank}, jitter {noise:.0%}, tp {job.tp} pp {job.pp} dp {job.dp}"
+        job = replace(job, jitter=noise, seed=int(random.integers(2**31)))
+        yield Case("hidden", name, _with(job, f"slow-rank={rank}:{1 + excess:.4f}"))
+
+
+def clean(count: int, seed: int) -> Iterator[Case]:
+    """Nothing is wrong."""
+    random = np.random.default_rng([seed, 2])
+    for number in range(count):
+        job, noise = _random_job(random), float(random.choice([0.0, 0.01, 0.02, 0.05, 0.1, 0.2]))
+        name = f"{number}: jitter {noise:.0%}, tp {job.tp} pp {job.pp} dp {job.dp}"
+        yield Case("clean", name, replace(job, jitter=noise, seed=int(random.integers(2**31))))
+
+
+def _random_job(random: np.random.Generator) -> Job:
+    jobs = (DP4, DP8, DP16, TP4, PP4, PP2, ALL, _job(dp=32), _pipeline(4, 4), replace(DP16, gpus_per_host=4))
+    return jobs[int(random.integers(len(jobs)))]
+
+
+# A run of a case
+
+
+def make(case: Case) -> Synthetic:
+    """Simulate the job of a case."""
+    return synthesize(case.job)
+
+
+def truth_of(made: Synthetic) -> Truth:
+    """Who is guilty of what, and when."""
+    if not made.job.faults:
+        return Truth(frozenset(), 0.0, 0.0, ())
+    without = synthesize(replace(made.job, faults=()))
+    stretches, length = [], 0
+    active = [_active(made.job, step) for step in range(made.job.steps)]
+    for faults, group in groupby(range(made.job.steps), key=active.__getitem__):
+        steps = list(group)
+        if not faults:
+            continue
+        ranks = frozenset(rank for fault in faults for rank in made.truth["faults"][fault]["ranks"])
+        (begin, end), plain = _bounds_ns(made, steps), _bounds_ns(without, steps)
+        cost_ns = (end - begin) - (plain[1] - plain[0])
+        stretches.append(Stretch(begin / 1e9, end / 1e9, ranks, cost_ns / len(steps) / MS))
+        length += len(steps)
+    cost_ms = (made.truth["mean_step_ns"] - without.truth["mean_step_ns"]) / MS
+    return Truth(
+        ranks=frozenset(rank for stretch in stretches for rank in stretch.ranks),
+        cost_ms=cost_ms,
+        cost_in_stretch_ms=cost_ms * made.job.steps / length,
+        stretches=tuple(stretches),
+    )
+
+
+def _active(job: Job, step: int) -> tuple[int, ...]:
+    """The faults of a step; one that strikes every so many steps is there between them, too."""
+    return tuple(at for at, fault in enumerate(job.faults) if fault.steps.first <= step < fault.steps.end)
+
+
+def _bounds_ns(made: Synthetic, steps: Sequence[int]) -> tuple[int, int]:
+    return made.truth["steps"][steps[0]]["start_ns"], made.truth["steps"][steps[-1]]["end_ns"]
+
+
+def judge(case: Case, seed: int | None = None) -> Judged:
+    """Simulate a case and ask both ways."""
+    made = make(case if seed is None else replace(case, job=replace(case.job, seed=seed)))
+    truth, run = truth_of(made), made.run
+    return Judged(case, truth, offline(case, truth, run), live(case, truth, run))
+
+
+def offline(case: Case, truth: Truth, run: Run) -> Answer:
+    """What the analysis of the files says."""
+    analysis = analyse(run)
+    findings = find_stragglers(analysis.run, analysis.matches)
+    named = [
+        Named(_ranks(verdict.who, verdict.rank), verdict.cause, verdict.cost_ms_per_step,
+              f"{verdict.who}: {verdict.cause}, {verdict.cost_ms_per_step:.1f} ms. {verdict.evidence}")
+        for verdict in findings.verdicts
+    ]  # fmt: skip
+    return _answer(case, truth, named, tuple(_unsaid(findings)))
+
+
+def _unsaid(findings: Findings) -> Iterator[str]:
+    yield from findings.abstentions
+    yield from findings.hidden
+    if findings.waited_for:
+        yield findings.waited_for
+
+
+class Join(NamedTuple):
+    """What the monitor said at the end of a window: who is slow now, and what is new."""
+
+    at: float
+    named: list[Named]
+    found: list[Named]
+    sentences: list[str]
+
+
+def live(case: Case, truth: Truth, run: Run) -> Answer:
+    """What the monitor says while the job runs."""
+    joins = list(_joins(run))
+    sentences = tuple(f"[{join.at:.0f} s] {sentence}" for join in joins for sentence in join.sentences)
+    found = [one for join in joins for one in join.found]
+    ends = [*(stretch.begin for stretch in truth.stretches[1:]), float("inf")]
+    heard = [_heard(case, stretch, until, joins) for stretch, until in zip(truth.stretches, ends, strict=False)]
+    seconds_to_clear = [one.seconds_to_clear for one in heard if one.seconds_to_clear == one.seconds_to_clear]
+    first = next((one.first for one in heard if one.first is not None), found[0] if found else None)
+    return Answer(
+        hit=all(one.hit for one in heard) and bool(heard or not found),
+        cause=first.cause if first else "",
+        cause_is_right=first is not None and first.cause in case.causes,
+        cost_ms=heard[0].cost_ms if heard else NAN,
+        cost_is_right=all(map(_is_right, [one.cost_ms for one in heard], [one.cost_ms for one in truth.stretches])),
+        false_alarms=sum(_is_false(case, truth, one) for one in found),
+        sentences=sentences,
+        seconds=max((one.seconds for one in heard), default=NAN) if all(one.hit for one in heard) else NAN,
+        seconds_to_clear=max(seconds_to_clear, default=NAN),
+    )
+
+
+def _joins(run: Run) -> Iterator[Join]:
+    """Hand the steps of all ranks to their windows, by a clock that shows the simulation's time."""
+    watch = Watch(run.world_size, WINDOW_SECONDS)
+    ranks = [LiveRank(trace.metadata, Path("run")) for trace in run.ranks.values()]
+    for rank, trace in zip(ranks, run.ranks.values(), strict=True):
+        _tell(rank, trace)
+    steps = [deque(summaries(rank, run.ranks[rank.rank], run.names)) for rank in ranks]
+    windows = [Window(rank) for rank in ranks]
+    for number in range(1, int(max(own[-1].end_ns for own in steps) / 1e9 / WINDOW_SECONDS) + 1):
+        now_ns = round(number * WINDOW_SECONDS * 1e9)
+        for window, own in zip(windows, steps, strict=True):
+            while own and own[0].end_ns <= now_ns:
+                window.add(own.popleft())
+        at = now_ns / 1e9 + JOIN_DELAY_SECONDS
+        events = watch.join([window.close(number, now_ns) for window in windows], at)
+        found = [_named_live(event.straggler) for event in events if event.kind == FOUND and event.straggler]
+        yield Join(at, [_named_live(one) for one in watch.stragglers], found, [event.sentence for event in events])
+
+
+class _Heard(NamedTuple):
+    """What the monitor said of a stretch."""
+
+    hit: bool
+    first: Named | None
+    cost_ms: float
+    seconds: float
+    seconds_to_clear: float
+
+
+def _heard(case: Case, stretch: Stretch, until: float, joins: Sequence[Join]) -> _Heard:
+    """What was said of a stretch; the next one begins at ``until``."""
+    inside = [join for join in joins if stretch.begin < join.at - JOIN_DELAY_SECONDS < stretch.end + WINDOW_SECONDS]
+    hits = [(join, count) for join in inside if (count := _found(case, stretch.ranks, join.named))]
+    costs = [sum(one.cost_ms for one in join.named[:count]) for join, count in hits]
+    after = [join for join in joins if stretch.end < join.at <= until]
+    still = [join for join in after if any(one.ranks & stretch.ranks for one in join.named)]
+    cleared = next((join.at for join in after if not still or join.at > still[-1].at), NAN)
+    return _Heard(
+        hit=bool(hits),
+        first=hits[0][0].named[0] if hits else None,
+        cost_ms=float(np.median(costs)) if costs else NAN,
+        seconds=hits[0][0].at - stretch.begin if hits else NAN,
+        seconds_to_clear=cleared - stretch.end if hits else NAN,
+    )
+
+
+def _tell(rank: LiveRank, trace: RankTrace) -> None:
+    """What a recorder tells of a rank besides its rows."""
+    for group in trace.groups.values():
+        rank.marks.read("process_group", {**group._asdict(), "ranks": list(group.ranks)})
+    rank.marks.read("topology", {"coordinates": trace.coordinates, "parallel": trace.parallel, **trace.topology})
+
+
+def summaries(rank: LiveRank, trace: RankTrace, names: Sequence[str]) -> list[StepSummary]:
+    """The steps of a rank in numbers, as its collector tells them."""
+    spans = trace.spans
+    rows = np.flatnonzero(spans.kind == schema.STEP)
+    steps = rows[np.argsort(spans.end[rows], kind="stable")]
+    window = StepWindow(list(names), spans, steps, owners(spans, steps), {})
+    return summarise(window, rank, [{} for _ in steps], Breath())
+
+
+def _named_live(one: LiveStraggler) -> Named:
+    return Named(_ranks(one.who, one.rank), one.cause, one.cost_ms_per_step, one.evidence)
+
+
+def _ranks(who: str, rank: int) -> frozenset[int]:
+    """The ranks that a sentence names: ``rank 3 on node0``, ``host node1 (ranks 4–7, 9)``."""
+    words = re.search(r"ranks? ([\d–, ]+)", who)
+    if rank < 0 or words is None:
+        return frozenset()
+    parts = [part.strip().split("–") for part in words[1].split(",") if part.strip()]
+    return frozenset(one for part in parts for one in range(int(part[0]), int(part[-1]) + 1))
+
+
+def _found(case: Case, guilty: frozenset[int], named: Sequence[Named]) -> int:
+    """How many must be read until all guilty ones are named; 0 if an innocent one comes before, or some never."""
+    if not guilty:
+        return int(bool(named) and not named[0].ranks and named[0].cause in case.causes)
+    read: set[int] = set()
+    for count, one in enumerate(named, start=1):
+        read |= one.ranks
+        if not one.ranks or not read <= guilty:
+            return 0
+        if read == guilty:
+            return count
+    return 0
+
+
+def _is_false(case: Case, truth: Truth, one: Named) -> bool:
+    return not case.job.faults or not one.ranks <= truth.ranks
+
+
+def _is_right(said_ms: float, true_ms: float) -> bool:
+    return abs(said_ms - true_ms) <= max(TOLERANCE * true_ms, TOLERANCE_MS)
+
+
+def _answer(case: Case, truth: Truth, named: Sequence[Named], unsaid: tuple[str, ...]) -> Answer:
+    count = _found(case, truth.ranks, named) if case.job.faults else 0
+    cost_ms = sum(one.cost_ms for one in named[:count]) if count else NAN
+    return Answer(
+        hit=bool(count) if case.job.faults else not named,
+        cause=named[0].cause if named else "",
+        cause_is_right=bool(named) and named[0].cause in case.causes,
+        cost_ms=cost_ms,
+        cost_is_right=any(_is_right(cost_ms, true) for true in (truth.cost_ms, truth.cost_in_stretch_ms)),
+        false_alarms=sum(_is_false(case, truth, one) for one in named),
+        sentences=(*(one.sentence for one in named), *unsaid),
+    )
+
+
+# The table
+
+
+def main() -> int:
+    """Run the cases that were asked for; 1 if some clean run named somebody."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="TEXT", default="", help="Cases with this in their title.")
+    parser.add_argument("--ranks", type=int, default=10_000, help="Cases of at most so many ranks.")
+    parser.add_argument("--hidden", type=int, default=0, metavar="N", help="N runs with one slow rank, at random.")
+    parser.add_argument("--clean", type=int, default=0, metavar="N", help="N runs with nothing wrong, at random.")
+    parser.add_argument("--seed", type=int, help="Of the noise; default: 0, as the cases say.")
+    parser.add_argument("--processes", type=int, default=1, help="That judge cases side by side.")
+    parser.add_argument("--list", action="store_true", help="Print the titles of the cases only.")
+    parser.add_argument("-v", "--verbose", action="store_true", help="Print what was said of each case.")
+    parser.add_argument("--real", action="store_true", help="Faults in real jobs instead.")
+    options = parser.parse_args()
+    chosen = [
+        case
+        for case in (*cases(), *hidden(options.hidden, options.seed or 0), *clean(options.clean, options.seed or 0))
+        if options.only.lower() in case.title.lower() and case.job.world_size <= options.ranks
+    ]
+    if options.list:
+        print("\n".join(case.title for case in chosen))
+        return 0
+    begin = time.perf_counter()
+    judged = list(_told(chosen, options))
+    _summary(judged)
+    print(f"\n{len(judged)} cases in {time.perf_counter() - begin:.0f} s, {os.cpu_count()} cores, "
+          f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}")  # fmt: skip
+    return int(any(one.offline.false_alarms + one.live.false_alarms for one in judged if not one.case.job.faults))
+
+
+def _told(chosen: Sequence[Case], options: argparse.Namespace) -> Iterator[Judged]:
+    """Judge cases, and print a line of each as it is done."""
+    print(f"{'':44s} {'offline':32s} live")
+    print(f"{'case':36s} {'true ms':>7s} {'hit':4s} {'cause':13s} {'ms':>7s} {'false':>5s}", end="  ")
+    print(f"{'hit':4s} {'cause':13s} {'ms':>7s} {'false':>5s} {'named':>7s} {'cleared':>7s}")
+    work = partial(judge, seed=options.seed)
+    if options.processes > 1:
+        with ProcessPoolExecutor(options.processes) as pool:
+            for one in pool.map(work, chosen):
+                _line(one, options.verbose)
+                yield one
+        return
+    for case in chosen:
+        one = work(case)
+        _line(one, options.verbose)
+        yield one
+
+
+def _line(one: Judged, verbose: bool) -> None:
+    print(f"{one.case.title[:36]:36s} {one.truth.cost_ms:7.1f} {_columns(one.offline)}  {_columns(one.live)} ", end="")
+    print(f"{_seconds(one.live.seconds)} {_seconds(one.live.seconds_to_clear)}", flush=True)
+    if verbose:
+        print(f"    guilty: {_some(one.truth.ranks)}, {' or '.join(one.case.causes)}; in its steps "
+              f"{one.truth.cost_in_stretch_ms:.1f} ms")  # fmt: skip
+        for way, answer in (("offline", one.offline), ("live", one.live)):
+            for sentence in answer.sentences or ("nothing was said",):
+                print(f"    {way}: {sentence}")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:5.1f} s" if seconds == seconds else "      -"
+
+
+def _some(ranks: Iterable[int]) -> str:
+    listed = sorted(ranks)
+    return ("rank " + _numbers(listed[:16]) + (" …" if len(listed) > 16 else "")) if listed else "no single rank"
+
+
+def _columns(answer: Answer) -> str:
+    cause = f"{answer.cause[:12]}{'' if answer.cause_is_right or not answer.cause else '!'}"
+    cost = f"{answer.cost_ms:.1f}{'' if answer.cost_is_right else '!'}" if answer.cost_ms == answer.cost_ms else "-"
+    return f"{'yes' if answer.hit else 'MISS':4s} {cause or '-':13s} {cost:>7s} {answer.false_alarms or '-':>5}"
+
+
+class Tally(NamedTuple):
+    """Counts of one family, one way."""
+
+    hits: int
+    causes: int
+    costs: int
+    false_alarms: int
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> Tally:
+        return cls(
+            sum(one.hit for one in answers),
+            sum(one.hit and one.cause_is_right for one in answers),
+            sum(one.hit and one.cost_is_right for one in answers),
+            sum(one.false_alarms for one in answers),
+        )
+
+
+def _summary(judged: Sequence[Judged]) -> None:
+    """By family, as a table in Markdown."""
+    families: Mapping[str, list[Judged]] = defaultdict(list)
+    for one in judged:
+        families[one.case.family].append(one)
+    print("\n| fault | cases | offline: hit | cause | cost | false | live: hit | cause | cost | false | s to name |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for family, own in [*families.items(), ("**all faults**", [one for one in judged if one.case.job.faults])]:
+        off, on = Tally.of([one.offline for one in own]), Tally.of([one.live for one in own])
+        seconds = [one.live.seconds for one in own if one.live.seconds == one.live.seconds]
+        named = f"{np.median(seconds):.0f} (at most {max(seconds):.0f})" if seconds else "-"
+        print(f"| {family} | {len(own)} | {_row(off, own)} | {_row(on, own)} | {named} |")
+
+
+def _row(tally: Tally, own: Sequence[Judged]) -> str:
+    if not any(one.case.job.faults for one in own):
+        return f"{tally.hits} named nobody | | | {tally.false_alarms}"
+    return " | ".join(map(str, tally))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

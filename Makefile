@@ -27,7 +27,7 @@ NEWEST_PIP := $(NEWEST)/bin/python -m pip $(PIP_QUIET) --disable-pip-version-che
 NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
 	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py
 
-.PHONY: demo test test-newest lint types unit e2e fuzz test-gpu bench soak install clean
+.PHONY: demo test test-newest lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
@@ -80,6 +80,9 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/live_metrics.py
 	$(BIN)/python bench/analysis.py
+
+bench-stragglers: $(INSTALLED)  ## Over a hundred kinds of faults, 50 hidden slow ranks, 200 clean runs: who is named?
+	$(BIN)/python bench/stragglers.py --hidden 50 --clean 200
 
 soak: $(INSTALLED)  ## Train for SOAK_MINUTES (30) with everything recorded: nothing grows, drifts, hangs or is dropped.
 	$(BIN)/python bench/soak.py

@@ -682,7 +682,8 @@ def _summary(judged: Sequence[Judged]) -> None:
         families[one.case.family].append(one)
     print("\n| fault | cases | offline: hit | cause | cost | false | live: hit | cause | cost | false | s to name |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for family, own in [*families.items(), ("**all faults**", [one for one in judged if one.case.job.faults])]:
+    faulty = [one for one in judged if one.case.job.faults]
+    for family, own in [*families.items(), *([("**all faults**", faulty)] if len(families) > 1 else [])]:
         off, on = Tally.of([one.offline for one in own]), Tally.of([one.live for one in own])
         seconds = [one.live.seconds for one in own if one.live.seconds == one.live.seconds]
         named = f"{np.median(seconds):.0f} (at most {max(seconds):.0f})" if seconds else "-"

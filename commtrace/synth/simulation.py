@@ -152,8 +152,7 @@ class _Simulation:
 
     def _load_data(self) -> None:
         for stage in range(self._job.pp):
-            duration = self._jittered(self._job.data_ns, self._width)
-            duration += self._added(faults.DATA, stage)
+            duration = self._jittered(self._job.data_ns, self._width) + self._added(faults.DATA, stage)
             self._pause(stage, schema.DATA, "data", duration, Place(self._step, stage=stage))
 
     def _added(self, kind: str, stage: int) -> Int64:
@@ -161,7 +160,7 @@ class _Simulation:
         added = np.zeros(self._job.world_size, np.int64)
         for fault in self._active(kind):
             added[list(fault.where)] += round(fault.amount * 1e6)
-        return added.reshape(self._job.pp, self._width)[stage]
+        return added[stage * self._width : (stage + 1) * self._width]
 
     def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: Place) -> None:
         """The ranks of a stage do something else for a while, which has a row."""

@@ -14,9 +14,10 @@ with the faults less the mean step without them, by the simulation's own schedul
 monitor does, by a clock that ticks with the simulation.
 
 A case is a *hit* if the guilty ranks are named before any other rank, and all of them; of a link both of its ends. The
-cost is right within 20 % or 1 ms: per step, of the whole run or of the steps that have the fault. A *false alarm* is an
-innocent rank that is named at all. Live, every stretch of steps with the same faults must be named, and its cost is per
-step of the stretch; *named* and *cleared* are seconds from its begin, and from its end, in the slowest stretch.
+cost is right if it is, of each that is named, within 20 % or 1 ms of what its faults cost when all others are mended:
+offline per step of the run, live per step of the stretch. A *false alarm* is an
+innocent rank that is named at all. Live, every stretch of steps with the same faults must be named; *named* and
+*cleared* are seconds from its begin, and from its end, in the slowest stretch.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ TOLERANCE_MS: Final = 1.0
 
 COMPUTE: Final = ("compute",)
 HOST: Final = ("host",)
+TENSOR: Final = ("tensor_group", "compute")
 STAGE: Final = ("stage_imbalance",)
 NETWORK: Final = ("communication",)
 SEQUENCES: Final = ("sequence_length_imbalance",)
@@ -103,7 +105,8 @@ class Answer:
     Attributes:
         hit: the guilty were named before anybody else; live, in every stretch.
         cause: of the first one that was named, and whether it is right.
-        cost_ms: of those that were named until all guilty ones were; NaN without a hit.
+        cost_ms: of the first one that was named; NaN without a hit.
+        cost_is_right: so are those of all that were named until all guilty ones were.
         false_alarms: innocent ranks, or groups of them, that were named.
         sentences: what was said.
         seconds: live, until the guilty were named, in the slowest stretch; NaN if they were not.
@@ -125,40 +128,77 @@ class Stretch(NamedTuple):
     """Consecutive steps with the same faults.
 
     Attributes:
+        steps: their numbers, from the first to the last.
         begin, end: true seconds.
         ranks: the guilty; none where the fault moves between microbatches.
-        cost_ms: per step of the stretch, mean.
     """
 
+    steps: range
     begin: float
     end: float
     ranks: frozenset[int]
-    cost_ms: float
 
 
-@dataclass(frozen=True, slots=True)
 class Truth:
-    """What is true of a case.
+    """What is true of a simulated case.
 
     Attributes:
         ranks: the guilty; none where the fault moves between microbatches, or there is none.
-        cost_ms: per step, mean over the run.
-        cost_in_stretch_ms: mean over the steps of the stretches.
+        cost_ms: of all faults, per step, mean over the run.
         stretches: in their order.
     """
 
-    ranks: frozenset[int]
-    cost_ms: float
-    cost_in_stretch_ms: float
-    stretches: tuple[Stretch, ...]
+    def __init__(self, made: Synthetic) -> None:
+        self._made = made
+        self._steps_of: dict[frozenset[int], Sequence[Mapping[str, int]]] = {}
+        self._all = frozenset(range(len(made.job.faults)))
+        self._ranks = [frozenset(fault["ranks"]) for fault in made.truth["faults"]]
+        self.ranks = frozenset().union(*self._ranks)
+        self.stretches = tuple(self._find_stretches())
+        self.cost_ms = self._cost_ms(self._all, range(made.job.steps))
+
+    def cost_of_ms(self, ranks: frozenset[int], stretch: Stretch | None = None) -> float:
+        """What the faults of these ranks cost when all others are mended, per step of the run or of a stretch."""
+        faults = frozenset(at for at in self._all if self._ranks[at] & ranks or not self._ranks[at] | ranks)
+        return self._cost_ms(faults, stretch.steps if stretch else range(self._made.job.steps))
+
+    def _find_stretches(self) -> Iterator[Stretch]:
+        steps = self._made.truth["steps"]
+        for faults, group in groupby(range(len(steps)), key=self._active):
+            if faults:
+                numbers = list(group)
+                inside = range(numbers[0], numbers[-1] + 1)
+                begin, end = steps[inside[0]]["start_ns"] / 1e9, steps[inside[-1]]["end_ns"] / 1e9
+                yield Stretch(inside, begin, end, frozenset().union(*(self._ranks[fault] for fault in faults)))
+
+    def _active(self, step: int) -> tuple[int, ...]:
+        """The faults of a step; one that strikes every so many steps is there between them, too."""
+        return tuple(
+            at for at, fault in enumerate(self._made.job.faults) if fault.steps.first <= step < fault.steps.end
+        )
+
+    def _cost_ms(self, faults: frozenset[int], steps: range) -> float:
+        with_them, without = (self._duration_ns(some, steps) for some in (faults, frozenset[int]()))
+        return (with_them - without) / len(steps) / MS
+
+    def _duration_ns(self, faults: frozenset[int], steps: range) -> int:
+        """Of consecutive steps of the job with these of its faults."""
+        if faults not in self._steps_of:
+            job, truth = self._made.job, self._made.truth
+            if faults != self._all:
+                truth = synthesize(replace(job, faults=tuple(job.faults[at] for at in sorted(faults)))).truth
+            self._steps_of[faults] = truth["steps"]
+        known = self._steps_of[faults]
+        return known[steps[-1]]["end_ns"] - known[steps[0]]["start_ns"]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A case and what was said of it."""
+    """A case, its guilty ranks, what its faults cost per step, and what was said."""
 
     case: Case
-    truth: Truth
+    ranks: frozenset[int]
+    cost_ms: float
     offline: Answer
     live: Answer
 
@@ -245,9 +285,9 @@ def _sets() -> Iterator[Case]:
     yield Case("half", "half of 8, from the middle on", _with(DP8, "slow-rank=4,5,6,7:1.3@30:60"))
     yield Case("half", "half of each stage", _with(PP2, "slow-rank=0,1,4,5:1.3"))
     yield Case("half", "three of 4", _with(DP4, "slow-rank=1,2,3:1.4"))
-    yield Case("tensor group", "20 %", _with(TP4, "slow-rank=4,5,6,7:1.2"))
-    yield Case("tensor group", "50 %", _with(TP4, "slow-rank=8,9,10,11:1.5"))
-    yield Case("tensor group", "of a stage", _with(ALL, "slow-rank=10,11:1.3"))
+    yield Case("tensor group", "20 %", _with(TP4, "slow-rank=4,5,6,7:1.2"), TENSOR)
+    yield Case("tensor group", "50 %", _with(TP4, "slow-rank=8,9,10,11:1.5"), TENSOR)
+    yield Case("tensor group", "of a stage", _with(ALL, "slow-rank=10,11:1.3"), TENSOR)
 
 
 def _hosts_and_stages() -> Iterator[Case]:
@@ -374,50 +414,11 @@ def _random_job(random: np.random.Generator) -> Job:
 # A run of a case
 
 
-def make(case: Case) -> Synthetic:
-    """Simulate the job of a case."""
-    return synthesize(case.job)
-
-
-def truth_of(made: Synthetic) -> Truth:
-    """Who is guilty of what, and when."""
-    if not made.job.faults:
-        return Truth(frozenset(), 0.0, 0.0, ())
-    without = synthesize(replace(made.job, faults=()))
-    stretches, length = [], 0
-    active = [_active(made.job, step) for step in range(made.job.steps)]
-    for faults, group in groupby(range(made.job.steps), key=active.__getitem__):
-        steps = list(group)
-        if not faults:
-            continue
-        ranks = frozenset(rank for fault in faults for rank in made.truth["faults"][fault]["ranks"])
-        (begin, end), plain = _bounds_ns(made, steps), _bounds_ns(without, steps)
-        cost_ns = (end - begin) - (plain[1] - plain[0])
-        stretches.append(Stretch(begin / 1e9, end / 1e9, ranks, cost_ns / len(steps) / MS))
-        length += len(steps)
-    cost_ms = (made.truth["mean_step_ns"] - without.truth["mean_step_ns"]) / MS
-    return Truth(
-        ranks=frozenset(rank for stretch in stretches for rank in stretch.ranks),
-        cost_ms=cost_ms,
-        cost_in_stretch_ms=cost_ms * made.job.steps / length,
-        stretches=tuple(stretches),
-    )
-
-
-def _active(job: Job, step: int) -> tuple[int, ...]:
-    """The faults of a step; one that strikes every so many steps is there between them, too."""
-    return tuple(at for at, fault in enumerate(job.faults) if fault.steps.first <= step < fault.steps.end)
-
-
-def _bounds_ns(made: Synthetic, steps: Sequence[int]) -> tuple[int, int]:
-    return made.truth["steps"][steps[0]]["start_ns"], made.truth["steps"][steps[-1]]["end_ns"]
-
-
 def judge(case: Case, seed: int | None = None) -> Judged:
     """Simulate a case and ask both ways."""
-    made = make(case if seed is None else replace(case, job=replace(case.job, seed=seed)))
-    truth, run = truth_of(made), made.run
-    return Judged(case, truth, offline(case, truth, run), live(case, truth, run))
+    made = synthesize(case.job if seed is None else replace(case.job, seed=seed))
+    truth, run = Truth(made), made.run
+    return Judged(case, truth.ranks, truth.cost_ms, offline(case, truth, run), live(case, truth, run))
 
 
 def offline(case: Case, truth: Truth, run: Run) -> Answer:
@@ -425,7 +426,7 @@ def offline(case: Case, truth: Truth, run: Run) -> Answer:
     analysis = analyse(run)
     findings = find_stragglers(analysis.run, analysis.matches)
     named = [
-        Named(_ranks(verdict.who, verdict.rank), verdict.cause, verdict.cost_ms_per_step,
+        Named(_ranks(verdict.who, verdict.rank).union(verdict.ranks), verdict.cause, verdict.cost_ms_per_step,
               f"{verdict.who}: {verdict.cause}, {verdict.cost_ms_per_step:.1f} ms. {verdict.evidence}")
         for verdict in findings.verdicts
     ]  # fmt: skip
@@ -434,7 +435,6 @@ def offline(case: Case, truth: Truth, run: Run) -> Answer:
 
 def _unsaid(findings: Findings) -> Iterator[str]:
     yield from findings.abstentions
-    yield from findings.hidden
     if findings.waited_for:
         yield findings.waited_for
 
@@ -454,7 +454,7 @@ def live(case: Case, truth: Truth, run: Run) -> Answer:
     sentences = tuple(f"[{join.at:.0f} s] {sentence}" for join in joins for sentence in join.sentences)
     found = [one for join in joins for one in join.found]
     ends = [*(stretch.begin for stretch in truth.stretches[1:]), float("inf")]
-    heard = [_heard(case, stretch, until, joins) for stretch, until in zip(truth.stretches, ends, strict=False)]
+    heard = [_heard(case, truth, stretch, until, joins) for stretch, until in zip(truth.stretches, ends, strict=False)]
     seconds_to_clear = [one.seconds_to_clear for one in heard if one.seconds_to_clear == one.seconds_to_clear]
     first = next((one.first for one in heard if one.first is not None), found[0] if found else None)
     return Answer(
@@ -462,7 +462,7 @@ def live(case: Case, truth: Truth, run: Run) -> Answer:
         cause=first.cause if first else "",
         cause_is_right=first is not None and first.cause in case.causes,
         cost_ms=heard[0].cost_ms if heard else NAN,
-        cost_is_right=all(map(_is_right, [one.cost_ms for one in heard], [one.cost_ms for one in truth.stretches])),
+        cost_is_right=all(one.cost_is_right for one in heard),
         false_alarms=sum(_is_false(case, truth, one) for one in found),
         sentences=sentences,
         seconds=max((one.seconds for one in heard), default=NAN) if all(one.hit for one in heard) else NAN,
@@ -495,24 +495,33 @@ class _Heard(NamedTuple):
     hit: bool
     first: Named | None
     cost_ms: float
+    cost_is_right: bool
     seconds: float
     seconds_to_clear: float
 
 
-def _heard(case: Case, stretch: Stretch, until: float, joins: Sequence[Join]) -> _Heard:
+def _heard(case: Case, truth: Truth, stretch: Stretch, until: float, joins: Sequence[Join]) -> _Heard:
     """What was said of a stretch; the next one begins at ``until``."""
     inside = [join for join in joins if stretch.begin < join.at - JOIN_DELAY_SECONDS < stretch.end + WINDOW_SECONDS]
     hits = [(join, count) for join in inside if (count := _found(case, stretch.ranks, join.named))]
-    costs = [sum(one.cost_ms for one in join.named[:count]) for join, count in hits]
+    if not hits:
+        return _Heard(hit=False, first=None, cost_ms=NAN, cost_is_right=False, seconds=NAN, seconds_to_clear=NAN)
+    said: dict[frozenset[int], list[float]] = defaultdict(list)
+    for join, count in hits:
+        for one in join.named[:count]:
+            said[one.ranks].append(one.cost_ms)
+    costs = {ranks: float(np.median(of_windows)) for ranks, of_windows in said.items()}
     after = [join for join in joins if stretch.end < join.at <= until]
-    still = [join for join in after if any(one.ranks & stretch.ranks for one in join.named)]
-    cleared = next((join.at for join in after if not still or join.at > still[-1].at), NAN)
+    still = [join.at for join in after if any(one.ranks & stretch.ranks for one in join.named)]
+    cleared = next((join.at for join in after if not still or join.at > still[-1]), NAN)
+    first = hits[0][0].named[0]
     return _Heard(
-        hit=bool(hits),
-        first=hits[0][0].named[0] if hits else None,
-        cost_ms=float(np.median(costs)) if costs else NAN,
-        seconds=hits[0][0].at - stretch.begin if hits else NAN,
-        seconds_to_clear=cleared - stretch.end if hits else NAN,
+        hit=True,
+        first=first,
+        cost_ms=costs[first.ranks],
+        cost_is_right=all(_is_right(ms, truth.cost_of_ms(ranks, stretch)) for ranks, ms in costs.items()),
+        seconds=hits[0][0].at - stretch.begin,
+        seconds_to_clear=cleared - stretch.end,
     )
 
 
@@ -568,14 +577,13 @@ def _is_right(said_ms: float, true_ms: float) -> bool:
 
 
 def _answer(case: Case, truth: Truth, named: Sequence[Named], unsaid: tuple[str, ...]) -> Answer:
-    count = _found(case, truth.ranks, named) if case.job.faults else 0
-    cost_ms = sum(one.cost_ms for one in named[:count]) if count else NAN
+    read = named[: _found(case, truth.ranks, named)] if case.job.faults else ()
     return Answer(
-        hit=bool(count) if case.job.faults else not named,
+        hit=bool(read) if case.job.faults else not named,
         cause=named[0].cause if named else "",
         cause_is_right=bool(named) and named[0].cause in case.causes,
-        cost_ms=cost_ms,
-        cost_is_right=any(_is_right(cost_ms, true) for true in (truth.cost_ms, truth.cost_in_stretch_ms)),
+        cost_ms=read[0].cost_ms if read else NAN,
+        cost_is_right=bool(read) and all(_is_right(one.cost_ms, truth.cost_of_ms(one.ranks)) for one in read),
         false_alarms=sum(_is_false(case, truth, one) for one in named),
         sentences=(*(one.sentence for one in named), *unsaid),
     )
@@ -632,11 +640,10 @@ def _told(chosen: Sequence[Case], options: argparse.Namespace) -> Iterator[Judge
 
 
 def _line(one: Judged, verbose: bool) -> None:
-    print(f"{one.case.title[:36]:36s} {one.truth.cost_ms:7.1f} {_columns(one.offline)}  {_columns(one.live)} ", end="")
+    print(f"{one.case.title[:36]:36s} {one.cost_ms:7.1f} {_columns(one.offline)}  {_columns(one.live)} ", end="")
     print(f"{_seconds(one.live.seconds)} {_seconds(one.live.seconds_to_clear)}", flush=True)
     if verbose:
-        print(f"    guilty: {_some(one.truth.ranks)}, {' or '.join(one.case.causes)}; in its steps "
-              f"{one.truth.cost_in_stretch_ms:.1f} ms")  # fmt: skip
+        print(f"    guilty: {_some(one.ranks)}, {' or '.join(one.case.causes)}")
         for way, answer in (("offline", one.offline), ("live", one.live)):
             for sentence in answer.sentences or ("nothing was said",):
                 print(f"    {way}: {sentence}")

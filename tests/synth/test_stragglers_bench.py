@@ -36,7 +36,7 @@ def test_a_slow_rank_is_named_both_ways_with_its_cost(bench: ModuleType) -> None
     judged = bench.judge(case)
 
     # Four microbatches of 120 ms and 10 ms of optimizer, a fifth longer.
-    assert (judged.truth.ranks, round(judged.truth.cost_ms, 1)) == ({1}, 98.0)
+    assert (judged.ranks, round(judged.cost_ms, 1)) == ({1}, 98.0)
     for answer in (judged.offline, judged.live):
         assert (answer.hit, answer.cause, answer.cost_is_right, answer.false_alarms) == (True, "compute", True, 0)
     assert (
@@ -46,13 +46,15 @@ def test_a_slow_rank_is_named_both_ways_with_its_cost(bench: ModuleType) -> None
 
 def test_the_truth_about_a_fault_that_moves(bench: ModuleType) -> None:
     job = bench._with(bench.DP4, *bench._moving((3, 0), 5, 1.5), steps=15, jitter=0.0)
-    truth = bench.truth_of(bench.make(bench.Case("moving", "a test", job)))
+    truth = bench.Truth(bench.synthesize(job))
+    first, second = truth.stretches
 
-    assert [stretch.ranks for stretch in truth.stretches] == [{3}, {0}]
-    assert truth.stretches[0].end == pytest.approx(truth.stretches[1].begin, abs=1e-3)
-    # Ten of 15 steps are half as long again in 4 · 120 ms of work; and 5 ms each in the optimizer.
-    assert truth.cost_in_stretch_ms == pytest.approx(245, abs=0.1)
+    assert [(first.steps, first.ranks), (second.steps, second.ranks)] == [(range(5), {3}), (range(5, 10), {0})]
+    assert first.end == pytest.approx(second.begin, abs=1e-3)
+    # Five of 15 steps are half as long again in 4 · 120 ms of work, and 5 ms in the optimizer; five others likewise.
     assert truth.cost_ms == pytest.approx(245 * 10 / 15, abs=0.1)
+    assert truth.cost_of_ms(frozenset({3})) == pytest.approx(245 * 5 / 15, abs=0.1)
+    assert truth.cost_of_ms(frozenset({3}), first) == pytest.approx(245, abs=0.1)
 
 
 @pytest.mark.parametrize(

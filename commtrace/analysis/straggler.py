@@ -24,8 +24,9 @@ from commtrace.analysis.straggler_job import job_wide_causes
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.straggler_waited import most_waited_for
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.slow_ranks import find_slow_ranks, noise_between_steps
+from commtrace.analysis.stragglers.slow_ranks import find_slow_ranks
 from commtrace.analysis.stragglers.slow_sets import judge_sets
+from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.trace.run import Run
 
 _NO_PEERS = (
@@ -76,14 +77,18 @@ def find_stragglers(
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=bench.replay_error)
     found = find_slow_ranks(bench)
-    verdicts, together = judge_sets(bench, [found])
+    verdicts, together, mended_ns = judge_sets(bench, [found])
     abstentions = found.undecided
     if not bench.noise_is_known:
         abstentions = (_too_few_steps(bench),)
-    elif not verdicts:
-        verdicts, unclear = job_wide_causes(bench, noise_between_steps(bench))
-        abstentions = (*abstentions, *unclear)
-        together = sum(verdict.cost_ms_per_step for verdict in verdicts)
+    else:
+        stage = uneven_stages(bench, mended_ns)
+        others = [stage] if stage else []
+        if not verdicts and not stage:
+            others, unclear = job_wide_causes(bench)
+            abstentions = (*abstentions, *unclear)
+        verdicts += others
+        together += sum(verdict.cost_ms_per_step for verdict in others)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     waited_for = "" if ordered else most_waited_for(found, matches)
     return Findings(tuple(ordered), abstentions, bench.replay_error, together, waited_for)

@@ -1,4 +1,4 @@
-"""What holds up a job although no single rank computes slowly: an uneven partition, uneven sequences, a slow link.
+"""What holds up a job although no single rank computes slowly: uneven sequences, a slow link.
 
 These are looked for only when no slow worker was found: a slow worker changes what its neighbours' communications and
 stages look like, and only the cause shall be named.
@@ -13,14 +13,10 @@ import numpy as np
 from commtrace.analysis.ideal import mean_segments, transfer_keys
 from commtrace.analysis.keys import pack
 from commtrace.analysis.peers import Float64, grouped_median, leave_one_out_median
-from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench, Cost
 from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
 from commtrace.trace.spans import Bool, Int64
-
-_UNEVEN_STAGE: Final = 0.5
-"""A stage is uneven from this excess over the others on: embedding and output layer make the ends differ by some."""
 
 _CORRELATION: Final = 0.7
 """Forward and backward of a microbatch lengthen together when its sequences do.
@@ -48,45 +44,11 @@ class JobFindings(NamedTuple):
     abstentions: list[str]
 
 
-def job_wide_causes(bench: Bench, noise: float) -> JobFindings:
-    """Look for causes other than slow workers.
-
-    Args:
-        bench: the run.
-        noise: how much the work of a rank scatters from step to step, as a share of it.
-    """
+def job_wide_causes(bench: Bench) -> JobFindings:
+    """Look for causes other than slow workers and uneven stages."""
     links = _slow_links(bench)
-    found = [_uneven_stage(bench, noise), _uneven_sequences(bench)]
-    return JobFindings([*(verdict for verdict in found if verdict), *links.verdicts], links.abstentions)
-
-
-def _uneven_stage(bench: Bench, noise: float) -> Verdict | None:
-    """The stage of which even the quickest rank has far more to do than the ranks of other stages."""
-    work = bench.work
-    in_phase = (work.kind == FORWARD) | (work.kind == BACKWARD)
-    per_entry = np.nan_to_num(work.own_ns * work.per_step)
-    quickest: dict[int, float] = {}
-    for rank, stage in bench.stage_of_rank.items():
-        value = float(per_entry[in_phase & (work.rank == rank)].sum())
-        quickest[stage] = min(quickest.get(stage, np.inf), value)
-    if len(quickest) < 2:
-        return None
-    stage = max(quickest, key=lambda one: quickest[one])
-    others = float(np.median([value for one, value in quickest.items() if one != stage]))
-    excess = quickest[stage] / others - 1 if others > 0 else 0.0
-    if excess < max(_UNEVEN_STAGE, bench.thresholds.sigmas * noise):
-        return None
-    segments = bench.program.segments
-    here = (segments.stage == stage) & np.isin(segments.kind, (FORWARD, BACKWARD))
-    evened = np.where(here, segments.total_ns / (1 + excess), segments.total_ns)
-    cost = bench.cost(np.asarray(np.rint(evened), np.int64))
-    evidence = (
-        f"Every rank of stage {stage} works at least {quickest[stage] / 1e6:.1f} ms per step in forward and backward, "
-        f"{100 * excess:.0f} % more than the other stages ({others / 1e6:.1f} ms; medians over steps)."
-    )
-    ranks = [one for one, place in bench.stage_of_rank.items() if place == stage]
-    who = f"stage {stage} ({ranks_in_words(ranks)})"
-    return _verdict(bench, min(ranks), "stage_imbalance", who, cost, evidence) if bench.passes(cost) else None
+    uneven = _uneven_sequences(bench)
+    return JobFindings([*([uneven] if uneven else []), *links.verdicts], links.abstentions)
 
 
 def _uneven_sequences(bench: Bench) -> Verdict | None:

@@ -35,6 +35,10 @@ FEWEST_FOR_SCATTER: Final = 4
 SHARE_OF_HOST: Final = 0.75
 """A host is named instead of its ranks when this share of them is slow."""
 
+TWO_ENDS: Final = 0.5
+"""Of two stages one holds the embedding and the other the output layer, and none is left to compare them with: only from
+this excess on the cut is called uneven."""
+
 WINDOWS_TO_NAME: Final = 2
 WINDOWS_TO_CLEAR: Final = 1
 CLEARED_BELOW: Final = 0.5

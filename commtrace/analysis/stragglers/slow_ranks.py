@@ -160,6 +160,12 @@ def noise_between_steps(bench: Bench) -> float:
     return float(np.median((high - low) / QUARTILES_APART / np.maximum(np.median(work, axis=1), 1.0)))
 
 
+def error_of_typical_work(bench: Bench, typical_ns: Float64) -> Float64:
+    """Standard error of medians over the steps, for ranks that scatter as the typical one does."""
+    scale = ERROR_OF_MEDIAN * _DEPENDENCE / np.sqrt(max(bench.num_steps, 1))
+    return np.asarray(noise_between_steps(bench) * typical_ns * scale)
+
+
 def work_of_steps(bench: Bench) -> Float64:
     """Work of every rank in every step that counts, ns; rows in the order of ``program.ranks``."""
     segments, steps = bench.program.segments, len(bench.program.steps)
@@ -178,7 +184,6 @@ def _typical_work(bench: Bench, before_ns: Mapping[int, float]) -> Work:
         [np.median(own[(stage == one) & (own > 0)]) if (own[stage == one] > 0).any() else 0.0 for one in stage]
     )
     beyond = compared.from_typical_ns()
-    error = noise_between_steps(bench) * level * ERROR_OF_MEDIAN * _DEPENDENCE / np.sqrt(max(bench.num_steps, 1))
     alone = own <= 0
     nodes = [bench.run.ranks[rank].metadata.node for rank in ranks.tolist()]
     return Work(
@@ -186,7 +191,7 @@ def _typical_work(bench: Bench, before_ns: Mapping[int, float]) -> Work:
         peers=np.where(alone, -1 - ranks, stage),
         host=np.unique(nodes, return_inverse=True)[1].reshape(-1).astype(np.int64),
         total_ns=level + np.array([beyond.get(rank, 0.0) for rank in ranks.tolist()]),
-        error_ns=error,
+        error_ns=error_of_typical_work(bench, level),
         scale_ns=level,
         before_ns=np.array([before_ns.get(rank, np.nan) for rank in ranks.tolist()]),
     )

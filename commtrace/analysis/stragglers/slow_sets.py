@@ -57,10 +57,18 @@ class _Part:
 
 
 class SlowSets(NamedTuple):
-    """Verdicts, and what all that they name cost together, ms per step."""
+    """Verdicts on ranks.
+
+    Attributes:
+        verdicts: dearest first.
+        together_ms: what a step would save without all of these ranks: the median where they are slow all the time,
+            else the mean.
+        mended_ns: durations of all segments without them.
+    """
 
     verdicts: list[Verdict]
     together_ms: float
+    mended_ns: Int64
 
 
 def judge_sets(whole: Bench, stretches: Sequence[SlowRanks]) -> SlowSets:
@@ -81,9 +89,11 @@ def judge_sets(whole: Bench, stretches: Sequence[SlowRanks]) -> SlowSets:
         if verdict is not None:
             verdicts.append(verdict)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    lasts = len(stretches) == 1 and not any(one.is_rare for one in slow[0])
-    together = float((np.median if lasts else np.mean)(all_of_them[whole.steady])) / 1e6
-    return SlowSets(ordered, together if verdicts else 0.0)
+    named = {rank for verdict in ordered for rank in verdict.ranks}
+    left = [tuple(one for one in own if one.rank in named) for own in slow]
+    seldom = len(stretches) > 1 or any(one.is_rare for one in left[0])
+    together = whole.cost_of(replay.saved_ns(left), rare=seldom).ms if named else 0.0
+    return SlowSets(ordered, together, replay.mended_ns(left))
 
 
 class _Replay:
@@ -98,14 +108,17 @@ class _Replay:
         """What each step would save if these ranks of each stretch were mended."""
         key = tuple(tuple(sorted(one.rank for one in own)) for own in slow)
         if key not in self._known:
-            segments = self.whole.program.segments
-            durations = segments.total_ns.copy()
-            for found, own in zip(self.stretches, slow, strict=True):
-                if own:
-                    mended = at_normal_speed(found, {one.rank: one.beyond for one in own})
-                    durations = np.where(found.bench.counted, mended, durations)
-            self._known[key] = self.whole.saved_ns(durations)
+            self._known[key] = self.whole.saved_ns(self.mended_ns(slow))
         return self._known[key]
+
+    def mended_ns(self, slow: Sequence[Sequence[SlowRank]]) -> Int64:
+        """Durations of all segments with these ranks of each stretch mended."""
+        durations = self.whole.program.segments.total_ns
+        for found, own in zip(self.stretches, slow, strict=True):
+            if own:
+                mended = at_normal_speed(found, {one.rank: one.beyond for one in own})
+                durations = np.where(found.bench.counted, mended, durations)
+        return durations
 
 
 def _less(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_Part]) -> list[tuple[SlowRank, ...]]:

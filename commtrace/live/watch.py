@@ -1,7 +1,8 @@
 """Joins the windows of all ranks and says who is slow, since when, why, and what it costs.
 
-A rank is suspected when its own work, without waiting for anybody, exceeds that of the ranks at its pipeline stage. So
-a victim, which only waits, never is. It is named when that lasts, and cleared when it is over.
+A rank is suspected when its own work, without waiting for anybody, is beyond what is normal at its pipeline stage, by
+the rule that judges recorded runs. So a victim, which only waits, never is. It is named when that lasts, and cleared
+when it is over.
 
 >>> watch = Watch(world_size=8, seconds=4.0)                    # doctest: +SKIP
 >>> for event in watch.join(reports, now):                      # doctest: +SKIP
@@ -17,31 +18,33 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.peers import leave_one_out_median
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.analysis.straggler_verdict import NEXT_STEP
+from commtrace.analysis.stragglers.limits import (
+    CLEARED_BELOW,
+    LIVE,
+    SHARE_OF_HOST,
+    WINDOWS_TO_CLEAR,
+    WINDOWS_TO_NAME,
+)
+from commtrace.analysis.stragglers.normal import FASTEST, MAJORITY, PAST, Judged, Work, judge
 from commtrace.live.window import WORK, WindowReport
 
 Float64 = npt.NDArray[np.float64]
 
-SHARE_OF_STEP: Final = 0.05
-LEAST_NS: Final = 1_000_000
-SIGMAS: Final = 5.0
-"""A rank stands out by this share of the step, by this much time, and by so many standard errors."""
-
-WINDOWS_TO_NAME: Final = 2
-WINDOWS_TO_CLEAR: Final = 2
-_CLEARED_BELOW: Final = 0.5
-"""Cleared when the excess is below this share of what names: an excess at the limit must not flicker."""
-
 SILENT_WINDOWS: Final = 3.0
-_SHARE_OF_HOST: Final = 0.75
+
+HOST: Final = 0.75
 _MAD_TO_SIGMA: Final = 1.4826
 _ERROR_OF_MEDIAN: Final = 1.2533
-_FEWEST_PEERS_FOR_SCATTER: Final = 3
 
 HOST: Final = "host"
 """The cause where nearly all ranks of a host are slow."""
+
+_COMPARED_WITH: Final = {
+    PAST: "the ranks of its stage that work as long as before",
+    FASTEST: "the fastest ranks of its stage",
+}
 
 FOUND, CLEARED, SILENT, BACK = "straggler", "recovered", "silent", "back"
 
@@ -56,7 +59,8 @@ class LiveStraggler:
         who: the same in words, as ``commtrace straggler`` says it: a rank, or a host with its slow ranks.
         cause: ``compute``, ``data``, ``gc``, ``host`` or ``unknown``.
         since: epoch seconds: begin of the first window in which it stood out.
-        cost_ms_per_step: the excess over its peers, but no more than the other ranks stood still.
+        cost_ms_per_step: the excess over what is normal, but no more than ranks that are not slow stood still. Of
+            several slow ranks: what would be lost if all others were as quick as is normal.
         gpu_hours_per_day: the same over all devices of the job, a rank without a GPU counted as one.
         evidence: a sentence with the numbers.
         next_step: a sentence: what to do.
@@ -101,7 +105,7 @@ class LiveEvent:
 
 @dataclass(slots=True)
 class _Record:
-    """What is remembered of a rank between windows."""
+    """What is remembered of a rank between windows; ``well_ns`` is its work when that was last known to be normal."""
 
     host: str
     heard_at: float
@@ -110,6 +114,7 @@ class _Record:
     unsuspected: int = 0
     since: float = 0.0
     named: LiveStraggler | None = None
+    well_ns: float = np.nan
     is_silent: bool = False
     has_ended: bool = False
 
@@ -176,11 +181,13 @@ class Watch:
         return known is None or report.window != known.window
 
     def _judge(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
-        table = _Table.of(reports)
+        table = _Table.of(reports, [self._records[report.rank].well_ns for report in reports])
         self.step_ns = int(np.median(table.duration))
         self.window, self.work_ns = max(report.window for report in reports), table.typical_work_ns
-        self.peers_missing = bool(np.isnan(table.peers).any())
-        stands_out, is_clear, is_known = table.stands_out, table.is_clear, table.is_known
+        self.peers_missing = table.peers_missing
+        for index in np.flatnonzero(table.is_normal):
+            self._records[reports[index].rank].well_ns = float(table.total[index])
+        stands_out, is_clear, is_known = table.judged.is_slow, table.is_clear, table.is_known
         slow_host = _slow_hosts(reports, stands_out)
         events = []
         for index, report in enumerate(reports):
@@ -211,12 +218,12 @@ class Watch:
         record: _Record,
         slow_host: Mapping[int, str],
     ) -> LiveStraggler:
-        report, excess = reports[index], float(table.excess[index])
+        report, excess, normal = reports[index], float(table.judged.excess_ns[index]), table.judged.normal_ns[index]
         who, cause = f"rank {report.rank} on {report.host}", table.cause(index)
         if report.rank in slow_host:
             slow_ranks = sorted(rank for rank, host in slow_host.items() if host == report.host)
             who, cause = f"host {report.host} ({ranks_in_words(slow_ranks)})", HOST
-        waited_ns = float(np.median(np.delete(table.waiting, index)))
+        waited_ns = float(np.median(table.waiting[table.waits(index)]))
         cost_ns = min(excess, waited_ns)
         share = cost_ns / max(report.duration_ns, 1)
         return LiveStraggler(
@@ -228,9 +235,9 @@ class Watch:
             cost_ms_per_step=cost_ns / 1e6,
             gpu_hours_per_day=share * 24 * self._world_size,
             evidence=(
-                f"Rank {report.rank} works {table.work[index].sum() / 1e6:.1f} ms per step: {excess / 1e6:.1f} ms more "
-                f"than the ranks of its stage, which work {table.peers[index] / 1e6:.1f} ms. The others stand still "
-                f"for {waited_ns / 1e6:.1f} ms."
+                f"Rank {report.rank} works {table.total[index] / 1e6:.1f} ms per step: {excess / 1e6:.1f} ms more "
+                f"than {_COMPARED_WITH.get(table.judged.told_by[index], 'the ranks of its stage')}, which work "
+                f"{normal / 1e6:.1f} ms. The others stand still for {waited_ns / 1e6:.1f} ms."
             ),
             next_step=NEXT_STEP[cause],
         )
@@ -257,84 +264,84 @@ class _Table:
     stage: npt.NDArray[np.int64]
     duration: Float64
     work: Float64
+    total: Float64
     waiting: Float64
-    peers: Float64
-    excess: Float64
-    excess_of: Float64
-    limit: Float64
+    judged: Judged
 
     @classmethod
-    def of(cls, reports: Sequence[WindowReport]) -> _Table:
+    def of(cls, reports: Sequence[WindowReport], well_ns: Sequence[float]) -> _Table:
         stage = np.array([report.stage for report in reports], np.int64)
-        work = np.array([report.work_ns for report in reports], np.float64)
         duration = np.array([report.duration_ns for report in reports], np.float64)
-        error = np.array([report.error_ns for report in reports], np.float64)
+        work = np.array([report.work_ns for report in reports], np.float64)
         total = work.sum(axis=1)
-        peers = leave_one_out_median(stage, total)
-        excess_of = np.stack([column - leave_one_out_median(stage, column) for column in work.T], axis=1)
-        noise = np.hypot(error, np.nan_to_num(leave_one_out_median(stage, error)))
-        return cls(
-            stage=stage,
-            duration=duration,
-            work=work,
-            waiting=np.array([report.waiting_ns for report in reports], np.float64),
-            peers=peers,
-            excess=total - peers,
-            excess_of=excess_of,
-            limit=np.maximum.reduce(
-                [
-                    SHARE_OF_STEP * duration,
-                    np.full(len(duration), float(LEAST_NS)),
-                    SIGMAS * np.hypot(noise, _scatter_of_others(stage, total)),
-                ]
+        _, host = np.unique([report.host for report in reports], return_inverse=True)
+        judged = judge(
+            Work(
+                rank=np.array([report.rank for report in reports], np.int64),
+                peers=stage,
+                host=host.reshape(-1).astype(np.int64),
+                total_ns=total,
+                error_ns=np.array([report.error_ns for report in reports], np.float64),
+                scale_ns=duration,
+                before_ns=np.array(well_ns),
             ),
+            LIVE,
         )
+        waiting = np.array([report.waiting_ns for report in reports], np.float64)
+        return cls(stage, duration, work, total, waiting, judged)
 
     @property
     def is_known(self) -> npt.NDArray[np.bool_]:
-        """Whether there was somebody to compare it with."""
-        return ~np.isnan(self.excess)
-
-    @property
-    def stands_out(self) -> npt.NDArray[np.bool_]:
-        return np.asarray(np.nan_to_num(self.excess) > self.limit)
+        """Whether it could be compared."""
+        return np.isfinite(self.judged.normal_ns)
 
     @property
     def is_clear(self) -> npt.NDArray[np.bool_]:
-        return np.asarray(np.nan_to_num(self.excess) < _CLEARED_BELOW * self.limit)
+        return np.asarray(np.nan_to_num(self.judged.excess_ns) < CLEARED_BELOW * self.judged.limit_ns)
+
+    @property
+    def is_normal(self) -> npt.NDArray[np.bool_]:
+        """Whose work may be remembered: it is that of most ranks, or what it was. The fastest may be out of order."""
+        return np.asarray(self.judged.is_normal & np.isin(self.judged.told_by, (MAJORITY, PAST)))
+
+    @property
+    def peers_missing(self) -> bool:
+        """Whether a rank is alone at its stage."""
+        return bool((np.unique(self.stage, return_counts=True)[1] == 1).any())
 
     @property
     def typical_work_ns(self) -> dict[int, float]:
-        """By stage the median of its ranks, of two ranks the smaller: the median of two is half the slow one."""
-        total = self.work.sum(axis=1)
-        ranks = {stage: total[self.stage == stage] for stage in np.unique(self.stage).tolist()}
-        return {
-            stage: float(own.min() if len(own) == 2 else np.median(own)) for stage, own in ranks.items() if len(own) > 1
-        }
+        """By stage with several ranks: what is normal there; the median where that cannot be told."""
+        typical: dict[int, float] = {}
+        for stage in np.unique(self.stage).tolist():
+            own = self.stage == stage
+            if own.sum() > 1:
+                normal = float(self.judged.normal_ns[own][0])
+                typical[stage] = normal if np.isfinite(normal) else float(np.median(self.total[own]))
+        return typical
+
+    def waits(self, index: int) -> npt.NDArray[np.bool_]:
+        """The ranks that stand still for a slow one: those that are not slow themselves, as far as there are any."""
+        others = np.arange(len(self.total)) != index
+        quick = others & ~self.judged.is_slow
+        return quick if quick.any() else others
 
     def cause(self, index: int) -> str:
-        """The work of which it does most beyond its peers."""
-        return WORK[int(np.argmax(np.nan_to_num(self.excess_of[index])))]
-
-
-def _scatter_of_others(stage: npt.NDArray[np.int64], total: Float64) -> Float64:
-    """Of each rank: how far the ranks of its stage are from each other, as a standard deviation; 0 for few ranks."""
-    middle = leave_one_out_median(stage, total)
-    scatter = _MAD_TO_SIGMA * leave_one_out_median(stage, np.abs(total - middle))
-    _, which, count = np.unique(stage, return_inverse=True, return_counts=True)
-    return np.where(count[which.reshape(-1)] > _FEWEST_PEERS_FOR_SCATTER, np.nan_to_num(scatter), 0.0)
+        """The work of which it does most beyond what is normal."""
+        own = self.judged.is_normal & (self.stage == self.stage[index])
+        return WORK[int(np.argmax(self.work[index] - np.median(self.work[own], axis=0)))]
 
 
 def _slow_hosts(reports: Sequence[WindowReport], stands_out: npt.NDArray[np.bool_]) -> dict[int, str]:
-    """By rank: its host, where nearly all ranks of a host stand out and those of most other hosts do not."""
+    """By rank: its host, where nearly all ranks of a host stand out, and it is not the only one."""
     ranks: dict[str, list[int]] = {}
     slow: dict[str, list[int]] = {}
     for report, is_slow in zip(reports, stands_out.tolist(), strict=True):
         ranks.setdefault(report.host, []).append(report.rank)
         if is_slow:
             slow.setdefault(report.host, []).append(report.rank)
-    whole = {host: own for host, own in slow.items() if len(own) >= max(2, _SHARE_OF_HOST * len(ranks[host]))}
-    if not whole or 2 * len(whole) > len(ranks):
+    whole = {host: own for host, own in slow.items() if len(own) >= max(2, SHARE_OF_HOST * len(ranks[host]))}
+    if len(ranks) < 2:
         return {}
     return {rank: host for host, own in whole.items() for rank in own}
 

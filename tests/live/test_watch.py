@@ -91,10 +91,8 @@ def test_what_ranks_without_a_gpu_lose_is_not_called_gpu_hours() -> None:
 def test_it_is_told_once_and_cleared_when_it_is_over() -> None:
     watch, events = watched(6, {5: (72, 5, 0, 5)})
     assert [event.kind for event in events] == [FOUND]
-    watch, events = watched(1, watch=watch, begin=6)
-    assert events == []
-    watch, events = watched(3, watch=watch, begin=7)
-    assert [(event.kind, event.rank) for event in events] == [(CLEARED, 5)]
+    watch, events = watched(4, watch=watch, begin=6)
+    assert [(event.kind, event.rank, event.time) for event in events] == [(CLEARED, 5, 28.0)]
     assert watch.stragglers == []
 
 
@@ -160,6 +158,39 @@ def test_a_slow_host_is_one_finding() -> None:
     assert (events[0].straggler.cause, events[0].host) == ("host", "node1")
     assert events[0].sentence.startswith("Straggler: host node1 (ranks 4–7), host: costs ")
     assert [one.who for one in watch.stragglers] == ["host node1 (ranks 4–7)"]
+
+
+@pytest.mark.parametrize(("ranks", "slow"), [(2, (1,)), (4, (1, 3)), (8, (1, 3, 4, 6)), (8, (4, 5, 6, 7))])
+def test_half_of_the_ranks_are_named_from_the_start(ranks: int, slow: Sequence[int]) -> None:
+    """The others stand still for 30 ms, and these for none of it."""
+    watch, events = watched(2, dict.fromkeys(slow, (90, 5, 0, 5)), ranks=ranks)
+    if slow == (4, 5, 6, 7):
+        assert [one.who for one in watch.stragglers] == ["host node1 (ranks 4–7)"]
+    else:
+        assert sorted(event.rank for event in events) == sorted(slow)
+    for straggler in watch.stragglers:
+        assert straggler.cost_ms_per_step == pytest.approx(30.0)
+        assert "than the fastest ranks of its stage, which work 70.0 ms. The others stand still for 30.0 ms." in (
+            straggler.evidence
+        )
+
+
+def test_most_ranks_are_told_by_what_they_did_before() -> None:
+    watch, events = watched(3)
+    slow = dict.fromkeys((0, 2, 3, 5, 6), (85, 5, 0, 5))
+    _, events = watched(4, slow, watch=watch, begin=3)
+    assert {one.who for one in watch.stragglers} == {"host node0 (ranks 0, 2–3)", "rank 5 on node1", "rank 6 on node1"}
+    assert "more than the ranks of its stage that work as long as before, which work 70.0 ms" in events[0].sentence
+
+
+def test_without_a_past_a_few_quick_ranks_are_not_the_norm() -> None:
+    assert watched(4, dict.fromkeys((0, 2, 3, 5, 6), (85, 5, 0, 5)))[1] == []
+
+
+def test_ranks_with_different_excess_are_named_with_what_each_costs() -> None:
+    watch, events = watched(2, {1: (90, 5, 0, 5), 3: (84, 5, 0, 5)})
+    assert [(one.rank, one.cost_ms_per_step) for one in watch.stragglers] == [(1, 30.0), (3, 24.0)]
+    assert len(events) == 2
 
 
 def test_the_cost_is_no_more_than_what_the_others_waited() -> None:

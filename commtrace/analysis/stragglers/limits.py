@@ -26,8 +26,9 @@ class Limits:
 RECORDED: Final = Limits(share=0.03, least_ns=500_000.0, sigmas=2.5)
 """For typical work over the steps of a recording. The replay then says what it costs, which must be enough as well."""
 
-LIVE: Final = Limits(share=0.05, least_ns=1_000_000.0, sigmas=5.0)
-"""For means over a window of seconds, of which a day has 20,000: nobody may be named by chance in any of them."""
+LIVE: Final = Limits(share=0.05, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
+"""For means over a window of seconds, of which a day has 20,000: nobody may be named by chance in any of them. Ranks
+that share the cores of a busy host may differ by 5 % for seconds, half against half."""
 
 FEWEST_FOR_SCATTER: Final = 4
 """Of fewer normal ranks it is not told how much healthy ranks differ; then only their noise over time counts."""
@@ -36,8 +37,8 @@ SHARE_OF_HOST: Final = 0.75
 """A host is named instead of its ranks when this share of them is slow."""
 
 TWO_ENDS: Final = 0.5
-"""Of two stages one holds the embedding and the other the output layer, and none is left to compare them with: only from
-this excess on the cut is called uneven."""
+"""Of two stages one holds the embedding and the other the output layer, and none is left to compare them with: only
+from this excess on the cut is called uneven."""
 
 WINDOWS_TO_NAME: Final = 2
 WINDOWS_TO_CLEAR: Final = 1

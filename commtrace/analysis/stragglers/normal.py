@@ -128,14 +128,6 @@ def judge(work: Work, limits: Limits) -> Judged:
     )
 
 
-def are_alike(work: Work, limits: Limits) -> Bool:
-    """Of each rank: whether all ranks of its class work alike, so that what they do now can be remembered as normal."""
-    alike = np.zeros(len(work.rank), np.bool_)
-    for own in _rows_by(work.peers):
-        alike[own] = len(_clusters(work, own, limits)) == 1
-    return alike
-
-
 def _rows_by(values: Int64) -> Iterator[Int64]:
     for value in np.unique(values):
         yield np.flatnonzero(values == value)
@@ -167,7 +159,8 @@ def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tu
         return unchanged, PAST
     if has_majority and not _are_whole_hosts(work, clusters[0], np.concatenate(clusters[1:])):
         return largest, MAJORITY
-    return (0, FASTEST) if has_majority or sizes[0] == max(sizes) else None
+    enough = 2 * sizes[0] >= sum(sizes) or 1 < sizes[0] == max(sizes)
+    return (0, FASTEST) if has_majority or enough else None
 
 
 def _unchanged(work: Work, clusters: Sequence[Int64], limits: Limits) -> int | None:

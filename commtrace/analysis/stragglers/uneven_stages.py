@@ -100,10 +100,10 @@ def _evidence(stages: Int64, quickest: Float64, judged: Judged, slowest: int) ->
         end = " It is the last one: the output layer and the loss are part of that."
     elif stage == stages[0]:
         end = " It is the first one: the embedding is part of that."
+    more = 100 * float(judged.excess_ns[slowest]) / normal
     return (
-        f"Every rank of stage {stage} works at least {quickest[slowest] / 1e6:.1f} ms per step in forward and backward, "
-        f"{100 * float(judged.excess_ns[slowest]) / normal:.0f} % more than {others} ({normal / 1e6:.1f} ms; medians "
-        f"over steps).{end}"
+        f"Every rank of stage {stage} works at least {quickest[slowest] / 1e6:.1f} ms per step in forward and "
+        f"backward, {more:.0f} % more than {others} ({normal / 1e6:.1f} ms; medians over steps).{end}"
     )
 
 

@@ -23,9 +23,10 @@ from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.straggler_job import job_wide_causes
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.straggler_waited import most_waited_for
+from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.limits import Thresholds
-from commtrace.analysis.stragglers.slow_ranks import find_slow_ranks
 from commtrace.analysis.stragglers.slow_sets import judge_sets
+from commtrace.analysis.stragglers.stretches import judge_stretches
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.trace.run import Run
 
@@ -56,7 +57,11 @@ class Findings:
 
 
 def find_stragglers(
-    run: Run, matches: Matches, thresholds: Thresholds | None = None, program: Program | None = None
+    run: Run,
+    matches: Matches,
+    thresholds: Thresholds | None = None,
+    program: Program | None = None,
+    baseline: Baseline | None = None,
 ) -> Findings:
     """Name what holds up the job.
 
@@ -65,6 +70,7 @@ def find_stragglers(
         matches: its communications, joined.
         thresholds: when a difference counts.
         program: the run as :func:`build_program` gives it, if there is one already.
+        baseline: what the same job does where it is well.
     """
     thresholds = thresholds or Thresholds()
     if len(run.ranks) < 2:
@@ -76,9 +82,9 @@ def find_stragglers(
     abstentions = tuple(_reasons(matches, bench))
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=bench.replay_error)
-    found = find_slow_ranks(bench)
-    verdicts, together, mended_ns = judge_sets(bench, [found])
-    abstentions = found.undecided
+    stretches = judge_stretches(bench, baseline.of_ranks(bench) if baseline else {})
+    verdicts, together, mended_ns = judge_sets(bench, stretches)
+    abstentions = tuple(dict.fromkeys(sentence for one in stretches for sentence in one.undecided))
     if not bench.noise_is_known:
         abstentions = (_too_few_steps(bench),)
     else:
@@ -90,7 +96,7 @@ def find_stragglers(
         verdicts += others
         together += sum(verdict.cost_ms_per_step for verdict in others)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    waited_for = "" if ordered else most_waited_for(found, matches)
+    waited_for = "" if ordered else most_waited_for(stretches[0], matches)
     return Findings(tuple(ordered), abstentions, bench.replay_error, together, waited_for)
 
 

@@ -79,8 +79,9 @@ def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> st
             f"({cause_in_words(straggler['cause'])}) {straggler['occurrence']}. {straggler['next_step']}"
         )
     who = "Now one rank, now another" if straggler["rank"] < 0 else straggler["who"][:1].upper() + straggler["who"][1:]
+    hold = "hold" if who.startswith(("Ranks", "Stages")) else "holds"
     return (
-        f"{who} holds up the others ({cause_in_words(straggler['cause'])}): it costs {_ms(cost_ns)} of every step, "
+        f"{who} {hold} up the others ({cause_in_words(straggler['cause'])}): it costs {_ms(cost_ns)} of every step, "
         f"{cost_ns / mean_wall_ns:.1%} of it. {straggler['next_step']}"
     )
 

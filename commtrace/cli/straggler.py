@@ -24,6 +24,7 @@ from commtrace.analysis.side_by_side import beside
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
+from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.whatif import SLOWEST_PERCENT, WhatIf, what_if
 from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
 from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
@@ -66,6 +67,10 @@ def straggler(
         str,
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
     ] = "",
+    baseline: Annotated[
+        str,
+        typer.Option(help="A run of the same job in which it was well: tells what is normal where ranks cannot."),
+    ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     executor: ExecutorOption = "",
 ) -> None:
@@ -78,7 +83,7 @@ def straggler(
     """
     run = run_directory(runs)
     with step_workers(executor) as workers:
-        told = _told(run, steps, workers)
+        told = _told(run, steps, workers, _baseline(baseline, workers))
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     else:
@@ -88,14 +93,24 @@ def straggler(
         _print(console, told)
 
 
-def _told(run: Path, steps: str, workers: StepWorkers | None) -> dict[str, Any]:
+def _baseline(run: str, workers: StepWorkers | None) -> Baseline | None:
+    if not run:
+        return None
+    matched = match_run(load(Path(run), None), None)
+    program = _program(matched, workers)
+    if program is None:
+        raise CommtraceError(f"{run}: traces of the what-if study are no baseline.")
+    return Baseline.of(matched.run, program)
+
+
+def _told(run: Path, steps: str, workers: StepWorkers | None, baseline: Baseline | None) -> dict[str, Any]:
     matched = match_run(load(run, steps or None), steps or None)
     if not matched.steps.used:
         raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
     if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
         raise CommtraceError(f"{run}: {ONLY_KERNELS}")
     program = _program(matched, workers)
-    with beside(find_stragglers, matched.run, matched.matches, program=program) as stragglers:
+    with beside(find_stragglers, matched.run, matched.matches, program=program, baseline=baseline) as stragglers:
         slowdown = _what_if(matched, program)
         findings = stragglers()
     return {

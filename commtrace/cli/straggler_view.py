@@ -12,6 +12,8 @@ from rich.markup import escape
 from commtrace.analysis.straggler_verdict import cause_in_words
 from commtrace.cli.units import milliseconds
 
+_MOST_STRETCHES = 4
+
 
 def print_stragglers(
     console: Console, stragglers: Sequence[Mapping[str, Any]], *, on_gpu: bool = False, with_next_step: bool = False
@@ -19,18 +21,46 @@ def print_stragglers(
     """Print the verdicts, dearest first."""
     for straggler in stragglers:
         hours = f", {straggler['gpu_hours_per_day']:.3g} GPU-hours per day" if on_gpu else ""
-        typical = "mean" if straggler["cause"] in ("data", "gc") else "median"
+        rare = straggler["cause"] in ("data", "gc") or straggler["stretches"]
+        typical = "mean" if rare else "median"
         cost = f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step ({typical}){hours}"
         if straggler["occurrence"]:
             cost = f"{straggler['occurrence']}, which spread over all steps {cost}"
         console.print(
             f"[bold red]Straggler: {escape(straggler['who'])}[/], {cause_in_words(straggler['cause'])}: {cost}"
         )
-        for text in (straggler["evidence"], *([straggler["next_step"]] if with_next_step else [])):
+        told = [_stretches(straggler), straggler["evidence"], _members(straggler) if with_next_step else ""]
+        for text in (*filter(None, told), *([straggler["next_step"]] if with_next_step else [])):
             # Not rich's padding, which fills every line with blanks up to the width.
             indented = textwrap.fill(text, console.width - 2, initial_indent="  ", subsequent_indent="  ")
-            console.print(escape(indented), style=None if text is straggler["evidence"] else "bold")
+            console.print(escape(indented), style="bold" if text is straggler["next_step"] else None)
         console.print()
+
+
+def _stretches(straggler: Mapping[str, Any]) -> str:
+    """``Steps 30–49: 49.3 ms per step.``; the dearest ones first where there are many."""
+    dearest = sorted(straggler["stretches"], key=lambda one: -one["cost_ms_per_step"])[:_MOST_STRETCHES]
+    if not dearest:
+        return ""
+    told = [
+        f"{one['first']}–{one['last']} ({milliseconds(one['cost_ms_per_step'] * 1e6)} ms per step)"
+        for one in sorted(dearest, key=lambda one: one["first"])
+    ]
+    more = len(straggler["stretches"]) - len(dearest)
+    return f"Slow in steps {', '.join(told)}" + (f" and {more} more stretches" if more else "") + ", not in others."
+
+
+def _members(straggler: Mapping[str, Any]) -> str:
+    """What each of several slow ranks costs."""
+    members = straggler["members"]
+    if len(members) < 2 or members[0]["share_ms_per_step"] is None:
+        return ""
+    shares = (
+        f"rank {one['rank']} {milliseconds(one['share_ms_per_step'] * 1e6)} "
+        f"({milliseconds(one['alone_ms_per_step'] * 1e6)})"
+        for one in members
+    )
+    return f"Cost of each in ms per step once the others are mended (and saved if only it is): {', '.join(shares)}."
 
 
 def print_awaited(console: Console, awaited: Sequence[Mapping[str, Any]]) -> None:

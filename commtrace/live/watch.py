@@ -34,10 +34,6 @@ Float64 = npt.NDArray[np.float64]
 
 SILENT_WINDOWS: Final = 3.0
 
-HOST: Final = 0.75
-_MAD_TO_SIGMA: Final = 1.4826
-_ERROR_OF_MEDIAN: Final = 1.2533
-
 HOST: Final = "host"
 """The cause where nearly all ranks of a host are slow."""
 
@@ -185,8 +181,8 @@ class Watch:
         self.step_ns = int(np.median(table.duration))
         self.window, self.work_ns = max(report.window for report in reports), table.typical_work_ns
         self.peers_missing = table.peers_missing
-        for index in np.flatnonzero(table.is_normal):
-            self._records[reports[index].rank].well_ns = float(table.total[index])
+        for place in np.flatnonzero(table.is_normal).tolist():
+            self._records[reports[place].rank].well_ns = float(table.total[place])
         stands_out, is_clear, is_known = table.judged.is_slow, table.is_clear, table.is_known
         slow_host = _slow_hosts(reports, stands_out)
         events = []
@@ -324,7 +320,7 @@ class _Table:
         """The ranks that stand still for a slow one: those that are not slow themselves, as far as there are any."""
         others = np.arange(len(self.total)) != index
         quick = others & ~self.judged.is_slow
-        return quick if quick.any() else others
+        return np.asarray(quick if quick.any() else others)
 
     def cause(self, index: int) -> str:
         """The work of which it does most beyond what is normal."""

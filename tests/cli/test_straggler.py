@@ -61,3 +61,40 @@ def test_a_run_without_steps_cannot_be_compared(tmp_path: Path) -> None:
     result = runner.invoke(app, ["straggler", str(write_run(tmp_path, run))])
     assert result.exit_code == 2
     assert "no step was recorded in full" in result.output
+
+
+def _synthesized(path: Path, *faults: str) -> str:
+    options = [part for fault in faults for part in ("--fault", fault)]
+    result = runner.invoke(app, ["synth", "-o", str(path), "--dp", "8", "--steps", "20", *options])
+    assert result.exit_code == 0, result.output
+    return str(path)
+
+
+def test_a_run_in_which_the_job_was_well_tells_who_is_slow_where_most_ranks_are(tmp_path: Path) -> None:
+    slow = _synthesized(tmp_path / "slow", *(f"slow-rank={rank}:1.3" for rank in range(5)))
+    well = _synthesized(tmp_path / "well")
+
+    alone = json.loads(runner.invoke(app, ["straggler", slow, "--json"]).output)
+    compared = json.loads(runner.invoke(app, ["straggler", slow, "--baseline", well, "--json"]).output)
+
+    assert alone["verdicts"] == []
+    (verdict,) = compared["verdicts"]
+    assert verdict["who"] == "ranks 0–4 on node0"
+    assert verdict["cost_ms_per_step"] == compared["together_ms_per_step"] == pytest.approx(28.8, rel=0.05)
+
+
+def test_since_when_a_rank_is_slow_is_printed(tmp_path: Path) -> None:
+    run = _synthesized(tmp_path / "run", "slow-rank=3:1.5@10:20")
+
+    shown = runner.invoke(app, ["straggler", run]).output
+    assert "Slow in steps 10–19 (49" in shown
+    assert "ms per step), not in others." in shown
+
+
+def test_the_share_of_each_of_several_slow_ranks_is_printed(tmp_path: Path) -> None:
+    shown = runner.invoke(
+        app, ["straggler", _synthesized(tmp_path / "run", "slow-rank=3:1.5", "slow-rank=1:1.4")]
+    ).output
+
+    assert "Straggler: ranks 1, 3 on node0, compute: costs 49" in shown
+    assert "Cost of each in ms per step once the others are mended (and saved if only it is): rank 3 4" in shown

@@ -33,6 +33,10 @@ that share the cores of a busy host may differ by 5 % for seconds, half against 
 FEWEST_FOR_SCATTER: Final = 4
 """Of fewer normal ranks it is not told how much healthy ranks differ; then only their noise over time counts."""
 
+SIGMAS_OF_CHANGE: Final = 6.0
+"""A run is cut where a rank's work changes by so many standard errors. It is the largest of as many differences as
+there are ranks times steps: 5 is what a million of them reach by chance."""
+
 SHARE_OF_HOST: Final = 0.75
 """A host is named instead of its ranks when this share of them is slow."""
 

@@ -21,7 +21,7 @@ GC: Final = "gc"
 RARE: Final = (DATA, GC)
 """Causes with spans of their own, which may strike in few steps only: their mean counts, that of work is a median."""
 
-_DEPENDENCE: Final = 1.5
+DEPENDENCE: Final = 1.5
 """By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
 
 _NO_DP: Final = ("tp", "cp", "ep")
@@ -68,25 +68,29 @@ class SlowRanks:
         bench: of these steps, its peers those whose work is normal.
         slow: largest excess first.
         rare_excess_ns: by cause and rank, beyond what is normal of the rare; of all ranks.
-        undecided: sentences on classes in which it cannot be told who is slow.
-        work: what was judged.
+        work, judged: the typical work of all ranks, and what it was found to be.
     """
 
     bench: Bench
     slow: tuple[SlowRank, ...]
     rare_excess_ns: Mapping[str, Mapping[int, float]]
-    undecided: tuple[str, ...]
     work: Work
+    judged: Judged
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Sentences on classes in which it cannot be told who is slow."""
+        return self.judged.undecided if self.bench.noise_is_known else ()
 
 
-def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float] | None = None) -> SlowRanks:
+def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float]) -> SlowRanks:
     """Judge the typical work of every rank; of too few steps to know the noise, only input and garbage collection.
 
     Args:
         bench: of the steps.
-        before_ns: by rank, its work when the job was well.
+        before_ns: by rank, its work when the job was well; empty where that is not known.
     """
-    work = _typical_work(bench, before_ns or {})
+    work = _typical_work(bench, before_ns)
     judged = judge(work, RECORDED)
     bench = replace(bench, work=bench.work.among(_normal_ranks(bench, judged)))
     rare = {DATA: _judge_rare(bench, work, bench.program.segments.data_ns, by_place=True)}
@@ -122,8 +126,8 @@ def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float] | None = None) 
         bench=bench,
         slow=tuple(sorted(slow, key=lambda one: -one.total_ns)),
         rare_excess_ns=rare_excess,
-        undecided=judged.undecided if bench.noise_is_known else (),
         work=work,
+        judged=judged,
     )
 
 
@@ -149,8 +153,8 @@ def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> I
 
 def least_share_of_work(found: SlowRanks, rank: int) -> float:
     """By how much more than normal this rank must work to be suspected, as a share of what is typical."""
-    judged, row = judge(found.work, RECORDED), found.work.rank == rank
-    return float((judged.limit_ns / np.maximum(found.work.scale_ns, 1.0))[row][0])
+    row = found.work.rank == rank
+    return float((found.judged.limit_ns / np.maximum(found.work.scale_ns, 1.0))[row][0])
 
 
 def noise_between_steps(bench: Bench) -> float:
@@ -162,7 +166,7 @@ def noise_between_steps(bench: Bench) -> float:
 
 def error_of_typical_work(bench: Bench, typical_ns: Float64) -> Float64:
     """Standard error of medians over the steps, for ranks that scatter as the typical one does."""
-    scale = ERROR_OF_MEDIAN * _DEPENDENCE / np.sqrt(max(bench.num_steps, 1))
+    scale = ERROR_OF_MEDIAN * DEPENDENCE / np.sqrt(max(bench.num_steps, 1))
     return np.asarray(noise_between_steps(bench) * typical_ns * scale)
 
 
@@ -172,6 +176,12 @@ def work_of_steps(bench: Bench) -> Float64:
     index = np.searchsorted(bench.program.ranks, segments.rank)
     work = np.bincount(index * steps + segments.step, segments.work_ns, minlength=len(bench.program.ranks) * steps)
     return np.asarray(work.reshape(-1, steps)[:, bench.steady])
+
+
+def typical_work_of_stages(bench: Bench) -> dict[int, float]:
+    """By stage: what its typical rank works per step, ns."""
+    work = _typical_work(bench, {})
+    return {stage: float(np.median(work.total_ns[work.peers == stage])) for stage in np.unique(work.peers).tolist()}
 
 
 def _typical_work(bench: Bench, before_ns: Mapping[int, float]) -> Work:

@@ -285,7 +285,11 @@ def _evidence(found: SlowRanks, cause: str, members: Sequence[SlowRank], persist
             on_host = sum(trace.metadata.node == host for trace in bench.run.ranks.values())
             ranks = f"{_how_many(len(members), on_host)} ranks on {host}"
             others = others.replace("ranks that", "ranks of other hosts that")
-        return f"{ranks} need {_range(more)} % longer per step than {others} ({_typical(members)} over steps)."
+        excess = sorted(member.total_ns / 1e6 for member in members)
+        return (
+            f"{ranks} need {_range(more)} % longer per step than {others}, {_range(excess)} ms "
+            f"({_typical(members)} over steps)."
+        )
     if first.is_rare:
         return (
             f"{_place(bench.run, first.rank)} needs {_details(bench, first)} (mean), "

@@ -1,0 +1,121 @@
+"""Cuts a run where the work of a rank changes against that of its peers, and judges each stretch by itself.
+
+A change is found by binary segmentation with the CUSUM statistic (Page, Continuous Inspection Schemes, 1954;
+Vostrikova, Detecting "disorder" in multidimensional random processes, 1981): of all ranks and all places to cut, the
+one at which the means on both sides are furthest apart in standard errors; then the same on either side of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from commtrace.analysis.straggler_costs import Bench
+from commtrace.analysis.stragglers.limits import RECORDED, SIGMAS_OF_CHANGE
+from commtrace.analysis.stragglers.normal import Float64
+from commtrace.analysis.stragglers.slow_ranks import DEPENDENCE, SlowRanks, find_slow_ranks, work_of_steps
+from commtrace.trace.spans import Bool
+
+_FILTER: Final = 5
+"""Each step counts as the median of so many around it: one or two that the machine held up are no change."""
+
+_MOST_CHANGES: Final = 32
+_MAD_TO_SIGMA: Final = 1.4826
+
+
+def judge_stretches(bench: Bench, baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
+    """Who was slow in each stretch of the run; a single one where who is slow does not change.
+
+    Args:
+        bench: all steps that count.
+        baseline_ns: by rank, its work in a run in which the job was well; empty without one.
+    """
+    whole = find_slow_ranks(bench, baseline_ns)
+    if not bench.noise_is_known:
+        return [whole]
+    bounds = [0, *find_changes(bench), bench.num_steps]
+    if len(bounds) == 2:
+        return [whole]
+    found = _judge_each(bench, bounds, baseline_ns)
+    same = [_slow(one) == _slow(other) for one, other in pairwise(found)]
+    if any(same):
+        bounds = [0, *(at for at, is_same in zip(bounds[1:-1], same, strict=True) if not is_same), bench.num_steps]
+        if len(bounds) == 2:
+            return [whole]
+        found = _judge_each(bench, bounds, baseline_ns)
+    return found if any(one.slow for one in found) else [whole]
+
+
+def find_changes(bench: Bench) -> list[int]:
+    """Where the work of a rank changes against its stage, as places among the steps that count; ascending."""
+    steps = work_of_steps(bench)
+    stage = np.array([bench.stage_of_rank[rank] for rank in bench.program.ranks.tolist()])
+    beyond = np.zeros_like(steps)
+    for one in np.unique(stage):
+        beyond[stage == one] = steps[stage == one] - np.median(steps[stage == one], axis=0)
+    level = np.median(steps, axis=1)
+    noise = _MAD_TO_SIGMA * np.median(np.abs(np.diff(beyond, axis=1)), axis=1) / np.sqrt(2)
+    error = DEPENDENCE * np.maximum(noise, 1e-3 * level + 1.0)
+    least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
+    return _cut(_without_single_steps(beyond), error, least, bench.thresholds.fewest_steps, _MOST_CHANGES)
+
+
+def _without_single_steps(values: Float64) -> Float64:
+    half = _FILTER // 2
+    padded = np.pad(values, ((0, 0), (half, half)), mode="edge")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, _FILTER, axis=1), axis=2))
+
+
+def _cut(values: Float64, error: Float64, least: Float64, shortest: int, most: int) -> list[int]:
+    steps = values.shape[1]
+    if most < 1 or steps < 2 * shortest:
+        return []
+    left = np.arange(shortest, steps - shortest + 1)
+    sums = np.cumsum(values, axis=1)
+    before, total = sums[:, left - 1], sums[:, -1:]
+    apart = np.abs((total - before) / (steps - left) - before / left)
+    sigmas = apart * np.sqrt(left * (steps - left) / steps) / error[:, np.newaxis]
+    sigmas[apart < least[:, np.newaxis]] = 0.0
+    rank, place = np.unravel_index(int(np.argmax(sigmas)), sigmas.shape)
+    if sigmas[rank, place] < SIGMAS_OF_CHANGE:
+        return []
+    at = int(left[place])
+    first = _cut(values[:, :at], error, least, shortest, most - 1)
+    second = _cut(values[:, at:], error, least, shortest, most - 1 - len(first))
+    return [*first, at, *(at + one for one in second)]
+
+
+def _judge_each(bench: Bench, bounds: Sequence[int], baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
+    benches = [bench.within(_steps_between(bench, first, end)) for first, end in pairwise(bounds)]
+    found = [find_slow_ranks(one, baseline_ns) for one in benches]
+    judged = []
+    for number, one in enumerate(found):
+        before = {**baseline_ns, **_when_all_were_alike(found, number)}
+        judged.append(find_slow_ranks(benches[number], before) if before else one)
+    return judged
+
+
+def _steps_between(bench: Bench, first: int, end: int) -> Bool:
+    chosen = np.zeros(len(bench.steady), np.bool_)
+    chosen[np.flatnonzero(bench.steady)[first:end]] = True
+    return chosen
+
+
+def _when_all_were_alike(found: Sequence[SlowRanks], number: int) -> dict[int, float]:
+    """By rank, its work in the stretch nearest to this one in which its stage worked alike; the earlier of two."""
+    nearest = sorted(range(len(found)), key=lambda other: (abs(other - number), other))
+    before: dict[int, float] = {}
+    for one in (found[other] for other in nearest if other != number):
+        for stage in np.unique(one.work.peers):
+            own = one.work.peers == stage
+            if one.judged.is_normal[own].all():
+                for rank, total in zip(one.work.rank[own].tolist(), one.work.total_ns[own].tolist(), strict=True):
+                    before.setdefault(rank, total)
+    return before
+
+
+def _slow(found: SlowRanks) -> list[tuple[int, str]]:
+    return sorted((one.rank, one.cause) for one in found.slow)

@@ -1,0 +1,54 @@
+"""Ranks that are slow in a part of a run only."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.stragglers.test_slow_sets import judged
+
+
+def test_a_rank_that_becomes_slow_late_is_named_since_then_with_both_costs() -> None:
+    findings, cost_ms = judged(("slow-rank=3:1.5@30:50",), dp=4, steps=50)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.rank, verdict.cause) == (3, "compute")
+    (stretch,) = verdict.stretches
+    assert (stretch.first, stretch.last) == (30, 49)
+    # The first step, a warm-up, is not among the steps of the mean.
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+    assert stretch.cost_ms_per_step == pytest.approx(cost_ms * 50 / 20, rel=0.1)
+
+
+def test_a_fault_that_moves_is_followed() -> None:
+    findings, cost_ms = judged(
+        ("slow-rank=0:1.5@0:40", "slow-rank=2:1.5@40:80", "slow-rank=1:1.5@80:120"), dp=4, steps=120, jitter=0.05
+    )
+
+    told = {(verdict.rank, *(stretch[:2] for stretch in verdict.stretches)) for verdict in findings.verdicts}
+    assert told == {(0, (1, 39)), (2, (40, 79)), (1, (80, 119))}
+    assert findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+
+
+def test_a_fault_that_comes_and_goes_is_one_verdict_with_its_stretches() -> None:
+    findings, cost_ms = judged(("slow-rank=2:1.3@10:30", "slow-rank=2:1.3@50:70"), dp=4, steps=80)
+
+    (verdict,) = findings.verdicts
+    assert [stretch[:2] for stretch in verdict.stretches] == [(10, 29), (50, 69)]
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+
+
+@pytest.mark.parametrize("slow", [(1, 3), (0, 1, 2), (0, 1, 2, 4, 5)])
+def test_the_past_tells_whom_to_name_of_many(slow: tuple[int, ...]) -> None:
+    ranks = 4 if len(slow) < 4 else 8
+    findings, cost_ms = judged([f"slow-rank={rank}:1.3@20:40" for rank in slow], dp=ranks, steps=40)
+
+    (verdict,) = findings.verdicts
+    assert set(verdict.ranks) == set(slow)
+    assert "as fast as before" in verdict.evidence
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+
+
+def test_jitter_is_no_change() -> None:
+    findings, _ = judged((), dp=8, steps=100, jitter=0.1)
+
+    assert findings.verdicts == ()

@@ -17,6 +17,7 @@ from commtrace.analysis.coverage import Coverage, find_coverage
 from commtrace.analysis.critical_path import CriticalPath, critical_path
 from commtrace.analysis.detail import find_detail
 from commtrace.analysis.group_coverage import missing_numbers
+from commtrace.analysis.lost_time import LostTime, lost_time
 from commtrace.analysis.match import Matches
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.modules import ModuleTime, module_table
@@ -32,6 +33,7 @@ from commtrace.analysis.run_budget import RunBudget, run_budget
 from commtrace.analysis.side_by_side import beside, in_gaps
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.analysis.straggler_verdict import on_gpu
 from commtrace.analysis.unmatched import Unmatched, find_unmatched, roles_of_one_rank
 from commtrace.analysis.verdict import verdict
 from commtrace.analysis.window import Window
@@ -53,6 +55,7 @@ def summarise(
         Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
         ``run_budget`` (of the wall time; None if only some steps were asked for), ``ranks`` (means per step),
         ``critical_path`` (of what the length of the job's steps is made; None without steps or common clocks),
+        ``lost_time`` (what the steps took beyond the ideal, and what for; None where they were not replayed),
         ``awaited`` (for whom others waited, and what it did meanwhile), ``communication``, ``modules``, ``pipeline``
         (None without one), ``stragglers``, ``abstentions`` (what could not be judged), ``coverage``, ``verdict`` and
         ``problems``.
@@ -121,7 +124,7 @@ def _without_replay(analysis: Analysis, is_whole: bool) -> _Unreplayed:
 
 def _summary(rest: _Unreplayed, replayed: _Replayed) -> dict[str, Any]:
     tables, ranks = rest.tables, rest.ranks
-    pipeline, findings = replayed
+    pipeline, findings, lost = replayed
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
@@ -132,6 +135,7 @@ def _summary(rest: _Unreplayed, replayed: _Replayed) -> dict[str, Any]:
         "run_budget": rest.budget.to_json() if rest.budget else None,
         "ranks": [rank.to_json() for rank in ranks],
         "critical_path": rest.critical_path.to_json() if rest.critical_path else None,
+        "lost_time": lost.to_json() if lost else None,
         "awaited": [one.to_json() for one in rest.awaited],
         "communication": [row.to_json() for row in tables.communication],
         "modules": [row.to_json() for row in tables.modules],
@@ -175,6 +179,7 @@ class _Replayed(NamedTuple):
 
     pipeline: dict[str, Any] | None
     findings: Findings | None
+    lost: LostTime | None = None
 
 
 def _replay(matched: Matched | Analysis, workers: StepWorkers | None) -> _Replayed:
@@ -188,7 +193,15 @@ def _replay(matched: Matched | Analysis, workers: StepWorkers | None) -> _Replay
         with beside(find_stragglers, run, matches, program=program) as findings:
             pipeline = observed()
             explained = pipeline.explained(program).to_json() if pipeline else None
-            return _Replayed(explained, findings())
+            found = findings()
+            return _Replayed(explained, found, _lost(run, matches, program, found))
+
+
+def _lost(run: Run, matches: Matches, program: Program | None, findings: Findings) -> LostTime | None:
+    """Of clocks that do not agree, a replay would tell nothing of transfers."""
+    if program is None or not matches.clocks_agree:
+        return None
+    return lost_time(program, findings.verdicts, run.world_size if on_gpu(run) else None)
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:

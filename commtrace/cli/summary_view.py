@@ -13,6 +13,7 @@ from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.cli.basis import clock_line
 from commtrace.cli.critical_path_view import critical_path_lines
 from commtrace.cli.detail_view import detail_lines, print_sums
+from commtrace.cli.lost_time_view import lost_time_lines
 from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
 from commtrace.cli.run_budget_view import run_budget_lines
@@ -34,7 +35,7 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     if summary["ranks"]:
         table, note = rank_table(summary, all_ranks=all_ranks)
         _print_table(console, "Mean step of each rank, ms and share", table, note)
-    for line in critical_path_lines(summary["critical_path"]):
+    for line in (*critical_path_lines(summary["critical_path"]), *lost_time_lines(summary["lost_time"])):
         console.print(f"{escape(line)}\n")
     _print_exposed(console, summary)
     _print_communication(console, summary["communication"])

@@ -9,6 +9,7 @@ from commtrace.trace.run import Run
 
 CAUSES: Final = (
     "compute",
+    "throttled_device",
     "communication",
     "data",
     "gc",
@@ -109,6 +110,7 @@ def on_gpu(run: Run) -> bool:
 
 CAUSE_IN_WORDS: Final = {
     "compute": "slow compute",
+    "throttled_device": "a device whose clock is held down",
     "communication": "slow communication",
     "data": "waiting for input",
     "gc": "garbage collection",
@@ -123,6 +125,10 @@ NEXT_STEP: Final = {
     "compute": (
         "Look at this device while the job runs (clocks, temperature, power limit, errors, other processes), and move "
         "the rank to another device to see whether the delay moves with it."
+    ),
+    "throttled_device": (
+        "The driver holds the clock of this device down: check its cooling, power supply and power limit, and take the "
+        "node out of the job until that is mended."
     ),
     "communication": (
         "Test the links of this rank (NIC counters, cable, NVLink state, routing) and compare with a bandwidth test "

@@ -44,6 +44,26 @@ def test_a_straggler_comes_first() -> None:
     )
 
 
+def test_what_held_for_a_part_of_the_run_is_told_with_its_steps() -> None:
+    slow = {
+        "rank": 3,
+        "host": "a",
+        "who": "rank 3 on a",
+        "cause": "compute",
+        "cost_ms_per_step": 20.0,
+        "next_step": "Look at its clocks.",
+        "stretches": [{"first": 30, "last": 49, "cost_ms_per_step": 50.0}],
+    }
+    assert verdict([mean(bubble=40)], [slow]) == (
+        "Rank 3 on a held up the others (compute) in steps 30–49: it cost 50 ms of each, 20.0% of all steps. Look at "
+        "its clocks."
+    )
+    twice = [*slow["stretches"], {"first": 60, "last": 69, "cost_ms_per_step": 10.0}]
+    assert "in steps 30–49 and 60–69: it cost 50 ms of a step of the dearest, 20.0%" in verdict(
+        [mean(bubble=40)], [{**slow, "stretches": twice}]
+    )
+
+
 def test_slowness_that_moves_between_ranks_names_none() -> None:
     moving = {
         "rank": -1,

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench, Cost
@@ -32,6 +33,8 @@ from commtrace.trace.spans import Bool, Int64
 
 _MOST_SHARES: Final = 16
 """Each share is a replay or two: of sets with more ranks only what they cost together is told."""
+
+THROTTLED: Final = "throttled_device"
 
 _MOST_HOSTS: Final = 3
 _COMPARED_WITH: Final = {
@@ -210,16 +213,19 @@ def _verdict(
     first = members[0]
     stretches = () if lasts else tuple(_stretch(replay.stretches[part.stretch].bench, price) for part, price in prices)
     persistence = cost.persistence if rare or len(members) > 1 else first.persistence
+    device = device_evidence(bench.run, first.rank) if key.cause == "compute" else None
+    cause = THROTTLED if device is not None and device.is_throttled else key.cause
+    evidence = _evidence(found, key.cause, members, persistence)
     return Verdict(
         rank=first.rank,
         host=bench.run.ranks[first.rank].metadata.node,
-        cause=key.cause,
+        cause=cause,
         who=_who(bench.run, key),
         cost_ms_per_step=of_run,
         gpu_hours_per_day=of_run * 1e6 / bench.step_ns * 24 * bench.run.world_size,
         persistence=persistence,
-        evidence=_evidence(found, key.cause, members, persistence),
-        next_step=NEXT_STEP[key.cause],
+        evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
+        next_step=NEXT_STEP[cause],
         occurrence=cost.when.in_words() if rare and cost.when.is_rare else "",
         members=_members(replay, dearest, members, slow),
         stretches=stretches,
@@ -299,6 +305,11 @@ def _evidence(found: SlowRanks, cause: str, members: Sequence[SlowRank], persist
         f"{_place(bench.run, first.rank)} needs {_details(bench, first)}: {first.excess_ns[first.cause] / 1e6:.1f} ms "
         f"per step more than {others}, which need {first.normal_ns / 1e6:.1f} ms (medians over steps); {how_often}."
     )
+
+
+def _of_device(members: Sequence[SlowRank], device: DeviceEvidence) -> str:
+    """What its driver says; of several ranks, of the slowest one's."""
+    return device.sentence if len(members) == 1 else f"Rank {members[0].rank}: {device.sentence}"
 
 
 def _typical(members: Sequence[SlowRank]) -> str:

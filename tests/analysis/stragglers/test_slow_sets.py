@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.synth import Fault, Job, synthesize
+from commtrace.trace.device_state import DeviceState
 
 
 def judged(faults: Sequence[str], **job: int | float) -> tuple[Findings, float]:
@@ -36,6 +38,25 @@ def test_all_slow_ranks_are_named_with_what_they_cost_together(faults: Sequence[
     (verdict,) = findings.verdicts
     assert (set(verdict.ranks), verdict.cause) == (ranks, "compute")
     assert verdict.cost_ms_per_step == findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2, abs=1)
+
+
+def test_a_device_whose_clock_is_held_down_is_the_cause() -> None:
+    made = synthesize(Job(dp=4, steps=12, jitter=0.02, faults=(Fault.parse("slow-rank=2:1.5"),)))
+    states = {
+        rank: (DeviceState(0, clock_mhz=1980), DeviceState(1, clock_mhz=1980))
+        if rank != 2
+        else (DeviceState(0, clock_mhz=1320, slowdowns=("thermal slowdown",), temperature_c=92),) * 2
+        for rank in range(4)
+    }
+    ranks = {rank: replace(trace, device_states=states[rank]) for rank, trace in made.run.ranks.items()}
+    analysis = analyse(replace(made.run, ranks=ranks))
+    (verdict,) = find_stragglers(analysis.run, analysis.matches).verdicts
+
+    assert (verdict.ranks, verdict.cause) == ((2,), "throttled_device")
+    assert verdict.evidence.endswith(
+        "Its device: 1320 MHz (the others 1980 MHz), held down by thermal slowdown in 2 of 2 readings; 92 °C."
+    )
+    assert "cooling" in verdict.next_step
 
 
 @pytest.mark.parametrize("ranks", [(1,), (1, 3)])

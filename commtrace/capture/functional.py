@@ -1,9 +1,7 @@
 """Captures functional collectives: those of DTensor, of compiled graphs, and of code that calls them itself.
 
-They are issued by C++ and pass no Python method, so they are met in torch's dispatcher: a kernel at the dispatch key
-BackendSelect is passed by every call of its operator, because that key is included by default, and calls on with the
-key that would have been reached without it. That costs about 20 µs, so it is done only where nothing cheaper sees the
-call.
+They are issued by C++ and pass no Python method, so they are met by kernels in torch's dispatcher
+(:mod:`commtrace.capture.dispatcher`). That costs about 20 µs, so it is done only where nothing cheaper sees the call.
 
 In C++ a functional collective goes on to the ``c10d`` operators, with hooks and kernels of their own: what these
 kernels have counted is not counted there again.
@@ -16,15 +14,17 @@ from typing import Any, Final
 
 from commtrace.capture.clock import now_ns
 from commtrace.capture.device_calls import DeviceCalls
+from commtrace.capture.dispatcher import Kernel, is_traced
 from commtrace.capture.functional_operations import (
     FUNCTIONAL,
     FUNCTIONAL_P2P,
+    TENSOR_ARGUMENT,
     FunctionalOperation,
     FunctionalPayload,
     Message,
 )
 from commtrace.capture.functional_waits import PART as PART
-from commtrace.capture.functional_waits import Awaited, FunctionalWaits, is_traced, overload_of, storage_of
+from commtrace.capture.functional_waits import Awaited, FunctionalWaits, functional_kernel, storage_of
 from commtrace.capture.groups import GroupState
 from commtrace.capture.operations import NO_SELF_BYTES, Operation
 from commtrace.capture.tracer import Tracer
@@ -33,7 +33,7 @@ EVERY_OPERATOR: Final = frozenset({*FUNCTIONAL, *FUNCTIONAL_P2P})
 
 
 class FunctionalCapture:
-    """Registers the kernels and turns what passes them into entries of the recorder's buffer.
+    """Turns what passes the kernels of functional collectives into entries of the recorder's buffer.
 
     Args:
         tracer: where entries go and coordinates come from.
@@ -53,40 +53,38 @@ class FunctionalCapture:
         self._waits = waits
         self._devices = devices
         self._operators = operators
-        self._library: Any = None
+        self._captured: list[tuple[Kernel, Callable[..., Any]]] = []
 
     def install(self) -> None:
-        """Register the kernels. Idempotent."""
-        import torch
-
-        if self._library is not None:
+        """Capture what the kernels get. Idempotent."""
+        if self._captured:
             return
-        library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-        self._library = library
         for name in sorted(self._operators):
-            overload = overload_of(torch.ops._c10d_functional, name)
-            if overload is None:
+            kernel = functional_kernel(name, TENSOR_ARGUMENT.get(name, 0))
+            if kernel is None:
                 continue
             if name in FUNCTIONAL:
-                library.impl(name, self._functional_kernel(overload, FUNCTIONAL[name]), "BackendSelect")
+                capture = self._collective_capture(kernel, FUNCTIONAL[name])
             else:
-                library.impl(name, self._p2p_kernel(overload, FUNCTIONAL_P2P[name]), "BackendSelect")
+                capture = self._p2p_capture(kernel, FUNCTIONAL_P2P[name])
+            self._captured.append((kernel, capture))
+            kernel.capture = capture
         self._waits.install()
 
     def uninstall(self) -> None:
-        """Take the kernels out."""
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
+        """Have the kernels pass everything through."""
+        for kernel, capture in self._captured:
+            kernel.release(capture)
+        self._captured.clear()
         self._waits.uninstall()
 
-    def _functional_kernel(self, overload: Any, operation: FunctionalOperation) -> Callable[..., Any]:
+    def _collective_capture(self, kernel: Kernel, operation: FunctionalOperation) -> Callable[..., Any]:
         from torch._C import DispatchKey
 
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
-        thread = self._tracer.thread
+        thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
 
-        def kernel(*arguments: Any, **keywords: Any) -> Any:
+        def capture(*arguments: Any, **keywords: Any) -> Any:
             key = functional = state = None
             seq = -1
             try:
@@ -100,8 +98,8 @@ class FunctionalCapture:
                 thread.has_counted = key is composite
             except Exception as error:
                 failed(PART, error)
-            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
-                return overload(*arguments, **keywords)
+            if key is None:
+                return original(*arguments, **keywords)
             try:
                 result = overload._op_dk(key, *arguments, **keywords)
             except BaseException:
@@ -124,15 +122,15 @@ class FunctionalCapture:
                 failed(PART, error)
             return result
 
-        return kernel
+        return capture
 
-    def _p2p_kernel(self, overload: Any, messages: Callable[[tuple[Any, ...]], list[Message]]) -> Callable[..., Any]:
+    def _p2p_capture(self, kernel: Kernel, messages: Callable[[tuple[Any, ...]], list[Message]]) -> Callable[..., Any]:
         from torch._C import DispatchKey
 
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
-        thread = self._tracer.thread
+        thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
 
-        def kernel(*arguments: Any) -> Any:
+        def capture(*arguments: Any) -> Any:
             key = None
             sent: list[tuple[Any, Awaited | None]] = []
             numbers: list[tuple[bool, int, int]] = []
@@ -151,8 +149,8 @@ class FunctionalCapture:
                 thread.has_counted = key is composite
             except Exception as error:
                 failed(PART, error)
-            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
-                return overload(*arguments)
+            if key is None:
+                return original(*arguments)
             try:
                 results = overload._op_dk(key, *arguments)
             except BaseException:
@@ -179,7 +177,7 @@ class FunctionalCapture:
                 failed(PART, error)
             return results
 
-        return kernel
+        return capture
 
     def _launch_message(self, message: Message, state: GroupState, peer: int, seq: int) -> Awaited | None:
         operation, tensor, _, _ = message

@@ -117,3 +117,6 @@ FUNCTIONAL_P2P: Final[Mapping[str, Callable[[tuple[Any, ...]], list[Message]]]] 
     "batch_p2p_ops": _batch,
 }
 """Operators of newer versions of torch → the messages in their arguments, of which the last is the group."""
+
+TENSOR_ARGUMENT: Final[Mapping[str, int]] = {"batch_p2p_ops": 3}
+"""Position of the tensors where it is not the first one."""

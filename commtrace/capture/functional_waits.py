@@ -1,8 +1,8 @@
 """Waits for the results of functional collectives: ``_c10d_functional::wait_tensor`` and ``wait_tensors``.
 
-No hook of torch's tells of a wait, and no Python method: graphs and C++ call the operator. A kernel at BackendSelect
-(:mod:`commtrace.capture.functional` says why there) takes the time, and the storage of the tensor says what was waited
-for, as it does to torch.
+No hook of torch's tells of a wait, and no Python method: graphs and C++ call the operator. A kernel in the dispatcher
+(:mod:`commtrace.capture.dispatcher`) takes the time, and the storage of the tensor says what was waited for, as it does
+to torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from commtrace.capture.clock import Mark, now_ns
 from commtrace.capture.device_calls import DeviceCalls
+from commtrace.capture.dispatcher import Kernel, is_traced, kernel_for
 from commtrace.capture.records import (
     NUMBER,
     WAITED,
@@ -50,7 +51,7 @@ class Awaited:
 
 
 class FunctionalWaits:
-    """The kernels of the waits, and what there is to wait for.
+    """What there is to wait for, and the waits.
 
     Args:
         tracer: where entries go.
@@ -60,29 +61,27 @@ class FunctionalWaits:
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
         self._devices = devices
-        self._library: Any = None
+        self._captured: list[tuple[Kernel, Callable[..., Any]]] = []
         # By storage of the result (not by address: empty ones have none).
         self._pending: dict[int, Awaited] = {}
 
     def install(self) -> None:
-        """Register the kernels. Idempotent."""
-        import torch
-
-        if self._library is not None:
+        """Capture what the kernels get. Idempotent."""
+        if self._captured:
             return
-        library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-        self._library = library
-        one = torch.ops._c10d_functional.wait_tensor.default
-        library.impl("wait_tensor", self._wait_kernel(one), "BackendSelect")
-        several = overload_of(torch.ops._c10d_functional, "wait_tensors")
-        if several is not None:  # torch ≥ 2.15
-            library.impl("wait_tensors", self._waits_kernel(several, one), "BackendSelect")
+        one, several = functional_kernel("wait_tensor"), functional_kernel("wait_tensors")
+        if one is not None:
+            self._captured.append((one, self._wait_capture(one)))
+        if one is not None and several is not None:  # torch ≥ 2.15
+            self._captured.append((several, self._waits_capture(several, one.overload)))
+        for kernel, capture in self._captured:
+            kernel.capture = capture
 
     def uninstall(self) -> None:
-        """Take the kernels out."""
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
+        """Have the kernels pass everything through."""
+        for kernel, capture in self._captured:
+            kernel.release(capture)
+        self._captured.clear()
         for pending in list(self._pending.values()):
             self._forget(pending)
         self._pending.clear()
@@ -111,29 +110,31 @@ class FunctionalWaits:
             return
         self._tracer.append((forgotten_rows, kind_of(pending.launch), pending.launch, pending.number))
 
-    def _wait_kernel(self, overload: Any) -> Callable[..., Any]:
+    def _wait_capture(self, kernel: Kernel) -> Callable[..., Any]:
         from torch._C import DispatchKey
 
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
+        overload, original = kernel.overload, kernel.original
 
-        def kernel(tensor: Any) -> Any:
+        def capture(tensor: Any) -> Any:
             key = None
             try:
                 key = meta if is_traced(tensor) else composite
             except Exception as error:
                 failed(PART, error)
-            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
-                return overload(tensor)
+            if key is None:
+                return original(tensor)
             return overload._op_dk(key, tensor) if key is meta else self._timed_wait(overload, key, tensor)
 
-        return kernel
+        return capture
 
-    def _waits_kernel(self, overload: Any, one: Any) -> Callable[..., Any]:
+    def _waits_capture(self, kernel: Kernel, one: Any) -> Callable[..., Any]:
         from torch._C import DispatchKey
 
         meta, composite, failed = DispatchKey.Meta, DispatchKey.CompositeExplicitAutograd, self._tracer.failed
+        overload, original = kernel.overload, kernel.original
 
-        def kernel(tensors: Any) -> Any:
+        def capture(tensors: Any) -> Any:
             key = None
             ours: list[Any] = []
             try:
@@ -141,15 +142,15 @@ class FunctionalWaits:
                 ours = [tensor for tensor in tensors if storage_of(tensor) in self._pending] if key is composite else []
             except Exception as error:
                 failed(PART, error)
-            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
-                return overload(tensors)
+            if key is None:
+                return original(tensors)
             # torch waits for one after the other. Where one wait ends and the next begins is known only if each is
             # an operator of its own; the operator for all of them then finds nothing left to wait for.
             for tensor in ours:
                 self._timed_wait(one, key, tensor)
             return overload._op_dk(key, tensors)
 
-        return kernel
+        return capture
 
     def _timed_wait(self, overload: Any, key: Any, tensor: Any) -> Any:
         pending = start = None
@@ -207,15 +208,9 @@ def storage_of(tensor: Any) -> int:
     return storage
 
 
-def overload_of(namespace: Any, name: str) -> Any:
-    """The operator's default overload, or None where this version of torch does not have it."""
-    packet = getattr(namespace, name, None)
-    return None if packet is None else getattr(packet, "default", None)
+def functional_kernel(name: str, tensor_argument: int = 0) -> Kernel | None:
+    """Return our kernel of an operator of ``_c10d_functional``."""
+    from torch._C import DispatchKey
 
-
-def is_traced(value: Any) -> bool:
-    """Whether a tensor is a stand-in, as when ``torch.compile`` traces a graph: nothing is sent then."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    tensor = value[0] if isinstance(value, (list, tuple)) and value else value
-    return isinstance(tensor, FakeTensor) or bool(getattr(tensor, "is_meta", False))
+    # Theirs are of no device. With the key of one torch ends with a segmentation fault.
+    return kernel_for("_c10d_functional", name, lambda _: DispatchKey.CompositeExplicitAutograd, tensor_argument)

@@ -23,7 +23,8 @@ from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 from commtrace.capture.calling_thread import graph_task
-from commtrace.capture.functional_waits import Awaited, FunctionalWaits, is_traced, storage_of
+from commtrace.capture.dispatcher import is_traced
+from commtrace.capture.functional_waits import Awaited, FunctionalWaits, storage_of
 from commtrace.capture.groups import GroupState
 from commtrace.capture.issued import HostCall, Issued, IssuedCalls
 from commtrace.capture.operations import HOOKED_OPERATIONS, Operation

@@ -1,7 +1,7 @@
 """What ``DistributedDataParallel`` sends from C++, its gradient buckets and its broadcasts, and the stalls on it.
 
 On torch ≥ 2.14 the hooks of process groups see it (:mod:`commtrace.capture.process_group_hooks`); before, kernels in
-the dispatcher do, which are there from the first DDP on (:mod:`commtrace.capture.reducer_kernels`).
+the dispatcher do, which are used from the first DDP on (:mod:`commtrace.capture.reducer_kernels`).
 
 The reducer waits for its buckets inside a callback that autograd runs at the end of a backward pass. Callbacks run in
 the order in which they were queued, and may queue more, so two of ours stand around the reducer's: one queued with the
@@ -81,7 +81,7 @@ class ReducerCapture:
             watch()
 
     def uninstall(self) -> None:
-        """Take the kernels out and put DDP's constructor back."""
+        """Have the kernels pass everything through, and put DDP's constructor back."""
         if self._ddp_init is not None:
             owner, original, replacement = self._ddp_init
             if owner.__dict__.get("__init__") is replacement:
@@ -90,7 +90,7 @@ class ReducerCapture:
         self._hooks.restore()
         self.has_seen_ddp = False
         if self._kernels is not None:
-            self._kernels.unregister()
+            self._kernels.uninstall()
 
     def sent(self, issued: Issued, work: Any, *, in_backward: bool) -> None:
         """Something was sent: by the reducer in a backward, or by a function of C++ that waits for it itself."""
@@ -107,22 +107,22 @@ class ReducerCapture:
             self._around_the_reducer()
 
     def _communicating_in_cpp(self, original: Any) -> Callable[..., Any]:
-        """Of a function that communicates in C++, and waits there. Kernels are there at least while it runs."""
+        """Of a function that communicates in C++, and waits there. Kernels are used at least while it runs."""
         thread, kernels = self._tracer.thread, self._kernels
 
         def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[bool]:
             self._sent_outside = None
             thread.waits_in_cpp = True
-            registers = kernels is not None and not kernels.registered
-            if registers:
+            installs = kernels is not None and not kernels.installed
+            if installs:
                 self._watch()
-            return (registers,)
+            return (installs,)
 
         def end(begun: tuple[bool], _result: Any) -> None:
             thread.waits_in_cpp = False
             self._has_waited_itself()
             if begun[0] and kernels is not None and not self.has_seen_ddp:  # Another thread may have made one.
-                kernels.unregister()
+                kernels.uninstall()
 
         return self._hooks.around(begin, end)(original)
 
@@ -137,10 +137,10 @@ class ReducerCapture:
         self._watch()
 
     def _watch(self) -> None:
-        if self._kernels is not None and not self._kernels.registered:
-            self._kernels.register()
+        if self._kernels is not None and not self._kernels.installed:
+            self._kernels.install()
             if not self._hooks.active:  # A signal's handler has stopped the recording meanwhile.
-                self._kernels.unregister()
+                self._kernels.uninstall()
 
     def _around_the_reducer(self) -> _Backward:
         task = graph_task()

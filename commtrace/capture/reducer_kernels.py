@@ -1,7 +1,7 @@
 """Kernels in torch's dispatcher for what C++ sends without a Python method: before torch 2.14, which has hooks for it.
 
-How and at which cost: :mod:`commtrace.capture.functional`. Python methods of ``ProcessGroup`` and functional
-collectives reach these operators too; the calling thread says that such a communication has been counted.
+Python methods of ``ProcessGroup`` and functional collectives reach these operators too; the calling thread says that
+such a communication has been counted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from commtrace.capture.calling_thread import graph_task
-from commtrace.capture.functional_waits import is_traced, overload_of
+from commtrace.capture.dispatcher import Kernel, KeyOf, is_traced, kernel_for
 from commtrace.capture.groups import GroupState
 from commtrace.capture.issued import PART, Issued, IssuedCalls
 from commtrace.capture.operations import OPERATIONS, _flat
@@ -31,7 +31,7 @@ class Reducer(Protocol):
 
 
 class ReducerKernels:
-    """The kernels, while there is something for them to see.
+    """What the kernels see, while there is something for them to see.
 
     Args:
         tracer: where coordinates come from.
@@ -43,40 +43,42 @@ class ReducerKernels:
         self._tracer = tracer
         self._issued = issued
         self._reducer = reducer
-        self._library: Any = None
+        self._captured: list[tuple[Kernel, Callable[..., Any]]] = []
 
     @property
-    def registered(self) -> bool:
-        """Whether they are there."""
-        return self._library is not None
+    def installed(self) -> bool:
+        """Whether they call this capture."""
+        return bool(self._captured)
 
-    def register(self) -> None:
-        """Put them into the dispatcher."""
-        import torch
-
-        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    def install(self) -> None:
+        """Capture what the kernels get. Idempotent."""
+        if self._captured:
+            return
+        key_of = _key_of_backend()
         for name, method in _OPERATIONS.items():
-            overload = overload_of(torch.ops.c10d, name)
-            if overload is not None:
-                self._library.impl(name, self._kernel(overload, method), "BackendSelect")
+            kernel = kernel_for("c10d", name, key_of)
+            if kernel is not None:
+                self._captured.append((kernel, self._capture(kernel, method)))
+        for kernel, capture in self._captured:
+            kernel.capture = capture
 
-    def unregister(self) -> None:
-        """Take them out."""
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
+    def uninstall(self) -> None:
+        """Have the kernels pass everything through."""
+        for kernel, capture in self._captured:
+            kernel.release(capture)
+        self._captured.clear()
 
-    def _kernel(self, overload: Any, method: str) -> Callable[..., Any]:
-        from torch._C import DispatchKey, _dispatch_keys, _dispatch_keyset_full_after
+    def _capture(self, kernel: Kernel, method: str) -> Callable[..., Any]:
+        from torch._C import DispatchKey
         from torch.distributed import Work
 
-        backends = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
-        operation = OPERATIONS[method]
+        meta, operation = DispatchKey.Meta, OPERATIONS[method]
         group_argument = 2 if method == "allgather" else 1
         failed, completions, unmeasured = self._tracer.failed, self._tracer.completions, self._tracer.unmeasured
-        thread = self._tracer.thread
+        thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
+        key_of = kernel.key_of
 
-        def kernel(*arguments: Any, **keywords: Any) -> Any:
+        def capture(*arguments: Any, **keywords: Any) -> Any:
             key: Any = None
             issued: Issued | None = None
             state: GroupState | None = None
@@ -84,8 +86,7 @@ class ReducerKernels:
             try:
                 tensor: Any = next(iter(_flat(arguments[0])), None)
                 traced = tensor is None or is_traced(tensor)
-                # Not the device's key: sparse tensors and devices of other makers have keys of their own.
-                key = DispatchKey.Meta if traced else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
+                key = meta if traced else key_of(arguments)
                 if thread.has_counted and not traced and graph_task() != -1:
                     self._reducer.sent_by_python()
                 elif not traced and not thread.has_counted:
@@ -101,8 +102,8 @@ class ReducerKernels:
                         completions.add_temporaries(_flat(arguments[:group_argument]))
             except Exception as error:
                 failed(PART, error)
-            if key is None:  # The failure has taken this kernel out, so that this call passes by it.
-                return overload(*arguments, **keywords)
+            if key is None:
+                return original(*arguments, **keywords)
             try:
                 result = overload._op_dk(key, *arguments, **keywords)
             except BaseException:
@@ -119,4 +120,18 @@ class ReducerKernels:
                 failed(PART, error)
             return result
 
-        return kernel
+        return capture
+
+
+def _key_of_backend() -> KeyOf:
+    """Return what tells the key of the first tensor's backend."""
+    from torch._C import DispatchKey, _dispatch_keys, _dispatch_keyset_full_after
+
+    meta, backends = DispatchKey.Meta, _dispatch_keyset_full_after(DispatchKey.BackendSelect)
+
+    def key_of(arguments: tuple[Any, ...]) -> Any:
+        tensor = next(iter(_flat(arguments[0])), None)
+        # Not the device's key: sparse tensors and devices of other makers have keys of their own.
+        return meta if tensor is None else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
+
+    return key_of

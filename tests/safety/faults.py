@@ -26,6 +26,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 import commtrace
+from commtrace.capture.dispatcher import Kernel
 
 SOURCES: Final = str(Path(commtrace.__file__).parent)
 
@@ -167,8 +168,9 @@ def _tracing(trace: Any) -> Iterator[None]:
 
 
 def _is_ours(code: CodeType) -> bool:
-    # The body of a module or class runs when it is imported: that is no hook.
-    return code.co_filename.startswith(SOURCES) and code.co_flags & 0x1 != 0
+    # The body of a module or class runs when it is imported: that is no hook. A kernel calls one, and guards nothing.
+    is_function = code.co_flags & 0x1 != 0
+    return code.co_filename.startswith(SOURCES) and is_function and code is not Kernel.call.__code__
 
 
 def _place(frame: FrameType) -> Place:

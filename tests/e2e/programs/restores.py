@@ -20,6 +20,7 @@ import torch.distributed as dist
 import wrapt
 
 import commtrace
+from commtrace.capture import dispatcher
 
 ROOTS = ("torch", "megatron", "deepspeed")
 IMPORTED = (
@@ -150,11 +151,12 @@ def main() -> None:
         after, after_texts = snapshot(), texts()
         told[f"replaced {cycle}"] = len(replaced)
         told[f"left behind {cycle}"] = differences(before, after)
-        told[f"texts {cycle}"] = [
+        told[f"texts {cycle}"] = sorted(
             name for name in before_texts | after_texts if before_texts.get(name) != after_texts.get(name)
-        ]
+        )
         del before, after, replaced
         told[f"objects {cycle}"] = objects()
+    told["kernels"] = [f"dispatcher {name}" for name in sorted(dispatcher._kernels)]
     print(json.dumps(told))
     dist.destroy_process_group()
 

@@ -1,0 +1,97 @@
+"""Kernels of ours in torch's dispatcher: registered once in a process, and never taken out.
+
+A kernel at the dispatch key BackendSelect is passed by every call of its operator, because that key is included by
+default, and calls on with the key that would have been reached without it.
+
+torch looks a kernel up and runs it without a lock. If it is taken out meanwhile, the call fails ("fallthrough_kernel
+was executed"), or the process ends with a segmentation fault, because what runs is freed. A kernel that is added
+disturbs nobody. So it stays where it is, and passes calls through while nobody captures them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+KeyOf = Callable[[tuple[Any, ...]], Any]
+"""The dispatch key to go on with, from the arguments of a call that really communicates."""
+
+
+class Kernel:
+    """A kernel of ours; :func:`kernel_for` makes it.
+
+    Attributes:
+        overload: the operator that it belongs to.
+        key_of: see :func:`kernel_for`.
+        capture: gets the calls, in place of the operator; None: they pass through.
+    """
+
+    def __init__(self, overload: Any, key_of: KeyOf, tensor_argument: int = 0) -> None:
+        from torch._C import DispatchKey
+
+        self.overload = overload
+        self.capture: Callable[..., Any] | None = None
+        self.key_of = key_of
+        self._tensor_argument = tensor_argument
+        self._meta = DispatchKey.Meta
+
+    def call(self, *arguments: Any, **keywords: Any) -> Any:
+        """What torch calls."""
+        return (self.capture or self.original)(*arguments, **keywords)
+
+    def original(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call what stands behind the kernel."""
+        try:
+            traced = is_traced(arguments[self._tensor_argument])
+        except Exception:  # A class of tensors that does not say; those that torch traces with do.
+            traced = False
+        key = self._meta if traced else self.key_of(arguments)
+        return self.overload._op_dk(key, *arguments, **keywords)
+
+    def release(self, capture: Callable[..., Any]) -> None:
+        """Have calls pass through, unless another capture gets them by now."""
+        if self.capture is capture:
+            self.capture = None
+
+
+# Re-entrant: the handler of a signal may start a recording while another one starts.
+_lock: Final = threading.RLock()
+_libraries: Final[dict[str, Any]] = {}
+_kernels: Final[dict[str, Kernel]] = {}
+
+
+def kernel_for(namespace: str, name: str, key_of: KeyOf, tensor_argument: int = 0) -> Kernel | None:
+    """Return the kernel of an operator, registered now if it is asked for the first time.
+
+    Args:
+        namespace, name: of the operator, of which the default overload is meant.
+        key_of: always the same for an operator.
+        tensor_argument: position of the tensor, or list of tensors, that tells whether a graph is traced.
+
+    Returns:
+        None where this version of torch does not have the operator.
+    """
+    import torch
+
+    overload = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
+    if overload is None:
+        return None
+    qualified = f"{namespace}::{name}"
+    with _lock:
+        known = _kernels.get(qualified)
+        if known is not None:
+            return known
+        if namespace not in _libraries:
+            _libraries[namespace] = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+        kernel = _kernels[qualified] = Kernel(overload, key_of, tensor_argument)
+        _libraries[namespace].impl(name, kernel.call, "BackendSelect")
+        return kernel
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a tensor is a stand-in, as when ``torch.compile`` traces a graph: nothing is sent then."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    tensor = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(tensor, FakeTensor) or bool(getattr(tensor, "is_meta", False))

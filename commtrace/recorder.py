@@ -11,9 +11,11 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
+import os
 import sys
 import threading
 import time
+import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
@@ -37,6 +39,8 @@ _ENTRIES_NOT_REACHED: Final = 256
 """So many entries are asked for again in each pass; what comes behind them stays in the buffer."""
 _LAST_WORK_SECONDS: Final = 2.0
 """How long the end of the recording waits for the device to reach its last marks."""
+_MOST_FRAMES: Final = 16
+_OWN_FILES: Final = os.path.dirname(__file__) + os.sep
 _TOLD_AGAIN: Final = frozenset({"activity", "clock_anchor", "count", "dropped", "end", "in_flight"})
 """Marks that need no second try when they could not be written: newer ones take their place, or they are a step's."""
 
@@ -159,6 +163,10 @@ class Recorder:
                 return False
         return True
 
+    def harvest_soon(self) -> None:
+        """Have the harvester write what there is at once: the process may not have long to live. From any thread."""
+        self._wake.set()
+
     def flush(self) -> None:
         """Harvest now, on the calling thread. For tests and for the end of the run."""
         with self._pass_lock:
@@ -194,6 +202,7 @@ class Recorder:
     def _run(self) -> None:
         while not self._stopping:
             self._wake.wait(_OPENING_SECONDS if self._sinks is None else FLUSH_SECONDS)
+            self._wake.clear()  # stop() sets what the loop asks for before it wakes the thread
             self._guarded_pass(last=False)
         deadline = time.monotonic() + _LAST_WORK_SECONDS
         while self._unresolved and time.monotonic() < deadline:
@@ -402,10 +411,27 @@ def _kinds(entry: Entry) -> tuple[int, ...]:
     return kind if isinstance(kind, tuple) else (kind,)
 
 
-def _why_it_ended() -> dict[str, str]:
+def _why_it_ended() -> dict[str, Any]:
     """The exception that nobody caught, if Python ends for one: it is known before what was registered at exit."""
     error = getattr(sys, "last_value", None)
     # An interactive Python goes on after an exception.
     if error is None or hasattr(sys, "ps1") or threading.main_thread().is_alive():
         return {}
-    return {"exception": type(error).__name__}
+    return {"exception": type(error).__name__, "frames": _frames_of(error)}
+
+
+def _frames_of(error: BaseException) -> list[str]:
+    """Where it was raised, innermost first; neither its message nor any value, which may be secret."""
+    frames = [
+        f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} {trace.tb_frame.f_code.co_name}"
+        for trace in _tracebacks(error)
+        if not trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES)
+    ]
+    return frames[::-1][:_MOST_FRAMES]
+
+
+def _tracebacks(error: BaseException) -> Iterable[types.TracebackType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next

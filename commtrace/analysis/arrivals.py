@@ -78,7 +78,8 @@ class RankArrivals:
         arrived: the same, without those that its device had not begun, and with those that others could not have
             completed without it.
         ended: by group: one more than the highest number of a collective that is known to have ended.
-        longest_ns: by group: the longest collective that ended.
+        longest_ns: by group: the longest collective that ended; the first one, which waits for all to have started,
+            only where there is no other.
         messages: how many it had launched, by direction.
         in_flight: the one that blocks training first.
         stood_still_ns: how long it had neither recorded nor launched anything by its last word; 0 if it says nothing.
@@ -180,7 +181,9 @@ def _ended(trace: RankTrace) -> tuple[dict[int, int], dict[int, int]]:
     groups, which = np.unique(spans.group[rows], return_inverse=True)
     last, longest = np.full((2, len(groups)), -1, np.int64)
     np.maximum.at(last, which.reshape(-1), spans.seq[rows])
-    np.maximum.at(longest, which.reshape(-1), spans.end[rows] - spans.start[rows])
+    took = spans.end[rows] - spans.start[rows]
+    only_first = last[which.reshape(-1)] == 0
+    np.maximum.at(longest, which.reshape(-1), np.where((spans.seq[rows] > 0) | only_first, took, -1))
     keys = groups.tolist()
     return dict(zip(keys, (last + 1).tolist(), strict=True)), dict(zip(keys, longest.tolist(), strict=True))
 

@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.analysis.align import align
-from commtrace.analysis.arrivals import RankArrivals, find_arrivals, known_groups
+from commtrace.analysis.arrivals import RankArrivals, describe_group, find_arrivals, known_groups
 from commtrace.analysis.coverage import find_coverage
 from commtrace.analysis.doctor_findings import find_findings
-from commtrace.analysis.doing import doing
-from commtrace.analysis.endings import Alive, Ending, find_endings, wall_clock_ns
+from commtrace.analysis.doing import doing, own_frame
+from commtrace.analysis.endings import Ending, find_endings, wall_clock_ns
+from commtrace.analysis.first_failure import find_first_failure
 from commtrace.analysis.flight_calls import FlightCall, describe_flight, fit_flight_calls, with_flight_calls
 from commtrace.analysis.group_coverage import cover_groups
 from commtrace.analysis.hang import HUNG, find_stops
 from commtrace.analysis.hang_chain import find_chains
 from commtrace.analysis.hang_story import hang_sentences
 from commtrace.analysis.mismatches import find_mismatches
+from commtrace.analysis.processes import AskProcess, unknown_process
 from commtrace.analysis.roles import find_roles
+from commtrace.trace.groups import Group
 from commtrace.trace.reader import load_run
 from commtrace.trace.run import RankTrace, Run
 
@@ -38,7 +41,7 @@ def examine(
     source: str | Path | Run,
     *,
     now_ns: int,
-    alive: Alive = lambda metadata: None,
+    ask: AskProcess = unknown_process,
     all_ranks: bool = False,
     flight_calls: Sequence[FlightCall] = (),
 ) -> dict[str, Any]:
@@ -47,13 +50,14 @@ def examine(
     Args:
         source: a run directory or a loaded run.
         now_ns: epoch ns, against which a run that is still going on is judged.
-        alive: asks whether the process that recorded a rank lives.
+        ask: for the process that recorded a rank.
         flight_calls: from dumps of torch's flight recorder.
         all_ranks: tell of every rank what it was doing; without, of those that a hang is about.
 
     Returns:
         Values that JSON can hold: ``run``, ``ranks``, ``groups``, ``coverage``, ``recording``, ``drops``,
-        ``alignment``, ``mismatches``, ``hang``, ``flight_recorder`` (None without dumps), ``problems``, ``findings``
+        ``alignment``, ``mismatches``, ``first_failure`` (None if nobody failed, or nothing tells),
+        ``hang``, ``flight_recorder`` (None without dumps), ``problems``, ``findings``
         (sentences; empty if the run is healthy) and ``notes``.
 
     Raises:
@@ -63,7 +67,7 @@ def examine(
     arrivals: Mapping[int, RankArrivals] = find_arrivals(run)
     flight = fit_flight_calls(run, arrivals, flight_calls)
     arrivals = with_flight_calls(arrivals, flight)
-    endings = find_endings(run, now_ns, alive)
+    endings = find_endings(run, now_ns, ask)
     stops = find_stops(run, arrivals, endings)
     chains = find_chains(stops, arrivals, endings)
     mismatches, num_mismatches = find_mismatches(run, arrivals)
@@ -74,7 +78,7 @@ def examine(
     shown = list(run.ranks) if all_ranks else sorted(concerned & set(run.ranks))
     told: dict[str, Any] = {
         "run": _identity(run, endings),
-        "ranks": [_rank(run.ranks[rank], endings[rank], arrivals[rank]) for rank in run.ranks],
+        "ranks": [_rank(run.ranks[rank], endings[rank], arrivals[rank], groups) for rank in run.ranks],
         "groups": [one.to_json() for one in cover_groups(run, arrivals)],
         "coverage": find_coverage(run, find_roles(run)).to_json(),
         "recording": _recording(run),
@@ -88,6 +92,8 @@ def examine(
         },
         "problems": list(run.problems),
     }
+    first = find_first_failure(run, endings)
+    told["first_failure"] = None if first is None else first.to_json()
     told["flight_recorder"] = None
     if flight_calls:
         told["flight_recorder"] = describe_flight(run, flight, stops, (call.rank for call in flight_calls))
@@ -126,12 +132,17 @@ def _differing_versions(traces: Any) -> dict[str, dict[str, list[int]]]:
     return {package: versions for package, versions in found.items() if len(versions) > 1}
 
 
-def _rank(trace: RankTrace, ending: Ending, arrivals: RankArrivals) -> dict[str, Any]:
+def _rank(trace: RankTrace, ending: Ending, arrivals: RankArrivals, groups: Mapping[int, Group]) -> dict[str, Any]:
     return {
         "rank": trace.rank,
         "host": trace.metadata.node,
         "pid": trace.metadata.pid,
         **ending.to_json(),
+        "exception_at": own_frame(trace.exception_frames),
+        "failures": [
+            {**failure, "group": describe_group(groups.get(failure["group"]), failure["group"])}
+            for failure in trace.failures
+        ],
         "dropped": dict(trace.dropped),
         "collectives": sum(arrivals.launched.values()),
         "coordinates": dict(trace.coordinates),

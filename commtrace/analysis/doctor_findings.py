@@ -7,18 +7,24 @@ from typing import Any, Final
 
 from commtrace.analysis.endings import SILENT, STOPPED
 from commtrace.analysis.hang import HUNG, UNEQUAL, WAITING
-from commtrace.analysis.hang_story import SILENCE, group_words, place_words
+from commtrace.analysis.hang_story import exception_words, group_words, place_words, silence_words
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 
 Told = Mapping[str, Any]
 
-_SURELY_EARLIER_NS: Final = 1_000_000_000
-"""A rank at work writes twice a second: of two that are killed together, one's last word may be so much earlier."""
+_MOST_SILENT: Final = 4
 
 
 def find_findings(told: Told) -> tuple[list[str], list[str]]:
     """What somebody should look at, and what is only good to know."""
-    findings = [*_hangs(told), *_endings(told), *_gaps(told), *_mismatches(told)]
+    findings = [
+        *_first_failure(told),
+        *hang_findings(told),
+        *silence_findings(told),
+        *_endings(told),
+        *_gaps(told),
+        *_mismatches(told),
+    ]
     notes = [*_notes(told)]
     # What the reader says of missing ranks and torn files is its own; earlier runs in the directory are no fault.
     for problem in told["problems"]:
@@ -26,7 +32,7 @@ def find_findings(told: Told) -> tuple[list[str], list[str]]:
     return findings, notes
 
 
-def _hangs(told: Told) -> Iterable[str]:
+def hang_findings(told: Told) -> Iterable[str]:
     stops = told["hang"]["stops"]
     hung = [stop for stop in stops if stop["kind"] == HUNG]
     roots = [root["rank"] for root in told["hang"]["chains"]["roots"]]
@@ -46,46 +52,58 @@ def _hangs(told: Told) -> Iterable[str]:
             yield f"{callers} called {place_words(stop)}; {missing} never did."
 
 
-def _endings(told: Told) -> Iterable[str]:
-    ranks = told["ranks"]
-    silent = [one for one in ranks if one["state"] == SILENT]
+def silence_findings(told: Told) -> Iterable[str]:
+    """Ranks that say nothing any more though others do, or though their process is there."""
+    silent = [one for one in told["ranks"] if one["state"] == SILENT]
     silent.sort(key=lambda one: -(one["behind_ns"] or 0))  # who fell silent first
-    for one in silent[:4]:
-        why = SILENCE[one["process_lives"]]
-        yield f"Rank {one['rank']} wrote its last {seconds_in_words(one['behind_ns'])} before the others: {why}."
-    if len(silent) > 4:
-        yield f"So did {ranks_in_words(one['rank'] for one in silent[4:])}."
-    raised: dict[str, list[int]] = {}
-    for one in ranks:
-        if one["exception"]:
-            raised.setdefault(one["exception"], []).append(one["rank"])
-    for exception, own in raised.items():
-        yield f"{ranks_in_words(own).capitalize()} ended with an uncaught {exception}: its message is in the log."
-    stopped = [one["rank"] for one in ranks if one["state"] == STOPPED]
-    num_raised = sum(map(len, raised.values()))
-    if len(stopped) == 1 and num_raised == len(ranks) - 1 > 1:
+    for one in silent[:_MOST_SILENT]:
+        yield silence_words(one)
+    if len(silent) > _MOST_SILENT:
+        yield f"So did {ranks_in_words(one['rank'] for one in silent[_MOST_SILENT:])}."
+
+
+def _first_failure(told: Told) -> Iterable[str]:
+    first = told["first_failure"]
+    if first is None:
+        return
+    own = [one for one in told["ranks"] if one["rank"] in first["ranks"]]
+    if len(own) > 1:
         yield (
-            f"The files of rank {stopped[0]} break off: killed, or a crash below Python. Look there first: the others "
-            "may have raised because it was gone."
+            f"Failed first: one of {ranks_in_words(first['ranks'])}, whose files break off; which, the launcher's log "
+            'says (torchrun: "first observed failure").'
+        )
+        return
+    who = f"Failed first: rank {own[0]['rank']} on {own[0]['host']}"
+    if first["raised"]:
+        yield f"{who}, with {exception_words(own[0])}; its message is in the log."
+        return
+    cut_off = (
+        f" {ranks_in_words(first['cut_off']).capitalize()} failed because it was gone." if first["cut_off"] else ""
+    )
+    # Who was suspended, or held its interpreter, until all were killed leaves the same.
+    frozen = ", or frozen until all were killed" if own[0]["state"] == SILENT and not first["cut_off"] else ""
+    yield f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"
+
+
+def _endings(told: Told) -> Iterable[str]:
+    first: Sequence[int] = (told["first_failure"] or {"ranks": ()})["ranks"]
+    raised: dict[str, list[int]] = {}
+    for one in told["ranks"]:
+        if one["exception"] and one["rank"] not in first:
+            raised.setdefault(exception_words(one), []).append(one["rank"])
+    for exception, own in raised.items():
+        yield f"{ranks_in_words(own).capitalize()} ended with {exception}: its message is in the log."
+    stopped = [one["rank"] for one in told["ranks"] if one["state"] == STOPPED and one["rank"] not in first]
+    if stopped and first:
+        yield (
+            f"The files of {ranks_in_words(stopped)} break off as well: launchers kill the other ranks once one has "
+            "failed."
         )
     elif stopped:
         yield (
             f"The files of {ranks_in_words(stopped)} break off: killed, a crash below Python, or a directory that "
-            f"could not be written any more (the log says so).{_first_to_stop(ranks)}"
+            "could not be written any more (the log says so)."
         )
-
-
-def _first_to_stop(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """The rank whose last word came so long before anybody else's that it cannot be chance."""
-    words = sorted(
-        (one["last_written_ns"], one["rank"], one["state"]) for one in ranks if one["last_written_ns"] is not None
-    )
-    if len(words) < 2 or len(words) < len(ranks):
-        return ""
-    (first, rank, state), (second, _, _) = words[:2]
-    if state != STOPPED or second - first <= _SURELY_EARLIER_NS:
-        return ""
-    return f" Those of rank {rank} end first, {seconds_in_words(second - first)} before any other's: look there first."
 
 
 def _gaps(told: Told) -> Iterable[str]:

@@ -5,11 +5,11 @@ Times of different hosts are compared by their wall clocks, which is good enough
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commtrace.trace.metadata import RankMetadata
+from commtrace.analysis.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
 
 ENDED: Final = "ended"
@@ -25,9 +25,6 @@ _OLDER_RECORDER_NS: Final = 11_000_000_000
 
 _SLACK_NS: Final = 2_000_000_000
 
-Alive = Callable[[RankMetadata], "bool | None"]
-"""Whether the process that recorded a rank lives; None where that cannot be told, as from another host."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -35,17 +32,17 @@ class Ending:
 
     Attributes:
         state: ``ended`` (in order), ``running``, ``stopped`` (broken off, no earlier than others) or ``silent`` (broken
-            off while others still wrote, or silent though its process lives).
+            off while others still wrote, silent though its process lives, or suspended).
         last_ns: epoch ns of the last thing written; None if nothing tells it.
         behind_ns: how long before the last word of any rank that was; before now for a run that goes on.
-        alive: whether its process lives; None if that cannot be told.
+        process: what its process is in, see :mod:`commtrace.analysis.processes`; None if that cannot be told.
         exception: type of the one that nobody caught, if it ended for one; else empty.
     """
 
     state: str
     last_ns: int | None
     behind_ns: int | None
-    alive: bool | None
+    process: str | None
     exception: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -53,44 +50,53 @@ class Ending:
             "state": self.state,
             "last_written_ns": self.last_ns,
             "behind_ns": self.behind_ns,
-            "process_lives": self.alive,
+            "process": self.process,
             "exception": self.exception or None,
         }
 
 
-def find_endings(run: Run, now_ns: int, alive: Alive = lambda metadata: None) -> Mapping[int, Ending]:
+def find_endings(
+    run: Run, now_ns: int, ask: AskProcess = unknown_process, goes_on: bool | None = None
+) -> Mapping[int, Ending]:
     """By rank.
 
     Args:
         run: whatever was loaded.
         now_ns: epoch ns.
-        alive: asks for the process of a rank.
+        ask: for the process of a rank.
+        goes_on: whether the job does; None: to be found out.
     """
     last = {rank: last_word_ns(trace) for rank, trace in run.ranks.items()}
-    lives = {rank: None if trace.closed else alive(trace.metadata) for rank, trace in run.ranks.items()}
+    processes = {rank: None if trace.closed else ask(trace.metadata) for rank, trace in run.ranks.items()}
     fresh = {
         rank: time is not None and now_ns - time <= _allowed_ns(run.ranks[rank]) + _SLACK_NS
         for rank, time in last.items()
     }
-    goes_on = any(
-        not run.ranks[rank].closed and (lives[rank] or (lives[rank] is None and fresh[rank])) for rank in run.ranks
-    )
+    if goes_on is None:
+        goes_on = any(
+            not trace.closed and (fresh[rank] if processes[rank] is None else processes[rank] != GONE)
+            for rank, trace in run.ranks.items()
+        )
     latest = max((time for time in last.values() if time is not None), default=None)
     reference = now_ns if goes_on else latest
     endings = {}
     for rank, trace in run.ranks.items():
         time = last[rank]
         behind = None if time is None or reference is None else max(0, reference - time)
-        endings[rank] = Ending(_state(trace, behind, lives[rank], goes_on), time, behind, lives[rank], trace.exception)
+        endings[rank] = Ending(
+            _state(trace, behind, processes[rank], goes_on), time, behind, processes[rank], trace.exception
+        )
     return endings
 
 
-def _state(trace: RankTrace, behind: int | None, lives: bool | None, goes_on: bool) -> str:
+def _state(trace: RankTrace, behind: int | None, process: str | None, goes_on: bool) -> str:
     if trace.closed:
         return ENDED
+    if process == SUSPENDED:
+        return SILENT  # Its last word may be recent: no other will come.
     if behind is not None and behind > _allowed_ns(trace) + _SLACK_NS:
         return SILENT
-    if lives is False:
+    if process == GONE:
         # Its last word may be recent and its process gone all the same.
         return SILENT if goes_on else STOPPED
     return RUNNING if goes_on else STOPPED

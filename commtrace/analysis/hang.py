@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from commtrace.analysis.arrivals import InFlight, Message, RankArrivals, describe_group, known_groups
 from commtrace.analysis.endings import ENDED, RUNNING, SILENT, Ending
+from commtrace.analysis.processes import GONE, SUSPENDED
 from commtrace.trace.groups import Group
 from commtrace.trace.run import Run
 
@@ -167,6 +168,8 @@ def _kind(
         # Whoever is ahead wrote his last word later, or what he waits for was not recorded: no hang by itself.
         gone = any(states[rank] in (ENDED, SILENT) for rank in absent)
         return WAITING if gone else None
+    if any(states[rank] == SILENT and endings[rank].process in (SUSPENDED, GONE) for rank in absent):
+        return HUNG if waited >= SHORTEST_HANG_NS else WAITING  # whoever is waited for does not come
     running = any(state == RUNNING for state in states.values())
     least = max(SHORTEST_HANG_NS, _TIMES_LONGEST * longest)
     if running and longest < 0:

@@ -7,16 +7,10 @@ from typing import Any, Final
 
 from commtrace.analysis.endings import ENDED, SILENT
 from commtrace.analysis.hang import HUNG, UNEQUAL, WAITING
+from commtrace.analysis.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 
 Told = Mapping[str, Any]
-
-SILENCE: Final[Mapping[bool | None, str]] = {
-    True: "its process lives: frozen, or inside a call that lets no other thread run",
-    False: "its process is gone",
-    None: "dead or stuck",
-}
-"""Why a rank wrote nothing any more, by whether its process lives."""
 
 _MOST_STOPS: Final = 8
 _MOST_ROOTS: Final = 8
@@ -144,12 +138,35 @@ def _last_seen(told: Told, rank: int, unheard: str) -> str:
         return f"Rank {rank} {unheard}: nothing is known of it."
     activity = activity_words(told["hang"]["doing"].get(str(rank)))
     if own["state"] == ENDED:
-        how = f"with an uncaught {own['exception']}" if own["exception"] else "in order"
+        how = f"with {exception_words(own)}" if own["exception"] else "in order"
         return f"Rank {rank} ended {how} and will not come any more; {activity}."
     if own["state"] == SILENT:
-        why = SILENCE[own["process_lives"]]
-        return f"Rank {rank} wrote its last {seconds_in_words(own['behind_ns'])} before the others: {why}; {activity}."
+        return f"{silence_words(own)} What it was doing: {activity}."
     return f"Rank {rank}: {activity}."
+
+
+def exception_words(rank: Mapping[str, Any]) -> str:
+    """``an uncaught RuntimeError in all_reduce 302 of the world group of ranks 0–3, at train.py:18 main``."""
+    words = f"an uncaught {rank['exception']}"
+    last = next(reversed(rank["failures"]), None)
+    if last is not None and last["exception"] == rank["exception"]:
+        words += f" in {last['operation']} {last['seq']} of the {group_words(last['group'])}"
+        return f"{words}, at {rank['exception_at']}" if rank["exception_at"] else words
+    return f"{words} at {rank['exception_at']}" if rank["exception_at"] else words
+
+
+def silence_words(rank: Mapping[str, Any]) -> str:
+    """Return that a rank is silent, for how long, why, and what to do about it."""
+    process = f"process {rank['pid']} on {rank['host']}" if rank["pid"] else "its process"
+    why = {
+        SUSPENDED: f"{process} is suspended, by SIGSTOP or a debugger; kill -CONT {rank['pid']} lets it go on",
+        IN_KERNEL: f"{process} is in a call of the kernel that nothing interrupts: a file system or a driver (dmesg)",
+        RUNS: f"{process} lives and lets no other thread of Python run; py-spy dump --native --pid {rank['pid']} "
+        "shows where",
+        GONE: f"{process} is gone",
+    }.get(rank["process"], f"dead, suspended, or in code that lets no thread run; look for {process}")
+    since = "" if rank["behind_ns"] is None else f" {seconds_in_words(rank['behind_ns'])} before the others"
+    return f"Rank {rank['rank']} gave its last sign of life{since}: {why}."
 
 
 def activity_words(doing: Mapping[str, Any] | None) -> str:

@@ -327,6 +327,13 @@ def count_rows(entry: Entry) -> list[Row]:
     return [mark_row("count", counts, step, at_ns)]
 
 
+def failed_rows(entry: Entry) -> list[Row]:
+    """A communication that raised. Entry: ``(failed_rows, kind, launch, type of the exception, instant)``."""
+    _, _, launch, exception, at_ns = entry
+    told = {"operation": launch[0].name, "group": launch[1].group.id, "seq": launch[2], "peer": launch[6]}
+    return [mark_row("failed", {**told, "exception": exception, "at_ns": at_ns}, at_ns=at_ns)]
+
+
 def module_rows(clock: DeviceClock) -> Callable[[Entry], list[Row] | None]:
     """Makes the rows of modules: their forwards, backwards and recomputes.
 

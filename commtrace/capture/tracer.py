@@ -16,7 +16,7 @@ from commtrace.capture.clock import DeviceClock, HostClock, Mark, now_ns
 from commtrace.capture.completions import CompletionCallbacks
 from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.guard import Guard
-from commtrace.capture.records import Coordinates, Span, count_rows, span_rows
+from commtrace.capture.records import Coordinates, Launch, Span, count_rows, failed_rows, span_rows
 from commtrace.capture.step_finder import StepFinder
 from commtrace.capture.unmeasured import Unmeasured
 from commtrace.recorder import Recorder
@@ -31,6 +31,8 @@ _WAITING_KINDS = frozenset({schema.DATA, schema.CHECKPOINT})
 _COUNTED_KINDS = _WAITING_KINDS | {schema.OPTIMIZER}
 
 _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
+
+_MOST_FAILURES_TOLD = 8
 
 _coordinates: Callable[[tuple[int, int, int, int]], Coordinates] = functools.partial(tuple.__new__, Coordinates)
 """Without the frame of Python that ``Coordinates(…)`` makes."""
@@ -97,6 +99,7 @@ class Tracer:
         self._work_end: Mark | None = None
         self._latest_step = -1
         self._counted_on = 0
+        self._failures_told = 0
         self._at_steps: tuple[tuple[int, Callable[[], None]], ...] = ()
         self._topology: dict[str, Any] = {}
         self._topology_version = 0
@@ -324,6 +327,13 @@ class Tracer:
         self._lock = threading.RLock()
         self.guard.renew_lock()
         self.groups.renew_lock()
+
+    def communication_failed(self, launch: Launch, error: BaseException) -> None:
+        """A communication raised; the first few are written at once, for the process may end of it."""
+        if self._failures_told < _MOST_FAILURES_TOLD:
+            self._failures_told += 1
+            self.append((failed_rows, schema.MARK, launch, type(error).__name__, now_ns()))
+            self.recorder.harvest_soon()
 
     def failed(self, part: str, error: BaseException) -> None:
         """A hook of ``part`` failed: warn once, and have the part stop."""

@@ -28,6 +28,16 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 
+def _tell_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> None:
+    """Of the ranks that fail together, those whose communication failed were cut off by another one."""
+    try:
+        launch = blocked.launch if isinstance(blocked, DeviceCall) else blocked
+        if launch is not None:
+            tracer.communication_failed(launch, raised)
+    except Exception as error:
+        tracer.failed(part, error)
+
+
 def waiting(original: Any, tracer: Tracer, pending: dict[int, tuple[Launch, Any]], part: str) -> Callable[..., Any]:
     """``wait`` of a Work, on a machine without an accelerator.
 
@@ -54,6 +64,9 @@ def waiting(original: Any, tracer: Tracer, pending: dict[int, tuple[Launch, Any]
             return original(work, *arguments, **keywords)
         try:
             result = original(work, *arguments, **keywords)
+        except Exception as raised:
+            _tell_failure(tracer, blocked[0], raised, part)
+            raise
         finally:
             try:
                 blocked[0] = None
@@ -109,6 +122,9 @@ def waiting_beside(
             return original(work, *arguments, **keywords)
         try:
             result = original(work, *arguments, **keywords)
+        except Exception as raised:
+            _tell_failure(tracer, blocked[0], raised, part)
+            raise
         finally:
             try:
                 blocked[0] = None

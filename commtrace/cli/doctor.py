@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from commtrace.analysis.doctor import examine, is_healthy
+from commtrace.analysis.processes import process_state
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.doctor_view import print_doctor
 from commtrace.cli.flight_records import read_flight_calls
-from commtrace.cli.processes import process_lives
 
 _FINDINGS = 1
 
@@ -44,7 +44,7 @@ def doctor(
     """
     run = run_directory(runs)
     flight_calls = read_flight_calls(flight_recorder or [])
-    told = examine(run, now_ns=time.time_ns(), alive=process_lives, all_ranks=all_ranks, flight_calls=flight_calls)
+    told = examine(run, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     else:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.hang_story import activity_words
+from commtrace.analysis.processes import SUSPENDED
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
 from commtrace.cli.basis import clock_line
 
@@ -60,6 +61,9 @@ def _header(told: Told, now_ns: int) -> Iterable[str]:
         yield f"Not running: last write {when}, {seconds_in_words(max(0, now_ns - last))} ago."
     words = {"ended": "ended in order", "stopped": "stopped without ending", "silent": "went silent before others"}
     by_state = {words.get(state, state): _ranges_of(told, state) for state in states}
+    suspended = [one["rank"] for one in told["ranks"] if one["process"] == SUSPENDED]
+    if suspended:
+        by_state["suspended"] = ranges(suspended)
     raised = ranges(one["rank"] for one in told["ranks"] if one["exception"])
     if raised:
         by_state["ended with an uncaught exception"] = raised
@@ -70,7 +74,11 @@ def _header(told: Told, now_ns: int) -> Iterable[str]:
 
 
 def _ranges_of(told: Told, state: str) -> list[tuple[int, int]]:
-    return ranges(one["rank"] for one in told["ranks"] if one["state"] == state and not one["exception"])
+    return ranges(
+        one["rank"]
+        for one in told["ranks"]
+        if one["state"] == state and not one["exception"] and one["process"] != SUSPENDED
+    )
 
 
 def _print_groups(console: Console, told: Told) -> None:

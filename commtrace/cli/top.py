@@ -16,7 +16,6 @@ from rich.text import Text
 
 from commtrace.cli.arguments import run_directory
 from commtrace.cli.console import PlainConsole
-from commtrace.cli.processes import process_lives
 from commtrace.cli.top_view import NARROWEST, WIDEST, draw
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.top.frame import MOST_STEPS, Frame
@@ -87,9 +86,10 @@ def _source(run: str, last: int, run_id: str) -> Source:
         from commtrace.top.from_metrics import metrics_source
 
         return metrics_source(run, last or MOST_STEPS, run_id)
+    from commtrace.analysis.processes import process_state
     from commtrace.top.from_files import FileSource
 
-    return FileSource(run, last, process_lives)
+    return FileSource(run, last, process_state)
 
 
 def _print_once(source: Source, run: str, ranks: int, *, as_json: bool) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 
 from commtrace.analysis.arrivals import says_now
 from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.endings import ENDED, SILENT, STOPPED, Alive, Ending, find_endings, wall_clock_ns
+from commtrace.analysis.endings import ENDED, SILENT, STOPPED, Ending, find_endings, wall_clock_ns
 from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import is_kernel_trace
+from commtrace.analysis.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.analysis.step_inference import infer_steps
@@ -59,13 +60,13 @@ class FileSource:
     Args:
         path: as for :func:`commtrace.trace.reader.load_run`.
         last: so many newest steps are shown; 0: as many as a job of this size affords, see :func:`steps_of`.
-        alive: whether the process of a rank lives, if that can be told.
+        ask: for the process of a rank.
     """
 
-    def __init__(self, path: str | Path, last: int, alive: Alive = lambda metadata: None) -> None:
+    def __init__(self, path: str | Path, last: int, ask: AskProcess = unknown_process) -> None:
         self._path = path
         self._last = last
-        self._alive = alive
+        self._ask = ask
         self._ranks = 0
         self._tail = RunTail(path)
 
@@ -88,7 +89,7 @@ class FileSource:
             monitor = read_monitor(newest.run.path)
         except TraceFormatError as error:
             damaged = (str(error),)
-        frame = make_frame(newest, last, time.time_ns(), before, monitor, self._alive)
+        frame = make_frame(newest, last, time.time_ns(), before, monitor, self._ask)
         frame = replace(frame, notes=(*frame.notes, *damaged))
         return replace(frame, source=str(newest.run.path), took_ns=time.monotonic_ns() - began)
 
@@ -142,7 +143,7 @@ def make_frame(
     now_ns: int,
     before: Sequence[int] = (),
     monitor: Mapping[str, Any] | None = None,
-    alive: Alive = lambda metadata: None,
+    ask: AskProcess = unknown_process,
 ) -> Frame:
     """The frame of what was read.
 
@@ -152,10 +153,10 @@ def make_frame(
         now_ns: epoch ns.
         before: durations of steps of the run so far, ns.
         monitor: what the online monitor says.
-        alive: asks for the process of a rank.
+        ask: for the process of a rank.
     """
     run, steps = _run_and_steps(newest, last)
-    endings = find_endings(run, now_ns, alive)
+    endings = find_endings(run, now_ns, ask)
     analysis = _analysed(run, steps)
     means = rank_means(analysis.run, analysis.partition, analysis.matches) if analysis else []
     findings = _stragglers(analysis)
@@ -346,8 +347,10 @@ def _notes(
     silent = [rank for rank, ending in endings.items() if ending.state == SILENT]
     if silent:
         quiet = max(endings[rank].behind_ns or 0 for rank in silent)
-        dead = [rank for rank in silent if endings[rank].alive is False]
+        dead = [rank for rank in silent if endings[rank].process == GONE]
         why = f"; the process of {ranks_in_words(dead)} is gone" if dead else ""
+        suspended = [rank for rank in silent if endings[rank].process == SUSPENDED]
+        why += f"; that of {ranks_in_words(suspended)} is suspended (SIGSTOP or a debugger)" if suspended else ""
         yield f"SILENT: {ranks_in_words(silent)} said nothing for {seconds_in_words(quiet)}{why}."
     if all(ending.state == ENDED for ending in endings.values()):
         yield "The run has ended: these are its last steps."

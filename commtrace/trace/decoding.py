@@ -223,6 +223,8 @@ def _trace(
         last_written_ns=last_written_ns,
         closed=marks.closed,
         exception=marks.exception,
+        exception_frames=marks.exception_frames,
+        failures=tuple(marks.failures),
         aggregates={
             step: tuple(texts)
             for step, texts in told.aggregates.items()

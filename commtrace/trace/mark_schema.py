@@ -157,6 +157,16 @@ class _Problem(Struct):
 
 class _End(Struct, omit_defaults=True):
     exception: Word = ""
+    frames: Annotated[list[Word], Meta(max_length=64)] = []
+
+
+class _Failed(Struct):
+    operation: Word
+    group: Identity
+    seq: Number
+    peer: Number
+    exception: Word
+    at_ns: Time
 
 
 _TYPES: Final[Mapping[str, Any]] = {
@@ -171,6 +181,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "discarded": _Discarded,
     "trigger": _Trigger,
     "problem": _Problem,
+    "failed": _Failed,
     "end": _End,
 }
 

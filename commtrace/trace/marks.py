@@ -34,6 +34,8 @@ class Marks:
         self.problems: tuple[str, ...] = ()
         self.closed = False
         self.exception = ""
+        self.exception_frames: tuple[str, ...] = ()
+        self.failures: list[Mapping[str, Any]] = []
 
     def add_problem(self, message: str) -> None:
         """What a reader of the rank's numbers must know; said once."""
@@ -95,3 +97,6 @@ class Marks:
             self.add_problem(detail["message"])
         elif name == "end":
             self.closed, self.exception = True, detail.get("exception", "")
+            self.exception_frames = tuple(detail.get("frames", ()))
+        elif name == "failed":
+            self.failures.append(detail)

@@ -28,8 +28,10 @@ device_state       one reading of the device, as the driver tells it: the fields
 progress           {"step"}: where a rank is that records nothing now
 discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
 problem            {"message"}: a part of commtrace was disabled, and why
-end                {"exception"}: the recorder was closed in order; the type of the exception that nobody caught, if
-                   the program ended for one
+failed             {"operation", "group", "seq", "peer", "exception", "at_ns"}: a communication raised this, as when
+                   another rank is gone
+end                {"exception", "frames"}: the recorder was closed in order; the type of the exception that nobody
+                   caught, if the program ended for one, and where it was raised, innermost first
 =================  ===================================================================================
 
 Readers check each against its type in mark_schema.py.

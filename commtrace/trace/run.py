@@ -48,6 +48,8 @@ class RankTrace:
         last_written_ns: the latest instant, on its own clock, of which the files tell; None if they tell of none.
         closed: False when the rank did not end in order (killed, or still running).
         exception: type of the one that nobody caught, if the rank ended for one; else empty.
+        exception_frames: where it was raised, innermost first, as ``file:line function``.
+        failures: communications that raised, as the ``failed`` marks have them.
         aggregates: by step that is not in detail, the texts of its ``aggregate`` marks (:mod:`.aggregates`).
         discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
         progress: (step, ns) while nothing was recorded, of a rank that was told to record only some steps.
@@ -71,6 +73,8 @@ class RankTrace:
     last_written_ns: int | None = None
     closed: bool = True
     exception: str = ""
+    exception_frames: tuple[str, ...] = ()
+    failures: tuple[Mapping[str, Any], ...] = ()
     aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     discarded: Mapping[str, Any] = field(default_factory=dict)
     progress: tuple[tuple[int, int], ...] = ()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_a_rank_stopped_in_the_middle_of_its_work_had_come_as_far_as_others_got_
     assert (stop.kind, stop.seq, stop.arrived, stop.missing) == ("hung", 50, (0,), {1: 49})
     assert stop.waited_ns == 4 * SECOND
 
-    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, alive=lambda metadata: True)
+    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
     assert {one["state"] for one in told["ranks"]} == {"running"}
     assert told["findings"] == ["The job hangs: 1 communication waits in the end for rank 1."]
 
@@ -84,7 +85,11 @@ def test_of_ranks_that_were_killed_the_one_that_stopped_first_is_told() -> None:
     first, together = (
         examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS)["findings"] for last in (98, 100)
     )
-    assert first == [f"{broken} Those of rank 1 end first, 2.0 s before any other's: look there first."]
+    assert first == [
+        "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
+        "which.",
+        "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
+    ]
     assert together == [broken]
 
 
@@ -96,10 +101,107 @@ def test_a_rank_that_was_killed_while_all_others_raised_is_where_to_look() -> No
         exceptions={0: "RuntimeError", 2: "RuntimeError"},
     )
     assert examine(run, now_ns=NOW_NS)["findings"] == [
+        "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
+        "which. Ranks 0, 2 failed because it was gone.",
         "Ranks 0, 2 ended with an uncaught RuntimeError: its message is in the log.",
-        "The files of rank 1 break off: killed, or a crash below Python. Look there first: the others may have raised "
-        "because it was gone.",
     ]
+
+
+def failed(seq: int, exception: str = "RuntimeError") -> dict[str, object]:
+    """A communication that raised."""
+    return {
+        "operation": "all_reduce", "group": WORLD.id, "seq": seq, "peer": -1, "exception": exception,
+        "at_ns": 99 * SECOND,
+    }  # fmt: skip
+
+
+def job_of_three(exceptions: Mapping[int, str], cut_off: Sequence[int], frames: Mapping[int, str] = {}) -> Run:
+    """Ranks that ended together: with an exception, or without a word; communication of some had failed before."""
+    rows = {rank: done({WORLD: 5}) for rank in range(3)}
+    run = stopped_run(rows, [WORLD], closed=list(exceptions), exceptions=exceptions)
+    ranks = {
+        rank: replace(
+            trace,
+            failures=(failed(5),) if rank in cut_off else (),
+            exception_frames=(frames[rank],) if rank in frames else (),
+        )
+        for rank, trace in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+def test_who_raised_by_itself_failed_before_those_whose_communication_did() -> None:
+    """And before rank 0, which the launcher killed."""
+    run = job_of_three({1: "RuntimeError", 2: "ValueError"}, cut_off=[1], frames={2: "train.py:31 <module>"})
+    assert examine(run, now_ns=NOW_NS)["findings"] == [
+        "Failed first: rank 2 on node0, with an uncaught ValueError at train.py:31 <module>; its message is in the "
+        "log.",
+        "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
+        "the log.",
+        "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
+    ]
+
+
+def test_of_ranks_that_were_killed_the_one_failed_first_whose_communication_did_not_fail() -> None:
+    told = examine(job_of_three({1: "RuntimeError"}, cut_off=[0, 1]), now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [2], "raised": False, "cut_off": [0, 1]}
+    assert told["findings"][0] == (
+        "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
+        "which. Ranks 0–1 failed because it was gone."
+    )
+
+
+def test_where_nothing_tells_two_killed_ranks_apart_both_are_named() -> None:
+    told = examine(job_of_three({1: "RuntimeError"}, cut_off=[1]), now_ns=NOW_NS)
+    assert told["findings"][0] == (
+        "Failed first: one of ranks 0, 2, whose files break off; which, the launcher's log says (torchrun: \"first "
+        'observed failure").'
+    )
+
+
+def test_ranks_that_all_raised_the_same_failed_together() -> None:
+    run = job_of_three({0: "KeyError", 1: "KeyError", 2: "KeyError"}, cut_off=[])
+    assert examine(run, now_ns=NOW_NS)["findings"] == [
+        "Ranks 0–2 ended with an uncaught KeyError: its message is in the log."
+    ]
+
+
+def test_a_failure_that_was_caught_cuts_nobody_off() -> None:
+    told = examine(job_of_three({1: "RuntimeError", 2: "KeyError"}, cut_off=[1, 2]), now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [2], "raised": True, "cut_off": [1]}
+
+
+def test_a_suspended_process_is_told_at_once_with_what_lets_it_go_on() -> None:
+    """Rank 1 has just written; for rank 0 the wait would not be unusual yet."""
+    slow = [{**row, "end": row["start"] + 30 * SECOND} for row in done({TP: 5})]
+    run = stopped_run({0: slow, 1: slow}, [TP], in_flight={0: [flight(TP, 5, since=97)]})
+    told = examine(
+        run,
+        now_ns=NOW_NS - 3600 * SECOND + SECOND // 2,
+        ask=lambda metadata: "suspended" if metadata.rank == 1 else "runs",
+    )
+    assert told["findings"] == [
+        "The job hangs: 1 communication waits in the end for rank 1.",
+        "Rank 1 gave its last sign of life 0.5 s before the others: process 1001 on node0 is suspended, by SIGSTOP or "
+        "a debugger; kill -CONT 1001 lets it go on.",
+    ]
+
+
+def test_a_process_that_lives_and_writes_nothing_holds_the_lock_of_the_interpreter() -> None:
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, last={1: 80})
+    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
+    assert told["findings"][1] == (
+        "Rank 1 gave its last sign of life 20 s before the others: process 1001 on node0 lives and lets no other "
+        "thread of Python run; py-spy dump --native --pid 1001 shows where."
+    )
+
+
+def test_the_first_communication_of_a_group_says_nothing_of_how_long_one_takes() -> None:
+    """It waits until all have started."""
+    first, *later = done({TP: 5})
+    rows = [{**first, "end": first["start"] + 30 * SECOND}, *later]
+    (stop,) = stops_of(stopped_run({0: rows, 1: rows}, [TP], in_flight={0: [flight(TP, 5)]}))
+    assert (stop.kind, stop.longest_ns) == ("hung", 1_000_000)
 
 
 def test_a_rank_that_raised_did_not_end_in_order() -> None:
@@ -228,7 +330,10 @@ def test_a_dead_rank_is_named_by_its_silence() -> None:
     told = examine(run, now_ns=NOW_NS)
 
     assert [one["state"] for one in told["ranks"]] == ["stopped", "silent"]
-    assert "Rank 1 wrote its last 62 s before the others: dead or stuck." in told["findings"]
+    assert (
+        "Rank 1 gave its last sign of life 62 s before the others: dead, suspended, or in code that lets no thread "
+        "run; look for process 1001 on node0."
+    ) in told["findings"]
     assert told["hang"]["chains"]["roots"] == [{"rank": 1, "ranks_held_up": 1}]
 
 
@@ -305,7 +410,7 @@ def test_a_hang_in_steps_that_are_not_recorded_is_found_by_the_numbers() -> None
 def test_a_running_job_may_take_its_time_over_the_first_communication() -> None:
     run = stopped_run({0: [], 1: []}, [TP], in_flight={0: [flight(TP, 0, since=70)]})
     arrivals = find_arrivals(run)
-    running = find_endings(run, NOW_NS - 3600 * SECOND, lambda metadata: True)
+    running = find_endings(run, NOW_NS - 3600 * SECOND, lambda metadata: "runs")
 
     assert [ending.state for ending in running.values()] == ["running", "running"]
     assert [stop.kind for stop in find_stops(run, arrivals, running)] == ["waiting"]

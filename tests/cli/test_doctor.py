@@ -3,18 +3,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import socket
-import subprocess
-import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from commtrace.cli.main import app
-from commtrace.cli.processes import process_lives
 from commtrace.trace import schema
 from commtrace.trace.writer import SegmentWriter
 from tests.importers.test_flight_recorder import entry, write_dump
@@ -106,17 +99,3 @@ def test_a_dump_that_wants_to_run_code_is_refused(tmp_path: Path) -> None:
     result = runner.invoke(app, ["doctor", str(healthy(tmp_path / "run")), "--flight-recorder", str(evil)])
     assert result.exit_code == 2
     assert "plain values only" in result.output
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc")
-def test_a_process_lives_until_it_has_ended() -> None:
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    own = metadata(host=socket.gethostname(), boot_id=boot_id, pid=process.pid, session=time.time_ns() + 10**9)
-
-    assert process_lives(own) is True
-    assert process_lives(replace(own, boot_id="another")) is None
-    assert process_lives(replace(own, host="another")) is None
-    assert process_lives(replace(own, session=1)) is False  # the number belongs to a later process
-    process.communicate()
-    assert process_lives(own) is False

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.doctor import examine
+from commtrace.analysis.processes import process_state
 from commtrace.cli.main import app
-from commtrace.cli.processes import process_lives
 from tests.e2e.launch import REPOSITORY
 
 pytestmark = pytest.mark.e2e
@@ -30,7 +30,7 @@ class Jobs:
         self.running: dict[str, dict[str, Any]] = {}
 
     def told(self, name: str) -> dict[str, Any]:
-        return examine(self.folder / name, now_ns=time.time_ns(), alive=process_lives)
+        return examine(self.folder / name, now_ns=time.time_ns(), ask=process_state)
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +80,24 @@ def test_a_rank_that_died_in_mid_run(jobs: Jobs) -> None:
     live = jobs.running["one_is_killed"]
     # gloo told rank 0 that the connection was closed: it raised, and ended.
     assert [one["state"] for one in live["ranks"]] == ["ended", "silent", "running", "running"]
-    assert [one["process_lives"] for one in live["ranks"]] == [None, False, True, True]
+    assert [one["process"] for one in live["ranks"]] == [None, "gone", "runs", "runs"]
 
     told = jobs.told("one_is_killed")
     assert [one["state"] for one in told["ranks"]] == ["ended", "silent", "stopped", "stopped"]
-    silence = told["findings"][0]
-    assert silence.startswith("Rank 1 wrote its last")
-    assert silence.endswith("before the others: its process is gone.")
+    assert told["findings"][0].startswith("Failed first: rank 1 on ")
+    assert told["findings"][0].endswith("Rank 0 failed because it was gone.")
+    (silence,) = [one for one in told["findings"] if one.startswith("Rank 1 gave its last sign of life")]
+    assert silence.endswith(" is gone.")
 
 
 def test_a_rank_that_was_killed_while_the_others_raised(jobs: Jobs) -> None:
     told = jobs.told("one_is_killed_and_the_others_raise")
     assert [one["exception"] for one in told["ranks"]] == ["RuntimeError", None, "RuntimeError", "RuntimeError"]
-    assert "Ranks 0, 2–3 ended with an uncaught RuntimeError: its message is in the log." in told["findings"]
-    assert any(one.startswith("The files of rank 1 break off") for one in told["findings"])
+    first, others = told["findings"][:2]
+    assert first.startswith("Failed first: rank 1 on ")
+    assert first.endswith("Ranks 0, 2–3 failed because it was gone.")
+    assert others.startswith("Ranks 0, 2–3 ended with an uncaught RuntimeError in barrier ")
+    assert f"at {PROGRAM}" in others
     shown = CliRunner().invoke(app, ["doctor", str(jobs.folder / "one_is_killed_and_the_others_raise")]).output
     assert "ended with an uncaught exception: 0, 2–3" in shown
     assert "ended in order" not in shown
@@ -134,13 +138,18 @@ def test_a_chain_through_groups(jobs: Jobs) -> None:
 
 def test_a_rank_that_is_stopped_while_it_trains(jobs: Jobs) -> None:
     """Seconds later, and after all were killed: the number is the one that the others wait at."""
+    assert jobs.running["one_is_stopped_while_it_trains"]["ranks"][2]["process"] == "suspended"
+    assert any(
+        " is suspended, by SIGSTOP or a debugger; kill -CONT " in one
+        for one in jobs.running["one_is_stopped_while_it_trains"]["findings"]
+    )
     for told in (jobs.running["one_is_stopped_while_it_trains"], jobs.told("one_is_stopped_while_it_trains")):
         assert told["hang"]["is_hung"]
         assert roots(told) == [2]
         stop = stop_of(told, "right")
         assert (stop["kind"], stop["arrived"]) == ("hung", [3])
         assert stop["missing"] == [{"rank": 2, "last_seq": stop["seq"] - 1}]
-        assert told["findings"][0].endswith("in the end for rank 2.")
+        assert any(one.startswith("The job hangs") and one.endswith(" for rank 2.") for one in told["findings"])
 
 
 def test_ranks_that_wait_for_each_other(jobs: Jobs) -> None:

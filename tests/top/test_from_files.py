@@ -115,7 +115,7 @@ def test_a_job_that_saves_or_evaluates_says_why_no_step_ends(kind: str, said: st
 
 def test_a_dead_process_is_said_to_be_gone() -> None:
     run = two_ranks()
-    frame = make_frame(newest(run, 0, 3), 3, EPOCH_NS + 40 * MS, alive=lambda one: one.rank == 0)
+    frame = make_frame(newest(run, 0, 3), 3, EPOCH_NS + 40 * MS, ask=lambda one: "runs" if one.rank == 0 else "gone")
     assert frame.notes[0] == "SILENT: rank 1 said nothing for 10 ms; the process of rank 1 is gone."
 
 

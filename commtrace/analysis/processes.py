@@ -1,21 +1,41 @@
-"""Whether the process that recorded a rank still lives, where that can be told: on its own host."""
+"""What the process that recorded a rank is in, where that can be told: on its own host."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from commtrace.trace.metadata import RankMetadata
 
+RUNS: Final = "runs"
+SUSPENDED: Final = "suspended"
+IN_KERNEL: Final = "in_kernel"
+GONE: Final = "gone"
+
+AskProcess = Callable[[RankMetadata], "str | None"]
+"""Tells what the process that recorded a rank is in; None where that cannot be told, as from another host."""
+
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START = 0, 19
 """Of /proc/PID/stat, counted from behind the name: the state, and the start in clock ticks since boot (proc(5))."""
 
+_OF_LETTER: Final = {"Z": GONE, "X": GONE, "T": SUSPENDED, "t": SUSPENDED, "D": IN_KERNEL}
 
-def process_lives(metadata: RankMetadata) -> bool | None:
-    """True or False for a process of this boot of this host; None for one of another, or of another container."""
+
+def unknown_process(metadata: RankMetadata) -> str | None:
+    """Return None: nobody is asked."""
+    return None
+
+
+def process_state(metadata: RankMetadata) -> str | None:
+    """Return what a process of this boot of this host is in; None for one of another, or of another container.
+
+    Returns:
+        ``runs``; ``suspended``, by SIGSTOP or a debugger; ``in_kernel``, in a call that no signal interrupts; ``gone``.
+    """
     if not metadata.boot_id or not _BOOT_ID.exists() or _BOOT_ID.read_text().strip() != metadata.boot_id:
         return None
     if metadata.host != socket.gethostname():
@@ -23,8 +43,10 @@ def process_lives(metadata: RankMetadata) -> bool | None:
     try:
         after_name = Path(f"/proc/{metadata.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return after_name[_STATE] not in "ZX" and _started_ns(int(after_name[_START])) <= metadata.session
+        return GONE
+    if _started_ns(int(after_name[_START])) > metadata.session:
+        return GONE
+    return _OF_LETTER.get(after_name[_STATE], RUNS)
 
 
 def _started_ns(ticks: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def examine(
     ask: AskProcess = unknown_process,
     all_ranks: bool = False,
     flight_calls: Sequence[FlightCall] = (),
+    goes_on: bool | None = None,
+    silent: Sequence[RankTrace] = (),
 ) -> dict[str, Any]:
     """What a run's files hold, what they miss, and where its job hangs or stopped.
 
@@ -52,6 +55,8 @@ def examine(
         now_ns: epoch ns, against which a run that is still going on is judged.
         ask: for the process that recorded a rank.
         flight_calls: from dumps of torch's flight recorder.
+        goes_on: whether the job does; None: to be found out.
+        silent: ranks of which only a last sign of life is known, and not how far they had come.
         all_ranks: tell of every rank what it was doing; without, of those that a hang is about.
 
     Returns:
@@ -67,7 +72,8 @@ def examine(
     arrivals: Mapping[int, RankArrivals] = find_arrivals(run)
     flight = fit_flight_calls(run, arrivals, flight_calls)
     arrivals = with_flight_calls(arrivals, flight)
-    endings = find_endings(run, now_ns, ask)
+    heard = replace(run, ranks={**run.ranks, **{trace.rank: trace for trace in silent}})
+    endings = find_endings(heard, now_ns, ask, goes_on)
     stops = find_stops(run, arrivals, endings)
     chains = find_chains(stops, arrivals, endings)
     mismatches, num_mismatches = find_mismatches(run, arrivals)
@@ -75,10 +81,11 @@ def examine(
     concerned = {rank for stop in stops for rank in (*stop.arrived, *stop.missing)} | {
         rank for rank, ending in endings.items() if ending.state == "silent"
     }
-    shown = list(run.ranks) if all_ranks else sorted(concerned & set(run.ranks))
+    arrivals = {**arrivals, **{trace.rank: RankArrivals() for trace in silent}}
+    shown = list(heard.ranks) if all_ranks else sorted(concerned & set(heard.ranks))
     told: dict[str, Any] = {
         "run": _identity(run, endings),
-        "ranks": [_rank(run.ranks[rank], endings[rank], arrivals[rank], groups) for rank in run.ranks],
+        "ranks": [_rank(heard.ranks[rank], endings[rank], arrivals[rank], groups) for rank in sorted(heard.ranks)],
         "groups": [one.to_json() for one in cover_groups(run, arrivals)],
         "coverage": find_coverage(run, find_roles(run)).to_json(),
         "recording": _recording(run),
@@ -88,11 +95,11 @@ def examine(
         "hang": {
             "stops": [stop.to_json() for stop in stops],
             "chains": chains.to_json(),
-            "doing": {str(rank): doing(run, run.ranks[rank], arrivals[rank], groups) for rank in shown},
+            "doing": {str(rank): doing(run, heard.ranks[rank], arrivals[rank], groups) for rank in shown},
         },
         "problems": list(run.problems),
     }
-    first = find_first_failure(run, endings)
+    first = find_first_failure(heard, endings)
     told["first_failure"] = None if first is None else first.to_json()
     told["flight_recorder"] = None
     if flight_calls:

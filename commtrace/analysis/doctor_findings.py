@@ -52,9 +52,9 @@ def hang_findings(told: Told) -> Iterable[str]:
             yield f"{callers} called {place_words(stop)}; {missing} never did."
 
 
-def silence_findings(told: Told) -> Iterable[str]:
-    """Ranks that say nothing any more though others do, or though their process is there."""
-    silent = [one for one in told["ranks"] if one["state"] == SILENT]
+def silence_findings(told: Told, besides: Sequence[int] = ()) -> Iterable[str]:
+    """Ranks that say nothing any more though others do, or though their process is there; not those told elsewhere."""
+    silent = [one for one in told["ranks"] if one["state"] == SILENT and one["rank"] not in besides]
     silent.sort(key=lambda one: -(one["behind_ns"] or 0))  # who fell silent first
     for one in silent[:_MOST_SILENT]:
         yield silence_words(one)

@@ -13,7 +13,7 @@ from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 Told = Mapping[str, Any]
 
 _MOST_STOPS: Final = 8
-_MOST_ROOTS: Final = 8
+MOST_ROOTS: Final = 8
 
 
 def group_words(group: Mapping[str, Any]) -> str:
@@ -22,7 +22,7 @@ def group_words(group: Mapping[str, Any]) -> str:
     return f"{group['role']} group of {ranks}"
 
 
-def hang_sentences(told: Told, unheard: str = "left no files") -> list[str]:
+def hang_sentences(told: Told, unheard: str = "which left no files") -> list[str]:
     """Of every stop who arrived, who did not and why; then who is at the root of it.
 
     Args:
@@ -45,15 +45,15 @@ def hang_sentences(told: Told, unheard: str = "left no files") -> list[str]:
         places = " → ".join(place_words(hang["stops"][position]) for position in (*cycle, cycle[0]))
         sentences.append(f"Deadlock: they wait for each other in a circle: {places}.")
     roots = hang["chains"]["roots"]
-    for root in roots[:_MOST_ROOTS]:
+    for root in roots[:MOST_ROOTS]:
         held = f"{root['ranks_held_up']} rank{'s' * (root['ranks_held_up'] != 1)}"
         sentences.append(
             f"Root: rank {root['rank']}, for which {held} wait{'s' * (root['ranks_held_up'] == 1)} in the "
             f"end. {_last_seen(told, root['rank'], unheard)}"
         )
-    if len(roots) > _MOST_ROOTS:
+    if len(roots) > MOST_ROOTS:
         sentences.append(
-            f"Ranks that wait for nobody, besides: {ranks_in_words(r['rank'] for r in roots[_MOST_ROOTS:])}."
+            f"Ranks that wait for nobody, besides: {ranks_in_words(r['rank'] for r in roots[MOST_ROOTS:])}."
         )
     return sentences
 
@@ -109,7 +109,9 @@ def _link_sentence(told: Told, stop: Mapping[str, Any], link: Mapping[str, Any],
     ranks = link["ranks"]
     unknown = [rank for rank in ranks if rank in stop["unknown"]]
     if unknown:
-        return f"Not known: {ranks_in_words(unknown)} {unheard}."
+        told_of = {one["rank"] for one in told["ranks"]}
+        why = "silent: see below" if told_of.issuperset(unknown) else unheard
+        return f"Not known to have arrived: {ranks_in_words(unknown)}, {why}."
     last = {one["rank"]: one["last_seq"] for one in stop["missing"]}
     numbers = sorted({-1 if last[rank] is None else last[rank] for rank in ranks})
     reached = (
@@ -121,7 +123,7 @@ def _link_sentence(told: Told, stop: Mapping[str, Any], link: Mapping[str, Any],
     )
     missing = f"Missing: {ranks_in_words(ranks)} ({reached})"
     if link["stuck_in_stop"] is None:
-        told_below = {root["rank"] for root in told["hang"]["chains"]["roots"][:_MOST_ROOTS]}
+        told_below = {root["rank"] for root in told["hang"]["chains"]["roots"][:MOST_ROOTS]}
         if set(ranks) <= told_below:
             return f"{missing}, in no communication that is stuck: see the root below."
         return f"{missing}. {_last_seen(told, ranks[0], unheard)}"
@@ -135,7 +137,7 @@ def _last_seen(told: Told, rank: int, unheard: str) -> str:
     """What a rank that others wait for was doing."""
     own = next((one for one in told["ranks"] if one["rank"] == rank), None)
     if own is None:
-        return f"Rank {rank} {unheard}: nothing is known of it."
+        return f"Nothing is known of rank {rank}, {unheard}."
     activity = activity_words(told["hang"]["doing"].get(str(rank)))
     if own["state"] == ENDED:
         how = f"with {exception_words(own)}" if own["exception"] else "in order"

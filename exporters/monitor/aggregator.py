@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from commtrace.exporters.monitor.hangs import HangAggregator, Heartbeat
+from commtrace.exporters.monitor.hangs import HangAggregator
 from commtrace.exporters.monitor.messages import Job
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.waits import LeastTimes
-from commtrace.live.watch import SILENT_WINDOWS, LiveEvent, Watch
+from commtrace.live.watch import LiveEvent, Watch
 from commtrace.live.window import WindowReport
 
 _logger = logging.getLogger("commtrace")
@@ -54,22 +54,13 @@ class Aggregator:
         if self._hangs_failed:
             return []
         try:
-            events = self._hangs.look(store, now, self._heartbeats())
+            events = self._hangs.look(store, now)
         except Exception:
             # Who is slow can still be told.
             self._hangs_failed = True
             _logger.warning("commtrace: the monitor tells of no hang any more; each rank's file does", exc_info=True)
             return []
         return self._alert(events, now) if events else []
-
-    def _heartbeats(self) -> dict[int, Heartbeat]:
-        """The last ones of the ranks whose reports still come, and of those that have ended."""
-        newest = max((report.window for report in self._newest), default=0)
-        return {
-            report.rank: Heartbeat(report.phase, report.window * self._job.seconds, report.ended)
-            for report in self._newest
-            if report.ended or report.window > newest - SILENT_WINDOWS
-        }
 
     def _alert(self, events: list[LiveEvent], now: float) -> list[LiveEvent]:
         status = self._status(self._newest, now)

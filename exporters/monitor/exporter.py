@@ -27,6 +27,7 @@ from commtrace.exporters.monitor.messages import (
     HangReport,
     Job,
     MessageError,
+    Process,
     Reply,
     Report,
     Request,
@@ -93,6 +94,8 @@ class MonitorExporter:
         self._clock = clock
         self._monotonic_ns = monotonic_ns
         self._job = Job(rank.run_id, rank.metadata.attempt, rank.metadata.world_size, config.monitor_seconds)
+        own = rank.metadata
+        self._process = Process(own.host, own.boot_id, own.pid, own.session)
         self._window = Window(rank)
         self._worked_ns: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -222,7 +225,7 @@ class MonitorExporter:
             report = self._window.close(number, self._monotonic_ns())
             groups = tuple(self._window.waits.groups[:MOST_GROUPS_ASKED]) if self._shows_more else ()
         asks_findings = self._shows_more and self._rank.rank == 0 and bool(self._config.monitor_store)
-        reply = self._exchange(Report(self._job, report, groups, asks_findings))
+        reply = self._exchange(Report(self._job, report, groups, asks_findings, self._process))
         self._failures = 0
         if self._shows_more:
             self._learn(report, reply)

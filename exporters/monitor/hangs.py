@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -11,8 +10,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from commtrace.analysis.doctor import examine
+from commtrace.analysis.doctor_findings import hang_findings, silence_findings
 from commtrace.analysis.doing import own_frame
-from commtrace.analysis.hang_story import hang_sentences
+from commtrace.analysis.hang_story import MOST_ROOTS, hang_sentences
+from commtrace.analysis.processes import AskProcess, process_state, unknown_process
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
@@ -22,10 +23,12 @@ from commtrace.exporters.monitor.messages import (
     HangReport,
     Job,
     MessageError,
+    Process,
+    Report,
 )
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.declared import MOST_TEXT
-from commtrace.live.watch import LiveEvent
+from commtrace.live.watch import SILENT_WINDOWS, LiveEvent
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.run import RankTrace, Run
@@ -34,8 +37,11 @@ from commtrace.trace.spans import Spans
 _logger = logging.getLogger("commtrace")
 
 HUNG = "hang"
-_GATHER_SECONDS = 6.0
-"""A window and a half: so long a rank that does not hang has to show that it goes on."""
+_GATHER_SECONDS = 1.5
+"""So long ranks that notice later have to say so: each looks once a second, and the monitor too."""
+
+_ROUNDS_SECONDS: Final = 1.5
+"""A rank that lives reports by so long after the end of a window."""
 
 _MOST_PLACES = 3
 _MOST_REPORT_BYTES: Final = MOST_BYTES - 4_096
@@ -45,23 +51,6 @@ _MEMBERS_PER_RANK: Final = 64
 _MEMBERS_OF_ANY_JOB: Final = 4_096
 """So many members do the groups of a job have, all of them together: each of its few sorts of groups has every rank
 once."""
-
-
-class Heartbeat(NamedTuple):
-    """A sign of life of a rank.
-
-    Attributes:
-        phase: what it is in in which no step ends, see :class:`commtrace.live.window.WindowReport`; else empty.
-        at: epoch seconds.
-        ended: it was the last one, as the rank has ended in order.
-    """
-
-    phase: str
-    at: float
-    ended: bool = False
-
-
-NO_HEARTBEATS: Mapping[int, Heartbeat] = {}
 
 
 def hang_report(told: Mapping[str, Any]) -> HangReport:
@@ -140,13 +129,92 @@ class _Groups:
         return Group(told.id, self._known[key], told.ordinal, told.role, told.name, told.description, told.backend)
 
 
+class Others(NamedTuple):
+    """Ranks that have said nothing of a hang.
+
+    Attributes:
+        silent: those of which nothing is heard any more, with their last sign of life.
+        going_on: those whose windows still come.
+        ended: those that have ended in order.
+        busy: those of them that go on and are in something in which no step ends: a checkpoint, an evaluation.
+    """
+
+    silent: Sequence[RankTrace] = ()
+    going_on: Collection[int] = ()
+    ended: Collection[int] = ()
+    busy: Collection[int] = ()
+
+
+_NOBODY: Final = Others()
+
+
+def others_of(reports: Sequence[Report], stopped: Collection[int], stopped_at: float, now: float) -> Others:
+    """Return what the windows of ranks say that have said nothing of a hang.
+
+    A rank goes on if its newest window is as new as that of one that lives, and ended after the others had stopped.
+
+    Args:
+        reports: the newest one of each rank.
+        stopped: ranks that have said that training has stopped.
+        stopped_at: since when, in epoch seconds.
+        now: epoch seconds.
+    """
+    silent, going_on, ended, busy = [], [], [], []
+    for report in reports:
+        rank, at = report.window.rank, report.window.window * report.job.seconds
+        is_new = now - at < report.job.seconds + _ROUNDS_SECONDS
+        if report.window.ended:
+            ended.append(rank)
+        elif rank not in stopped:
+            if report.window.phase and now - at < SILENT_WINDOWS * report.job.seconds:
+                busy.append(rank)
+            if is_new and at > stopped_at:
+                going_on.append(rank)
+            else:
+                silent.append(_last_sign_of(report, at))
+    return Others(silent, going_on, ended, busy)
+
+
+def _last_sign_of(report: Report, at: float) -> RankTrace:
+    """Return a rank of which nothing is known but that it lived then."""
+    job, window = report.job, report.window
+    process = report.process or Process(window.host, "", 0, 0)
+    at_ns = round(at * 1e9)
+    anchor = ClockAnchor(at_ns, at_ns)
+    return RankTrace(
+        metadata=RankMetadata(
+            run_id=job.run_id,
+            attempt=job.attempt,
+            session=process.session,
+            rank=window.rank,
+            local_rank=0,
+            world_size=job.world_size,
+            host=process.host,
+            node=window.host,
+            boot_id=process.boot_id,
+            pid=process.pid,
+            backend="",
+            device="",
+            device_uuid="",
+            anchor=anchor,
+        ),
+        spans=Spans.empty(),
+        anchors=(anchor,),
+        # It has had its time to say something: whatever is later than this is silence.
+        activity={"at": [window.last_step, -1, -1, -1], "again_within_ns": 0},
+        activity_ns=at_ns,
+        last_written_ns=at_ns,
+        closed=False,
+    )
+
+
 def hang_event(
     traces: Sequence[RankTrace],
     world_size: int,
     now: float,
-    unreadable: Sequence[int] = (),
-    reporting: Collection[int] = (),
-    ended: Collection[int] = (),
+    unreadable: Collection[int] = (),
+    others: Others = _NOBODY,
+    ask: AskProcess = unknown_process,
 ) -> LiveEvent:
     """Return what the ranks, put together, say: the same analysis that reads the files of a hung job.
 
@@ -155,32 +223,32 @@ def hang_event(
         world_size: ranks of the job.
         now: epoch seconds.
         unreadable: ranks that have said something that is not understood; they are not silent.
-        reporting: ranks whose windows still come: those that say nothing of a hang go on.
-        ended: ranks that have ended in order.
+        others: what is known of ranks that have said nothing of a hang.
+        ask: for the process of a silent rank.
     """
     run = Run(Path("running job"), {trace.rank: trace for trace in sorted(traces, key=lambda trace: trace.rank)}, [])
+    silent = [trace for trace in others.silent if trace.rank not in run.ranks]
+    named = {*run.ranks, *unreadable, *others.ended, *others.going_on, *(trace.rank for trace in silent)}
+    unheard = sorted(set(range(world_size)) - named)
     # Every rank that speaks has stood still for longer than is usual: judged like a job that will not go on.
-    told = examine(run, now_ns=time.time_ns(), alive=lambda metadata: False)
-    others = set(range(world_size)) - set(run.ranks) - set(unreadable)
-    gone = sorted(others.intersection(ended))
-    silent, going_on = sorted(others.difference(reporting, gone)), sorted(others.intersection(reporting))
+    told = examine(run, now_ns=round(now * 1e9), ask=ask, goes_on=False, silent=silent)
     roots = [root["rank"] for root in told["hang"]["chains"]["roots"]]
+    going_on, ended = sorted(others.going_on), sorted(others.ended)
     sentences = [
         f"Training has stopped: {len(run.ranks)} of {world_size} ranks say so.",
-        *(
-            [f"No word from {ranks_in_words(silent)}: dead, or stuck in code that lets no thread run."]
-            if silent
-            else []
-        ),
-        *([f"{ranks_in_words(gone).capitalize()} ended in order."] if gone else []),
+        *hang_findings(told),
+        *silence_findings(told, besides=roots[:MOST_ROOTS]),
+        *([f"No word from {ranks_in_words(unheard)}, ever: not started, or cut off."] if unheard else []),
+        *([f"{ranks_in_words(ended).capitalize()} ended in order."] if ended else []),
         *([f"{ranks_in_words(going_on).capitalize()}: something still moves there."] if going_on else []),
         *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
-        *(hang_sentences(told, unheard="sent no report of a hang") or _places(traces)),
+        *(hang_sentences(told, unheard="which sent no report of a hang") or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
-    rank = next(iter([*roots, *silent, *going_on, *gone]), -1)
-    host = run.ranks[rank].metadata.node if rank in run.ranks else ""
-    return LiveEvent(HUNG, now, rank, host, " ".join(sentence.strip() for sentence in sentences))
+    suspects = [*roots, *(trace.rank for trace in silent), *unheard, *going_on, *ended]
+    rank = next(iter(suspects), -1)
+    hosts = {trace.rank: trace.metadata.node for trace in (*run.ranks.values(), *silent)}
+    return LiveEvent(HUNG, now, rank, hosts.get(rank, ""), " ".join(sentence.strip() for sentence in sentences))
 
 
 def _places(traces: Sequence[RankTrace]) -> list[str]:
@@ -241,13 +309,16 @@ class HangAggregator:
 
     Args:
         job: that is watched.
+        ask: for the process of a silent rank.
 
     Attributes:
         sentence: what was last told of the hang that the job is in; empty while it goes on.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, ask: AskProcess = process_state) -> None:
         self.sentence = ""
+        self._ask = ask
+        self._stopped_at = 0.0
         self._job = job
         self._first_heard = 0.0
         self._reported_at = 0.0
@@ -256,9 +327,7 @@ class HangAggregator:
         self._stopped: frozenset[int] = frozenset()
         self._traces: Mapping[int, RankTrace] = {}
 
-    def look(
-        self, store: MonitorStore, now: float, heartbeats: Mapping[int, Heartbeat] = NO_HEARTBEATS
-    ) -> list[LiveEvent]:
+    def look(self, store: MonitorStore, now: float) -> list[LiveEvent]:
         """Return who is in a hang, if that is news.
 
         While a rank that does not hang saves a checkpoint or evaluates, the others wait for it in good order.
@@ -266,7 +335,6 @@ class HangAggregator:
         Args:
             store: what ranks say.
             now: epoch seconds.
-            heartbeats: the last ones of the ranks whose windows still come, and of those that have ended.
         """
         self._read(store)
         stopped, traces = self._stopped, self._traces
@@ -274,19 +342,20 @@ class HangAggregator:
             self._first_heard, self._num_reported, self.sentence = 0.0, 0, ""
             return []
         self._first_heard = self._first_heard or now
-        if any(beat.phase for rank, beat in heartbeats.items() if rank not in stopped):
-            return []
-        ended = [rank for rank, beat in heartbeats.items() if beat.ended]
-        if ended and not any(trace.in_flight for trace in traces.values()):
-            return []  # the job comes to its end, and somebody has something left to do
         is_news = len(stopped) > self._num_reported
         has_waited = now - (self._reported_at if self._num_reported else self._first_heard) >= _GATHER_SECONDS
+        # A rank that goes on shows it by the end of its window.
+        has_waited = has_waited and now - self._stopped_at >= self._job.seconds + _ROUNDS_SECONDS
         if not (is_news and (has_waited or len(stopped) == self._job.world_size)):
             return []
+        others = others_of(store.reports(), stopped, self._stopped_at, now)
+        if others.busy:
+            return []
+        if others.ended and not any(trace.in_flight for trace in traces.values()):
+            return []  # the job comes to its end, and somebody has something left to do
         self._reported_at, self._num_reported = now, len(stopped)
         unreadable = sorted(stopped.difference(traces))
-        reporting = [rank for rank, beat in heartbeats.items() if beat.at > self._first_heard and not beat.ended]
-        event = hang_event(list(traces.values()), self._job.world_size, now, unreadable, reporting, ended)
+        event = hang_event(list(traces.values()), self._job.world_size, now, unreadable, others, self._ask)
         self.sentence = event.sentence
         return [event]
 
@@ -303,3 +372,5 @@ class HangAggregator:
                 except MessageError as error:  # it must not hide the others
                     _logger.warning("commtrace: what rank %d says of a hang is left out: %s", rank, error)
             self._num_messages, self._stopped, self._traces = num_messages, frozenset(reports), traces
+            since = [report.time - report.quiet_ns / 1e9 for report in reports.values() if report is not None]
+            self._stopped_at = max(since, default=0.0)

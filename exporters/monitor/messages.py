@@ -61,6 +61,15 @@ class Job(Struct, frozen=True):
     seconds: Annotated[float, Meta(ge=0.01, le=1e6)]
 
 
+class Process(Struct, frozen=True):
+    """The process of a rank, see :class:`commtrace.trace.metadata.RankMetadata`."""
+
+    host: Text
+    boot_id: Text
+    pid: Count
+    session: Instant
+
+
 class Report(Struct, frozen=True, tag="report"):
     """A rank's newest window, and what it wants to know.
 
@@ -69,12 +78,14 @@ class Report(Struct, frozen=True, tag="report"):
         window: what it did.
         groups: process groups whose least times it asks for.
         asks_findings: whether it asks what the monitor has found.
+        process: that reports; what it is in can be seen on its own host when it says nothing any more.
     """
 
     job: Job
     window: WindowReport
     groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS_ASKED)] = ()
     asks_findings: bool = False
+    process: Process | None = None
 
 
 class RankRange(Struct, frozen=True, array_like=True):

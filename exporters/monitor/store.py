@@ -51,7 +51,7 @@ class MonitorStore:
         self._clear()
 
     def _clear(self) -> None:
-        self._windows: dict[int, WindowReport] = {}
+        self._reports: dict[int, Report] = {}
         self._hangs: dict[int, HangReport | None] = {}
         self._num_hang_messages = 0
         self._stage_work_ns: Mapping[int, float] = {}
@@ -76,13 +76,17 @@ class MonitorStore:
             self._heard_at = self._monotonic()
             if isinstance(request, Hang):
                 return self._take_hang(request)
-            self._windows[request.window.rank] = request.window
+            self._reports[request.window.rank] = request
             return self._reply_to(request)
 
     def windows(self) -> list[WindowReport]:
         """Return the newest window of each rank that has reported."""
+        return [report.window for report in self.reports()]
+
+    def reports(self) -> list[Report]:
+        """Return the newest report of each rank that has sent one."""
         with self._lock:
-            return [self._windows[rank] for rank in sorted(self._windows)]
+            return [self._reports[rank] for rank in sorted(self._reports)]
 
     @property
     def num_hang_messages(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,10 +10,21 @@ import pytest
 
 from commtrace.exporters.monitor import hangs
 from commtrace.exporters.monitor.aggregator import Aggregator
-from commtrace.exporters.monitor.hangs import HangAggregator, Heartbeat, _Groups, hang_event, hang_report, trace_of
-from commtrace.exporters.monitor.messages import MOST_BYTES, GroupMembers, Hang, Job, MessageError, RankRange, encoded
+from commtrace.exporters.monitor.hangs import HangAggregator, _Groups, hang_event, hang_report, trace_of
+from commtrace.exporters.monitor.messages import (
+    MOST_BYTES,
+    GroupMembers,
+    Hang,
+    Job,
+    MessageError,
+    Process,
+    RankRange,
+    Report,
+    encoded,
+)
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.watch import LiveEvent
+from commtrace.live.window import WindowReport
 from commtrace.trace.run import RankTrace
 from tests.factory import group, metadata
 
@@ -30,7 +41,7 @@ def report(rank: int, *, waits_at: int | None, launched: int, at: str = "train.p
     return {
         "time": 1_700_000_060.0,
         "monotonic_ns": 60 * SECOND,
-        "quiet_ns": 50 * SECOND,
+        "quiet_ns": 60 * SECOND,
         "metadata": asdict(metadata(rank, world_size=4, node=f"node{rank}")),
         "groups": [{**DP._asdict(), "ranks": list(DP.ranks)}],
         "topology": {"coordinates": {"dp": rank}},
@@ -51,6 +62,8 @@ def hung(ranks: Sequence[int] = (0, 1, 2, 3)) -> list[dict[str, Any]]:
 
 
 JOB = Job("run", 0, 4, 4.0)
+STOPPED_AT = 1_700_000_000.0
+"""A window ends with it; ranks notice 60 s later."""
 
 
 def traces(reports: Sequence[dict[str, Any]]) -> list[RankTrace]:
@@ -70,8 +83,8 @@ def test_the_rank_that_did_not_arrive_is_named_with_the_place_where_it_is() -> N
 def test_a_rank_that_says_nothing_is_the_suspect() -> None:
     event = hang_event(traces(hung([0, 1, 3])), 4, now=1.0)
     assert event.rank == 2
-    assert "No word from rank 2: dead, or stuck" in event.sentence
-    assert "Rank 2 sent no report of a hang: nothing is known of it." in event.sentence
+    assert "No word from rank 2, ever: not started, or cut off." in event.sentence
+    assert "Nothing is known of rank 2, which sent no report of a hang." in event.sentence
     assert "left no files" not in event.sentence
 
 
@@ -85,7 +98,7 @@ def test_a_report_is_sent_without_the_stacks_of_its_threads_and_the_environment(
     assert trace.in_flight == tuple(told["in_flight"])
     assert {**trace.activity} == {
         **told["activity"], "at": (17, -1, -1, -1), "open": (), "p2p": (), "frames": ("train.py:7 step",),
-        "quiet_ns": 50 * SECOND,
+        "quiet_ns": 60 * SECOND,
     }  # fmt: skip
     assert (trace.groups, trace.coordinates) == ({DP.id: DP}, {"dp": 0})
 
@@ -137,7 +150,9 @@ class Ranks:
     """Ranks of a job of four that tell a store of a hang."""
 
     def __init__(self) -> None:
-        self.store, self.hangs, self.reads = MonitorStore(JOB), HangAggregator(JOB), 0
+        self.processes: dict[int, str] = {}
+        self.store = MonitorStore(JOB)
+        self.hangs = HangAggregator(JOB, lambda metadata: self.processes.get(metadata.rank))
 
     def say(self, reports: Sequence[dict[str, Any]]) -> None:
         for told in reports:
@@ -148,43 +163,104 @@ class Ranks:
         for rank in range(4):
             self.store.answer(Hang(JOB, rank, False))
 
-    def look(self, now: float, heartbeats: Mapping[int, Heartbeat] = {}) -> list[LiveEvent]:
-        return self.hangs.look(self.store, now, heartbeats)
+    def report(self, rank: int, at: float, *, phase: str = "", ended: bool = False) -> None:
+        """Its newest window ended so many seconds after training had stopped."""
+        window = WindowReport(
+            rank, f"node{rank}", 0, int((STOPPED_AT + at) // 4), last_step=99, phase=phase, ended=ended
+        )
+        process = Process(f"node{rank}", "boot", 100 + rank, 5)
+        assert self.store.answer(Report(JOB, window, process=process)).refused == ""
+
+    def look(self, after: float) -> list[LiveEvent]:
+        """So many seconds after training had stopped."""
+        return self.hangs.look(self.store, STOPPED_AT + after)
 
 
-def test_it_is_told_when_all_have_spoken_or_after_six_seconds() -> None:
+def test_it_is_told_when_all_have_spoken_or_after_two_looks() -> None:
     ranks = Ranks()
-    assert ranks.look(0.0) == []
+    assert ranks.look(60) == []
     ranks.say(hung([0, 1]))
-    assert ranks.look(1.0) == []
-    assert ranks.look(4.0) == []
-    (event,) = ranks.look(7.0)
+    assert ranks.look(61) == []
+    assert ranks.look(62) == []
+    (event,) = ranks.look(63)
     assert "2 of 4 ranks say so" in event.sentence
-    assert ranks.look(30.0) == []
+    assert ranks.look(90) == []
     ranks.say(hung())
-    (event,) = ranks.look(31.0)
+    (event,) = ranks.look(91)
     assert "4 of 4 ranks say so" in event.sentence
+
+
+def test_nobody_is_called_silent_before_its_window_has_ended() -> None:
+    job = Job("run", 0, 4, 60.0)
+    store, hangs = MonitorStore(job), HangAggregator(job, lambda metadata: None)
+    for told in hung([0, 1, 3]):
+        store.answer(Hang(job, told["metadata"]["rank"], True, hang_report({**told, "quiet_ns": 5 * SECOND})))
+    assert [hangs.look(store, STOPPED_AT + after) for after in range(60, 116)] == [[]] * 56
+    assert len(hangs.look(store, STOPPED_AT + 117)) == 1
 
 
 def test_ranks_that_wait_for_one_that_saves_do_not_hang_until_it_does() -> None:
     ranks = Ranks()
     ranks.say(hung([0, 1, 3]))
-    for now in range(0, 300, 4):
-        assert ranks.look(now, {2: Heartbeat("checkpoint", now)}) == []
+    for after in range(60, 300, 4):
+        ranks.report(2, after, phase="checkpoint")
+        assert ranks.look(after) == []
     ranks.say(hung())
-    (event,) = ranks.look(304, {2: Heartbeat("checkpoint", 304)})
+    (event,) = ranks.look(304)
     assert event.rank == 2
+
+
+def test_one_that_saved_and_is_heard_of_no_more_does_not_excuse_the_others() -> None:
+    ranks = Ranks()
+    ranks.report(2, 0, phase="checkpoint")
+    ranks.say(hung([0, 1, 3]))
+    ranks.look(60)
+    assert [event.rank for event in ranks.look(62)] == [2]
 
 
 def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
     """Rank 2 reports windows: it is busy with something that launches no communication that others wait for."""
-    for reported_at, said in ((9.0, "Rank 2: something still moves there."), (1.0, "No word from rank 2: dead")):
-        ranks = Ranks()
-        ranks.say(hung([0, 1, 3]))
-        assert ranks.look(4.0, {}) == []
-        (event,) = ranks.look(11.0, {2: Heartbeat("", reported_at)})
-        assert said in event.sentence
-        assert event.rank == 2
+    ranks = Ranks()
+    ranks.say(hung([0, 1, 3]))
+    ranks.report(2, 60)
+    assert ranks.look(60) == []
+    (event,) = ranks.look(62)
+    assert "Rank 2: something still moves there." in event.sentence
+    assert "sign of life" not in event.sentence
+    assert event.rank == 2
+
+
+@pytest.mark.parametrize(
+    ("process", "why"),
+    [
+        (
+            "suspended",
+            "process 102 on node2 is suspended, by SIGSTOP or a debugger; kill -CONT 102 lets it go on.",
+        ),
+        (
+            "runs",
+            "process 102 on node2 lives and lets no other thread of Python run; py-spy dump --native --pid 102 shows "
+            "where.",
+        ),
+        ("gone", "process 102 on node2 is gone."),
+        (None, "dead, suspended, or in code that lets no thread run; look for process 102 on node2."),
+    ],
+)
+def test_a_silent_rank_is_told_in_the_words_of_the_doctor(process: str | None, why: str) -> None:
+    ranks = Ranks()
+    ranks.processes = {2: process} if process else {}
+    ranks.report(2, -4)
+    ranks.say(hung([0, 1, 3]))
+    assert ranks.look(60) == []
+    (event,) = ranks.look(62)
+    silence = f"Rank 2 gave its last sign of life 64 s before the others: {why}"
+    assert (event.rank, event.host) == (2, "node2")
+    assert event.sentence == (
+        "Training has stopped: 3 of 4 ranks say so. The job hangs: 1 communication waits in the end for rank 2. "
+        f"Hung at seq 5 of the dp group of ranks 0–3. Arrived: ranks 0–1, 3 in all_reduce, waiting for 50 s. "
+        "Not known to have arrived: rank 2, silent: see below. Root: rank 2, for which 3 ranks wait in the end. "
+        f"{silence} What it was doing: step 99."
+    )
 
 
 def test_where_nobody_is_in_a_communication_it_is_said_where_ranks_are() -> None:
@@ -197,33 +273,35 @@ def test_where_nobody_is_in_a_communication_it_is_said_where_ranks_are() -> None
 
 
 def test_a_rank_that_works_on_when_the_others_have_ended_does_not_hang_unless_it_waits_for_them() -> None:
-    ended = {rank: Heartbeat("", 1.0, ended=True) for rank in (1, 2, 3)}
     ranks = Ranks()
+    for rank in (1, 2, 3):
+        ranks.report(rank, 0, ended=True)
     ranks.say([report(0, waits_at=None, launched=6)])
-    assert [ranks.look(now, ended) for now in range(0, 100, 5)] == [[]] * 20
+    assert [ranks.look(after) for after in range(60, 160, 5)] == [[]] * 20
     ranks.say([report(0, waits_at=5, launched=6)])
-    (event,) = ranks.look(100, ended)
-    assert "1 of 4 ranks say so. Ranks 1–3 ended in order. Hung at seq 5 of the dp group" in event.sentence
+    (event,) = ranks.look(160)
+    assert "1 of 4 ranks say so. " in event.sentence
+    assert "Ranks 1–3 ended in order. Hung at seq 5 of the dp group" in event.sentence
     assert "No word" not in event.sentence
 
 
 def test_the_next_hang_is_told_as_well() -> None:
     ranks = Ranks()
     ranks.say(hung())
-    assert len(ranks.look(0.0)) == 1
+    assert len(ranks.look(60)) == 1
     assert "Hung at seq 5" in ranks.hangs.sentence
     ranks.go_on()
-    assert ranks.look(10.0) == []
+    assert ranks.look(70) == []
     assert ranks.hangs.sentence == ""
     ranks.say(hung())
-    assert len(ranks.look(20.0)) == 1
+    assert len(ranks.look(80)) == 1
 
 
 def test_a_rank_that_cannot_tell_hides_no_other_and_is_not_accused() -> None:
     ranks = Ranks()
     ranks.say(hung([0, 2, 3]))
     ranks.store.answer(Hang(JOB, 1, True))
-    (event,) = ranks.look(1.0)
+    (event,) = ranks.look(61)
     assert (event.rank, event.host) == (2, "node2")
     assert "3 of 4 ranks say so" in event.sentence
     assert "What rank 1 says cannot be read, and is left out" in event.sentence
@@ -235,7 +313,7 @@ def test_a_report_of_ranks_that_are_not_there_is_left_out(caplog: pytest.LogCapt
     made_up = report(1, waits_at=5, launched=6)
     made_up["groups"][0]["ranks"] = list(range(100_000))
     ranks.say([*hung([0, 2, 3]), made_up])
-    (event,) = ranks.look(1.0)
+    (event,) = ranks.look(61)
     assert "What rank 1 says cannot be read, and is left out" in event.sentence
     assert caplog.text.count("what rank 1 says of a hang is left out") == 1
 
@@ -246,6 +324,6 @@ def test_an_analysis_that_fails_does_not_switch_the_monitor_off(
     ranks, aggregator = Ranks(), Aggregator(JOB, [])
     ranks.say(hung())
     monkeypatch.setattr(hangs, "hang_event", lambda *_: 1 / 0)
-    assert aggregator.look_for_hangs(ranks.store, 1.0) == []
-    assert aggregator.look_for_hangs(ranks.store, 2.0) == []
+    assert aggregator.look_for_hangs(ranks.store, STOPPED_AT + 61) == []
+    assert aggregator.look_for_hangs(ranks.store, STOPPED_AT + 62) == []
     assert caplog.text.count("the monitor tells of no hang any more") == 1

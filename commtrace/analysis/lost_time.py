@@ -26,6 +26,8 @@ from commtrace.trace.spans import Int64
 _PART_OF_CAUSE: Final[Mapping[str, str | None]] = {
     "data": "input_ns",
     "gc": "rest_ns",
+    "checkpoint": "rest_ns",
+    "evaluation": "rest_ns",
     "communication": "exposed_communication_ns",
     "stage_imbalance": None,
     "sequence_length_imbalance": None,
@@ -123,7 +125,9 @@ def _ideal_work(program: Program) -> Int64:
     segments = program.segments
     nothing = np.zeros(len(segments), np.int64)
     work_ns = _typical_of_quicker_ranks(program)
-    quick = replace(segments, work_ns=work_ns, data_ns=nothing, gc_ns=nothing, pause_ns=nothing)
+    quick = replace(
+        segments, work_ns=work_ns, data_ns=nothing, gc_ns=nothing, checkpoint_ns=nothing, evaluation_ns=nothing
+    )
     return equal_stages(replace(program, segments=quick), work_ns)
 
 

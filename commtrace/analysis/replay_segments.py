@@ -26,7 +26,8 @@ _KIND_OF_SPAN: Final = {schema.FORWARD: FORWARD, schema.BACKWARD: BACKWARD, sche
 _SHARES: Final = {
     "gc_ns": (schema.GC,),
     "data_ns": (schema.DATA,),
-    "pause_ns": (schema.CHECKPOINT, schema.EVALUATION),
+    "checkpoint_ns": (schema.CHECKPOINT,),
+    "evaluation_ns": (schema.EVALUATION,),
 }
 
 
@@ -39,7 +40,7 @@ class Segments:
         kind: FORWARD, BACKWARD, OPTIMIZER, or BETWEEN and above.
         instance: number of the phase: segments of one forward share it.
         stalls: stalls in that instance; ``ordinal`` of them came before the segment.
-        work_ns, data_ns, gc_ns, pause_ns: what the time went to; ``pause`` is checkpointing and evaluation.
+        work_ns, data_ns, gc_ns, checkpoint_ns, evaluation_ns: what the time went to.
     """
 
     rank: Int32
@@ -54,14 +55,15 @@ class Segments:
     work_ns: Int64
     data_ns: Int64
     gc_ns: Int64
-    pause_ns: Int64
+    checkpoint_ns: Int64
+    evaluation_ns: Int64
 
     def __len__(self) -> int:
         return len(self.rank)
 
     @property
     def total_ns(self) -> Int64:
-        return self.work_ns + self.data_ns + self.gc_ns + self.pause_ns
+        return self.work_ns + self.data_ns + self.gc_ns + self.checkpoint_ns + self.evaluation_ns
 
 
 def same_work(segments: Segments) -> Int64:

@@ -125,11 +125,19 @@ class Bench:
             when=occurrence(self.program.steps[self.steady].tolist(), saved * 1e6),
         )
 
-    def passes(self, cost: Cost, *, rare: bool = False) -> bool:
-        """Whether a cost is large, lasting, and stands out of its own noise."""
+    def passes(self, cost: Cost, *, rare: bool = False, meant: bool = False) -> bool:
+        """Whether a cost is large, lasting, and stands out of its own noise.
+
+        Args:
+            cost: of the fix.
+            rare: it strikes now and then, and has spans of its own.
+            meant: the program does it on purpose, so that it is no chance even if it happens once.
+        """
         limits = self.thresholds
         if cost.ms < limits.cost_ms or cost.share < limits.share_of_step:
             return False
+        if meant:
+            return True
         if rare:
             return cost.persistence >= limits.rare_persistence
         return cost.persistence >= limits.majority and cost.ms >= limits.standard_errors * cost.standard_error_ms

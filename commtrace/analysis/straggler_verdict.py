@@ -13,6 +13,8 @@ CAUSES: Final = (
     "communication",
     "data",
     "gc",
+    "checkpoint",
+    "evaluation",
     "host",
     "tensor_group",
     "stage_imbalance",
@@ -114,6 +116,8 @@ CAUSE_IN_WORDS: Final = {
     "communication": "slow communication",
     "data": "waiting for input",
     "gc": "garbage collection",
+    "checkpoint": "saving",
+    "evaluation": "evaluating",
     "host": "the whole host is slow",
     "tensor_group": "a whole tensor-parallel group is slow",
     "stage_imbalance": "stage imbalance",
@@ -138,6 +142,14 @@ NEXT_STEP: Final = {
         "Give the input pipeline of this rank more workers or a deeper prefetch, and check the storage that it reads."
     ),
     "gc": "Call gc.disable() or gc.freeze() and collect on all ranks in the same step, every few hundred steps.",
+    "checkpoint": (
+        "Save on all ranks at once, each its own part (torch.distributed.checkpoint), or asynchronously: while one "
+        "rank saves, all others wait for it."
+    ),
+    "evaluation": (
+        "Evaluate on all ranks, each its own part, or in a job beside this one: while one rank evaluates, all others "
+        "wait for it."
+    ),
     "host": (
         "Look at this host (CPU load, memory pressure, power and clock limits, other jobs); take it out of the job to "
         "confirm."

@@ -21,7 +21,7 @@ def print_stragglers(
     """Print the verdicts, dearest first."""
     for straggler in stragglers:
         hours = f", {straggler['gpu_hours_per_day']:.3g} GPU-hours per day" if on_gpu else ""
-        rare = straggler["cause"] in ("data", "gc") or straggler["stretches"]
+        rare = straggler["cause"] in ("data", "gc", "checkpoint", "evaluation") or straggler["stretches"]
         typical = "mean" if rare else "median"
         cost = f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step ({typical}){hours}"
         if straggler["occurrence"]:

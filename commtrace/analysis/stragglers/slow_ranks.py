@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from commtrace.analysis.peers import Float64
-from commtrace.analysis.replay_segments import BETWEEN
+from commtrace.analysis.replay_segments import BETWEEN, Segments
 from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, QUARTILES_APART, Bench
 from commtrace.analysis.stragglers.limits import RECORDED
 from commtrace.analysis.stragglers.normal import Judged, Work, judge
@@ -18,8 +18,12 @@ from commtrace.trace.spans import Int64
 WORK: Final = "work"
 DATA: Final = "data"
 GC: Final = "gc"
-RARE: Final = (DATA, GC)
+CHECKPOINT: Final = "checkpoint"
+EVALUATION: Final = "evaluation"
+RARE: Final = (DATA, GC, CHECKPOINT, EVALUATION)
 """Causes with spans of their own, which may strike in few steps only: their mean counts, that of work is a median."""
+MEANT: Final = (CHECKPOINT, EVALUATION)
+"""Of these, what a program does on purpose: once is enough to be told, if it costs enough."""
 
 DEPENDENCE: Final = 1.5
 """By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
@@ -33,8 +37,8 @@ class SlowRank:
     """A rank and what it works beyond normal, ns per step.
 
     Attributes:
-        excess_ns: by ``compute``, ``unknown`` (outside of forward and backward), ``data`` and ``gc``.
-        beyond: in which of WORK, DATA and GC it stands out.
+        excess_ns: by ``compute``, ``unknown`` (outside of forward and backward) and the causes in RARE.
+        beyond: in which of WORK and RARE it stands out.
         normal_ns: normal work.
         told_by: what told normal.
         persistence: share of the steps in which its work is beyond normal by at least half as much as usual.
@@ -84,7 +88,7 @@ class SlowRanks:
 
 
 def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float]) -> SlowRanks:
-    """Judge the typical work of every rank; of too few steps to know the noise, only input and garbage collection.
+    """Judge the typical work of every rank; of too few steps to know the noise, only what has spans of its own.
 
     Args:
         bench: of the steps.
@@ -93,22 +97,20 @@ def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float]) -> SlowRanks:
     work = _typical_work(bench, before_ns)
     judged = judge(work, RECORDED)
     bench = replace(bench, work=bench.work.among(_normal_ranks(bench, judged)))
-    rare = {DATA: _judge_rare(bench, work, bench.program.segments.data_ns, by_place=True)}
-    rare[GC] = _judge_rare(bench, work, bench.program.segments.gc_ns, by_place=False)
-    is_slow = {DATA: rare[DATA].is_slow, GC: rare[GC].is_slow}
+    rare = {cause: _judge_rare(bench, work, cause) for cause in RARE}
+    is_slow = {cause: one.is_slow for cause, one in rare.items()}
     is_slow[WORK] = judged.is_slow if bench.noise_is_known else np.zeros(len(work.rank), np.bool_)
     rare_excess = {cause: _by_rank(one.rank, np.nan_to_num(one.excess_ns)) for cause, one in rare.items()}
     segments_excess = bench.work.excess_ns()
     steps = work_of_steps(bench)
     slow = []
-    for row in np.flatnonzero(is_slow[WORK] | is_slow[DATA] | is_slow[GC]).tolist():
+    for row in np.flatnonzero(np.logical_or.reduce(list(is_slow.values()))).tolist():
         rank, own = int(work.rank[row]), bench.work.rank == work.rank[row]
         in_phase = own & (bench.work.kind < BETWEEN)
         excess = {
             "compute": float(segments_excess[in_phase].sum()),
             "unknown": float(segments_excess[own & ~in_phase].sum()),
-            DATA: rare_excess[DATA][rank],
-            GC: rare_excess[GC][rank],
+            **{cause: rare_excess[cause][rank] for cause in RARE},
         }
         beyond = tuple(cause for cause in (WORK, *RARE) if is_slow[cause][row])
         if WORK not in beyond:
@@ -132,23 +134,28 @@ def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float]) -> SlowRanks:
 
 
 def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Int64:
-    """Segment durations where these ranks work as is normal, each in these of WORK, DATA and GC."""
+    """Segment durations where these ranks work as is normal, each in these of WORK and RARE."""
     bench, segments = found.bench, found.bench.program.segments
-    ratio = {WORK: bench.work.ratio}
-    for cause, values in ((DATA, segments.data_ns), (GC, segments.gc_ns)):
-        ratio[cause] = _rare_ratio(bench, values, found.rare_excess_ns[cause])
-    for cause, own in ratio.items():
-        chosen = [rank for rank, causes in ranks.items() if cause in causes]
-        ratio[cause] = np.where(np.isin(segments.rank, chosen), own, 1.0)
-    return np.asarray(
-        np.rint(
-            segments.work_ns * ratio[WORK]
-            + segments.data_ns * ratio[DATA]
-            + segments.gc_ns * ratio[GC]
-            + segments.pause_ns
-        ),
-        np.int64,
-    )
+    durations = np.zeros(len(segments))
+    for cause in (WORK, *RARE):
+        chosen = np.isin(segments.rank, [rank for rank, causes in ranks.items() if cause in causes])
+        values = segments.work_ns if cause == WORK else rare_ns(segments, cause)
+        if chosen.any():
+            ratio = bench.work.ratio if cause == WORK else _rare_ratio(bench, values, found.rare_excess_ns[cause])
+            durations += np.where(chosen, values * ratio, values)
+        else:
+            durations += values
+    return np.asarray(np.rint(durations), np.int64)
+
+
+def rare_ns(segments: Segments, cause: str) -> Int64:
+    """What each segment spent on one of RARE."""
+    return {
+        DATA: segments.data_ns,
+        GC: segments.gc_ns,
+        CHECKPOINT: segments.checkpoint_ns,
+        EVALUATION: segments.evaluation_ns,
+    }[cause]
 
 
 def least_share_of_work(found: SlowRanks, rank: int) -> float:
@@ -212,11 +219,12 @@ def _normal_ranks(bench: Bench, judged: Judged) -> Int64:
     return judged.rank[judged.is_normal | ~np.isfinite(judged.normal_ns)]
 
 
-def _judge_rare(bench: Bench, work: Work, values_ns: Int64, *, by_place: bool) -> Judged:
+def _judge_rare(bench: Bench, work: Work, cause: str) -> Judged:
     """Judge the mean per step of something rare among the ranks of a stage that have the same share in it."""
+    values_ns = rare_ns(bench.program.segments, cause)
     stage = np.array([bench.stage_of_rank[rank] for rank in work.rank.tolist()], np.int64)
     peers = stage
-    if by_place:
+    if cause == DATA:
         places = [
             (one, *(bench.run.ranks[rank].coordinates.get(name, 0) for name in _NO_DP))
             for one, rank in zip(stage.tolist(), work.rank.tolist(), strict=True)

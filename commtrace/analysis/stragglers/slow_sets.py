@@ -6,7 +6,7 @@ side, each alone costs nothing. A member without which the set costs as much is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,13 +20,17 @@ from commtrace.analysis.straggler_verdict import NEXT_STEP, Member, Stretch, Ver
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import FASTEST, PAST
 from commtrace.analysis.stragglers.slow_ranks import (
+    CHECKPOINT,
     DATA,
+    EVALUATION,
     GC,
+    MEANT,
     RARE,
     SlowRank,
     SlowRanks,
     at_normal_speed,
     mean_per_step,
+    rare_ns,
 )
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
@@ -40,6 +44,12 @@ _MOST_HOSTS: Final = 3
 _COMPARED_WITH: Final = {
     PAST: "the ranks that do the same work and are as fast as before",
     FASTEST: "the fastest ranks that do the same work",
+}
+_RARE_IN_WORDS: Final = {
+    DATA: "waiting for input",
+    GC: "collecting garbage",
+    CHECKPOINT: "saving",
+    EVALUATION: "evaluating",
 }
 _OTHERS: Final = "the ranks that do the same work"
 
@@ -199,7 +209,7 @@ def _verdict(
     for part in parts:
         bench = replay.stretches[part.stretch].bench
         cost = bench.cost_of(saved_ns, rare=rare)
-        if bench.passes(cost, rare=rare):
+        if bench.passes(cost, rare=rare, meant=key.cause in MEANT):
             prices.append((part, cost))
     if not prices:
         return None
@@ -334,9 +344,8 @@ def _place(run: Run, rank: int) -> str:
 def _details(bench: Bench, slow: SlowRank) -> str:
     """What is slower, in numbers."""
     if slow.cause in RARE:
-        values: Mapping[str, Int64] = {DATA: bench.program.segments.data_ns, GC: bench.program.segments.gc_ns}
-        what = {DATA: "waiting for input", GC: "collecting garbage"}[slow.cause]
-        return f"{mean_per_step(bench, values[slow.cause])[slow.rank] / 1e6:.1f} ms per step for {what}"
+        mean_ns = mean_per_step(bench, rare_ns(bench.program.segments, slow.cause))[slow.rank]
+        return f"{mean_ns / 1e6:.1f} ms per step for {_RARE_IN_WORDS[slow.cause]}"
     if slow.cause == "unknown":
         return "more time outside of forward and backward"
     parts = []

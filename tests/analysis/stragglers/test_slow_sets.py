@@ -40,6 +40,23 @@ def test_all_slow_ranks_are_named_with_what_they_cost_together(faults: Sequence[
     assert verdict.cost_ms_per_step == findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("fault", "cause", "steps", "once"),
+    [
+        ("checkpoint=2:8000@20:21", "checkpoint", 40, True),
+        ("checkpoint=2:2000@9:40:10", "checkpoint", 40, True),
+        ("evaluation=1:100", "evaluation", 12, False),
+    ],
+)
+def test_one_rank_that_saves_or_evaluates_alone_is_named(fault: str, cause: str, steps: int, once: bool) -> None:
+    findings, cost_ms = judged([fault], dp=4, steps=steps)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.ranks, verdict.cause) == ((int(fault.partition("=")[2][0]),), cause)
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+    assert bool(verdict.occurrence) == once
+
+
 def test_a_device_whose_clock_is_held_down_is_the_cause() -> None:
     made = synthesize(Job(dp=4, steps=12, jitter=0.02, faults=(Fault.parse("slow-rank=2:1.5"),)))
     states = {

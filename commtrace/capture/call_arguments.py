@@ -6,6 +6,7 @@ callers are counted from there.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Final
 
@@ -20,13 +21,12 @@ def collective_number(operation: Operation, state: GroupState, arguments: tuple[
     """Sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
     position = len(operation.arguments) - 1
     options = arguments[position] if len(arguments) > position else None
-    try:
-        is_async = options.asyncOp  # type: ignore[union-attr]
-    except AttributeError:
+    is_async = getattr(options, "asyncOp", None)
+    if is_async is None or not _options_tell():
         # torch before 2.8 tells it only to its own Python function, which is the caller of the replaced method. Any
-        # other caller gets the Work.
+        # other caller gets the Work, unless its options say something else.
         caller = sys._getframe(2).f_locals
-        is_async = bool(caller.get("async_op", caller.get("async_ops", True)))
+        is_async = bool(caller.get("async_op", caller.get("async_ops", is_async is not False)))
     peer = -1
     if operation.has_root:
         root = getattr(options, "rootRank", options)
@@ -35,6 +35,14 @@ def collective_number(operation: Operation, state: GroupState, arguments: tuple[
         state.bracket_is_collective = True
         return -1, peer, is_async
     return next(state.collective_seq), peer, is_async
+
+
+@functools.cache
+def _options_tell() -> bool:
+    """Whether torch's functions tell all options whether the call is asynchronous; some have the field without that."""
+    from torch.distributed import AllreduceOptions
+
+    return hasattr(AllreduceOptions, "asyncOp")
 
 
 def _global_rank(state: GroupState, group_rank: int) -> int:

@@ -127,19 +127,10 @@ class DeviceCalls:
             self._ended(ended)
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
-    def taking_future(self, original: Any) -> Callable[..., Any]:
-        """Replacement of ``Work.get_future``: nobody will wait for the Work, if it is not for other reasons."""
-        pending, failed = self._pending, self._tracer.failed
-
-        def get_future(work: Any, /) -> Any:
-            try:
-                for call in pending.get(id(work), ()):
-                    call.has_future = True
-            except Exception as error:
-                failed(PART, error)
-            return original(work)
-
-        return get_future
+    def future_taken(self, work: Any) -> None:
+        """Somebody takes the future of a Work: nobody will wait for the Work, if it is not for other reasons."""
+        for call in self._pending.get(id(work), ()):
+            call.has_future = True
 
     def futures_waited(self, first: int, start: Mark, end: Mark) -> None:
         """C++ has waited from ``start`` to ``end`` for the futures of calls numbered from ``first`` on."""

@@ -3,7 +3,7 @@
 A future is C++'s, shared by everything in torch that is asynchronous, and does not say whose it is. So each future that
 a captured Work hands out is remembered while it lives; for every other one a wait costs a look into a dictionary.
 Futures that are made of such a future (``then``, ``torch.futures.collect_all``) are not known: what waits for them
-shows as work. With tensors on an accelerator nothing is told here, for a future's wait is then no wait of the host.
+shows as work. With tensors on an accelerator a future's wait is no wait of the host, and no stall is told here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from commtrace.capture.clock import now_ns
+from commtrace.capture.clock import Mark
 from commtrace.capture.hooks import Hooks, installed
-from commtrace.capture.process_groups import Pending, ProcessGroupCapture
+from commtrace.capture.process_groups import Pending, ProcessGroupCapture, subclasses
 from commtrace.capture.tracer import Tracer
 
 PART: Final = "capture of waits for futures"
@@ -40,7 +40,7 @@ class FutureWaits:
         import torch
         from torch.distributed import Work
 
-        for work_type in (Work, *Work.__subclasses__()):
+        for work_type in (Work, *subclasses(Work)):
             self._hooks.replace(work_type, "get_future", self._handing_out)
         self._hooks.replace(torch._C.Future, "wait", self._waiting)
 
@@ -50,12 +50,16 @@ class FutureWaits:
         self._known.clear()
 
     def _handing_out(self, original: Any) -> Callable[..., Any]:
-        pending_of, remember, failed = self._process_groups.pending, self._remember, self._hooks.failed
+        future_taken, remember, failed = self._process_groups.future_taken, self._remember, self._hooks.failed
 
         def get_future(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            pending: Pending | None = None
+            try:
+                pending = future_taken(work)
+            except Exception as error:
+                failed(error)
             future = original(work, *arguments, **keywords)
             try:
-                pending = pending_of(work)
                 if pending is not None:
                     remember(future, pending)
             except Exception as error:
@@ -70,20 +74,20 @@ class FutureWaits:
 
     def _waiting(self, original: Any) -> Callable[..., Any]:
         known, hooks, failed, blocked = self._known, self._hooks, self._hooks.failed, self._tracer.blocked
-        waited_for = self._process_groups.waited_for_future
+        mark, waited_for = self._process_groups.mark, self._process_groups.waited_for_future
 
         def wait(future: Any, /, *arguments: Any, **keywords: Any) -> Any:
             pending: Pending | None = None
-            start = 0
+            start: Mark | None = None
             try:
                 ours = known.pop(id(future), None)
                 if ours is not None and hooks.active:
                     pending = ours[0]
                     blocked[0] = pending.launch
-                    start = now_ns()
+                    start = mark()
             except Exception as error:
                 failed(error)
-            if pending is None or not start:
+            if pending is None or start is None:
                 return original(future, *arguments, **keywords)
             try:
                 result = original(future, *arguments, **keywords)
@@ -93,7 +97,7 @@ class FutureWaits:
                 except Exception as error:
                     failed(error)
             try:
-                waited_for(pending, start, now_ns())
+                waited_for(pending, start, mark())
             except Exception as error:
                 failed(error)
             return result

@@ -246,8 +246,6 @@ class Instrumentation:
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
         from commtrace.capture import futures
 
-        if self._device_clock is not None:
-            return lambda: None
         return futures.install(tracer, self._process_groups)
 
     def _open_sinks(self) -> list[Sink]:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from commtrace.capture.call_arguments import barrier_device, by_position, collective_number, p2p_number
-from commtrace.capture.clock import now_ns
+from commtrace.capture.clock import Mark, now_ns
 from commtrace.capture.cuda_clock import CudaClock
 from commtrace.capture.device_calls import DeviceCalls
 from commtrace.capture.groups import GroupState
@@ -110,7 +110,7 @@ class ProcessGroupCapture:
                     self._replace(ProcessGroup, name, wrap(ProcessGroup.__dict__[name]))
             for events, name, replacing in self._devices.replacements:
                 self._replace(events, name, replacing(events.__dict__[name]))
-        for work_type in (Work, *_subclasses(Work)):
+        for work_type in (Work, *subclasses(Work)):
             if "wait" in work_type.__dict__:
                 original = work_type.__dict__["wait"]
                 self._replace(work_type, "wait", self._waiting(original))
@@ -118,8 +118,6 @@ class ProcessGroupCapture:
             if "synchronize" in work_type.__dict__ and self._devices is not None:
                 synchronize = self._devices.synchronizing(work_type.__dict__["synchronize"])
                 self._replace(work_type, "synchronize", synchronize)
-            if "get_future" in work_type.__dict__ and self._devices is not None:
-                self._replace(work_type, "get_future", self._devices.taking_future(work_type.__dict__["get_future"]))
 
     def uninstall(self) -> None:
         """Put every original back, exactly. A method that somebody else has replaced since is left alone."""
@@ -137,25 +135,35 @@ class ProcessGroupCapture:
         if self._devices is not None:
             self._devices.forget_all()
 
-    def pending(self, work: Any) -> Pending | None:
-        """What a Work stands for, if nobody has waited for it; None for any other."""
+    def future_taken(self, work: Any) -> Pending | None:
+        """Somebody takes the future of a Work: what of the host it stands for, if nobody has waited for it."""
+        if self._devices is not None:
+            self._devices.future_taken(work)
         key = id(work)
         found = self._pending.get(key)
         return None if found is None else Pending(key, found)
 
-    def waited_for_future(self, pending: Pending, start: int, end: int) -> None:
-        """Somebody has waited for the future of what :meth:`pending` told."""
+    def mark(self) -> Mark:
+        """Now; beside an accelerator, the position of its current stream."""
+        return now_ns() if self._devices is None else self._devices.mark()
+
+    def waited_for_future(self, pending: Pending, start: Mark, end: Mark) -> None:
+        """Somebody has waited, between two marks, for the future of what :meth:`future_taken` told."""
         if self._pending.get(pending.key) is not pending.entry:
             return  # A wait for the Work has told it, or the Work is gone and another one has its id.
         del self._pending[pending.key]
         launch, completion = pending.entry
-        tracer = self._tracer
-        tracer.last_mark = end
+        tracer, ended = self._tracer, end if self._devices is None else now_ns()
         if completion is None:
-            tracer.append((waited_rows, waited_kinds(launch), launch, tracer.coordinates, start, end))
+            number = next_id()
+            tracer.append((completed_rows, kind_of(launch), launch, number, ended, ()))
         else:
-            completion[WAITED] = end
-            tracer.append((stall_rows, schema.STALL, launch, completion[NUMBER], tracer.coordinates, start, end))
+            number, completion[WAITED] = completion[NUMBER], ended
+        if self._devices is None:
+            tracer.last_mark = end
+            tracer.append((stall_rows, schema.STALL, launch, number, tracer.coordinates, start, end))
+        else:
+            self._devices.host_stalled(launch, number, start, end)
 
     def unfinished(self) -> list[Launch]:
         """Communications that were launched and whose end has not been seen, oldest first."""
@@ -347,9 +355,10 @@ def unknown_methods(owner: type) -> list[str]:
     ]
 
 
-def _subclasses(owner: type) -> list[type]:
+def subclasses(owner: type) -> list[type]:
+    """Return the classes below this one, and those below them."""
     children: list[type] = owner.__subclasses__()
-    return [found for child in children for found in (child, *_subclasses(child))]
+    return [found for child in children for found in (child, *subclasses(child))]
 
 
 def _copy_description(original: Any, replacement: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -84,3 +85,10 @@ def fake_backend(rank: int = 0, world_size: int = 4) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def of_all_reduce() -> tuple[Any, ...]:
+    """What ``c10d::allreduce_`` wants behind tensors and group: operation, sparse indices, asynchronous, timeout."""
+    named = {argument.name for argument in torch.ops.c10d.allreduce_.default._schema.arguments}
+    is_async = (True,) if "async_op" in named else ()  # since torch 2.8
+    return torch.classes.c10d.ReduceOp(), None, *is_async, -1

@@ -560,12 +560,11 @@ def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
 
 
 def test_what_a_communication_hook_launches_ends_with_the_reducers_wait_for_its_future(job: Job) -> None:
-    take_future = job.devices.taking_future(lambda work: work)
     kept = job.all_reduce(asynchronous=True)
     before = next_id()
     works = [job.all_reduce(asynchronous=True) for _ in range(2)]
     for work in works:
-        take_future(work)
+        job.devices.future_taken(work)
     own = job.all_reduce(asynchronous=True)
     start = job.clock.mark()
     job.cuda.current_stream().wait_until(works[-1].end_ns)

@@ -14,7 +14,7 @@ from commtrace.capture.functional_waits import FunctionalWaits
 from commtrace.capture.groups import GroupState
 from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.reducer import ReducerCapture
-from tests.capture.recording import Recording
+from tests.capture.recording import Recording, of_all_reduce
 
 OPERATIONS: Any = torch.ops._c10d_functional
 
@@ -75,7 +75,7 @@ def test_bytes_that_cannot_be_read_cost_a_communication_of_cpp_nothing_else(
     strange = torch.ones(2).as_subclass(Unreadable)
 
     OPERATIONS.wait_tensor(OPERATIONS.all_reduce(strange, "sum", _name_of_world()))
-    torch.ops.c10d.allreduce_([strange], dist.group.WORLD.boxed(), *_of_all_reduce())  # type: ignore[union-attr]
+    torch.ops.c10d.allreduce_([strange], dist.group.WORLD.boxed(), *of_all_reduce())  # type: ignore[union-attr]
     recording.tracer.completions.wait(10)
 
     rows = sorted(recording.communications(), key=lambda row: row.seq)
@@ -88,8 +88,3 @@ def test_bytes_that_cannot_be_read_cost_a_communication_of_cpp_nothing_else(
 def _name_of_world() -> str:
     assert dist.group.WORLD is not None
     return str(dist.group.WORLD.group_name)
-
-
-def _of_all_reduce() -> tuple[Any, ...]:
-    """Operation, sparse indices, asynchronous, timeout."""
-    return torch.classes.c10d.ReduceOp(), None, True, -1

@@ -9,15 +9,24 @@ import torch
 import torch.distributed as dist
 
 from commtrace.capture import futures
+from commtrace.capture.clock import now_ns
+from commtrace.capture.cuda_clock import CudaClock
 from tests.capture.recording import Recording
+from tests.capture.simulated_cuda import SimulatedCuda
 
 
-@pytest.fixture
-def alone(recording: Recording) -> Iterator[Recording]:
-    """The only rank under gloo, whose works have futures."""
+@pytest.fixture(params=[False, True], ids=["a build for CPUs", "a build for CUDA"])
+def alone(request: pytest.FixtureRequest) -> Iterator[Recording]:
+    """The only rank under gloo, whose works have futures; its tensors are the host's, whatever torch is built for."""
+    clock = None
+    if request.param:
+        cuda = SimulatedCuda()
+        cuda.initialized = False
+        clock = CudaClock(cuda, cuda, now_ns)
+    recording = Recording(clock)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     before = (dist.Work.__dict__["get_future"], torch._C.Future.__dict__["wait"])
-    with recording.capturing() as capture:
+    with recording.capturing(clock) as capture:
         uninstall = futures.install(recording.tracer, capture)
         try:
             yield recording

@@ -118,11 +118,11 @@ def test_collectives_of_objects_are_no_checkpoints(recording: Recording) -> None
     assert told(recording) == []
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning", "ignore:TypedStorage is deprecated:UserWarning")
 def test_distributed_checkpoints_are_one_span_with_all_files(phases: Recording, tmp_path: Path) -> None:
     state = {"weight": torch.ones(4)}
-    distributed_save_bound_early(state, checkpoint_id=tmp_path / "a", no_dist=True)
-    dcp.load(state, checkpoint_id=tmp_path / "a", no_dist=True)
+    distributed_save_bound_early(state, checkpoint_id=tmp_path / "a")
+    dcp.load(state, checkpoint_id=tmp_path / "a")
 
     assert told(phases) == [
         ("checkpoint", "distributed.checkpoint.save"),
@@ -231,6 +231,7 @@ def test_nothing_is_imported_for_it() -> None:
     assert completed.stdout == "set()\n", completed.stderr
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 11), reason="this torch cannot compile clipping into one graph")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of dynamo's own
 def test_clipping_is_part_of_a_graph_that_may_not_break(phases: Recording) -> None:
     uninstall = compiler.install(phases.tracer)

@@ -16,7 +16,7 @@ from commtrace.capture.issued import HostCall, IssuedCalls
 from commtrace.capture.operations import OPERATIONS
 from commtrace.capture.records import ENDED
 from commtrace.capture.reducer import ReducerCapture
-from tests.capture.recording import Recording
+from tests.capture.recording import Recording, of_all_reduce
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_thread_of_cpp_has_no_python_below_the_kernel(alone: Recording) -> Non
     assert group is not None
     before = len(alone.communications())
 
-    arguments = ([torch.ones(5)], group.boxed(), torch.classes.c10d.ReduceOp(), None, True, -1)
+    arguments = ([torch.ones(5)], group.boxed(), *of_all_reduce())
     _thread.start_new_thread(torch.ops.c10d.allreduce_.default._op, arguments)
 
     deadline = time.monotonic() + 20

@@ -117,6 +117,7 @@ def test_gradients_are_the_same_bits(recording: Recording, way: Checkpoint) -> N
     assert len(repeats(recording)) == 1
 
 
+@pytest.mark.filterwarnings("ignore:Please specify CheckpointImpl:FutureWarning")
 def test_what_is_made_of_the_checkpoint_of_torch(recording: Recording) -> None:
     layers = nn.Sequential(*(Layer(recording) for _ in range(4)))
     value = torch.ones(2, 4, requires_grad=True)

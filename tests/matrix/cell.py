@@ -101,7 +101,8 @@ def _train(kind: str, folder: Path, *, enabled: bool) -> Completed:
 def _reason(completed: Completed) -> str:
     if completed.timed_out:
         return f"no end after {SECONDS:g} s"
-    errors = re.findall(r"^(?:\[rank\d\]: ?)?([A-Za-z_.]*(?:Error|Exception): .*)$", completed.stdout, re.MULTILINE)
+    named = r"^(?:\[rank\d\]: ?)?((?:[A-Za-z_.]*(?:Error|Exception)|Fatal Python error): .*)$"
+    errors = re.findall(named, completed.stdout, re.MULTILINE)
     wanted = [error for error in errors if "ChildFailedError" not in error]
     return (wanted or [f"exit status {completed.returncode}"])[0][:120]
 

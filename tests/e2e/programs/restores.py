@@ -1,5 +1,7 @@
 """Compares everything of torch, megatron-core and DeepSpeed that can be called, before a recording and after it.
 
+Of the two frameworks: those that are installed.
+
 python tests/e2e/programs/restores.py DIRECTORY
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
 import signal
 import sys
@@ -133,7 +136,8 @@ def objects() -> int:
 def main() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     for name in IMPORTED:
-        importlib.import_module(name)
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
     work()  # torch fills tables of its own when things run for the first time
     before, before_texts = snapshot(), texts()
     commtrace.start(commtrace.Config.from_env({"COMMTRACE_ENABLED": "0", "COMMTRACE_DIR": f"{sys.argv[1]}/disabled"}))

@@ -18,11 +18,14 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+from commtrace.analysis.stragglers.limits import SUMS
+from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.errors import RunNotFoundError
 from commtrace.redaction import redacted_url
 from commtrace.top.frame import Exposed, Frame, RankRow, Slow
 from commtrace.top.http import MetricsError, fetch
 from commtrace.trace.inputs import all_printable, decode_json
+from commtrace.trace.spans import Int64
 
 ALERT: Final = "alert"
 METRICS: Final = "metrics"
@@ -37,9 +40,6 @@ _SILENT_STEPS: Final = 10.0
 _NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job"})
 _OF_SAMPLES: Final = frozenset({"phase", "role", "operation", "kind", "le", "part", "straggler_rank", "cause"})
 """Labels that tell one series of a rank from another, and nothing of the rank."""
-
-_SCORE, _SHARE_OF_STEP = 1.1, 0.05
-"""Of the alert CommtraceStraggler (docs/prometheus.md): own work against that of peers, and against the step."""
 
 
 class Sample(NamedTuple):
@@ -423,29 +423,40 @@ def _who(labels: Mapping[str, str]) -> str:
 
 
 def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> Iterator[Slow]:
-    """Ranks whose own work takes longer than that of their peers, by the same limits as the alert."""
-    work = {rank: one.work / one.steps for rank, one in totals.items() if one.work is not None and one.steps > 0}
+    """Ranks whose own work is beyond what is normal at their stage."""
+    known = [rank for rank, one in totals.items() if one.work is not None and one.steps > 0]
+    if not known:
+        return
+    per_step = [totals[rank] for rank in known]
+    judged = judge(
+        Work(
+            rank=np.arange(len(known)),
+            peers=_numbers(one.labels.get("pp", "") for one in per_step),
+            host=_numbers(one.labels.get("node", "") for one in per_step),
+            total_ns=np.array([1e9 * (one.work or 0.0) / one.steps for one in per_step]),
+            error_ns=np.zeros(len(known)),
+            scale_ns=np.array([1e9 * one.seconds / one.steps for one in per_step]),
+        ),
+        SUMS,
+    )
+    waiting = np.array([sum(one.exposed.values()) + one.parts.get("bubble", 0.0) for one in per_step])
+    waiting_ms = 1e3 * waiting / np.array([one.steps for one in per_step])
     found = []
-    for rank, own in work.items():
-        stage = totals[rank].labels.get("pp", "")
-        peers = [work[other] for other in work if totals[other].labels.get("pp", "") == stage]
-        if len(peers) < 2 or rank in told:
+    for row in np.flatnonzero(judged.is_slow).tolist():
+        labels, excess_ms = per_step[row].labels, float(judged.excess_ns[row]) / 1e6
+        if known[row] in told:
             continue
-        typical = min(peers) if len(peers) == 2 else float(np.median(peers))
-        step = totals[rank].seconds / totals[rank].steps
-        excess = own - typical
-        if own > _SCORE * typical and excess > _SHARE_OF_STEP * step:
-            others = [
-                1e3 * (sum(one.exposed.values()) + one.parts.get("bubble", 0.0)) / one.steps
-                for other, one in totals.items()
-                if other != rank and one.steps > 0
-            ]
-            cost = min(1e3 * excess, float(np.median(others)))
-            evidence = f"It works {1e3 * own:.1f} ms per step; the ranks of its stage work {1e3 * typical:.1f} ms."
-            labels = totals[rank].labels
-            number = int(rank) if rank.isdecimal() else -1
-            found.append(Slow(number, labels.get("node", ""), "own work", cost, evidence, METRICS, _who(labels)))
+        cost = min(excess_ms, float(np.median(waiting_ms[~judged.is_slow])))
+        normal_ms = float(judged.normal_ns[row]) / 1e6
+        evidence = f"It works {normal_ms + excess_ms:.1f} ms per step; normal at its stage is {normal_ms:.1f} ms."
+        number = int(known[row]) if known[row].isdecimal() else -1
+        found.append(Slow(number, labels.get("node", ""), "own work", cost, evidence, METRICS, _who(labels)))
     yield from sorted(found, key=lambda one: -(one.cost_ms_per_step or 0.0))
+
+
+def _numbers(words: Iterable[str]) -> Int64:
+    """Equal ones for equal words."""
+    return np.unique([*words], return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _notes(rows: Sequence[RankRow]) -> Iterator[str]:

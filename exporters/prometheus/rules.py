@@ -1,8 +1,12 @@
 """Recording rules and alerts, written down once; ``python -m commtrace.exporters.prometheus.generate`` makes the files.
 
 A rank's *work* is its step without waiting for others. Ranks of one run and pipeline stage do the same work, so the one
-whose work takes longer is slow; those that wait for it have the same work as ever. The yardstick is the median of the
-stage (of two ranks the faster one, as the median of two is half the slow one).
+whose work takes longer is slow; those that wait for it have the same work as ever. The yardstick is the lower quartile
+of the stage (of two ranks the faster one): up to half of the ranks can be slow before it is. PromQL cannot sort ranks into
+clusters, as the rule for stragglers does elsewhere (docs/stragglers.md).
+
+The alert on stragglers has no ``for``: Prometheus forgets how long something was true when it is restarted. What it
+looks at is a mean over less than a minute, in which one odd step does not count for much.
 """
 
 from __future__ import annotations
@@ -27,11 +31,16 @@ _PAUSING: Final = "max by (run_id) (sum without (phase) (commtrace_open_phase) >
 """Runs of which a rank saves or evaluates and does not hang: the others may well wait for it."""
 
 
+_FEWEST_STEPS: Final = 4
+"""Of fewer in the shorter window, a single odd one would be an alert."""
+
+
 class Timing(NamedTuple):
     """How far the rules look and how long they wait, as Prometheus writes durations.
 
     Attributes:
         window: over which rates are taken: several scrapes and several steps long.
+        work_window: over which the work of ranks is compared, where it holds four steps; else ``window``.
         baseline: how long ago "before" was, for what went up.
         persists: how long something must be true before it is an alert.
         stalled: shortest silence that is one, seconds.
@@ -39,6 +48,7 @@ class Timing(NamedTuple):
     """
 
     window: str = "5m"
+    work_window: str = "45s"
     baseline: str = "1h"
     persists: str = "5m"
     stalled: int = 120
@@ -85,10 +95,16 @@ def recording_rules(timing: Timing) -> tuple[RecordingRule, ...]:
     work = "commtrace:work_seconds:per_step"
     return (
         RecordingRule("commtrace:step_seconds:mean", f"rate(commtrace_step_duration_seconds_sum[{window}])\n/ {steps}"),
-        RecordingRule(work, f"rate(commtrace_work_seconds_total[{window}])\n/ {steps}"),
+        RecordingRule(
+            work,
+            f"(rate(commtrace_work_seconds_total[{timing.work_window}])\n"
+            f"/ (rate(commtrace_step_duration_seconds_count[{timing.work_window}]) > 0)\n"
+            f"and increase(commtrace_step_duration_seconds_count[{timing.work_window}]) >= {_FEWEST_STEPS})\n"
+            f"or (rate(commtrace_work_seconds_total[{window}])\n/ {steps})",
+        ),
         RecordingRule(
             "commtrace:work_seconds:typical",
-            f"(quantile by ({PEERS}) (0.5, {work}) and count by ({PEERS}) ({work}) > 2)\n"
+            f"(quantile by ({PEERS}) (0.25, {work}) and count by ({PEERS}) ({work}) > 2)\n"
             f"or (min by ({PEERS}) ({work}) and count by ({PEERS}) ({work}) == 2)",
         ),
         RecordingRule(
@@ -115,7 +131,7 @@ def recording_rules(timing: Timing) -> tuple[RecordingRule, ...]:
 def alerts(timing: Timing) -> tuple[Alert, ...]:
     """Every alert."""
     return (
-        _straggler(timing),
+        _straggler(),
         _went_up(
             timing, "CommtraceExposedCommunicationUp", "commtrace:exposed:ratio", "exposed communication",
             "Where CommtraceStraggler fires as well, the others wait for that rank. Else look at the network. Which "
@@ -133,14 +149,14 @@ def alerts(timing: Timing) -> tuple[Alert, ...]:
     )  # fmt: skip
 
 
-def _straggler(timing: Timing) -> Alert:
+def _straggler() -> Alert:
     score, excess = "commtrace:straggler_score:ratio", "commtrace:straggler_excess_seconds:per_step"
     mean = "commtrace:step_seconds:mean"
     return Alert(
         name="CommtraceStraggler",
         expr=f"{score} > 1.1\nand {excess} > 0.05 * {mean}",
         operands=(score, excess, mean),
-        wait=timing.persists,
+        wait="0s",
         severity="warning",
         summary="Rank {{ $labels.rank }} of {{ $labels.run_id }} on {{ $labels.node }} is slow",
         description=(

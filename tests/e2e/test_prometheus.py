@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 WINDOW = "8s"
-TIMING = Timing(window=WINDOW, baseline="4s", persists="3s", stalled=20)
+TIMING = Timing(window=WINDOW, work_window=WINDOW, baseline="4s", persists="3s", stalled=20)
 SLOW_RANK = "1"
 SPLIT = "commtrace_exposed_split_seconds_total"
 

@@ -30,6 +30,9 @@ LIVE: Final = Limits(share=0.05, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
 """For means over a window of seconds, of which a day has 20,000: nobody may be named by chance in any of them. Ranks
 that share the cores of a busy host may differ by 5 % for seconds, half against half."""
 
+SUMS: Final = Limits(share=0.1, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
+"""For sums over steps that tell nothing of the scatter between them (metrics), as a share of the step."""
+
 FEWEST_FOR_SCATTER: Final = 4
 """Of fewer normal ranks it is not told how much healthy ranks differ; then only their noise over time counts."""
 

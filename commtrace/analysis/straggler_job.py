@@ -25,6 +25,10 @@ Of Megatron's example on a machine with more processes than cores, where single 
 ranks of both have a correlation of 0.1 to 0.3, and of 0.8 to 0.95 with sequences of different length.
 """
 
+_LONG: Final = 0.5
+"""A microbatch is far longer than usual by this share of it."""
+
+_FEWEST_LONG: Final = 8
 _SCATTER_OF_MICROBATCHES: Final = 0.1
 _SLOW_LINK: Final = 2.0
 """Transfers of a slow link take this many times as long as the same transfers elsewhere."""
@@ -59,18 +63,34 @@ def _uneven_sequences(bench: Bench) -> Verdict | None:
     spread = float(np.std(forward))
     if spread < _SCATTER_OF_MICROBATCHES or float(np.std(backward)) == 0.0:
         return None
-    correlation = _rank_correlation(forward, backward)
-    if correlation < _CORRELATION:
+    correlation, alike = _rank_correlation(forward, backward), _share_long_in_both(forward, backward)
+    if correlation < _CORRELATION and alike < _CORRELATION:
         return None
     segments = bench.program.segments
     in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
     cost = bench.cost(np.where(in_phase, mean_segments(bench.program), segments.total_ns))
     evidence = (
         f"Forwards of one stage differ by {100 * spread:.0f} % between microbatches, and a microbatch with a long "
-        f"forward has a long backward (rank correlation {correlation:.2f}); no rank is slow in the mean."
+        f"forward has a long backward ({_how_alike(correlation, alike)}); no rank is slow in the mean."
     )
     who = "no single rank: it moves"
     return _verdict(bench, -1, "sequence_length_imbalance", who, cost, evidence) if bench.passes(cost) else None
+
+
+def _share_long_in_both(forward: Float64, backward: Float64) -> float:
+    """Of the few microbatches that are far longer than the others in one phase, the share that is so in both.
+
+    Where only single microbatches are long, ranks of all the others, which are noise, hide them from a correlation.
+    """
+    longer, also_longer = forward > _LONG, backward > _LONG
+    either = int((longer | also_longer).sum())
+    return float((longer & also_longer).sum()) / either if either >= _FEWEST_LONG else 0.0
+
+
+def _how_alike(correlation: float, alike: float) -> str:
+    if correlation >= _CORRELATION:
+        return f"rank correlation {correlation:.2f}"
+    return f"so are {alike:.0%} of those that take half as long again as usual"
 
 
 def _rank_correlation(first: Float64, second: Float64) -> float:

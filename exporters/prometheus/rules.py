@@ -2,8 +2,8 @@
 
 A rank's *work* is its step without waiting for others. Ranks of one run and pipeline stage do the same work, so the one
 whose work takes longer is slow; those that wait for it have the same work as ever. The yardstick is the lower quartile
-of the stage (of two ranks the faster one): up to half of the ranks can be slow before it is. PromQL cannot sort ranks into
-clusters, as the rule for stragglers does elsewhere (docs/stragglers.md).
+of the stage (of two ranks the faster one): up to half of the ranks can be slow before it is. PromQL cannot sort ranks
+into clusters, as the rule for stragglers does elsewhere (docs/stragglers.md).
 
 The alert on stragglers has no ``for``: Prometheus forgets how long something was true when it is restarted. What it
 looks at is a mean over less than a minute, in which one odd step does not count for much.

@@ -55,6 +55,30 @@ def test_uneven_sequences_on_a_machine_that_holds_up_single_microbatches() -> No
     assert (verdict.rank, verdict.cause) == (-1, "sequence_length_imbalance")
 
 
+def test_single_long_microbatches_on_changing_ranks() -> None:
+    """All others scatter by 2 %, so that a correlation over all of them tells nothing."""
+    random = np.random.default_rng(3)
+    lengths = {rank: 10 * (1 + 0.02 * random.standard_normal((STEPS, MICROBATCHES, 2))) for rank in range(2)}
+    for step in range(STEPS):
+        lengths[int(random.integers(2))][step, int(random.integers(MICROBATCHES))] *= 3
+
+    (verdict,) = findings_of(_data_parallel_run(lengths)).verdicts
+
+    assert (verdict.rank, verdict.cause) == (-1, "sequence_length_imbalance")
+    assert "(so are 100% of those that take half as long again as usual)" in verdict.evidence
+    # Each step waits for one rank that takes 2 * 20 ms longer; shared evenly by two ranks that would be half of it.
+    assert verdict.cost_ms_per_step == pytest.approx(20, rel=0.1)
+
+
+def test_single_forwards_that_the_machine_holds_up_are_no_long_microbatches() -> None:
+    random = np.random.default_rng(3)
+    lengths = {rank: 10 * (1 + 0.02 * random.standard_normal((STEPS, MICROBATCHES, 2))) for rank in range(2)}
+    for step in range(STEPS):
+        lengths[int(random.integers(2))][step, int(random.integers(MICROBATCHES)), step % 2] *= 3
+
+    assert findings_of(_data_parallel_run(lengths)).verdicts == ()
+
+
 def test_durations_that_vary_without_reason_have_no_verdict() -> None:
     assert findings_of(_data_parallel_run(_lengths(backward_follows_forward=False))).verdicts == ()
 

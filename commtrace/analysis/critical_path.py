@@ -21,15 +21,15 @@ import numpy as np
 from commtrace.analysis.align import Alignment
 from commtrace.analysis.claims import Claims, Standing, claims_of_block, together
 from commtrace.analysis.intervals import paint
-from commtrace.analysis.match import Matches, communications_of
+from commtrace.analysis.match import Matches, RankMatches, communications_of
 from commtrace.analysis.matched import Context
-from commtrace.analysis.operations import is_kernel_trace, of_one_sort
+from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.roles import Roles
 from commtrace.analysis.states import CHECKPOINT, COMPUTE, DATA, GC, IDLE, MEMORY, OTHER, PHASES, State, states_of
 from commtrace.trace import schema
-from commtrace.trace.blocks import Block
+from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Int32, Int64
+from commtrace.trace.spans import Int32, Int64, Spans
 
 TRANSFER: Final = "transfer"
 HOST: Final = "host"
@@ -217,29 +217,26 @@ class _Interval(NamedTuple):
 
 
 class _Lanes:
-    """The lanes of a run, to be walked along."""
+    """The lanes of a run, to be walked along; each is read when the path first comes to it."""
 
     def __init__(self, run: Run, matches: Matches, roles: Roles, residual_ns: int) -> None:
+        self._run = run
+        self._matches = matches
+        self._roles = roles
         self._residual_ns = residual_ns
-        self._clock = {rank: trace.clock_key for rank, trace in run.ranks.items()}
-        self._lanes = {
-            rank: lanes
-            for block in of_one_sort(run.blocks)
-            for lanes in [_BlockLanes.of(run, block, matches, roles)]
-            for rank in block.ranks
-        }
+        self._lanes: dict[int, _Lane] = {}
 
     def walk(self, begin: int, rank: int, now: int) -> Iterator[Piece]:
         """The pieces from ``now`` on ``rank`` back to ``begin``, the latest first; some may be empty."""
         left: set[int] = set()  # ranks that the path has left for others at this very instant
         while now > begin:
-            interval = self._lanes[rank].before(rank, now)
+            interval = self._lane(rank).before(now)
             since, stand = max(interval.start, begin), interval.stand
             if stand is None:
                 yield Piece(since, now, rank, interval.kind)
             elif stand.last_rank == rank and now <= stand.ready:
                 yield Piece(since, now, rank, HOST)  # it stood, and had not launched yet what it stood for
-            elif stand.last_rank not in self._lanes or now < stand.ready or stand.last_rank in left:
+            elif stand.last_rank not in self._run.ranks or now < stand.ready or stand.last_rank in left:
                 yield Piece(since, now, rank, UNKNOWN, stand.role)
             else:
                 since = max(stand.ready, begin)
@@ -258,25 +255,27 @@ class _Lanes:
             now = since
 
     def _residual_between(self, rank: int, other: int) -> int:
-        return self._residual_ns if self._clock[rank] != self._clock[other] else 0
+        ranks = self._run.ranks
+        return self._residual_ns if ranks[rank].clock_key != ranks[other].clock_key else 0
+
+    def _lane(self, rank: int) -> _Lane:
+        if rank not in self._lanes:
+            self._lanes[rank] = _Lane.of(self._run, rank, self._matches, self._roles)
+        return self._lanes[rank]
 
 
 @dataclass(frozen=True, slots=True)
-class _BlockLanes:
-    """The lanes of a block, the ranks end to end: intervals, and what the lane did in each.
+class _Lane:
+    """What one rank did, interval by interval, in order and without gaps.
 
     Attributes:
-        bounds: by rank, its first interval and the one behind its last.
-        shift: by rank, what was added to its times.
-        edges: interval i lasts from ``edges[i]`` to ``edges[i + 1]``, on the axis.
+        edges: ns; interval i lasts from ``edges[i]`` to ``edges[i + 1]``.
         kind: of each interval, position in :data:`KINDS`.
         stand: of each interval, the row of the following columns; −1 where the lane did not stand still.
         begin, ready, last_rank: see :class:`_Stand`.
         role: position in ``words``.
     """
 
-    bounds: Mapping[int, tuple[int, int]]
-    shift: Mapping[int, int]
     edges: Int64
     kind: Int64
     stand: Int64
@@ -287,45 +286,38 @@ class _BlockLanes:
     words: tuple[str, ...]
 
     @classmethod
-    def of(cls, run: Run, block: Block, matches: Matches, roles: Roles) -> _BlockLanes:
-        shift = block.end_to_end()
-        axis = block.per_row(shift)
+    def of(cls, run: Run, rank: int, matches: Matches, roles: Roles) -> _Lane:
+        spans = run.ranks[rank].spans
+        block = Block((rank,), bounds_of([len(spans)]), spans)
         standing = Standing.of(block, matches, roles)
-        claims = claims_of_block(run, block, standing, roles, axis)
+        claims = claims_of_block(run, block, standing, roles, np.zeros(len(spans), np.int64))
         stood, work = claims.stood, len(claims.above.row)
         anything = np.zeros(len(stood.row), np.int32)
         stands = Claims(stood.start, stood.end, anything, anything + claims.priority, stood.row)
         every = together((claims.above, stands, claims.below))
-        begins, ends = _reach(block)
-        segments = paint(every.start, every.end, every.precedence(), np.concatenate([begins + shift, ends + shift]))
+        reach = np.array([spans.start.min(), spans.end.max()] if len(spans) else [], np.int64)
+        segments = paint(every.start, every.end, every.precedence(), reach)
         is_stand = (segments.winner >= work) & (segments.winner < work + len(stood.row))
-        first, behind = (np.searchsorted(segments.edges, times + shift).tolist() for times in (begins, ends))
-        communication = stood.row if is_kernel_trace(block.spans) else communications_of(block, stood.row)
-        known = np.maximum(communication, 0)
-        complete = block.together({rank: matches.ranks[rank].complete for rank in block.ranks})
+        communication = stood.row if is_kernel_trace(spans) else communications_of(block, stood.row)
+        awaited = np.append(_awaited_rank(spans, rank, matches.ranks[rank]), -1)
         return cls(
-            bounds=dict(zip(block.ranks, zip(first, behind, strict=True), strict=True)),
-            shift=dict(zip(block.ranks, shift.tolist(), strict=True)),
             edges=segments.edges,
             kind=np.append(_kinds(roles)[every.state], KINDS.index(HOST))[segments.winner],
             stand=np.where(is_stand, segments.winner - work, -1),
-            begin=block.spans.start[known],
-            ready=standing.ready[known],
-            last_rank=np.where(
-                (communication >= 0) & complete[known], _awaited_rank(block, matches, standing.ready)[known], -1
-            ),
+            begin=np.append(spans.start, 0)[communication],
+            ready=np.append(standing.ready, 0)[communication],
+            last_rank=awaited[communication],  # of what was not recorded, row −1, the last one: not known
             role=standing.role[stood.row],
             words=roles.words,
         )
 
-    def before(self, rank: int, now: int) -> _Interval:
-        """What a rank did just before this instant."""
-        (first, behind), shift = self.bounds[rank], self.shift[rank]
-        number = first - 1 + int(np.searchsorted(self.edges[first : behind + 1], now + shift))
-        if number < first:
+    def before(self, now: int) -> _Interval:
+        """What the rank did just before this instant."""
+        number = int(np.searchsorted(self.edges, now)) - 1
+        if number < 0:
             return _Interval(_EVER, UNKNOWN)  # it had not recorded anything yet
-        start = int(self.edges[number]) - shift
-        if number >= behind:
+        start = int(self.edges[number])
+        if number == len(self.kind):
             return _Interval(start, UNKNOWN)  # it recorded nothing any more
         row = int(self.stand[number])
         if row < 0:
@@ -334,14 +326,6 @@ class _BlockLanes:
         return _Interval(
             start, TRANSFER, _Stand(int(self.begin[row]), int(self.ready[row]), int(self.last_rank[row]), role)
         )
-
-
-def _reach(block: Block) -> tuple[Int64, Int64]:
-    """Of each rank, when its first row begins and its last one ends; both 0 without any."""
-    parts = [(block.spans.start[own], block.spans.end[own]) for own in block.slices().values()]
-    begins = [int(start.min()) if len(start) else 0 for start, _ in parts]
-    ends = [int(end.max()) if len(end) else 0 for _, end in parts]
-    return np.array(begins, np.int64), np.array(ends, np.int64)
 
 
 def _kinds(roles: Roles) -> Int64:
@@ -355,23 +339,21 @@ def _kind(state: State) -> str:
     return _KIND_OF_STATE.get(state.kind, UNKNOWN)
 
 
-def _awaited_rank(block: Block, matches: Matches, ready: Int64) -> Int64:
-    """Of each communication row, the rank that it waited for: its own where it waited for nobody, or came last.
+def _awaited_rank(spans: Spans, rank: int, own: RankMatches) -> Int64:
+    """Of each communication row, the rank that it waited for: its own where it waited for nobody, or came last; −1
+    where that is not known.
 
     Members of a point-to-point bracket are ready together, so all of them waited for whom the last one waited for.
     """
-    spans, rank = block.spans, block.rank()
-    last_start, last_rank = (
-        block.together({own: getattr(matches.ranks[own], name) for own in block.ranks})
-        for name in ("last_start", "last_rank")
-    )
-    awaited = last_rank.astype(np.int64)
+    awaited = own.last_rank.astype(np.int64)
     messages = np.flatnonzero(spans.kind == schema.P2P)
     if spans.op_in_seq[messages].any():
-        ordered = messages[np.lexsort((spans.id[messages], rank[messages]))]
-        bracket = np.cumsum((spans.op_in_seq[ordered] == 0) | (np.diff(rank[ordered], prepend=-1) != 0)) - 1
-        decided = np.flatnonzero(last_start[ordered] == ready[ordered])
+        ordered = messages[np.argsort(spans.id[messages], kind="stable")]
+        begins = spans.op_in_seq[ordered] == 0
+        begins[0] = True
+        bracket = np.cumsum(begins) - 1
+        decided = np.flatnonzero(own.last_start[ordered] == own.ready[ordered])
         of_bracket = np.full(int(bracket[-1]) + 1, -1, np.int64)
-        of_bracket[bracket[decided]] = last_rank[ordered[decided]]
+        of_bracket[bracket[decided]] = own.last_rank[ordered[decided]]
         awaited[ordered] = np.where(of_bracket[bracket] >= 0, of_bracket[bracket], awaited[ordered])
-    return np.where(ready <= spans.start, rank, awaited)
+    return np.where(own.complete, np.where(own.ready <= spans.start, rank, awaited), -1)

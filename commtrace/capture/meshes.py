@@ -67,4 +67,15 @@ def _name_dimensions(tracer: Tracer, mesh: Any) -> None:
     if mesh.get_coordinate() is None:  # This rank is not in the mesh.
         return
     for dimension, name in enumerate(names):
-        tracer.groups.name_dimension(mesh.get_group(dimension), name)
+        group = mesh.get_group(dimension)
+        if _was_made_with(mesh, group):
+            tracer.groups.name_dimension(group, name)
+
+
+def _was_made_with(mesh: Any, group: Any) -> bool:
+    """Whether this is the dimension's own group, or one that was given the same name after that was destroyed.
+
+    A mesh finds its groups by name. Versions of torch that do not keep the groups beside the names cannot tell.
+    """
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    return getattr(root, "_pg_registry", {}).get(group.group_name, group) is group

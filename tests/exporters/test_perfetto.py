@@ -18,10 +18,11 @@ def protocol() -> Any:
     return pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs the perfetto package")
 
 
-def a_job() -> Run:
+def a_job(start_ns: int = 10**15) -> Run:
     return PipelineJob(
-        stages=2, microbatches=3, data_parallel=2, transfer_ns=100_001, all_reduce_ns=500_000, steps=2, start_ns=10**15
-    ).run()
+        stages=2, microbatches=3, data_parallel=2, transfer_ns=100_001, all_reduce_ns=500_000, steps=2,
+        start_ns=start_ns,
+    ).run()  # fmt: skip
 
 
 def exported(protocol: Any, run: Run, directory: Path) -> Any:
@@ -125,6 +126,14 @@ def test_times_are_exact(protocol: Any, tmp_path: Path) -> None:
 
     assert min(packet.timestamp for packet in packets if packet.HasField("track_event")) == 10**15
     assert 10**15 + 1_100_001 in {packet.timestamp for packet in packets}
+
+
+def test_what_damaged_rows_place_before_0_is_drawn_at_0(protocol: Any, tmp_path: Path) -> None:
+    run = a_job(start_ns=-1_100_000)
+
+    times = [packet.timestamp for packet in exported(protocol, run, tmp_path).packet if packet.HasField("track_event")]
+    assert min(times) == 0
+    assert 1 in times  # 1_100_001 after the start
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -125,6 +125,14 @@ def test_few_steps_in_a_wide_range_are_in_one_file(tmp_path: Path) -> None:
     assert load_run(tmp_path / "run").problems == ()
 
 
+def test_a_column_whose_name_is_damaged_is_told_in_words(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.parquet", two_stages())
+    path.write_bytes(path.read_bytes().replace(b"gmc", b"\xffmc"))
+
+    with pytest.raises(ImportFileError, match="no Parquet file that can be read: 'utf-8' codec can't decode"):
+        import_whatif(path, tmp_path / "run")
+
+
 def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no parquet")
     pq.write_table(pa.table({"stage": [1]}), tmp_path / "other.parquet")

@@ -6,6 +6,7 @@ shows one of them again.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -22,14 +23,18 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
+import typer.testing
 from typer.testing import CliRunner
 
+from commtrace.cli import main as main_module
 from commtrace.cli.main import app
 from tests.fuzz.doors import DOORS, Command, Door
 
 MOST_BYTES: Final = 1 << 30
 MOST_SECONDS: Final = 30
 _EXIT_CODES: Final = (0, 1, 2, 3)
+_MEMORY: Final = Path("/dev/shm")
+"""Each input is some twenty files, there for some milliseconds: a disk takes as long for them as the commands do."""
 _VOLATILE: Final = frozenset({"now_ns", "age_ns", "path", "id", "took_ns", "problems"})
 
 
@@ -113,8 +118,8 @@ def _called(use: Any, workshop: Workshop, door: Door, keeps_word: bool) -> list[
     output = result.output
     if "Traceback (most recent call last)" in output:
         found.append(f"a traceback: {output[-2000:]}")
-    wrong = {character for character in output if not character.isprintable() and character != "\n"}
-    if wrong:
+    if not output.replace("\n", "").isprintable():
+        wrong = {character for character in output if not character.isprintable() and character != "\n"}
         found.append(f"control characters {wrong!r} in {output[:2000]!r}")
     if use[0] == "summary" and "--json" in use and result.exit_code == 0:
         told = json.loads(result.stdout)
@@ -174,7 +179,10 @@ def _start(context: Any, numbers: list[int], seed: int, running: dict[Any, tuple
 
 def _work(numbers: list[int], seed: int, messages: Connection) -> None:
     signal.signal(signal.SIGALRM, _too_long)
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+    # Else commands are made anew for each call, which takes as long as many an input.
+    typer.testing._get_command = functools.cache(typer.testing._get_command)
+    main_module.load_command = functools.cache(main_module.load_command)
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
         workshop = Workshop(Path(folder))
         for door in DOORS:  # before memory is limited: what is made and imported here counts to nobody
             workshop.intact(door)

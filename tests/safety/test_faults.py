@@ -121,6 +121,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
         finally:
             gc.enable()
             logger.removeHandler(handler)
+            if recording.instrumentation is not None and torch_has_hooks():
+                # They stay where another thread runs, as those of pytest's plugins do, and would be broken, idle, next.
+                recording.instrumentation._cpp._hooks._take_out()  # type: ignore[attr-defined]
 
     logging.getLogger("commtrace").propagate = False
     yield record

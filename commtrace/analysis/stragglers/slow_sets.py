@@ -286,7 +286,7 @@ def _on_hosts(run: Run, ranks: Sequence[int]) -> str:
         hosts.setdefault(run.ranks[rank].metadata.node, []).append(rank)
     if len(hosts) > _MOST_HOSTS:
         return f"{ranks_in_words(ranks)} on {len(hosts)} hosts"
-    return " and ".join(f"{ranks_in_words(own)} on {host}" for host, own in hosts.items())
+    return ", ".join(f"{ranks_in_words(own)} on {host}" for host, own in hosts.items())
 
 
 def _evidence(found: SlowRanks, cause: str, members: Sequence[SlowRank], persistence: float) -> str:

@@ -22,6 +22,9 @@ from commtrace.trace.spans import Bool
 _FILTER: Final = 5
 """Each step counts as the median of so many around it: one or two that the machine held up are no change."""
 
+_NOISIEST: Final = 1.5
+"""No rank counts as noisier than the typical one by more: of few steps, the noise of a single rank is badly known."""
+
 _MOST_CHANGES: Final = 32
 _MAD_TO_SIGMA: Final = 1.4826
 
@@ -58,6 +61,7 @@ def find_changes(bench: Bench) -> list[int]:
         beyond[stage == one] = steps[stage == one] - np.median(steps[stage == one], axis=0)
     level = np.median(steps, axis=1)
     noise = _MAD_TO_SIGMA * np.median(np.abs(np.diff(beyond, axis=1)), axis=1) / np.sqrt(2)
+    noise = np.minimum(noise, _NOISIEST * np.median(noise))
     error = DEPENDENCE * np.maximum(noise, 1e-3 * level + 1.0)
     least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
     return _cut(_without_single_steps(beyond), error, least, bench.thresholds.fewest_steps, _MOST_CHANGES)

@@ -6,6 +6,7 @@ too many layers, or layers that cost more. The rule for ranks holds for stages, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -58,7 +59,7 @@ def uneven_stages(bench: Bench, mended_ns: Int64) -> Verdict | None:
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=bench.gpu_hours_per_day(cost),
         persistence=cost.persistence,
-        evidence=_evidence(stages, quickest, judged, slowest),
+        evidence=_evidence(stages, quickest, judged, slowest) + _host_of_stages(bench, ranks),
         next_step=NEXT_STEP[_CAUSE],
     )
 
@@ -105,6 +106,15 @@ def _evidence(stages: Int64, quickest: Float64, judged: Judged, slowest: int) ->
         f"Every rank of stage {stage} works at least {quickest[slowest] / 1e6:.1f} ms per step in forward and "
         f"backward, {more:.0f} % more than {others} ({normal / 1e6:.1f} ms; medians over steps).{end}"
     )
+
+
+def _host_of_stages(bench: Bench, ranks: Sequence[int]) -> str:
+    """A sentence where the stages are one host's, and nothing else is: then the host may be what is slow."""
+    nodes = {rank: trace.metadata.node for rank, trace in bench.run.ranks.items()}
+    host = nodes[ranks[0]]
+    if {rank for rank, node in nodes.items() if node == host} != set(ranks):
+        return ""
+    return f" Its ranks are all that run on {host}: the host may be slow instead, which a run on other hosts tells."
 
 
 def _in_words(stages: Int64) -> str:

@@ -48,6 +48,14 @@ def test_the_past_tells_whom_to_name_of_many(slow: tuple[int, ...]) -> None:
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
 
 
+def test_a_fault_in_the_middle_of_a_noisy_run() -> None:
+    findings, cost_ms = judged(("slow-rank=4:1.3@9:21",), steps=30, jitter=0.1, seed=15)
+
+    (verdict,) = findings.verdicts
+    assert [stretch[:2] for stretch in verdict.stretches] == [(9, 20)]
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
 def test_jitter_is_no_change() -> None:
     findings, _ = judged((), dp=8, steps=100, jitter=0.1)
 

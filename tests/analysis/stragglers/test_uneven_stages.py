@@ -43,3 +43,13 @@ def test_even_stages_are_not_named() -> None:
     findings, _ = judged((), **PIPELINE)
 
     assert findings.verdicts == ()
+
+
+def test_a_stage_that_is_a_host_of_its_own_may_be_a_slow_host() -> None:
+    findings, _ = judged(("slow-host=1:1.4",), pp=4, dp=4, gpus_per_host=4, steps=12)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.who, verdict.cause) == ("stage 1 (ranks 4–7)", "stage_imbalance")
+    assert verdict.evidence.endswith(
+        "Its ranks are all that run on node1: the host may be slow instead, which a run on other hosts tells."
+    )

@@ -218,12 +218,13 @@ def _hung() -> Alert:
 
 
 def _gone(timing: Timing) -> Alert:
-    silent = f"count by (run_id) ({_TARGETS} == 0)"
+    # Not "for", which a restart of Prometheus begins anew.
+    silent = f"count by (run_id) (max_over_time({_TARGETS}[{timing.gone}]) == 0)"
     return Alert(
         name="CommtraceRanksGone",
         expr=silent,
         operands=(_TARGETS,),
-        wait=timing.gone,
+        wait="0s",
         severity="critical",
         summary="{{ $value | humanize }} ranks of {{ $labels.run_id }} do not answer any more",
         description=(

@@ -1,4 +1,6 @@
-"""Variables of the communication libraries that are stored with a run, because they change its timings.
+"""Variables of the communication libraries and the scheduler that are stored with a run.
+
+The first change its timings, the others name its nodes.
 
 Only those that are named here, and only short values: the environment holds secrets, and a variable of a plug-in, a
 path or an address may be one.
@@ -33,6 +35,8 @@ STORED: Final = frozenset(
     [
         *(f"NCCL_{name}" for name in _NCCL.split()),
         *(f"TORCH_NCCL_{name}" for name in _TORCH_NCCL.split()),
+        # what the scheduler calls the node, and that it is Kubernetes
+        "SLURMD_NODENAME", "NODE_NAME", "KUBERNETES_SERVICE_PORT",
         "CUDA_DEVICE_MAX_CONNECTIONS", "GLOO_DEVICE_TRANSPORT", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS",
     ]
 )  # fmt: skip

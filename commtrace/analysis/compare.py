@@ -19,6 +19,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.noise import Change, change_of_runs
 from commtrace.analysis.states import State
 from commtrace.analysis.step_series import FloatArray, Link, StepSeries, step_series
+from commtrace.trace.metadata import NODE_VARIABLES
 from commtrace.trace.run import Run
 
 _ABSENT: Final = "–"
@@ -145,7 +146,7 @@ def _told(run: Run) -> dict[str, str]:
             ("backend", metadata.backend),
             ("device", metadata.device),
             *((f"{name} (version)", version) for name, version in metadata.versions.items()),
-            *((name, value) for name, value in metadata.environment.items()),
+            *((name, value) for name, value in metadata.environment.items() if name not in NODE_VARIABLES),
             *((f"{name} (parallel)", size) for name, size in trace.parallel.items()),
             *((f"framework {name}", value) for name, value in framework.items()),
         ):

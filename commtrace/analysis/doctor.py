@@ -18,6 +18,7 @@ from commtrace.analysis.coverage import find_coverage
 from commtrace.analysis.doctor_findings import find_findings
 from commtrace.analysis.doing import doing, own_frame
 from commtrace.analysis.endings import Ending, find_endings, wall_clock_ns
+from commtrace.analysis.exclusion import keep_out
 from commtrace.analysis.first_failure import find_first_failure
 from commtrace.analysis.flight_calls import FlightCall, describe_flight, fit_flight_calls, with_flight_calls
 from commtrace.analysis.group_coverage import cover_groups
@@ -146,6 +147,8 @@ def _rank(trace: RankTrace, ending: Ending, arrivals: RankArrivals, groups: Mapp
         "pid": trace.metadata.pid,
         **ending.to_json(),
         "exception_at": own_frame(trace.exception_frames),
+        "device_uuid": trace.metadata.device_uuid or None,
+        "keep_out": keep_out([trace.metadata]),
         "failures": [
             {**failure, "group": describe_group(groups.get(failure["group"]), failure["group"])}
             for failure in trace.failures

@@ -73,7 +73,8 @@ def _first_failure(told: Told) -> Iterable[str]:
             'says (torchrun: "first observed failure").'
         )
         return
-    who = f"Failed first: rank {own[0]['rank']} on {own[0]['host']}"
+    device = f" ({own[0]['device_uuid']})" if own[0]["device_uuid"] else ""
+    who = f"Failed first: rank {own[0]['rank']} on {own[0]['host']}{device}"
     if first["raised"]:
         yield f"{who}, with {exception_words(own[0])}; its message is in the log."
         return
@@ -82,7 +83,15 @@ def _first_failure(told: Told) -> Iterable[str]:
     )
     # Who was suspended, or held its interpreter, until all were killed leaves the same.
     frozen = ", or frozen until all were killed" if own[0]["state"] == SILENT and not first["cut_off"] else ""
-    yield f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"
+    yield (
+        f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"
+        f"{_keep_out(own[0])}"
+    )
+
+
+def _keep_out(rank: Mapping[str, Any]) -> str:
+    """What to do with a node whose rank died without a word: no exception of the program's says why."""
+    return f" Until it is known why, keep its node out of the next job: {rank['keep_out']}."
 
 
 def _endings(told: Told) -> Iterable[str]:

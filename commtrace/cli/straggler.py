@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from commtrace.analysis.awaited import awaited_ranks
+from commtrace.analysis.exclusion import keep_out
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
@@ -36,6 +37,7 @@ from commtrace.cli.straggler_view import print_awaited, print_stragglers
 from commtrace.cli.units import milliseconds
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
+from commtrace.trace.run import Run
 
 _SLICES: Final = {
     "operation": "S_by_operation",
@@ -119,11 +121,20 @@ def _told(run: Path, steps: str, workers: StepWorkers | None, baseline: Baseline
         **slowdown.to_json(),
         "steps": len(slowdown.by_step),
         "on_gpu": on_gpu(matched.run),
-        "verdicts": [verdict.to_json() for verdict in findings.verdicts],
+        "verdicts": [{**verdict.to_json(), **_where(matched.recorded, verdict.ranks)} for verdict in findings.verdicts],
         "together_ms_per_step": findings.together_ms_per_step,
         "waited_for": findings.waited_for,
         "awaited": [one.to_json() for one in awaited_ranks(matched.context)],
         "abstentions": list(findings.abstentions),
+    }
+
+
+def _where(run: Run, ranks: Sequence[int]) -> dict[str, Any]:
+    """The devices of ranks, where they are known, and what keeps their nodes out of the next job."""
+    known = [run.ranks[rank].metadata for rank in ranks if rank in run.ranks]
+    return {
+        "devices": [f"rank {one.rank}: {one.device_uuid}" for one in known if one.device_uuid],
+        "keep_out": keep_out(known),
     }
 
 

@@ -13,6 +13,8 @@ from commtrace.analysis.straggler_verdict import cause_in_words
 from commtrace.cli.units import milliseconds
 
 _MOST_STRETCHES = 4
+_OF_A_NODE = frozenset({"compute", "throttled_device", "communication", "host"})
+"""Causes that may go away with the node; a program's own do not."""
 
 
 def print_stragglers(
@@ -30,6 +32,8 @@ def print_stragglers(
             f"[bold red]Straggler: {escape(straggler['who'])}[/], {cause_in_words(straggler['cause'])}: {cost}"
         )
         told = [_stretches(straggler), straggler["evidence"], _members(straggler) if with_next_step else ""]
+        if with_next_step and straggler["cause"] in _OF_A_NODE:
+            told += [", ".join(straggler["devices"]), f"To leave its node out of the next job: {straggler['keep_out']}"]
         for text in (*filter(None, told), *([straggler["next_step"]] if with_next_step else [])):
             # Not rich's padding, which fills every line with blanks up to the width.
             indented = textwrap.fill(text, console.width - 2, initial_indent="  ", subsequent_indent="  ")

@@ -47,6 +47,12 @@ from typing import Final
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
+SLURM_NODE: Final = "SLURMD_NODENAME"
+KUBERNETES_NODE: Final = "NODE_NAME"
+KUBERNETES: Final = "KUBERNETES_SERVICE_PORT"
+NODE_VARIABLES: Final = frozenset({SLURM_NODE, KUBERNETES_NODE, KUBERNETES})
+"""Of the environment: what the scheduler calls the node, and by what Kubernetes is known."""
+
 _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
 """What torch takes for true."""
 

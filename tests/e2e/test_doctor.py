@@ -85,7 +85,7 @@ def test_a_rank_that_died_in_mid_run(jobs: Jobs) -> None:
     told = jobs.told("one_is_killed")
     assert [one["state"] for one in told["ranks"]] == ["ended", "silent", "stopped", "stopped"]
     assert told["findings"][0].startswith("Failed first: rank 1 on ")
-    assert told["findings"][0].endswith("Rank 0 failed because it was gone.")
+    assert "Rank 0 failed because it was gone." in told["findings"][0]
     (silence,) = [one for one in told["findings"] if one.startswith("Rank 1 gave its last sign of life")]
     assert silence.endswith(" is gone.")
 
@@ -95,7 +95,7 @@ def test_a_rank_that_was_killed_while_the_others_raised(jobs: Jobs) -> None:
     assert [one["exception"] for one in told["ranks"]] == ["RuntimeError", None, "RuntimeError", "RuntimeError"]
     first, others = told["findings"][:2]
     assert first.startswith("Failed first: rank 1 on ")
-    assert first.endswith("Ranks 0, 2–3 failed because it was gone.")
+    assert "Ranks 0, 2–3 failed because it was gone. Until it is known why, keep its node out " in first
     assert others.startswith("Ranks 0, 2–3 ended with an uncaught RuntimeError in barrier ")
     assert f"at {PROGRAM}" in others
     shown = CliRunner().invoke(app, ["doctor", str(jobs.folder / "one_is_killed_and_the_others_raise")]).output

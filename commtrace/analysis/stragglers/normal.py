@@ -184,7 +184,7 @@ def _are_whole_hosts(work: Work, some: Int64, others: Int64) -> bool:
 
 def _what_would_tell(work: Work, clusters: Sequence[Int64]) -> str:
     groups = [
-        f"{ranks_in_words(work.rank[own].tolist())} work {float(np.median(work.total_ns[own])) / 1e6:.1f} ms per step"
+        f"{_works(work.rank[own].tolist())} {float(np.median(work.total_ns[own])) / 1e6:.1f} ms per step"
         for own in clusters[:3]
     ]
     more = ", and others more" if len(clusters) > 3 else ""
@@ -193,3 +193,7 @@ def _what_would_tell(work: Work, clusters: Sequence[Int64]) -> str:
         "them is the larger half. A run in which the job was well tells it (--baseline RUN), or the steps before the "
         "job changed."
     )
+
+
+def _works(ranks: Sequence[int]) -> str:
+    return f"{ranks_in_words(ranks)} work{'s' * (len(ranks) == 1)}"

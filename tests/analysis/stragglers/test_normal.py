@@ -1,0 +1,109 @@
+"""What is normal among ranks that do the same work: small tables, judged by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from commtrace.analysis.stragglers.limits import Limits
+from commtrace.analysis.stragglers.normal import FASTEST, MAJORITY, PAST, UNKNOWN, Judged, Work, judge
+
+MS = 1e6
+LIMITS = Limits(share=0.03, least_ns=0.5 * MS, sigmas=2.5)
+
+
+def judged(
+    work_ms: Sequence[float],
+    *,
+    error_ms: float = 0.1,
+    peers: Sequence[int] | None = None,
+    host: Sequence[int] | None = None,
+    before_ms: Sequence[float] | None = None,
+) -> Judged:
+    ranks = len(work_ms)
+    return judge(
+        Work(
+            rank=np.arange(ranks),
+            peers=np.array(peers or [0] * ranks),
+            host=np.array(host or [0] * ranks),
+            total_ns=np.array(work_ms) * MS,
+            error_ns=np.full(ranks, error_ms * MS),
+            scale_ns=np.full(ranks, 100 * MS),
+            before_ns=None if before_ms is None else np.array(before_ms) * MS,
+        ),
+        LIMITS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("work_ms", "slow", "told_by"),
+    [
+        ((100, 101, 100, 99), [], MAJORITY),
+        ((100, 101, 100, 150), [3], MAJORITY),
+        ((100, 101, 100, 150, 120, 99, 100), [3, 4], MAJORITY),
+        ((100, 150, 100, 150), [1, 3], FASTEST),
+        ((100, 104), [], FASTEST),  # 4 % would do among many, of two ranks it takes 5 %
+        ((100, 106), [1], FASTEST),
+        ((100, 100, 130, 150, 170), [2, 3, 4], FASTEST),
+        ((100, 150, 150, 150), [], MAJORITY),  # one fast rank of four is not the norm
+    ],
+)
+def test_who_is_slow_and_what_tells(work_ms: Sequence[float], slow: Sequence[int], told_by: str) -> None:
+    found = judged(work_ms)
+
+    assert found.slow_ranks == slow
+    assert set(found.told_by) == {told_by}
+    assert found.undecided == ()
+
+
+def test_excess_is_counted_from_the_median_of_the_normal_cluster() -> None:
+    found = judged((100, 101, 99, 150, 120))
+
+    assert found.normal_ns.tolist() == [100 * MS] * 5
+    assert found.excess_ns.tolist() == [0, 1 * MS, -1 * MS, 50 * MS, 20 * MS]
+    assert found.normal_ranks.tolist() == [0, 1, 2]
+
+
+def test_three_ranks_that_all_differ_tell_nothing() -> None:
+    found = judged((60, 80, 90))
+
+    assert (found.slow_ranks, set(found.told_by)) == ([], {UNKNOWN})
+    (sentence,) = found.undecided
+    assert "rank 0 works 60.0 ms per step, rank 1 works 80.0 ms per step" in sentence
+    assert "(--baseline RUN)" in sentence
+
+
+def test_the_past_tells_what_the_present_cannot() -> None:
+    assert judged((60, 80, 90), before_ms=(60, 60, 60)).slow_ranks == [1, 2]
+    most = judged((100, 150, 150, 150), before_ms=(100,) * 4)
+    assert (most.slow_ranks, set(most.told_by)) == ([1, 2, 3], {PAST})
+    # Two ranks have become faster, and nobody slow.
+    assert judged((100, 100, 150, 150, 150), before_ms=(150,) * 5).slow_ranks == []
+
+
+def test_whole_hosts_that_are_slow_are_compared_with_those_that_are_not_however_many() -> None:
+    work = (100, 100, 150, 150, 150, 150)
+    assert judged(work, host=(0, 0, 1, 1, 2, 2)).slow_ranks == [2, 3, 4, 5]
+    assert judged(work, host=(0, 1, 0, 1, 2, 2)).slow_ranks == []
+
+
+def test_noise_over_time_widens_what_is_alike() -> None:
+    assert judged((100, 100, 100, 112), error_ms=1.0).slow_ranks == [3]
+    assert judged((100, 100, 100, 112), error_ms=4.0).slow_ranks == []
+
+
+def test_ranks_that_differ_for_good_widen_it_too() -> None:
+    # 7.2 ms are a gap, but no more than 2.5 times the scatter of the others: 1.4826 times a median deviation of 2 ms.
+    assert judged((96, 98, 100, 102, 104, 107.2)).slow_ranks == []
+    assert judged((96, 98, 100, 102, 104, 108.1)).slow_ranks == [5]
+    assert judged((99.8, 100, 100, 100.2, 104)).slow_ranks == [4]
+
+
+def test_classes_are_judged_apart_and_a_rank_alone_is_not() -> None:
+    found = judged((100, 100, 100, 200, 200, 260, 500), peers=(0, 0, 0, 1, 1, 1, 2))
+
+    assert found.slow_ranks == [5]
+    assert np.isnan(found.excess_ns[6])
+    assert not found.is_slow[6]

@@ -191,7 +191,7 @@ def _table(frame: Frame, most: int, width: int) -> Iterator[Text]:
     bar = min(_WIDEST_BAR, width - sum(widths) - 2 * len(widths))
     has_bar = bar >= _NARROWEST_BAR and any(row.parts for row in rows)
     yield Text(_line([column.heading for column in columns], columns, widths), "bold")
-    slow = {one.rank for one in frame.stragglers}
+    slow = {rank for one in frame.stragglers for rank in (one.rank, *one.others)}
     for row in rows:
         style = "bold red" if row.rank in slow or row.state == "silent" else ""
         line = Text(_line([column.cell(row) for column in columns], columns, widths), style)

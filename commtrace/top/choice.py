@@ -22,7 +22,7 @@ def choose_ranks(frame: Frame, most: int) -> list[RankRow]:
 
 def _by_interest(frame: Frame) -> Iterable[RankRow]:
     rows = frame.ranks
-    slow = {one.rank for one in frame.stragglers}
+    slow = {rank for one in frame.stragglers for rank in (one.rank, *one.others)}
     yield from (row for row in rows if row.rank in slow)
     # A few of each kind first: a thousand silent ranks must not hide the one that all wait for.
     yield from _most(rows, lambda row: row.blame_ns or 0)[:2]

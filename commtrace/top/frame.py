@@ -77,7 +77,8 @@ class Slow:
         since: epoch seconds, of the monitor.
         evidence: a sentence with the numbers.
         told_by: ``steps shown``, ``monitor``, both, ``metrics`` or ``alert``.
-        who: the same as ``commtrace straggler`` names it: a rank, a host or a stage with its ranks, or that it moves.
+        who: the same as ``commtrace straggler`` names it: ranks, a host or a stage with its ranks, or that it moves.
+        others: slow ranks that it names beside ``rank``.
     """
 
     rank: int
@@ -88,6 +89,7 @@ class Slow:
     told_by: str
     who: str
     since: float | None = None
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

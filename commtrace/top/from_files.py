@@ -294,7 +294,10 @@ def _row(
 
 def _told_by_steps(findings: Findings) -> Iterator[Slow]:
     for one in findings.verdicts:
-        yield Slow(one.rank, one.host, one.cause, one.cost_ms_per_step, one.evidence, STEPS_SHOWN, one.who)
+        others = tuple(rank for rank in one.ranks if rank != one.rank)
+        yield Slow(
+            one.rank, one.host, one.cause, one.cost_ms_per_step, one.evidence, STEPS_SHOWN, one.who, others=others
+        )
 
 
 def _told_by_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Iterator[Slow]:
@@ -316,9 +319,11 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
             still shows it none.
     """
     rest = list(by_steps)
-    first = []
+    first: list[Slow] = []
     for one in by_monitor:
-        closer = next((other for other in rest if _whom(other) == _whom(one)), None)
+        if any(_names(other, one) for other in first if other.told_by == BOTH):
+            continue
+        closer = next((other for other in rest if _names(other, one)), None)
         if closer is not None:
             rest.remove(closer)
             one = replace(closer, told_by=BOTH, since=one.since)
@@ -328,10 +333,13 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
     return (*first, *rest)
 
 
-def _whom(one: Slow) -> tuple[str, int | str]:
-    if one.cause in _NO_RANK:
-        return one.cause, one.who
-    return (HOST, one.host) if one.cause == HOST else ("rank", one.rank)
+def _names(several: Slow, one: Slow) -> bool:
+    """Whether a finding, which may be about several ranks, names whom another one names."""
+    if several.cause in _NO_RANK or one.cause in _NO_RANK:
+        return (several.cause, several.who) == (one.cause, one.who)
+    if HOST in (several.cause, one.cause) and several.host == one.host:
+        return True
+    return one.rank in (several.rank, *several.others)
 
 
 def _notes(

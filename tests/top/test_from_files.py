@@ -188,6 +188,16 @@ def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
     assert other.evidence == "E. Not, or no longer, in the steps shown."
 
 
+def test_ranks_that_the_monitor_names_one_by_one_and_the_steps_together_are_shown_once() -> None:
+    job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={0: MS, 2: MS})
+    told = {"host": "n", "cause": "compute", "cost_ms_per_step": 3.5, "evidence": "E.", "since": 5.0}
+    monitor = {"time": EPOCH_NS / 1e9, "stragglers": [{**told, "rank": 2}, {**told, "rank": 0}]}
+    (both,) = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor).stragglers
+
+    assert (both.who, both.told_by) == ("ranks 0, 2 on node0", "monitor and the steps shown")
+    assert {both.rank, *both.others} == {0, 2}
+
+
 def test_a_monitor_file_is_read_as_what_a_monitor_writes_or_refused(tmp_path: Path) -> None:
     assert read_monitor(tmp_path) is None
     (tmp_path / "monitor.json").write_text('{"time": 1}')

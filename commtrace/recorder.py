@@ -411,13 +411,16 @@ def _kinds(entry: Entry) -> tuple[int, ...]:
     return kind if isinstance(kind, tuple) else (kind,)
 
 
-def _why_it_ended() -> dict[str, Any]:
-    """The exception that nobody caught, if Python ends for one: it is known before what was registered at exit."""
-    error = getattr(sys, "last_value", None)
+def uncaught_exception() -> BaseException | None:
+    """Return the exception that nobody caught, if Python ends for one. It is known before what is called at exit."""
+    error: BaseException | None = getattr(sys, "last_value", None)
     # An interactive Python goes on after an exception.
-    if error is None or hasattr(sys, "ps1") or threading.main_thread().is_alive():
-        return {}
-    return {"exception": type(error).__name__, "frames": _frames_of(error)}
+    return None if hasattr(sys, "ps1") or threading.main_thread().is_alive() else error
+
+
+def _why_it_ended() -> dict[str, Any]:
+    error = uncaught_exception()
+    return {} if error is None else {"exception": type(error).__name__, "frames": _frames_of(error)}
 
 
 def _frames_of(error: BaseException) -> list[str]:

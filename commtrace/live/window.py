@@ -48,7 +48,8 @@ class WindowReport:
         checkpoint_ns: saving.
         on_gpu: whether it trains on one.
         phase: what it is in now in which no step ends: ``checkpoint``, ``evaluation``; else empty.
-        ended: the rank has ended in order, and will report no more.
+        ended: the rank has ended, and will report no more.
+        exception: type of the one that nobody caught, if it ended for one; else empty.
         block: times in flight of the newest complete block of steps, for whoever finds the least of all ranks.
     """
 
@@ -67,6 +68,7 @@ class WindowReport:
     on_gpu: bool = False
     phase: Text = ""
     ended: bool = False
+    exception: Text = ""
     block: Block = NO_BLOCK
 
     @property

@@ -40,6 +40,7 @@ from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.live.window import Window, WindowReport
+from commtrace.recorder import uncaught_exception
 from commtrace.trace.writer import Row
 
 _logger = logging.getLogger("commtrace")
@@ -187,10 +188,13 @@ class MonitorExporter:
         return self._client.exchange(request)
 
     def _say_farewell(self, window: int) -> None:
-        """That this rank ends in order: others must not take it for dead."""
+        """That this rank ends, and for which exception if nobody caught it: others must not take it for dead."""
         if self._client is None or self._clock() < self._retry_at:
             return
-        report = WindowReport(self._rank.rank, self._rank.metadata.node, 0, window + 1, ended=True)
+        error = uncaught_exception()
+        exception = "" if error is None else type(error).__name__
+        node = self._rank.metadata.node
+        report = WindowReport(self._rank.rank, node, 0, window + 1, ended=True, exception=exception)
         with contextlib.suppress(MonitorError):  # the monitor may have ended before us
             self._client.exchange(Report(self._job, report))
 

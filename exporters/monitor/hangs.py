@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -136,6 +137,7 @@ class Others(NamedTuple):
         silent: those of which nothing is heard any more, with their last sign of life.
         going_on: those whose windows still come.
         ended: those that have ended in order.
+        raised: those that have ended with an exception that nobody caught, with its type.
         busy: those of them that go on and are in something in which no step ends: a checkpoint, an evaluation.
     """
 
@@ -143,6 +145,7 @@ class Others(NamedTuple):
     going_on: Collection[int] = ()
     ended: Collection[int] = ()
     busy: Collection[int] = ()
+    raised: Mapping[int, str] = MappingProxyType({})
 
 
 _NOBODY: Final = Others()
@@ -160,10 +163,13 @@ def others_of(reports: Sequence[Report], stopped: Collection[int], stopped_at: f
         now: epoch seconds.
     """
     silent, going_on, ended, busy = [], [], [], []
+    raised = {}
     for report in reports:
         rank, at = report.window.rank, report.window.window * report.job.seconds
         is_new = now - at < report.job.seconds + _ROUNDS_SECONDS
-        if report.window.ended:
+        if report.window.ended and report.window.exception:
+            raised[rank] = report.window.exception
+        elif report.window.ended:
             ended.append(rank)
         elif rank not in stopped:
             if report.window.phase and now - at < SILENT_WINDOWS * report.job.seconds:
@@ -172,7 +178,7 @@ def others_of(reports: Sequence[Report], stopped: Collection[int], stopped_at: f
                 going_on.append(rank)
             else:
                 silent.append(_last_sign_of(report, at))
-    return Others(silent, going_on, ended, busy)
+    return Others(silent, going_on, ended, busy, raised)
 
 
 def _last_sign_of(report: Report, at: float) -> RankTrace:
@@ -228,7 +234,14 @@ def hang_event(
     """
     run = Run(Path("running job"), {trace.rank: trace for trace in sorted(traces, key=lambda trace: trace.rank)}, [])
     silent = [trace for trace in others.silent if trace.rank not in run.ranks]
-    named = {*run.ranks, *unreadable, *others.ended, *others.going_on, *(trace.rank for trace in silent)}
+    named = {
+        *run.ranks,
+        *unreadable,
+        *others.ended,
+        *others.raised,
+        *others.going_on,
+        *(trace.rank for trace in silent),
+    }
     unheard = sorted(set(range(world_size)) - named)
     # Every rank that speaks has stood still for longer than is usual: judged like a job that will not go on.
     told = examine(run, now_ns=round(now * 1e9), ask=ask, goes_on=False, silent=silent)
@@ -240,15 +253,26 @@ def hang_event(
         *silence_findings(told, besides=roots[:MOST_ROOTS]),
         *([f"No word from {ranks_in_words(unheard)}, ever: not started, or cut off."] if unheard else []),
         *([f"{ranks_in_words(ended).capitalize()} ended in order."] if ended else []),
+        *_exceptions(others.raised),
         *([f"{ranks_in_words(going_on).capitalize()}: something still moves there."] if going_on else []),
         *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
         *(hang_sentences(told, unheard="which sent no report of a hang") or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
-    suspects = [*roots, *(trace.rank for trace in silent), *unheard, *going_on, *ended]
+    suspects = [*roots, *sorted(others.raised), *(trace.rank for trace in silent), *unheard, *going_on, *ended]
     rank = next(iter(suspects), -1)
     hosts = {trace.rank: trace.metadata.node for trace in (*run.ranks.values(), *silent)}
     return LiveEvent(HUNG, now, rank, hosts.get(rank, ""), " ".join(sentence.strip() for sentence in sentences))
+
+
+def _exceptions(raised: Mapping[int, str]) -> list[str]:
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted(raised):
+        ranks.setdefault(raised[rank], []).append(rank)
+    return [
+        f"{ranks_in_words(own).capitalize()} ended with an uncaught exception, {exception}."
+        for exception, own in ranks.items()
+    ]
 
 
 def _places(traces: Sequence[RankTrace]) -> list[str]:
@@ -351,7 +375,7 @@ class HangAggregator:
         others = others_of(store.reports(), stopped, self._stopped_at, now)
         if others.busy:
             return []
-        if others.ended and not any(trace.in_flight for trace in traces.values()):
+        if others.ended and not others.raised and not any(trace.in_flight for trace in traces.values()):
             return []  # the job comes to its end, and somebody has something left to do
         self._reported_at, self._num_reported = now, len(stopped)
         unreadable = sorted(stopped.difference(traces))

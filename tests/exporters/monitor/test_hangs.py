@@ -163,11 +163,12 @@ class Ranks:
         for rank in range(4):
             self.store.answer(Hang(JOB, rank, False))
 
-    def report(self, rank: int, at: float, *, phase: str = "", ended: bool = False) -> None:
+    def report(self, rank: int, at: float, *, phase: str = "", ended: bool = False, exception: str = "") -> None:
         """Its newest window ended so many seconds after training had stopped."""
         window = WindowReport(
-            rank, f"node{rank}", 0, int((STOPPED_AT + at) // 4), last_step=99, phase=phase, ended=ended
-        )
+            rank, f"node{rank}", 0, int((STOPPED_AT + at) // 4), last_step=99, phase=phase, ended=ended,
+            exception=exception,
+        )  # fmt: skip
         process = Process(f"node{rank}", "boot", 100 + rank, 5)
         assert self.store.answer(Report(JOB, window, process=process)).refused == ""
 
@@ -283,6 +284,28 @@ def test_a_rank_that_works_on_when_the_others_have_ended_does_not_hang_unless_it
     assert "1 of 4 ranks say so. " in event.sentence
     assert "Ranks 1–3 ended in order. Hung at seq 5 of the dp group" in event.sentence
     assert "No word" not in event.sentence
+
+
+def test_ranks_that_ended_with_an_exception_did_not_end_in_order() -> None:
+    ranks = Ranks()
+    ranks.report(1, 0, ended=True)
+    ranks.report(2, 0, ended=True, exception="ValueError")
+    ranks.report(3, 0, ended=True, exception="ValueError")
+    ranks.say([report(0, waits_at=5, launched=6)])
+    assert ranks.look(60) == []
+    (event,) = ranks.look(70)
+    assert "Rank 1 ended in order. Ranks 2–3 ended with an uncaught exception, ValueError. Hung at" in event.sentence
+
+
+def test_a_rank_that_stands_still_after_another_one_has_raised_is_told_even_outside_of_a_communication() -> None:
+    ranks = Ranks()
+    for rank in (1, 2, 3):
+        ranks.report(rank, 0, ended=True, exception="OutOfMemoryError" if rank == 3 else "")
+    ranks.say([report(0, waits_at=None, launched=6)])
+    assert ranks.look(60) == []
+    (event,) = ranks.look(70)
+    assert "Ranks 1–2 ended in order. Rank 3 ended with an uncaught exception, OutOfMemoryError." in event.sentence
+    assert event.rank == 3
 
 
 def test_the_next_hang_is_told_as_well() -> None:

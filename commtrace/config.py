@@ -51,6 +51,11 @@ def is_run_id(text: str) -> bool:
     return text.isprintable() and len(text) <= _LONGEST_RUN_ID and all(one.strip(" .") for one in folders)
 
 
+def is_token(text: str) -> bool:
+    """Return whether this can be the secret that a monitor shares with the ranks: long enough, printable ASCII."""
+    return re.fullmatch(r"[!-~]{16,256}", text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Options of the recorder.
@@ -373,7 +378,7 @@ def _node(name: str, value: str) -> str:
 
 def _token(name: str, value: str) -> str:
     word = value.strip()
-    if word and not re.fullmatch(r"[!-~]{16,256}", word):
+    if word and not is_token(word):
         raise ConfigurationError(f"{name}: write 16 to 256 printable ASCII characters without spaces")
     return word
 

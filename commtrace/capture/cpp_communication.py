@@ -49,52 +49,54 @@ def torch_has_hooks() -> bool:
     return hasattr(ProcessGroup, "register_pre_hook") and hasattr(ProcessGroup, "register_post_hook")
 
 
-class Hooked:
+class _Timed:
+    """The calls that either way times."""
+
+    def __init__(self, tracer: Tracer, devices: DeviceCalls | None) -> None:
+        self._issued = IssuedCalls(tracer, devices)
+        self._waits = FunctionalWaits(tracer, devices)
+
+    def unfinished(self) -> list[Launch]:
+        """What was launched and whose end has not been seen."""
+        return [*self._waits.unfinished(), *self._issued.unfinished()]
+
+
+class Hooked(_Timed):
     """Torch's hooks, and kernels for what they are not told."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
-        self._issued = IssuedCalls(tracer, devices)
-        self._waits = FunctionalWaits(tracer, devices)
+        super().__init__(tracer, devices)
         self._reducer = ReducerCapture(tracer, self._issued, by_kernels=False)
         self._functional = FunctionalCapture(tracer, self._waits, devices, operators=NOT_TOLD_TO_HOOKS)
         self._hooks = ProcessGroupHooks(tracer, self._issued, self._waits, self._reducer)
 
     def install(self) -> None:
-        """Hang the hooks and register the kernels."""
+        """Hang the hooks, and capture what the kernels get."""
         self._functional.install()
         self._reducer.install()
         self._hooks.install()
 
     def uninstall(self) -> None:
-        """Take them out."""
+        """Take the hooks out, and have the kernels pass everything through."""
         self._hooks.uninstall()
         self._reducer.uninstall()
         self._functional.uninstall()
 
-    def unfinished(self) -> list[Launch]:
-        """What was launched and whose end has not been seen."""
-        return [*self._waits.unfinished(), *self._issued.unfinished()]
 
-
-class Dispatched:
+class Dispatched(_Timed):
     """Kernels for all of it."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
-        self._issued = IssuedCalls(tracer, devices)
-        self._waits = FunctionalWaits(tracer, devices)
+        super().__init__(tracer, devices)
         self._reducer = ReducerCapture(tracer, self._issued)
         self._functional = FunctionalCapture(tracer, self._waits, devices)
 
     def install(self) -> None:
-        """Register the kernels: those for the reducer when the first DDP is made."""
+        """Capture what the kernels get: those for the reducer when the first DDP is made."""
         self._functional.install()
         self._reducer.install()
 
     def uninstall(self) -> None:
-        """Take them out."""
+        """Have the kernels pass everything through."""
         self._reducer.uninstall()
         self._functional.uninstall()
-
-    def unfinished(self) -> list[Launch]:
-        """What was launched and whose end has not been seen."""
-        return [*self._waits.unfinished(), *self._issued.unfinished()]

@@ -6,14 +6,14 @@ from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
 
-MOST_RANKS: Final = 1 << 17
-"""More than any job has; what is allocated for a job grows with it."""
+MOST_LIVE_RANKS: Final = 1 << 17
+"""More than any job has. Fewer than files may tell of: what is allocated for a running job grows with it."""
 
 MOST_TEXT: Final = 1_024
 
 Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
-Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
-WorldSize: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=MOST_LIVE_RANKS)]
+WorldSize: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_LIVE_RANKS)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Number: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 """Of a step, a peer, a microbatch: −1 where there is none."""

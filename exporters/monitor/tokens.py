@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import stat
 from pathlib import Path
 from typing import Final
 
+from commtrace.config import is_token
 from commtrace.errors import ConfigurationError
 
-_TOKEN: Final = re.compile(r"[!-~]{16,256}")
 _MOST_BYTES: Final = 1_024
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
@@ -27,7 +26,7 @@ def checked_token(text: str) -> str:
     Raises:
         ConfigurationError: it is too short, too long, or holds something else than printable ASCII.
     """
-    if not _TOKEN.fullmatch(text):
+    if not is_token(text):
         raise ConfigurationError("the monitor's token must have 16 to 256 printable ASCII characters and no spaces")
     return text
 

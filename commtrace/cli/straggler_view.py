@@ -13,6 +13,7 @@ from commtrace.analysis.straggler_verdict import cause_in_words
 from commtrace.cli.units import milliseconds
 
 _MOST_STRETCHES = 4
+_MOST_MEMBERS = 4
 _OF_A_NODE = frozenset({"compute", "throttled_device", "communication", "host"})
 """Causes that may go away with the node; a program's own do not."""
 
@@ -55,9 +56,9 @@ def _stretches(straggler: Mapping[str, Any]) -> str:
 
 
 def _members(straggler: Mapping[str, Any]) -> str:
-    """What each of several slow ranks costs."""
+    """What each of several slow ranks costs; of many, ``--json`` tells."""
     members = straggler["members"]
-    if len(members) < 2 or members[0]["share_ms_per_step"] is None:
+    if not 2 <= len(members) <= _MOST_MEMBERS or members[0]["share_ms_per_step"] is None:
         return ""
     shares = (
         f"rank {one['rank']} {milliseconds(one['share_ms_per_step'] * 1e6)} "

@@ -31,8 +31,9 @@ def summary(
     First comes what the wall time of the whole run went to (training steps, evaluation, checkpoints, loading, start,
     restarts) with the goodput, unless --steps asks for some of it. Every rank's mean step is divided, exactly, into
     compute, time exposed to communication, pipeline bubble, input, checkpoints, garbage collection and what is in no
-    span; then come communication by role and operation, the pipeline, stragglers, and one sentence that says what to
-    look at. The first step is left out as warm-up unless --steps says which steps to use.
+    span; then come the critical path of the job's step, what was lost and to what, communication by role and operation,
+    the pipeline, stragglers, and one sentence that says what to look at. The first step is left out as warm-up unless
+    --steps says which steps to use.
     """
     run = run_directory(runs)
     with step_workers(executor) as workers:

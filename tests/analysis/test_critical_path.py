@@ -171,16 +171,15 @@ def test_a_transfer_between_hosts_that_is_shorter_than_the_residual_is_uncertain
     assert path_of(rows, residual_ns=11)[3] == Piece(90, 100, 0, "transfer", "dp")  # one clock
 
 
-def test_two_that_wait_for_each_other_end_the_path_of_neither() -> None:
-    """Ends that were read too early: each rank's reduction is over when the other one's begins."""
-    one, other = collective("all_reduce", DP, 0, 10, 30, id=1), collective("all_reduce", DP, 1, 30, 30, id=2)
+def test_two_that_seem_to_wait_for_each_other_end_the_walk_of_neither() -> None:
+    """Each stands until 30 for what the other one launches at 30, when it goes on itself: nobody was first."""
+    one, other = collective("all_reduce", DP, 0, 10, 30, id=1), collective("all_reduce", PP, 0, 5, 30, id=2)
     rows = {
-        0: [span("step", 0, 40), one, stall(one, 10, 30), {**other, "start": 20, "end": 30}],
-        1: [span("step", 0, 40), {**one, "start": 30, "end": 30}, {**other, "start": 5}, stall(other, 5, 30)],
+        0: [span("step", 0, 40), one, stall(one, 10, 30), {**other, "start": 30}],
+        1: [span("step", 0, 40), {**one, "start": 30}, other, stall(other, 5, 30)],
     }
-    pieces = path_of(rows)
 
-    assert (pieces[0].start, pieces[-1].end, sum(piece.ns for piece in pieces)) == (0, 40, 40)
+    assert path_of(rows) == [Piece(0, 5, 1, "host"), Piece(5, 30, 1, "unknown", "pp"), Piece(30, 40, 0, "host")]
 
 
 def test_members_of_a_bracket_wait_for_whom_the_last_one_waits_for() -> None:
@@ -291,3 +290,28 @@ def test_the_order_of_rows_means_nothing(job: Job) -> None:
     steps = tuple(range(job.steps))
 
     assert paths_of(shuffled, steps) == paths_of(run, steps)
+
+
+def test_of_kernels_the_path_is_what_no_kernel_hides() -> None:
+    """Two devices compute until 40 and 70; they reduce behind that, until 90, and compute on until 100."""
+    rows = {}
+    for rank, computes in enumerate([40, 70]):
+        rows[rank] = [
+            span("step", 0, 100),
+            span("kernel", 0, computes, timing="kernel"),
+            collective("all_reduce", DP, 0, computes - 10, 90, id=1, timing="kernel"),
+            span("kernel", 90, 100, timing="kernel"),
+        ]
+
+    assert path_of(rows) == [
+        Piece(0, 60, 1, "other compute"),
+        Piece(60, 90, 0, "transfer", "dp"),
+        Piece(90, 100, 0, "other compute"),
+    ]
+
+
+def test_a_rank_that_recorded_nothing_then_was_not_idle_but_unknown() -> None:
+    rows = reduced(rank_0_arrives=60, rank_1_arrives=90)
+    rows[1] = [span("step", 80, 110), *rows[1][4:]]
+
+    assert path_of(rows)[:2] == [Piece(0, 80, 1, "unknown"), Piece(80, 90, 1, "host")]

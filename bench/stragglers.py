@@ -6,12 +6,11 @@
     python bench/stragglers.py --only "half of 4" -v   # one case, with the sentences that were said
     python bench/stragglers.py --only link --ranks 16  # cases with this in their name, of at most so many ranks
     python bench/stragglers.py --only half --seed 7    # the same with other noise
-    python bench/stragglers.py --real                  # faults in real jobs of four processes (gloo), some minutes
 
 Jobs are simulated (docs/synthetic-runs.md), so the guilty ranks, the cause and the true cost are known: the mean step
 with the faults less the mean step without them, by the simulation's own schedule. *Offline* asks `find_stragglers` as
 `commtrace straggler` does; *live* hands every simulated step to the windows that ranks report and joins them as the
-monitor does, by a clock that ticks with the simulation.
+monitor does, by a clock that ticks with the simulation. Real jobs: bench/stragglers_real.py.
 
 A case is a *hit* if the guilty ranks are named before any other rank, and all of them; of a link both of its ends. The
 cost is right if it is, of each that is named, within 20 % or 1 ms of what its faults cost when all others are mended:
@@ -426,7 +425,7 @@ def offline(case: Case, truth: Truth, run: Run) -> Answer:
     analysis = analyse(run)
     findings = find_stragglers(analysis.run, analysis.matches)
     named = [
-        Named(_ranks(verdict.who, verdict.rank).union(verdict.ranks), verdict.cause, verdict.cost_ms_per_step,
+        Named(ranks_in(verdict.who, verdict.rank).union(verdict.ranks), verdict.cause, verdict.cost_ms_per_step,
               f"{verdict.who}: {verdict.cause}, {verdict.cost_ms_per_step:.1f} ms. {verdict.evidence}")
         for verdict in findings.verdicts
     ]  # fmt: skip
@@ -503,7 +502,7 @@ class _Heard(NamedTuple):
 def _heard(case: Case, truth: Truth, stretch: Stretch, until: float, joins: Sequence[Join]) -> _Heard:
     """What was said of a stretch; the next one begins at ``until``."""
     inside = [join for join in joins if stretch.begin < join.at - JOIN_DELAY_SECONDS < stretch.end + WINDOW_SECONDS]
-    hits = [(join, count) for join in inside if (count := _found(case, stretch.ranks, join.named))]
+    hits = [(join, count) for join in inside if (count := count_until_found(case.causes, stretch.ranks, join.named))]
     if not hits:
         return _Heard(hit=False, first=None, cost_ms=NAN, cost_is_right=False, seconds=NAN, seconds_to_clear=NAN)
     said: dict[frozenset[int], list[float]] = defaultdict(list)
@@ -519,7 +518,7 @@ def _heard(case: Case, truth: Truth, stretch: Stretch, until: float, joins: Sequ
         hit=True,
         first=first,
         cost_ms=costs[first.ranks],
-        cost_is_right=all(_is_right(ms, truth.cost_of_ms(ranks, stretch)) for ranks, ms in costs.items()),
+        cost_is_right=all(is_right(ms, truth.cost_of_ms(ranks, stretch)) for ranks, ms in costs.items()),
         seconds=hits[0][0].at - stretch.begin,
         seconds_to_clear=cleared - stretch.end,
     )
@@ -542,10 +541,10 @@ def summaries(rank: LiveRank, trace: RankTrace, names: Sequence[str]) -> list[St
 
 
 def _named_live(one: LiveStraggler) -> Named:
-    return Named(_ranks(one.who, one.rank), one.cause, one.cost_ms_per_step, one.evidence)
+    return Named(ranks_in(one.who, one.rank), one.cause, one.cost_ms_per_step, one.evidence)
 
 
-def _ranks(who: str, rank: int) -> frozenset[int]:
+def ranks_in(who: str, rank: int) -> frozenset[int]:
     """The ranks that a sentence names: ``rank 3 on node0``, ``host node1 (ranks 4–7, 9)``."""
     words = re.search(r"ranks? ([\d–, ]+)", who)
     if rank < 0 or words is None:
@@ -554,10 +553,10 @@ def _ranks(who: str, rank: int) -> frozenset[int]:
     return frozenset(one for part in parts for one in range(int(part[0]), int(part[-1]) + 1))
 
 
-def _found(case: Case, guilty: frozenset[int], named: Sequence[Named]) -> int:
+def count_until_found(causes: Sequence[str], guilty: frozenset[int], named: Sequence[Named]) -> int:
     """How many must be read until all guilty ones are named; 0 if an innocent one comes before, or some never."""
     if not guilty:
-        return int(bool(named) and not named[0].ranks and named[0].cause in case.causes)
+        return int(bool(named) and not named[0].ranks and named[0].cause in causes)
     read: set[int] = set()
     for count, one in enumerate(named, start=1):
         read |= one.ranks
@@ -572,18 +571,18 @@ def _is_false(case: Case, truth: Truth, one: Named) -> bool:
     return not case.job.faults or not one.ranks <= truth.ranks
 
 
-def _is_right(said_ms: float, true_ms: float) -> bool:
+def is_right(said_ms: float, true_ms: float) -> bool:
     return abs(said_ms - true_ms) <= max(TOLERANCE * true_ms, TOLERANCE_MS)
 
 
 def _answer(case: Case, truth: Truth, named: Sequence[Named], unsaid: tuple[str, ...]) -> Answer:
-    read = named[: _found(case, truth.ranks, named)] if case.job.faults else ()
+    read = named[: count_until_found(case.causes, truth.ranks, named)] if case.job.faults else ()
     return Answer(
         hit=bool(read) if case.job.faults else not named,
         cause=named[0].cause if named else "",
         cause_is_right=bool(named) and named[0].cause in case.causes,
         cost_ms=read[0].cost_ms if read else NAN,
-        cost_is_right=bool(read) and all(_is_right(one.cost_ms, truth.cost_of_ms(one.ranks)) for one in read),
+        cost_is_right=bool(read) and all(is_right(one.cost_ms, truth.cost_of_ms(one.ranks)) for one in read),
         false_alarms=sum(_is_false(case, truth, one) for one in named),
         sentences=(*(one.sentence for one in named), *unsaid),
     )
@@ -603,7 +602,6 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="That judge cases side by side.")
     parser.add_argument("--list", action="store_true", help="Print the titles of the cases only.")
     parser.add_argument("-v", "--verbose", action="store_true", help="Print what was said of each case.")
-    parser.add_argument("--real", action="store_true", help="Faults in real jobs instead.")
     options = parser.parse_args()
     chosen = [
         case
@@ -640,8 +638,8 @@ def _told(chosen: Sequence[Case], options: argparse.Namespace) -> Iterator[Judge
 
 
 def _line(one: Judged, verbose: bool) -> None:
-    print(f"{one.case.title[:36]:36s} {one.cost_ms:7.1f} {_columns(one.offline)}  {_columns(one.live)} ", end="")
-    print(f"{_seconds(one.live.seconds)} {_seconds(one.live.seconds_to_clear)}", flush=True)
+    print(f"{one.case.title[:36]:36s} {one.cost_ms:7.1f} {columns(one.offline)}  {columns(one.live)} ", end="")
+    print(f"{seconds_or_none(one.live.seconds)} {seconds_or_none(one.live.seconds_to_clear)}", flush=True)
     if verbose:
         print(f"    guilty: {_some(one.ranks)}, {' or '.join(one.case.causes)}")
         for way, answer in (("offline", one.offline), ("live", one.live)):
@@ -649,7 +647,7 @@ def _line(one: Judged, verbose: bool) -> None:
                 print(f"    {way}: {sentence}")
 
 
-def _seconds(seconds: float) -> str:
+def seconds_or_none(seconds: float) -> str:
     return f"{seconds:5.1f} s" if seconds == seconds else "      -"
 
 
@@ -658,7 +656,7 @@ def _some(ranks: Iterable[int]) -> str:
     return ("rank " + _numbers(listed[:16]) + (" …" if len(listed) > 16 else "")) if listed else "no single rank"
 
 
-def _columns(answer: Answer) -> str:
+def columns(answer: Answer) -> str:
     cause = f"{answer.cause[:12]}{'' if answer.cause_is_right or not answer.cause else '!'}"
     cost = f"{answer.cost_ms:.1f}{'' if answer.cost_is_right else '!'}" if answer.cost_ms == answer.cost_ms else "-"
     return f"{'yes' if answer.hit else 'MISS':4s} {cause or '-':13s} {cost:>7s} {answer.false_alarms or '-':>5}"

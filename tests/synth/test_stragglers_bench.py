@@ -70,16 +70,15 @@ def test_the_truth_about_a_fault_that_moves(bench: ModuleType) -> None:
     ],
 )
 def test_a_hit_is_all_of_the_guilty_before_anybody_else(bench: ModuleType, named: list[set[int]], count: int) -> None:
-    case = bench.Case("several", "a test", bench.DP8)
     said = [bench.Named(frozenset(ranks), "compute", 1.0, "") for ranks in named]
 
-    assert bench._found(case, frozenset({1, 3}), said) == count
+    assert bench.count_until_found(("compute",), frozenset({1, 3}), said) == count
 
 
 def test_ranks_are_read_from_what_is_said(bench: ModuleType) -> None:
-    assert bench._ranks("rank 3 on node0", 3) == {3}
-    assert bench._ranks("host node1 (ranks 4–6, 9)", 4) == {4, 5, 6, 9}
-    assert bench._ranks("no single rank: it moves", -1) == set()
+    assert bench.ranks_in("rank 3 on node0", 3) == {3}
+    assert bench.ranks_in("host node1 (ranks 4–6, 9)", 4) == {4, 5, 6, 9}
+    assert bench.ranks_in("no single rank: it moves", -1) == set()
 
 
 def test_a_clean_run_is_one_in_which_nobody_is_named(bench: ModuleType) -> None:

@@ -102,7 +102,7 @@ FAULTS: Final = (
     RealFault(REPLICAS, "forward 80 %", {3: Pace(forward=0.054)}),
     RealFault(REPLICAS, "backward 40 %", {1: Pace(backward=0.084)}),
     RealFault(REPLICAS, "data 25 ms", {1: Pace(data=0.027)}, ("data",)),
-    RealFault(REPLICAS, "garbage collection", {3: Pace(garbage=60_000)}, ("gc",)),
+    RealFault(REPLICAS, "garbage collection", {3: Pace(garbage=5_000)}, ("gc",)),
     RealFault(REPLICAS, "late launch 25 ms", {2: Pace(launch=0.025)}, ("late_launch", "unknown")),
     RealFault(REPLICAS, "checkpoint 1 s, every 40th step", {0: Pace(save=1.0)}, ("checkpoint",)),
     RealFault(REPLICAS, "evaluation 30 ms", {1: Pace(evaluation=0.03)}, ("evaluation",)),
@@ -264,6 +264,7 @@ def _stage(rank: int, slow_waits: list[float]) -> Any:
         if stage:
             message(dist.send, Pace())
         dist.all_reduce(torch.ones(100_000), group=replicas[stage])
+        dist.all_reduce(torch.ones(1))  # the norm of the gradients
         work(schema.OPTIMIZER, "optimizer", 0.003)
 
     return step

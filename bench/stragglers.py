@@ -275,7 +275,8 @@ def _sets() -> Iterator[Case]:
     )
     yield Case("several", "five of 16 alike", _with(DP16, "slow-rank=0,3,6,9,12:1.3"))
     yield Case("several", "two of 64", _with(_job(dp=64), "slow-rank=10,50:1.25"))
-    yield Case("several", "20 of 1,024", _with(_job(dp=1024, steps=30), f"slow-rank={_numbers(range(500, 520))}:1.2"))
+    twenty = f"slow-rank={_numbers(range(500, 520))}:1.2"  # two whole hosts among them
+    yield Case("several", "20 of 1,024", _with(_job(dp=1024, steps=30), twenty), ("compute", "host"))
     yield Case("several", "in two stages", _with(PP2, "slow-rank=1:1.4", "slow-rank=6:1.4"))
     for ranks in (2, 4, 8, 16, 64):
         half = _numbers(range(ranks // 2))

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -49,7 +49,8 @@ class Pace:
     Attributes:
         forward, backward, data: of a step.
         launch: nothing at all, between forward and backward.
-        wait: longer than the message needs, in each of its waits for one.
+        wait: longer than the message needs, in each wait for the one that it receives.
+        send: before its message leaves, inside the send.
         evaluation: a model in evaluation mode, in every step.
         save: of a checkpoint in every 40th step.
         garbage: cycles that are collected in every step.
@@ -60,6 +61,7 @@ class Pace:
     data: float = 0.002
     launch: float = 0.0
     wait: float = 0.0
+    send: float = 0.0
     evaluation: float = 0.0
     save: float = 0.0
     garbage: int = 0
@@ -78,18 +80,26 @@ class RealFault:
         name: of the fault.
         pace: of the ranks that have it.
         causes: words that are right.
-        guilty: where these are others than the ranks that have it: both ends of a link.
+        link: both of its ends, where nothing tells whether it is the link or the rank that has the fault.
     """
 
     job: str
     name: str
     pace: Mapping[int, Pace]
     causes: tuple[str, ...] = ("compute",)
-    guilty: frozenset[int] = field(default_factory=frozenset)
+    link: frozenset[int] = frozenset()
 
     @property
     def ranks(self) -> frozenset[int]:
-        return self.guilty or frozenset(self.pace)
+        """None but these may be named."""
+        return self.link | frozenset(self.pace)
+
+    def count_until_found(self, named: Sequence[Any]) -> int:
+        """As that of bench/stragglers.py."""
+        from stragglers import count_until_found
+
+        guilty = [frozenset(self.pace), *([self.link] if self.link else [])]
+        return max(count_until_found(self.causes, ranks, named) for ranks in guilty)
 
 
 FAULTS: Final = (
@@ -108,7 +118,7 @@ FAULTS: Final = (
     RealFault(REPLICAS, "evaluation 30 ms", {1: Pace(evaluation=0.03)}, ("evaluation",)),
     RealFault(PIPELINE, "uneven stage 40 %", {2: slower(40), 3: slower(40)}, ("stage_imbalance",)),
     RealFault(PIPELINE, "one rank of a stage 50 %", {1: slower(50)}),
-    RealFault(PIPELINE, "slow sends 12 ms, 0 to 2", {0: Pace(wait=0.012)}, ("communication",), frozenset({0, 2})),
+    RealFault(PIPELINE, "slow sends 12 ms, 0 to 2", {0: Pace(send=0.012)}, ("communication",), frozenset({0, 2})),
     RealFault(PIPELINE, "slow receives 12 ms, 1 to 3", {3: Pace(wait=0.012)}, ("communication",), frozenset({1, 3})),
     RealFault(PIPELINE, "a rank of each stage 40 %", {0: slower(40), 3: slower(40)}),
 )
@@ -124,7 +134,7 @@ def first_step(number: int) -> int:
 
 def train(job: str, folder: Path) -> None:
     """One rank: all faults of a job."""
-    slow_waits = _delay_waits()
+    delay = _delay_messages()
     import torch
     import torch.distributed as dist
 
@@ -135,7 +145,7 @@ def train(job: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     faults = [fault for fault in FAULTS if fault.job == job]
-    step = _replica() if job == REPLICAS else _stage(rank, slow_waits)
+    step = _replica() if job == REPLICAS else _stage(rank, delay)
     with (folder / f"rank-{rank}.jsonl").open("w", buffering=1) as notes:
         for number in range(first_step(len(faults))):
             stretch, place = divmod(number - WARM_UP, STEPS)
@@ -147,22 +157,34 @@ def train(job: str, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _delay_waits() -> list[float]:
-    """What the list holds is slept at the end of every wait: for the rank that waits, the network is slow.
+@dataclass(slots=True)
+class _Delay:
+    """What is slept in messages, seconds."""
 
-    Before commtrace replaces the method, so that the delay is part of what it sees.
+    wait: float = 0.0
+    send: float = 0.0
+
+
+def _delay_messages() -> _Delay:
+    """Make waits and sends last as much longer as the result says.
+
+    Before commtrace replaces the methods, so that the delay is part of what it sees.
     """
-    from torch.distributed import Work
+    from torch.distributed import ProcessGroup, Work
 
-    wait, extra = Work.wait, [0.0]
+    wait, send, delay = Work.wait, ProcessGroup.send, _Delay()
 
     def slow_wait(work: Any, *arguments: Any, **keywords: Any) -> Any:
         finished = wait(work, *arguments, **keywords)
-        time.sleep(extra[0])
+        time.sleep(delay.wait)
         return finished
 
-    Work.wait = slow_wait  # type: ignore[method-assign]
-    return extra
+    def slow_send(group: Any, *arguments: Any, **keywords: Any) -> Any:
+        time.sleep(delay.send)
+        return send(group, *arguments, **keywords)
+
+    Work.wait, ProcessGroup.send = slow_wait, slow_send  # type: ignore[method-assign]
+    return delay
 
 
 def _replica() -> Any:
@@ -226,7 +248,7 @@ def _replica() -> Any:
     return step
 
 
-def _stage(rank: int, slow_waits: list[float]) -> Any:
+def _stage(rank: int, delay: _Delay) -> Any:
     """A step of two stages of two replicas, one microbatch: the pipeline's messages, the reduction of gradients."""
     import torch
     import torch.distributed as dist
@@ -249,9 +271,9 @@ def _stage(rank: int, slow_waits: list[float]) -> Any:
         tracer.leave(phase)
 
     def message(operation: Any, pace: Pace) -> None:
-        slow_waits[0] = pace.wait
+        delay.wait, delay.send = pace.wait, pace.send
         operation(activations, other, group=pipeline)
-        slow_waits[0] = 0.0
+        delay.wait = delay.send = 0.0
 
     def step(pace: Pace, place: int) -> None:
         if stage:
@@ -358,7 +380,7 @@ def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Any:
 
 def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]], begin: float, end: float) -> Any:
     """The newest of what was said before the pause; the seconds are those until it was right."""
-    from stragglers import NAN, Named, count_until_found, ranks_in
+    from stragglers import NAN, Named, ranks_in
 
     current: dict[str, Named] = {}
     seconds, seconds_to_clear, at_hit = NAN, NAN, ()
@@ -374,7 +396,7 @@ def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]],
             current.pop(who, None)
             seconds_to_clear = event["time"] - end
         named = sorted(current.values(), key=lambda one: -one.cost_ms)
-        if not at_hit and count_until_found(fault.causes, fault.ranks, named):
+        if not at_hit and fault.count_until_found(named):
             seconds, at_hit = event["time"] - begin, tuple(named)
     sentences = tuple(event["sentence"] for event in events)
     said = at_hit or list(current.values())
@@ -385,9 +407,9 @@ def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]],
 
 
 def _answer(fault: RealFault, true_ms: float, named: Sequence[Any], unsaid: Sequence[str]) -> Any:
-    from stragglers import NAN, Answer, count_until_found, is_right
+    from stragglers import NAN, Answer, is_right
 
-    count = count_until_found(fault.causes, fault.ranks, named)
+    count = fault.count_until_found(named)
     return Answer(
         hit=bool(count),
         cause=named[0].cause if named else "",

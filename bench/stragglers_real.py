@@ -5,8 +5,8 @@
 
 Work is mostly sleep, so that four ranks need a small part of two cores. Every fault lasts for some steps, and has as
 many steps without a fault behind it. Every rank notes with a clock of its own, not with commtrace's spans, when its
-steps end: the true cost is the mean step with the fault less the mean step in the pauses beside it. *Live* is what the
-monitor told in `monitor.jsonl` meanwhile; *offline* asks `find_stragglers` about these steps, as
+steps end: the true cost is the median step with the fault less the median step in the pauses beside it. *Live* is what
+the monitor told in `monitor.jsonl` meanwhile; *offline* asks `find_stragglers` about these steps, as
 `commtrace straggler --steps A:B` does. What counts as a hit is said in bench/stragglers.py.
 """
 
@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -337,7 +338,7 @@ def judge(job: str, folder: Path) -> list[Judgement]:
         begin, end = ends[first - 1], ends[first + STEPS - 1]
         during = [event for event in events if begin <= event["time"] < end + SECONDS_TO_CLEAR]
         in_a_fault += during
-        true_ms = 1e3 * (_mean(ends, first) - _mean_of_pauses(ends, first))
+        true_ms = _cost_ms(fault, ends, first)
         judged.append(
             Judgement(
                 fault, true_ms, _offline(fault, true_ms, folder, first), _live(fault, true_ms, during, begin, end)
@@ -346,20 +347,27 @@ def judge(job: str, folder: Path) -> list[Judgement]:
     for event in events:
         if event not in in_a_fault and event["kind"] != "recovered":
             print(f"FALSE, in a pause of the job {job}: {event['sentence']}")
-    pauses = [_mean(ends, first_step(number) + STEPS) for number in range(len(faults))]
-    print(f"job {job}: {len(ends)} steps; in pauses {1e3 * statistics.median(pauses):.1f} ms (median of their means)")
+    pauses = [one for number in range(len(faults)) for one in _seconds(ends, first_step(number) + STEPS)]
+    print(f"job {job}: {len(ends)} steps; in pauses {1e3 * statistics.median(pauses):.1f} ms (median)")
     return judged
 
 
-def _mean(ends: Sequence[float], first: int) -> float:
+def _seconds(ends: Sequence[float], first: int) -> list[float]:
+    """Of each step of a stretch."""
     inner = ends[first + SETTLED : first + STEPS - SETTLED]
-    return (inner[-1] - inner[0]) / (len(inner) - 1)
+    return [end - begin for begin, end in pairwise(inner)]
 
 
-def _mean_of_pauses(ends: Sequence[float], first: int) -> float:
-    """The mean step before and behind a fault; before the first one is the warm-up, which does not count."""
+def _cost_ms(fault: RealFault, ends: Sequence[float], first: int) -> float:
+    """By the median step, as other work on the machine holds up single ones; by the mean of what is not in every step.
+
+    The pauses are those before and behind; before the first fault is the warm-up, which does not count.
+    """
     around = [first - STEPS, first + STEPS] if first > WARM_UP else [first + STEPS]
-    return statistics.fmean(_mean(ends, one) for one in around)
+    pause = statistics.fmean(statistics.median(_seconds(ends, one)) for one in around)
+    is_rare = any(pace.save for pace in fault.pace.values())
+    typical = statistics.fmean if is_rare else statistics.median
+    return 1e3 * (typical(_seconds(ends, first)) - pause)
 
 
 def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Any:

@@ -20,13 +20,14 @@ from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
 from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_job import job_wide_causes
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.straggler_waited import most_waited_for
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.slow_links import slow_links
 from commtrace.analysis.stragglers.slow_sets import judge_sets
 from commtrace.analysis.stragglers.stretches import judge_stretches
+from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.trace.run import Run
 
@@ -90,9 +91,10 @@ def find_stragglers(
     else:
         stage = uneven_stages(bench, mended_ns)
         others = [stage] if stage else []
+        # A slow worker, or a stage, changes what its neighbours' communications look like: only the cause is named.
         if not verdicts and not stage:
-            others, unclear = job_wide_causes(bench)
-            abstentions = (*abstentions, *unclear)
+            uneven = uneven_sequences(bench)
+            others = [*([uneven] if uneven else []), *slow_links(bench)]
         verdicts += others
         together += sum(verdict.cost_ms_per_step for verdict in others)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)

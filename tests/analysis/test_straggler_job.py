@@ -93,12 +93,13 @@ def test_a_slow_link_whose_end_is_known() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(80)
 
 
-def test_a_slow_link_whose_end_cannot_be_told() -> None:
+def test_a_slow_link_is_named_with_both_of_its_ends() -> None:
     findings = findings_of(_linked_run(slow_pairs=((1, 3),)))
 
-    assert findings.verdicts == ()
-    (abstention,) = findings.abstentions
-    assert abstention.startswith("Transfers between ranks 1, 3 cost 40.0 ms per step more")
+    (verdict,) = findings.verdicts
+    assert (verdict.ranks, verdict.cause) == ((1, 3), "communication")
+    assert verdict.who == "link from rank 1 on node0 to rank 3 on node0"
+    assert verdict.cost_ms_per_step == pytest.approx(40)
 
 
 def test_links_that_are_alike() -> None:

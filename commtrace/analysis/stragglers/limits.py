@@ -33,6 +33,12 @@ that share the cores of a busy host may differ by 5 % for seconds, half against 
 SUMS: Final = Limits(share=0.1, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
 """For sums over steps that tell nothing of the scatter between them (metrics), as a share of the step."""
 
+LINKS: Final = Limits(share=1.0, least_ns=0.0, sigmas=2.5, clearly=1.0)
+"""For transfers: a slow link takes twice as long as its like, and stands out of how single transfers scatter."""
+
+FEWEST_TRANSFERS: Final = 8
+"""Over a link, of a kind: of fewer it is not told how long they take."""
+
 FEWEST_FOR_SCATTER: Final = 4
 """Of fewer normal ranks it is not told how much healthy ranks differ; then only their noise over time counts."""
 

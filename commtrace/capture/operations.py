@@ -187,12 +187,12 @@ ONE_SIDED: Final[Mapping[str, str]] = {
 
 NOT_COMMUNICATION: Final = frozenset(
     {
-        "BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL", "abort", "bound_device_id", "boxed",
-        "get_backend", "get_group_store", "get_reconfigure_handle", "group_desc", "group_name", "merge_remote_group",
-        "name", "rank", "register_abort_hook", "register_post_hook", "register_pre_hook", "set_timeout", "shutdown",
-        "size", "split_group", "supports_abort_hooks", "supports_completion_hooks", "supports_reconfigure",
-        "supports_window", "unbox", "unregister_abort_hook", "unregister_post_hook", "unregister_pre_hook",
-        "use_pg_for_symm_mem_rendezvous",
+        "BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "Options", "UCC", "UNDEFINED", "XCCL", "abort",
+        "bound_device_id", "boxed", "get_backend", "get_group_store", "get_reconfigure_handle", "group_desc",
+        "group_name", "merge_remote_group", "name", "options", "rank", "register_abort_hook", "register_post_hook",
+        "register_pre_hook", "set_timeout", "shutdown", "size", "split_group", "supports_abort_hooks",
+        "supports_completion_hooks", "supports_reconfigure", "supports_window", "unbox", "unregister_abort_hook",
+        "unregister_post_hook", "unregister_pre_hook", "use_pg_for_symm_mem_rendezvous",
         "_add_ephemeral_timeout", "_backend_id", "_device_types", "_enable_collectives_timing", "_end_coalescing",
         "_get_backend", "_get_backend_name", "_get_sequence_number_for_group", "_has_hooks", "_id",
         "_pybind11_conduit_v1_", "_register_backend", "_register_on_completion_hook", "_set_default_backend",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import numpy
@@ -174,6 +175,7 @@ def test_point_to_point_tells_its_peer_and_whether_the_caller_waits(captured: Re
     assert [(stall.name, stall.peer) for stall in captured.stalls()] == [("send", 2), ("recv", 0)]
 
 
+@pytest.mark.skipif("group_dst" not in signature(dist.send).parameters, reason="this torch knows global ranks only")
 def test_point_to_point_in_a_subgroup_names_global_ranks(captured: Recording) -> None:
     group = dist.new_group([1, 3])
 

@@ -26,9 +26,9 @@ from commtrace.analysis.hang import HUNG, find_stops
 from commtrace.analysis.hang_chain import find_chains
 from commtrace.analysis.hang_story import hang_sentences
 from commtrace.analysis.mismatches import find_mismatches
-from commtrace.analysis.processes import AskProcess, unknown_process
 from commtrace.analysis.roles import find_roles
 from commtrace.trace.groups import Group
+from commtrace.trace.processes import AskProcess, unknown_process
 from commtrace.trace.reader import load_run
 from commtrace.trace.run import RankTrace, Run
 

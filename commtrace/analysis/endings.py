@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commtrace.analysis.processes import GONE, SUSPENDED, AskProcess, unknown_process
+from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
 
 ENDED: Final = "ended"
@@ -35,7 +35,7 @@ class Ending:
             off while others still wrote, silent though its process lives, or suspended).
         last_ns: epoch ns of the last thing written; None if nothing tells it.
         behind_ns: how long before the last word of any rank that was; before now for a run that goes on.
-        process: what its process is in, see :mod:`commtrace.analysis.processes`; None if that cannot be told.
+        process: what its process is in, see :mod:`commtrace.trace.processes`; None if that cannot be told.
         exception: type of the one that nobody caught, if it ended for one; else empty.
     """
 

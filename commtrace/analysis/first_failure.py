@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from commtrace.analysis.endings import SILENT, STOPPED, Ending
-from commtrace.analysis.processes import GONE
+from commtrace.trace.processes import GONE
 from commtrace.trace.run import RankTrace, Run
 
 _SURELY_EARLIER_NS: Final = 1_000_000_000
@@ -59,7 +59,10 @@ def find_first_failure(run: Run, endings: Mapping[int, Ending]) -> FirstFailure 
         first = min(own, key=lambda rank: (endings[rank].last_ns is None, endings[rank].last_ns))
         return FirstFailure((first,), True, cut_off)
     if broken and cut_off:
-        return FirstFailure(tuple(broken), False, cut_off)
+        # The launcher kills the others soon: what the first to ask has seen is the least.
+        seen = [{*run.ranks[rank].gone_peers} for rank in cut_off if run.ranks[rank].gone_peers]
+        gone = [rank for rank in broken if seen and rank in set.intersection(*seen)]
+        return FirstFailure(tuple(gone or broken), False, cut_off)
     return None
 
 

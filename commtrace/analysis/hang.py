@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from commtrace.analysis.arrivals import InFlight, Message, RankArrivals, describe_group, known_groups
 from commtrace.analysis.endings import ENDED, RUNNING, SILENT, Ending
-from commtrace.analysis.processes import GONE, SUSPENDED
 from commtrace.trace.groups import Group
+from commtrace.trace.processes import GONE, SUSPENDED
 from commtrace.trace.run import Run
 
 HUNG: Final = "hung"

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from commtrace.analysis.endings import ENDED, SILENT
 from commtrace.analysis.hang import HUNG, UNEQUAL, WAITING
-from commtrace.analysis.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 
 Told = Mapping[str, Any]
 

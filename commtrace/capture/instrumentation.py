@@ -265,6 +265,7 @@ class Instrumentation:
             budget=Budget(self._config.keep_steps, self._config.keep_bytes),
         )
         announcement.announce(directory, metadata)
+        self._marks.open(directory, metadata)
         if self._config.hang_seconds:
             self._hang_watch.start(directory, metadata)
         # Before the writer, which may thin out what it is given.

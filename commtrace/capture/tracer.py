@@ -60,6 +60,7 @@ class Tracer:
         thread: what the calling thread is handing to torch.
         last_mark: the latest end of a phase or a stall in the current step.
         steps: finds the steps of a loop in which nobody marks them.
+        failures_told: how many communications raised, of the first few.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Tracer:
         self._work_end: Mark | None = None
         self._latest_step = -1
         self._counted_on = 0
-        self._failures_told = 0
+        self.failures_told = 0
         self._at_steps: tuple[tuple[int, Callable[[], None]], ...] = ()
         self._topology: dict[str, Any] = {}
         self._topology_version = 0
@@ -330,8 +331,8 @@ class Tracer:
 
     def communication_failed(self, launch: Launch, error: BaseException) -> None:
         """A communication raised; the first few are written at once, for the process may end of it."""
-        if self._failures_told < _MOST_FAILURES_TOLD:
-            self._failures_told += 1
+        if self.failures_told < _MOST_FAILURES_TOLD:
+            self.failures_told += 1
             self.append((failed_rows, schema.MARK, launch, type(error).__name__, now_ns()))
             self.recorder.harvest_soon()
 

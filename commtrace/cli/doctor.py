@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from commtrace.analysis.doctor import examine, is_healthy
-from commtrace.analysis.processes import process_state
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.doctor_view import print_doctor
 from commtrace.cli.flight_records import read_flight_calls
+from commtrace.trace.processes import process_state
 
 _FINDINGS = 1
 

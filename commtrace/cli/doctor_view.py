@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.hang_story import activity_words
-from commtrace.analysis.processes import SUSPENDED
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
 from commtrace.cli.basis import clock_line
+from commtrace.trace.processes import SUSPENDED
 
 Told = Mapping[str, Any]
 

@@ -86,8 +86,8 @@ def _source(run: str, last: int, run_id: str) -> Source:
         from commtrace.top.from_metrics import metrics_source
 
         return metrics_source(run, last or MOST_STEPS, run_id)
-    from commtrace.analysis.processes import process_state
     from commtrace.top.from_files import FileSource
+    from commtrace.trace.processes import process_state
 
     return FileSource(run, last, process_state)
 

@@ -16,7 +16,6 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.endings import ENDED, SILENT, STOPPED, Ending, find_endings, wall_clock_ns
 from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import is_kernel_trace
-from commtrace.analysis.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.analysis.step_inference import infer_steps
@@ -27,6 +26,7 @@ from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
 from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, read_file
 from commtrace.trace.locate import find_run_directory
+from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.tail import Newest, RunTail

@@ -14,7 +14,6 @@ from commtrace.analysis.doctor import examine
 from commtrace.analysis.doctor_findings import hang_findings, silence_findings
 from commtrace.analysis.doing import own_frame
 from commtrace.analysis.hang_story import MOST_ROOTS, hang_sentences
-from commtrace.analysis.processes import AskProcess, process_state, unknown_process
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
@@ -32,6 +31,7 @@ from commtrace.live.declared import MOST_TEXT
 from commtrace.live.watch import SILENT_WINDOWS, LiveEvent
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.processes import AskProcess, process_state, unknown_process
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
 

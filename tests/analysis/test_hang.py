@@ -161,6 +161,12 @@ def test_where_nothing_tells_two_killed_ranks_apart_both_are_named() -> None:
     )
 
 
+def test_who_was_gone_when_communication_failed_died_before_those_that_the_launcher_killed() -> None:
+    run = job_of_three({1: "RuntimeError"}, cut_off=[1])
+    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(2,))})
+    assert examine(run, now_ns=NOW_NS)["first_failure"] == {"ranks": [2], "raised": False, "cut_off": [1]}
+
+
 def test_ranks_that_all_raised_the_same_failed_together() -> None:
     run = job_of_three({0: "KeyError", 1: "KeyError", 2: "KeyError"}, cut_off=[])
     assert examine(run, now_ns=NOW_NS)["findings"] == [

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.doctor import examine
-from commtrace.analysis.processes import process_state
 from commtrace.cli.main import app
+from commtrace.trace.processes import process_state
 from tests.e2e.launch import REPOSITORY
 
 pytestmark = pytest.mark.e2e

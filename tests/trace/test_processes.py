@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.analysis.processes import process_state
+from commtrace.trace.processes import process_state
 from tests.trace.rows import metadata
 
 

@@ -87,7 +87,7 @@ class Identity:
     def settled(self, seconds: float, place: Place | None = None) -> Found:
         """Return who this process is, by its own lights if rank 0 does not say in so many seconds.
 
-        Rank 0 waits so long for the others to hear it: the store may end with its process.
+        Rank 0 waits so long for the others to hear it, unless the store outlives its process.
 
         Args:
             seconds: to wait.
@@ -100,9 +100,21 @@ class Identity:
             with self._lock:
                 place = place or current_place()
                 found = self._found = self._found or self._not_agreed("rank 0 has not said one", place)
-        while self._not_heard_of() and time.monotonic() < deadline:
+        while self._not_heard_of() and not self._store_outlives_us() and time.monotonic() < deadline:
             time.sleep(_ASK_AGAIN_SECONDS)
         return found
+
+    def _store_outlives_us(self) -> bool:
+        """Whether it is torchrun's, and not one that a rank keeps: a script may make a store of its own."""
+        try:
+            store = _default_store()
+        except (RuntimeError, ValueError) as error:  # the training thread has just destroyed the group
+            _logger.debug("commtrace: whose the store of the job is is not known: %s", error)
+            return False
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        address = getattr(store, "host", None), getattr(store, "port", None)
+        return address == launchers.agent_store(self._environment)
 
     def look_for_others(self) -> None:
         """On rank 0, say once if ranks have not been heard of for long: what they do is not recorded.

@@ -104,6 +104,14 @@ def is_on_one_node(environment: Mapping[str, str]) -> bool:
     return environment.get("GROUP_WORLD_SIZE") == "1" or place.world_size in (1, place.local_world_size)
 
 
+def agent_store(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return host and port of the store that torchrun itself keeps for its ranks; None where one of these keeps it."""
+    port = _number(environment.get("MASTER_PORT"))
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or port is None:
+        return None
+    return environment.get("MASTER_ADDR", ""), port
+
+
 def requeues(environment: Mapping[str, str]) -> int:
     """Return how often Slurm has started the job again."""
     return _number(environment.get("SLURM_RESTART_COUNT")) or 0

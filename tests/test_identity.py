@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from commtrace import agreement, identity
 from commtrace.config import Config
@@ -234,6 +234,31 @@ def test_rank_0_says_once_that_ranks_are_not_recorded(
         first.look_for_others()
     assert len(caplog.records) == 1
     assert "nothing has been heard of 3 of the ranks" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environment", "waits"),
+    [
+        ({"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "localhost"}, False),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "elsewhere"}, True),  # the script has its own
+        ({"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_ADDR": "localhost"}, True),
+        ({"MASTER_ADDR": "localhost"}, True),
+    ],
+)
+def test_rank_0_waits_until_the_others_have_heard_it_only_if_the_store_ends_with_it(
+    environment: dict[str, str], waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TCPStore("localhost", 0, is_master=True)
+    slept: list[float] = []
+    monkeypatch.setattr(identity, "current_place", lambda: identity.Place(0, 4, "gloo"))
+    monkeypatch.setattr(identity, "_default_store", lambda: PrefixStore("default_pg", PrefixStore("worker", store)))
+    monkeypatch.setattr(agreement, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(identity.time, "sleep", slept.append)
+
+    told = {**JOBS["torchrun, static, two nodes"][0], "MASTER_PORT": str(store.port), **environment}
+    assert identity.Identity(Config(), told).settled(0.02).rank == 0
+
+    assert bool(slept) is waits
 
 
 def test_a_rank_does_not_wait_for_ever_for_a_rank_0_that_is_not_recorded(

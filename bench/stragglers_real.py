@@ -171,9 +171,11 @@ def _delay_messages() -> _Delay:
 
     Before commtrace replaces the methods, so that the delay is part of what it sees.
     """
-    from torch.distributed import ProcessGroup, Work
+    from torch import distributed
 
-    wait, send, delay = Work.wait, ProcessGroup.send, _Delay()
+    groups: Any = distributed.ProcessGroup
+    works: Any = distributed.Work
+    wait, send, delay = works.wait, groups.send, _Delay()
 
     def slow_wait(work: Any, *arguments: Any, **keywords: Any) -> Any:
         finished = wait(work, *arguments, **keywords)
@@ -184,7 +186,7 @@ def _delay_messages() -> _Delay:
         time.sleep(delay.send)
         return send(group, *arguments, **keywords)
 
-    Work.wait, ProcessGroup.send = slow_wait, slow_send  # type: ignore[method-assign]
+    works.wait, groups.send = slow_wait, slow_send
     return delay
 
 
@@ -212,7 +214,7 @@ def _replica() -> Any:
             self.linear = torch.nn.Linear(64, 64)
 
         def forward(self, batch: Any) -> Any:
-            return Sleep.apply(self.linear(batch))
+            return Sleep.apply(self.linear(batch))  # type: ignore[no-untyped-call]
 
     class Batches(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
@@ -242,7 +244,7 @@ def _replica() -> Any:
         if pace.evaluation:
             model.eval()
             time.sleep(pace.evaluation)
-            model.train()
+            model.train()  # type: ignore[no-untyped-call]
         if pace.save and place % 40 == 20:
             torch.save(Slow(), path)
 
@@ -391,7 +393,8 @@ def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]],
     from stragglers import NAN, Named, ranks_in
 
     current: dict[str, Named] = {}
-    seconds, seconds_to_clear, at_hit = NAN, NAN, ()
+    seconds, seconds_to_clear = NAN, NAN
+    at_hit: tuple[Named, ...] = ()
     for event in events:
         straggler = event["straggler"]
         if straggler is None:

@@ -10,9 +10,12 @@ disturbs nobody. So it stays where it is, and passes calls through while nobody 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Final
+
+_logger = logging.getLogger("commtrace")
 
 KeyOf = Callable[[tuple[Any, ...]], Any]
 """The dispatch key to go on with, from the arguments of a call that really communicates."""
@@ -25,6 +28,7 @@ class Kernel:
         overload: the operator that it belongs to.
         key_of: see :func:`kernel_for`.
         capture: gets the calls, in place of the operator; None: they pass through.
+        has_told: a call could not be passed on as usual, and that was said.
     """
 
     def __init__(self, overload: Any, key_of: KeyOf, tensor_argument: int = 0) -> None:
@@ -33,6 +37,8 @@ class Kernel:
         self.overload = overload
         self.capture: Callable[..., Any] | None = None
         self.key_of = key_of
+        self.has_told = False
+        self._latest_key: Any = None
         self._tensor_argument = tensor_argument
         self._meta = DispatchKey.Meta
 
@@ -42,12 +48,35 @@ class Kernel:
 
     def original(self, *arguments: Any, **keywords: Any) -> Any:
         """Call what stands behind the kernel."""
+        key: Any = None
+        traced = False
         try:
             traced = is_traced(arguments[self._tensor_argument])
-        except Exception:  # A class of tensors that does not say; those that torch traces with do.
-            traced = False
-        key = self._meta if traced else self.key_of(arguments)
+        except Exception as error:  # A class of tensors that does not say; those that torch traces with do.
+            self._tell(error)
+        try:
+            key = self._meta if traced else self.key_of(arguments)
+            if not traced:
+                self._latest_key = key
+        except Exception as error:
+            self._tell(error)
+            if key is None:  # The key of the call before: nearly all jobs send what lies on one kind of device.
+                key = self._latest_key
+        if key is None:
+            return self._dispatched_without(*arguments, **keywords)
         return self.overload._op_dk(key, *arguments, **keywords)
+
+    def _dispatched_without(self, *arguments: Any, **keywords: Any) -> Any:
+        """Have torch find the key, as if this kernel were not there."""
+        from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
+
+        with _ExcludeDispatchKeyGuard(DispatchKeySet(DispatchKey.BackendSelect)):
+            return self.overload(*arguments, **keywords)
+
+    def _tell(self, error: Exception) -> None:
+        if not self.has_told:
+            self.has_told = True
+            _logger.warning("commtrace: a call of %s is passed on in another way: %r", self.overload, error)
 
     def release(self, capture: Callable[..., Any]) -> None:
         """Have calls pass through, unless another capture gets them by now."""

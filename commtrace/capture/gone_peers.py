@@ -29,8 +29,10 @@ def gone_peers(directory: Path, own: RankMetadata) -> list[int]:
     first = own.rank - own.local_rank
     gone = []
     for rank in range(first, min(first + _MOST_PEERS, own.world_size)):
-        paths = [] if rank == own.rank else segment_paths(rank_directory(directory, rank))[-1:]
-        for path in paths:
+        files = rank_directory(directory, rank)
+        if rank == own.rank or not files.is_dir():
+            continue
+        for path in segment_paths(files)[-1:]:
             peer = _metadata(path)
             is_ours = (peer.run_id, peer.attempt, peer.node) == (own.run_id, own.attempt, own.node)
             if is_ours and process_state(peer) == GONE:

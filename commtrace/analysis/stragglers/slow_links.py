@@ -170,16 +170,21 @@ def _links_of(bench: Bench, rows: Int64) -> tuple[list[Link], Int64]:
         group[own], peer[own] = (column[transfers.row[rows][own]] for column in (one.spans.group, one.spans.peer))
     code = {word: number for number, word in enumerate(run.names)}
     sends, receives = (transfers.name[rows] == code.get(word, -1) for word in (_SEND, _RECEIVE))
-    is_message = sends | receives
+    is_message = (sends | receives) & (peer >= 0)
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     key = pack([np.where(is_message, -1, group), np.where(is_message, source, 0), np.where(is_message, target, 0)])
     first, link = grouped(key)
-    return [
-        Link((int(source[row]), int(target[row])), is_directed=True)
-        if is_message[row]
-        else Link(run.ranks[int(rank[row])].groups[int(group[row])].ranks, is_directed=False)
-        for row in first.tolist()
-    ], link
+    join = transfers.join[rows]
+    links = []
+    for row in first.tolist():
+        if is_message[row]:
+            links.append(Link((int(source[row]), int(target[row])), is_directed=True))
+            continue
+        told = run.ranks[int(rank[row])].groups.get(int(group[row]))
+        # Without a word of the group's members: those that were found in one of its communications.
+        members = np.unique(rank[join == join[row]]).tolist() if told is None else told.ranks
+        links.append(Link(tuple(one for one in members if one in run.ranks), is_directed=False))
+    return links, link
 
 
 def _operation(run: Run, name: Int32) -> Int64:

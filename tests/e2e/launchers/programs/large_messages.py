@@ -14,6 +14,7 @@ import torch.distributed as dist
 import commtrace.auto
 
 STEPS = 4
+BARRIERS = 50
 
 
 def main(num_bytes: int) -> None:
@@ -29,7 +30,8 @@ def main(num_bytes: int) -> None:
                     dist.send(tensor, target)
                 elif rank == target:
                     dist.recv(tensor, source)
-            dist.barrier()
+            for _ in range(BARRIERS):
+                dist.barrier()  # each one tells how the clocks of the nodes lie to each other
             dist.all_reduce(tensor)
             dist.broadcast(tensor, number % len(ranks))
     dist.destroy_process_group()

@@ -127,8 +127,8 @@ CAUSE_IN_WORDS: Final = {
 
 NEXT_STEP: Final = {
     "compute": (
-        "Look at this device while the job runs (clocks, temperature, power limit, errors, other processes), and move "
-        "the rank to another device to see whether the delay moves with it."
+        "Look at the device while the job runs (clocks, temperature, power limit, errors, other processes), and move a "
+        "slow rank to another device to see whether the delay moves with it."
     ),
     "throttled_device": (
         "The driver holds the clock of this device down: check its cooling, power supply and power limit, and take the "

@@ -82,10 +82,10 @@ def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> st
     if straggler.get("stretches"):
         when = " and ".join(f"{one['first']}–{one['last']}" for one in straggler["stretches"])
         dearest = max(one["cost_ms_per_step"] for one in straggler["stretches"])
-        each = "each" if len(straggler["stretches"]) == 1 else "a step of the dearest"
+        most = "" if len(straggler["stretches"]) == 1 else "up to "
         return (
             f"{who} held up the others ({cause_in_words(straggler['cause'])}) in steps {when}: it cost "
-            f"{_ms(dearest * 1e6)} of {each}, {cost_ns / mean_wall_ns:.1%} of all steps. {straggler['next_step']}"
+            f"{most}{_ms(dearest * 1e6)} of each, {cost_ns / mean_wall_ns:.1%} of all steps. {straggler['next_step']}"
         )
     hold = "hold" if who.startswith(("Ranks", "Stages")) else "holds"
     return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ class DeviceWatch:
         self._now = now
         self._stop = threading.Event()
         self._wait = wait or self._stop.wait
-        self._unread: list[DeviceState] = []
+        self._unread: deque[DeviceState] = deque(maxlen=_MOST_UNREAD)
         self._thread: threading.Thread | None = None
 
     def start(self, uuid: str) -> None:
@@ -74,8 +75,7 @@ class DeviceWatch:
 
     def take(self) -> list[DeviceState]:
         """Return the readings since the last call. From any thread."""
-        taken, self._unread = self._unread, []
-        return taken
+        return [self._unread.popleft() for _ in range(len(self._unread))]
 
     def _run(self, uuid: str) -> None:
         try:
@@ -90,8 +90,7 @@ class DeviceWatch:
             return
         try:
             while not self._wait(READ_SECONDS):
-                if len(self._unread) < _MOST_UNREAD:
-                    self._unread.append(read_device(nvml, device, self._now()))
+                self._unread.append(read_device(nvml, device, self._now()))
         except Exception as error:
             self._failed(PART, error)
 

@@ -84,6 +84,27 @@ class Kernel:
             self.capture = None
 
 
+class Captures:
+    """The kernels that call one recording; false while there are none."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[Kernel, Callable[..., Any]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._taken)
+
+    def take(self, kernel: Kernel, capture: Callable[..., Any]) -> None:
+        """Have a kernel call this capture."""
+        self._taken.append((kernel, capture))
+        kernel.capture = capture
+
+    def release(self) -> None:
+        """Have all of them pass everything through."""
+        for kernel, capture in self._taken:
+            kernel.release(capture)
+        self._taken.clear()
+
+
 # Re-entrant: the handler of a signal may start a recording while another one starts.
 _lock: Final = threading.RLock()
 _libraries: Final[dict[str, Any]] = {}

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from commtrace.capture.clock import now_ns
 from commtrace.capture.device_calls import DeviceCalls
-from commtrace.capture.dispatcher import Kernel, is_traced
+from commtrace.capture.dispatcher import Captures, Kernel, is_traced
 from commtrace.capture.functional_operations import (
     FUNCTIONAL,
     FUNCTIONAL_P2P,
@@ -53,29 +53,25 @@ class FunctionalCapture:
         self._waits = waits
         self._devices = devices
         self._operators = operators
-        self._captured: list[tuple[Kernel, Callable[..., Any]]] = []
+        self._captures = Captures()
 
     def install(self) -> None:
         """Capture what the kernels get. Idempotent."""
-        if self._captured:
+        if self._captures:
             return
         for name in sorted(self._operators):
             kernel = functional_kernel(name, TENSOR_ARGUMENT.get(name, 0))
             if kernel is None:
                 continue
             if name in FUNCTIONAL:
-                capture = self._collective_capture(kernel, FUNCTIONAL[name])
+                self._captures.take(kernel, self._collective_capture(kernel, FUNCTIONAL[name]))
             else:
-                capture = self._p2p_capture(kernel, FUNCTIONAL_P2P[name])
-            self._captured.append((kernel, capture))
-            kernel.capture = capture
+                self._captures.take(kernel, self._p2p_capture(kernel, FUNCTIONAL_P2P[name]))
         self._waits.install()
 
     def uninstall(self) -> None:
         """Have the kernels pass everything through."""
-        for kernel, capture in self._captured:
-            kernel.release(capture)
-        self._captured.clear()
+        self._captures.release()
         self._waits.uninstall()
 
     def _collective_capture(self, kernel: Kernel, operation: FunctionalOperation) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from commtrace.capture.clock import Mark, now_ns
 from commtrace.capture.device_calls import DeviceCalls
-from commtrace.capture.dispatcher import Kernel, is_traced, kernel_for
+from commtrace.capture.dispatcher import Captures, Kernel, is_traced, kernel_for
 from commtrace.capture.records import (
     NUMBER,
     WAITED,
@@ -61,27 +61,23 @@ class FunctionalWaits:
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         self._tracer = tracer
         self._devices = devices
-        self._captured: list[tuple[Kernel, Callable[..., Any]]] = []
+        self._captures = Captures()
         # By storage of the result (not by address: empty ones have none).
         self._pending: dict[int, Awaited] = {}
 
     def install(self) -> None:
         """Capture what the kernels get. Idempotent."""
-        if self._captured:
+        if self._captures:
             return
         one, several = functional_kernel("wait_tensor"), functional_kernel("wait_tensors")
         if one is not None:
-            self._captured.append((one, self._wait_capture(one)))
+            self._captures.take(one, self._wait_capture(one))
         if one is not None and several is not None:  # torch ≥ 2.15
-            self._captured.append((several, self._waits_capture(several, one.overload)))
-        for kernel, capture in self._captured:
-            kernel.capture = capture
+            self._captures.take(several, self._waits_capture(several, one.overload))
 
     def uninstall(self) -> None:
         """Have the kernels pass everything through."""
-        for kernel, capture in self._captured:
-            kernel.release(capture)
-        self._captured.clear()
+        self._captures.release()
         for pending in list(self._pending.values()):
             self._forget(pending)
         self._pending.clear()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from commtrace.capture.calling_thread import graph_task
-from commtrace.capture.dispatcher import Kernel, KeyOf, is_traced, kernel_for
+from commtrace.capture.dispatcher import Captures, Kernel, KeyOf, is_traced, kernel_for
 from commtrace.capture.groups import GroupState
 from commtrace.capture.issued import PART, Issued, IssuedCalls
 from commtrace.capture.operations import OPERATIONS, _flat
@@ -43,30 +43,26 @@ class ReducerKernels:
         self._tracer = tracer
         self._issued = issued
         self._reducer = reducer
-        self._captured: list[tuple[Kernel, Callable[..., Any]]] = []
+        self._captures = Captures()
 
     @property
     def installed(self) -> bool:
         """Whether they call this capture."""
-        return bool(self._captured)
+        return bool(self._captures)
 
     def install(self) -> None:
         """Capture what the kernels get. Idempotent."""
-        if self._captured:
+        if self._captures:
             return
         key_of = _key_of_backend()
         for name, method in _OPERATIONS.items():
             kernel = kernel_for("c10d", name, key_of)
             if kernel is not None:
-                self._captured.append((kernel, self._capture(kernel, method)))
-        for kernel, capture in self._captured:
-            kernel.capture = capture
+                self._captures.take(kernel, self._capture(kernel, method))
 
     def uninstall(self) -> None:
         """Have the kernels pass everything through."""
-        for kernel, capture in self._captured:
-            kernel.release(capture)
-        self._captured.clear()
+        self._captures.release()
 
     def _capture(self, kernel: Kernel, method: str) -> Callable[..., Any]:
         from torch._C import DispatchKey

@@ -59,7 +59,7 @@ def test_what_held_for_a_part_of_the_run_is_told_with_its_steps() -> None:
         "its clocks."
     )
     twice = [*slow["stretches"], {"first": 60, "last": 69, "cost_ms_per_step": 10.0}]
-    assert "in steps 30–49 and 60–69: it cost 50 ms of a step of the dearest, 20.0%" in verdict(
+    assert "in steps 30–49 and 60–69: it cost up to 50 ms of each, 20.0%" in verdict(
         [mean(bubble=40)], [{**slow, "stretches": twice}]
     )
 

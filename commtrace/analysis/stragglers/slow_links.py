@@ -81,9 +81,9 @@ class _Suspicion(NamedTuple):
 def slow_links(bench: Bench) -> list[Verdict]:
     """Verdicts on slow communication, dearest first."""
     links = _compare(bench)
-    suspicions = list(_explanations(bench.run, links)) if links is not None else []
-    if links is None or not suspicions:
+    if links is None or not links.is_slow.any():
         return []
+    suspicions = list(_explanations(bench.run, links))
     everything = frozenset().union(*(one.rows for one in suspicions))
     all_saved = bench.saved_ns(None, _mended(bench, links, everything))
     verdicts = []

@@ -166,4 +166,32 @@ NEXT_STEP: Final = {
         "Put commtrace.span(...) around what this rank does outside forward and backward, so that the time gets a name."
     ),
 }
-"""What to do about each cause."""
+"""What to do about each cause, where one rank is named."""
+
+_NEXT_STEP_OF_SEVERAL: Final = {
+    "compute": (
+        "Look at the devices of these ranks while the job runs (clocks, temperature, power limit, errors, other "
+        "processes), and move one of them to another device to see whether the delay moves with it."
+    ),
+    "throttled_device": (
+        "The driver holds the clocks of these devices down: check their cooling, power supply and power limit, and "
+        "take their nodes out of the job until that is mended."
+    ),
+    "communication": (
+        "Test the links of these ranks (NIC counters, cables, NVLink state, routing) and compare with a bandwidth test "
+        "between the same hosts."
+    ),
+    "data": (
+        "Give the input pipelines of these ranks more workers or a deeper prefetch, and check the storage that they "
+        "read."
+    ),
+    "unknown": (
+        "Put commtrace.span(...) around what these ranks do outside forward and backward, so that the time gets a name."
+    ),
+}
+
+
+def next_step(cause: str, num_ranks: int) -> str:
+    """Return what to do about a cause that so many ranks have."""
+    several = _NEXT_STEP_OF_SEVERAL.get(cause) if num_ranks > 1 else None
+    return several or NEXT_STEP[cause]

@@ -166,7 +166,7 @@ def _print(console: Console, told: Mapping[str, Any]) -> None:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     if told["waited_for"]:
         console.print(escape(told["waited_for"]))
-    print_awaited(console, told["awaited"])
+    print_awaited(console, told["awaited"], told["verdicts"])
     if not told["verdicts"]:
         console.print()
     _print_slowdown(console, told)

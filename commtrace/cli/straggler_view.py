@@ -68,7 +68,21 @@ def _members(straggler: Mapping[str, Any]) -> str:
     return f"Cost of each in ms per step once the others are mended (and saved if only it is): {', '.join(shares)}."
 
 
-def print_awaited(console: Console, awaited: Sequence[Mapping[str, Any]]) -> None:
-    """Say for whom the others waited and what it did meanwhile, if one rank stands out."""
-    if awaited and awaited[0]["stands_out"]:
-        console.print(escape(f"Waited for most: {awaited[0]['in_words']}. {awaited[0]['next_step']}"))
+def print_awaited(
+    console: Console, awaited: Sequence[Mapping[str, Any]], stragglers: Sequence[Mapping[str, Any]]
+) -> None:
+    """Say for whom the others waited, if one rank stands out, and what it did meanwhile, if no verdict tells that.
+
+    What to do about it is said by the verdicts alone, so that there is one advice.
+    """
+    if not awaited or not awaited[0]["stands_out"]:
+        return
+    first = awaited[0]
+    is_named = any(first["rank"] in ranks_of(straggler) for straggler in stragglers)
+    told = f"rank {first['rank']} ({first['share']:.0%} of all waiting), named above" if is_named else first["in_words"]
+    console.print(escape(f"Waited for most: {told}."))
+
+
+def ranks_of(straggler: Mapping[str, Any]) -> set[int]:
+    """Return the ranks that a verdict names."""
+    return {straggler["rank"], *(member["rank"] for member in straggler["members"])}

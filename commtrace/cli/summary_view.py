@@ -45,7 +45,7 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
         _print_table(console, "Modules, ms per step, mean of ranks", modules, NOTE)
     print_pipeline(console, summary["pipeline"])
     print_stragglers(console, summary["stragglers"])
-    print_awaited(console, summary["awaited"])
+    print_awaited(console, summary["awaited"], summary["stragglers"])
     for abstention in summary["abstentions"]:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
     _print_coverage(console, summary)
@@ -81,7 +81,7 @@ def _header(summary: Summary) -> Iterable[str]:
 def _steps_line(steps: Mapping[str, Any], numbers: str) -> str:
     if not steps["count"]:
         return "Steps: none recorded in full"
-    left_out = [f"{_range(part)} ({part['reason']})" for part in steps["left_out"]]
+    left_out = [f"step{'s' * (part['count'] > 1)} {_range(part)} ({part['reason']})" for part in steps["left_out"]]
     used = f"Steps {_range(steps)}{numbers}: {steps['count']} used"
     return used + (f"; left out: {', '.join(left_out)}" if left_out else "")
 

@@ -248,6 +248,8 @@ def test_the_numbers_of_the_summary_are_there(opened: Reader) -> None:
 
     for panel in (
         "Where the time of a step goes",
+        "Critical path",
+        "Lost time",
         "Stragglers",
         "Pipeline",
         "Communication",
@@ -259,6 +261,15 @@ def test_the_numbers_of_the_summary_are_there(opened: Reader) -> None:
     cells = opened.page.locator("#breakdown-table tbody tr").nth(0).locator("td").all_inner_texts()
     wall, *rest = [float(cell) for cell in cells[1:]]
     assert sum(rest[:-1]) == pytest.approx(wall, abs=0.05)  # the last column is hidden communication
+
+
+def test_the_critical_path_and_the_lost_time_add_up(opened: Reader) -> None:
+    for panel in ("critical-path", "lost-time"):
+        rows = opened.page.locator(f"#{panel} tbody tr").all()
+        shares = [float(row.locator("td").last.inner_text().removesuffix(" %")) for row in rows]
+        assert opened.page.locator(f"#{panel} .stack").count() == 1
+        assert sum(shares) == pytest.approx(100, abs=0.05 * len(rows))
+    assert "rank 0, forward" in opened.page.inner_text("#critical-path")
 
 
 def test_light_and_dark(opened: Reader) -> None:

@@ -70,6 +70,26 @@ def _synthesized(path: Path, *faults: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("command", ["summary", "straggler"])
+def test_there_is_one_cause_and_one_advice(tmp_path: Path, command: str) -> None:
+    run = _synthesized(tmp_path / "run", "slow-rank=1:1.5")
+
+    shown = " ".join(runner.invoke(app, [command, run]).output.split())
+
+    assert "Waited for most: rank 1 (100% of all waiting), named above." in shown
+    assert "Balance the ranks" not in shown
+    assert "Look at the device" in shown
+
+
+def test_the_advice_on_several_ranks_is_in_the_plural(tmp_path: Path) -> None:
+    run = _synthesized(tmp_path / "run", "slow-rank=1:1.5", "slow-rank=6:1.5")
+
+    (verdict,) = json.loads(runner.invoke(app, ["straggler", run, "--json"]).output)["verdicts"]
+
+    assert len(verdict["members"]) == 2
+    assert verdict["next_step"].startswith("Look at the devices of these ranks while the job runs")
+
+
 def test_a_run_in_which_the_job_was_well_tells_who_is_slow_where_most_ranks_are(tmp_path: Path) -> None:
     slow = _synthesized(tmp_path / "slow", *(f"slow-rank={rank}:1.3" for rank in range(5)))
     well = _synthesized(tmp_path / "well")

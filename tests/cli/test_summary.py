@@ -45,7 +45,7 @@ def test_the_header_says_what_is_shown() -> None:
     assert lines[:4] == [
         "Run made-run · 4 ranks on node0 · gloo · cpu",
         "pp 2 × dp 2 · commtrace 0.1.0 · torch 2.13.0",
-        "Steps 1–4: 4 used; left out: 0 (warm-up)",
+        "Steps 1–4: 4 used; left out: step 0 (warm-up)",
         "Clocks: shared clock",
     ]
 
@@ -223,7 +223,7 @@ def test_the_command_prints_what_the_analysis_says(tmp_path: Path) -> None:
 
     result = runner.invoke(app, ["summary", str(directory)])
     assert result.exit_code == 0, result.output
-    assert "Steps 1–3: 3 used; left out: 0 (warm-up)" in result.output
+    assert "Steps 1–3: 3 used; left out: step 0 (warm-up)" in result.output
 
     result = runner.invoke(app, ["summary", str(directory), "--json", "--steps", "0:2"])
     assert json.loads(result.output) == summarise(directory, "0:2")

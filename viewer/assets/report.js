@@ -138,7 +138,7 @@ function showTimeline() {
     byId("timeline").parentElement.replaceChildren(element("p", report.steps.note, "empty"));
     return null;
   }
-  const view = new Timeline(byId("timeline"), byId("tooltip"), data, colours, new Set(summary.stragglers.map((found) => found.rank)));
+  const view = new Timeline(byId("timeline"), byId("tooltip"), data, colours, new Set(summary.stragglers.flatMap((found) => [found, ...found.members].map(({ rank }) => rank))));
   const plan = planView();
   const select = byId("step");
   data.steps.forEach((step, index) => {
@@ -275,19 +275,94 @@ function showBreakdown() {
   ));
 }
 
+// ---- the critical path and the lost time
+
+const MOST_SHARES = 12;
+
+function oneBar(parts, whole) {
+  const stack = element("div", "", "stack");
+  for (const part of parts.filter(({ ns }) => ns > 0)) {
+    const piece = element("i", "", part.hatched ? "hatched" : "");
+    piece.style.setProperty("--colour", `var(--${part.colour})`);
+    piece.style.width = `${(100 * part.ns) / whole}%`;
+    piece.title = `${part.name}: ${formatPercent(part.ns / whole)}`;
+    stack.append(piece);
+  }
+  return stack;
+}
+
+function showCriticalPath() {
+  const path = summary.critical_path;
+  if (!path || !path.ns) {
+    byId("critical-path").append(element("p", "It is not known: no step was recorded in full, or the clocks of the hosts could not be aligned.", "empty"));
+    return;
+  }
+  const who = ({ rank, kind, role }) => (["transfer", "unknown"].includes(kind) && role ? `${kind} on ${role}` : `rank ${rank}, ${kind}`);
+  const colour = ({ kind, role }) => {
+    if (kind === "transfer") return colours.role(role);
+    const name = { input: "data", "garbage collection": "gc" }[kind] || kind;
+    return colours.has(name) ? name : "other";
+  };
+  const sums = new Map();
+  for (const share of path.shares) {
+    const known = sums.get(who(share)) || { name: who(share), ns: 0, colour: colour(share), hatched: share.kind === "unknown" };
+    sums.set(known.name, { ...known, ns: known.ns + share.ns });
+  }
+  const parts = [...sums.values()].sort((first, second) => second.ns - first.ns);
+  const shown = parts.slice(0, MOST_SHARES);
+  const left = parts.slice(MOST_SHARES);
+  const unsure = path.uncertain_ns >= 0.01 * path.ns ? ` ${formatPercent(path.uncertain_ns / path.ns)} of it cannot be told by these clocks.` : "";
+  byId("critical-path").append(
+    element("p", `The job's step takes ${formatDuration(path.ns / path.steps)} in the mean, from the earliest begin to the latest end on any rank. `
+      + `It is made of this work and these transfers; making anything else faster does not make it shorter.${unsure}`, "hint"),
+    oneBar(parts, path.ns),
+    table(["<what", "ms per step", "share"], [
+      ...shown.map(({ name, ns }) => [name, formatMilliseconds(ns / path.steps), formatPercent(ns / path.ns)]),
+      ...(left.length ? [[`${left.length} others`, formatMilliseconds(sum(left) / path.steps), formatPercent(sum(left) / path.ns)]] : []),
+    ]),
+  );
+}
+
+function sum(parts) {
+  return parts.reduce((total, { ns }) => total + ns, 0);
+}
+
+function showLostTime() {
+  const lost = summary.lost_time;
+  if (!lost || !lost.steps_ns) {
+    byId("lost-time").append(element("p", "It is not known: the steps of this run could not be replayed.", "empty"));
+    return;
+  }
+  const words = {
+    ideal_ns: ["ideal", "forward"], stragglers_ns: ["stragglers", "gc"], imbalance_ns: ["imbalance", "backward"],
+    exposed_communication_ns: ["exposed communication", "dp"], bubble_ns: ["bubble", "bubble"],
+    input_ns: ["input", "data"], rest_ns: ["the rest", "other"],
+  };
+  const parts = Object.entries(words).map(([key, [name, colour]]) => ({ name, colour, ns: lost[key], hatched: key === "bubble_ns" }));
+  const time = (ns) => (lost.gpus === null ? formatDuration(ns) : `${significant((ns * lost.gpus) / 3.6e12)} GPU-hours`);
+  byId("lost-time").append(
+    element("p", `Of ${time(lost.steps_ns)} in steps, ${formatPercent(1 - lost.ideal_ns / lost.steps_ns)} is beyond the ideal, in which like work takes as `
+      + "long as on the quicker ranks and nothing waits. The parts add up to the whole.", "hint"),
+    oneBar(parts, lost.steps_ns),
+    table(["<what", "time", "share"], parts.filter(({ ns }) => ns).map(({ name, ns }) => [name, time(ns), formatPercent(ns / lost.steps_ns)])),
+  );
+}
+
 // ---- the other panels
 
 function showStragglers() {
   const rows = summary.stragglers.map((found) => [
-    found.rank < 0 ? "moves between ranks" : `rank ${found.rank}`, found.host, found.cause.replaceAll("_", " "),
+    found.who, found.cause.replaceAll("_", " "),
     found.cost_ms_per_step.toFixed(2) + (found.occurrence ? ` (${found.occurrence})` : ""), evidence(found.evidence), found.next_step ?? "",
   ]);
   byId("stragglers").append(rows.length
-    ? table(["<rank", "<host", "<cause", "cost ms per step", "<evidence", "<what to do"], rows)
+    ? table(["<who", "<cause", "cost ms per step", "<evidence", "<what to do"], rows)
     : element("p", nothingFound(), "empty"));
   const [awaited] = summary.awaited || [];
   if (awaited && awaited.stands_out) {
-    byId("stragglers").append(element("p", `Waited for most: ${awaited.in_words}. ${awaited.next_step}`, "hint"));
+    const isNamed = summary.stragglers.some((found) => [found, ...found.members].some(({ rank }) => rank === awaited.rank));
+    const told = isNamed ? `rank ${awaited.rank} (${formatPercent(awaited.share)} of all waiting), named above` : awaited.in_words;
+    byId("stragglers").append(element("p", `Waited for most: ${told}.`, "hint"));
   }
   for (const abstention of summary.abstentions || []) byId("stragglers").append(element("p", abstention, "hint"));
 }
@@ -359,7 +434,7 @@ function showCommunication() {
   const during = (row) => (row.bandwidth_time === "duration" ? "*" : "");
   const bandwidth = (value, row) => {
     if (value === null || value === undefined) return "–";
-    return (value < 0.01 ? `${formatBytes(value * 1e9)}/s` : significant(value)) + during(row);
+    return (value < 1 ? `${formatBytes(value * 1e9)}/s` : significant(value)) + during(row);
   };
   const reaches = new Set(rows.map((row) => row.inter_node)).size > 1;
   const reach = (row) => (reaches ? [{ true: "between", false: "within" }[row.inter_node] ?? "–"] : []);
@@ -406,6 +481,8 @@ setTheme(prefersDark.matches ? "dark" : "light", null);
 showHeader();
 const view = showTimeline();
 showBreakdown();
+showCriticalPath();
+showLostTime();
 showStragglers();
 showPipeline();
 showCommunication();

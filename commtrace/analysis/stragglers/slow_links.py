@@ -17,7 +17,7 @@ from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.peers import Float64, grouped_median
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_verdict import NEXT_STEP, Member, Verdict
+from commtrace.analysis.straggler_verdict import Member, Verdict, next_step
 from commtrace.analysis.stragglers.limits import FEWEST_TRANSFERS, LINKS, SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.trace.run import Run
@@ -103,7 +103,7 @@ def slow_links(bench: Bench) -> list[Verdict]:
                 gpu_hours_per_day=bench.gpu_hours_per_day(cost),
                 persistence=cost.persistence,
                 evidence=_evidence(one, links),
-                next_step=NEXT_STEP[_CAUSE],
+                next_step=next_step(_CAUSE, len(one.ranks)),
                 members=tuple(_member(bench, links, one, rank) for rank in one.ranks),
             )
         )

@@ -16,7 +16,7 @@ from commtrace.analysis.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench, Cost
-from commtrace.analysis.straggler_verdict import NEXT_STEP, Member, Stretch, Verdict
+from commtrace.analysis.straggler_verdict import Member, Stretch, Verdict, next_step
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import FASTEST, PAST
 from commtrace.analysis.stragglers.slow_ranks import (
@@ -235,7 +235,7 @@ def _verdict(
         gpu_hours_per_day=of_run * 1e6 / bench.step_ns * 24 * bench.run.world_size,
         persistence=persistence,
         evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
-        next_step=NEXT_STEP[cause],
+        next_step=next_step(cause, len(members)),
         occurrence=cost.when.in_words() if rare and cost.when.is_rare else "",
         members=_members(replay, dearest, members, slow),
         stretches=stretches,

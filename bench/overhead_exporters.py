@@ -148,6 +148,7 @@ def measured(
     """One burst; and what the recorder had to drop in it."""
     import commtrace
     from commtrace import session
+    from commtrace.config import MonitorConfig, OtlpConfig, PrometheusConfig
 
     if variant == "plain":
         return burst(operation, lambda number: Nothing(), shape, seconds), {}
@@ -155,10 +156,9 @@ def measured(
         config = commtrace.Config(
             dir=directory,
             export="" if variant == "files" else variant.removesuffix(ALL_SPANS),
-            prometheus_port=ports["metrics"],
-            otlp_level="communication" if variant.endswith(ALL_SPANS) else "phases",
-            monitor_store=f"127.0.0.1:{ports['store']}",
-            monitor_token=TOKEN,
+            prometheus=PrometheusConfig(port=ports["metrics"]),
+            otlp=OtlpConfig(level="communication" if variant.endswith(ALL_SPANS) else "phases"),
+            monitor=MonitorConfig(store=f"127.0.0.1:{ports['store']}", token=TOKEN),
         )
         commtrace.start(config)
         cost = burst(operation, commtrace.step, shape, seconds)

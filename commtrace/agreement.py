@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from commtrace.config import is_run_id
+from commtrace.options import is_run_id
 
 _PREFIX: Final = "commtrace/run"
 _ARRIVALS: Final = f"{_PREFIX}/arrivals"

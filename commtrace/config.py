@@ -1,4 +1,8 @@
-"""How commtrace is configured: one frozen dataclass, and the only code that reads COMMTRACE_* variables."""
+"""How commtrace is configured: frozen dataclasses, and the only code that reads COMMTRACE_* variables.
+
+Every option is declared once, below. Its variable is ``COMMTRACE_``, the name of its section and its own name:
+``COMMTRACE_MONITOR_SECONDS`` is ``Config(monitor=MonitorConfig(seconds=…))``.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,45 @@ import base64
 import difflib
 import json
 import logging
-import math
 import os
-import re
-import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from commtrace import launchers
 from commtrace.errors import ConfigurationError
+from commtrace.options import (
+    BYTES,
+    EXPORT,
+    FLAG,
+    MODULES,
+    NODE,
+    OTLP_LEVEL,
+    PATH,
+    PORT,
+    RANKS,
+    RUN_ID,
+    SECONDS,
+    SECONDS_OR_NEVER,
+    SIGNAL,
+    STEPS,
+    TEXT,
+    TOKEN,
+    URL,
+    WORDS,
+    Option,
+    check_options,
+    option,
+    options_of,
+    shorten,
+    whole_number,
+)
+
+__all__ = ["Config", "MonitorConfig", "OtlpConfig", "PrometheusConfig"]
 
 _logger = logging.getLogger("commtrace")
 
-_SHORTEST_SECONDS: Final = 0.01
-_LONGEST_SHOWN: Final = 100
-_MOST_BUFFER_SPANS: Final = 10_000_000
-"""A full buffer of so many takes some gigabytes."""
-
-_MOST: Final = 2**31 - 1
-
-
-EXPORTERS: Final = ("monitor", "otlp", "prometheus")
-"""What ``export`` may name; the table in exporters/live.py has what opens them."""
-
+FilePath = str | os.PathLike[str]
 
 FORWARDED: Final = "PYTHON_COMMTRACE_VARIABLES"
 """``commtrace run`` puts all COMMTRACE_* variables into this one as well: DeepSpeed's launchers forward variables that
@@ -38,116 +57,326 @@ begin with PYTHON to other nodes, and of the rest only some."""
 NOTES_VARIABLE: Final = "COMMTRACE_NOTES"
 """A file of ``commtrace run`` on this node, to which its ranks append their folders; no option."""
 
-_SECRET: Final = frozenset({"COMMTRACE_MONITOR_TOKEN", "COMMTRACE_MONITOR_WEBHOOK"})
-"""These are not forwarded in :data:`FORWARDED`, and an error does not repeat their values."""
-
-_LONGEST_RUN_ID: Final = 200
-_LONGEST_NODE: Final = 200
+_PREFIX: Final = "COMMTRACE_"
 
 
-def is_run_id(text: str) -> bool:
-    """Return whether a run may be called so: it becomes folders, labels and keys."""
-    folders = text.split("/")
-    return text.isprintable() and len(text) <= _LONGEST_RUN_ID and all(one.strip(" .") for one in folders)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """Options of the monitor that compares the ranks while they train.
 
-
-def is_token(text: str) -> bool:
-    """Return whether this can be the secret that a monitor shares with the ranks: long enough, printable ASCII."""
-    return re.fullmatch(r"[!-~]{16,256}", text) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """Options of the recorder.
-
-    Attributes:
-        enabled: False turns commtrace off: nothing is patched and nothing is written.
-        dir: the run directory; ``{run_id}`` in it stands for the run's name. Empty: ``commtrace-runs/{run_id}`` below
-            the working directory.
-        run_id: name of the run, equal on all ranks. Empty: taken from the launcher (torchrun, Slurm), or agreed on by
-            the ranks.
-        steps: record only these steps: ``A:B`` (B exclusive) or ``A:B:k`` (one in k). Empty: all.
-        node_id: name of this node. Empty: the host name. Set it to let one machine stand for several.
-        buffer_spans: capacity of the buffer between the training thread and the harvester; what exceeds it is
-            dropped and counted.
-        steps_per_segment: a new trace file is started every so many steps.
-        modules: record the forward and backward of these modules: ``depth=2``, or patterns of their names such as
-            ``layers.*,*.self_attention``. Empty: of none.
-        export: where live metrics go, several with commas between: ``prometheus``, ``monitor``, ``otlp``. Empty:
-            nowhere.
-        sample: record one step in so many in detail (those divisible by it), the others as sums; 0: only steps that
-            ``commtrace trigger`` asks for.
-        keep_steps: keep only the last so many steps of each rank; 0: all.
-        keep_bytes: keep at most so many bytes of files of each rank, the newest; 0: no limit.
-        skip_roles: do not time communication of process groups with these roles (``tp``, ``pp``, …).
-        trigger_signal: a signal (``SIGUSR2``) that makes all ranks record the next steps in detail. Empty: none.
-        hang_seconds: when nothing has moved for so long, and for ten typical steps, each rank writes down what it is
-            in; 0: never.
-        monitor_seconds: length of the windows that the monitor compares.
-        monitor_store: ``HOST:PORT`` of a ``commtrace monitor --serve``, which then compares the ranks. Empty: rank 0
-            does.
-        monitor_token: the secret that it shares with the ranks. Empty: read from the user's file.
-        monitor_webhook: a URL to which the monitor posts what it finds. Empty: none.
-        prometheus_port: of the rank with local rank 0; the others of the node take those behind it. 0: a free one.
-        prometheus_address: to listen on.
-        prometheus_targets: directory of the target files for Prometheus' file_sd. Empty: ``prometheus`` in the run
-            directory.
-        prometheus_identity: put run, rank, node and parallel coordinates on every sample, for a discovery that does
-            not know them.
-        prometheus_textfile: directory of node-exporter's textfile collector. Files are written there instead of
-            listening.
-        prometheus_certfile, prometheus_keyfile: for TLS.
-        prometheus_client_cafile: only clients with a certificate of this authority are let in.
-        prometheus_auth_file: holds ``USER:PASSWORD``, which clients must give.
-        otlp_level: how much of a step becomes OpenTelemetry spans: ``steps``, ``phases``, ``communication``,
-            ``modules``, each with what comes before it; ``none``: metrics alone.
-        otlp_sample: spans of one step in so many (those divisible by it).
-        otlp_ranks: which ranks send spans, such as ``0,8`` or ``0:64:8``. Empty: all.
-        otlp_file: directory of files with OTLP-JSON lines. They are written instead of sending.
-        otlp_metrics: send the metrics of the Prometheus endpoint as well.
-        otlp_process: make, encode and send spans in a process beside the rank; otherwise on a thread of it.
-        otlp_provider: hand spans to the TracerProvider that the script has installed, if there is one.
+    Raises:
+        ConfigurationError: an option has a value that cannot be used.
     """
 
-    enabled: bool = True
-    dir: str = ""
-    run_id: str = ""
-    steps: str = ""
-    node_id: str = ""
-    buffer_spans: int = 200_000
-    steps_per_segment: int = 100
-    modules: str = ""
-    export: str = ""
-    sample: int = 1
-    keep_steps: int = 0
-    keep_bytes: int = 0
-    skip_roles: tuple[str, ...] = ()
-    trigger_signal: str = ""
-    hang_seconds: float = 60.0
-    monitor_seconds: float = 4.0
-    monitor_store: str = ""
-    monitor_token: str = field(default="", repr=False)
-    monitor_webhook: str = field(default="", repr=False)
-    prometheus_port: int = 0
-    prometheus_address: str = "127.0.0.1"
-    prometheus_targets: str = ""
-    prometheus_identity: bool = False
-    prometheus_textfile: str = ""
-    prometheus_certfile: str = ""
-    prometheus_keyfile: str = ""
-    prometheus_client_cafile: str = ""
-    prometheus_auth_file: str = ""
-    otlp_level: str = "phases"
-    otlp_sample: int = 1
-    otlp_ranks: str = ""
-    otlp_file: str = ""
-    otlp_metrics: bool = False
-    otlp_process: bool = True
-    otlp_provider: bool = True
+    seconds: float = option(
+        4.0,
+        SECONDS,
+        "Length of the windows over which the [monitor](monitor.md) compares ranks.",
+        example="10",
+    )
+    store: str = option(
+        "",
+        TEXT,
+        "Address of a [`commtrace monitor --serve`](monitor.md#a-monitor-outside-of-the-job), which then "
+        "compares the ranks. Empty: rank 0 does.",
+        example="login1:29555",
+    )
+    token: str = option(
+        "",
+        TOKEN,
+        "The secret that ranks share with it: 16 to 256 printable characters, no spaces. Empty: read from "
+        "`~/.config/commtrace/monitor-token`.",
+        example="0f3c6b0a4d6e4f5a9d7c1b2e8a7f6c5d",
+        is_secret=True,
+    )
+    webhook: str = option(
+        "",
+        URL,
+        "A URL to which the monitor posts every finding as JSON.",
+        example="https://hooks.example.com/abc",
+        is_secret=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, "monitor.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrometheusConfig:
+    """Options of the endpoint, or the file, that Prometheus reads.
+
+    Raises:
+        ConfigurationError: an option has a value that cannot be used, or needs another one.
+    """
+
+    port: int = option(
+        0,
+        PORT,
+        "Port of the rank with local rank 0 ([prometheus.md](prometheus.md)); the other ranks of the node "
+        "take the ports behind it. `0`: a free one each.",
+        example="9400",
+    )
+    address: str = option(
+        "127.0.0.1",
+        TEXT,
+        "Address on which every rank listens for Prometheus.",
+        example="0.0.0.0",
+    )
+    targets: FilePath = option(
+        "",
+        PATH,
+        "Directory of the target files for Prometheus' `file_sd_configs`. Empty: `prometheus` in the run directory.",
+        example="/shared/prometheus-targets",
+    )
+    identity: bool = option(
+        False,
+        FLAG,
+        "`1` puts run, rank, node and parallel coordinates on every sample, for a discovery that does not know them.",
+        example="1",
+    )
+    textfile: FilePath = option(
+        "",
+        PATH,
+        "Directory of node-exporter's textfile collector. Every rank writes a file there instead of listening.",
+        example="/var/lib/node_exporter",
+    )
+    certfile: FilePath = option(
+        "",
+        PATH,
+        "Certificate of the endpoint, for TLS; needs the key file as well.",
+        example="tls/cert.pem",
+    )
+    keyfile: FilePath = option(
+        "",
+        PATH,
+        "Private key of the endpoint, for TLS; needs the certificate as well.",
+        example="tls/key.pem",
+    )
+    client_cafile: FilePath = option(
+        "",
+        PATH,
+        "Only clients with a certificate of this authority are let in. Needs TLS.",
+        example="tls/ca.pem",
+    )
+    auth_file: FilePath = option(
+        "",
+        PATH,
+        "A file that holds `USER:PASSWORD`, which clients must give (HTTP basic authentication).",
+        example="secrets/prometheus",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, "prometheus.")
+        if bool(self.certfile) != bool(self.keyfile):
+            raise ConfigurationError(
+                "prometheus: TLS needs both, certfile and keyfile (COMMTRACE_PROMETHEUS_CERTFILE, "
+                "COMMTRACE_PROMETHEUS_KEYFILE); only one is set"
+            )
+        if self.client_cafile and not self.certfile:
+            raise ConfigurationError(
+                "prometheus: client_cafile (COMMTRACE_PROMETHEUS_CLIENT_CAFILE) needs TLS: set certfile and keyfile "
+                "(COMMTRACE_PROMETHEUS_CERTFILE, COMMTRACE_PROMETHEUS_KEYFILE) as well"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtlpConfig:
+    """Options of what goes to OpenTelemetry.
+
+    Raises:
+        ConfigurationError: an option has a value that cannot be used.
+    """
+
+    level: str = option(
+        "phases",
+        OTLP_LEVEL,
+        "How much of a step becomes [OpenTelemetry](opentelemetry.md) spans: `steps`, `phases`, "
+        "`communication`, `modules`, each with what comes before it. `none`: metrics alone.",
+        example="communication",
+    )
+    sample: int = option(
+        1,
+        whole_number(1),
+        "Send spans of one step in so many (those whose number it divides).",
+        example="50",
+    )
+    ranks: str = option(
+        "",
+        RANKS,
+        "Ranks that send spans: numbers and `A:B:k` (B exclusive), with commas between. Empty: all.",
+        example="0:64:8",
+    )
+    file: FilePath = option(
+        "",
+        PATH,
+        "Directory for files of OTLP-JSON lines, one per rank. They are written instead of sending.",
+        example="/shared/otlp",
+    )
+    metrics: bool = option(
+        False,
+        FLAG,
+        "`1` sends the metrics of the Prometheus endpoint over OTLP, of every rank.",
+        example="1",
+    )
+    process: bool = option(
+        True,
+        FLAG,
+        "`0` makes and sends spans on a thread of the rank; else in a process beside it, which leaves "
+        "training its interpreter.",
+        example="0",
+    )
+    provider: bool = option(
+        True,
+        FLAG,
+        "`0` leaves a TracerProvider that the script has installed alone; else spans go to its processors.",
+        example="0",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, "otlp.")
+
+
+_SECTIONS: Final[Mapping[str, type]] = {"monitor": MonitorConfig, "prometheus": PrometheusConfig, "otlp": OtlpConfig}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Options of the recorder; the sources and docs/environment-variables.md say what each of them means.
+
+    >>> Config(dir="runs/a", export="monitor", monitor=MonitorConfig(store="login1:29555"))  # doctest: +SKIP
+
+    Raises:
+        ConfigurationError: an option has a value that cannot be used; it is a ValueError.
+    """
+
+    enabled: bool = option(
+        True,
+        FLAG,
+        "`0` turns commtrace off: nothing is patched, nothing is written. Also `true`/`false`, `yes`/`no`, `on`/`off`.",
+        example="0",
+    )
+    dir: FilePath = option(
+        "",
+        PATH,
+        "The run directory; `{run_id}` in it stands for the run's name. Empty: `commtrace-runs/{run_id}` "
+        "below the working directory. On several nodes: a shared file system, or one directory per node, "
+        "which `commtrace merge` [brings together](recording.md#one-job-is-one-run).",
+        example="/shared/runs/{run_id}",
+    )
+    run_id: str = option(
+        "",
+        RUN_ID,
+        "Name of the run, at most 200 printable characters. What rank 0 has holds for all. Empty: taken from "
+        "torchrun's `--rdzv-id` or from Slurm, else from the launcher's process on rank 0 "
+        "([how](recording.md#one-job-is-one-run)).",
+        example="gpt-7b-lr3e-4",
+    )
+    steps: str = option(
+        "",
+        STEPS,
+        "Record only these steps: `A:B` (B exclusive), `A:B:k` (one in k), or a single `A`. Empty: all.",
+        example="100:110",
+    )
+    node_id: str = option(
+        "",
+        NODE,
+        "Name of this node. Empty: the host name. Ranks with different names are treated as if they were on "
+        "different hosts, with clocks of their own: one machine can stand for several.",
+        example="node-2",
+    )
+    buffer_spans: int = option(
+        200_000,
+        whole_number(1, 10_000_000),
+        "Capacity of the buffer between the training thread and the thread that writes. What exceeds it is "
+        "dropped and counted.",
+        example="50000",
+    )
+    steps_per_segment: int = option(
+        100,
+        whole_number(1),
+        "A new trace file is started every so many steps.",
+        example="20",
+    )
+    modules: str = option(
+        "",
+        MODULES,
+        "Record the forward and backward of these modules: `depth=2`, or patterns of their names "
+        "([recording.md](recording.md#modules)). Empty: of none, at no cost.",
+        example="layers.*,*.self_attention",
+    )
+    export: str = option(
+        "",
+        EXPORT,
+        "Where live metrics go while training runs, several with commas between: `monitor`, `otlp`, "
+        "`prometheus`. Empty: nowhere.",
+        example="monitor,prometheus",
+    )
+    sample: int = option(
+        1,
+        whole_number(0),
+        "Record one step in so many in detail (those whose number it divides), of the others the duration and "
+        "sums. `0`: only steps that are [asked for](recording.md#in-a-run-that-goes-on-for-weeks).",
+        example="50",
+    )
+    keep_steps: int = option(
+        0,
+        whole_number(0),
+        "Of each rank keep the last so many steps; older files are deleted. `0`: all.",
+        example="10000",
+    )
+    keep_bytes: int = option(
+        0,
+        BYTES,
+        "Of each rank keep at most so many bytes of files, the newest; older ones are deleted. `K`, `M`, `G` "
+        "and `T` are powers of 1000; at least `1M`. `0`: no limit.",
+        example="2G",
+    )
+    skip_roles: tuple[str, ...] = option(
+        (),
+        WORDS,
+        "Do not time communication of process groups with these roles, separated by commas. It is numbered "
+        "all the same, and readers say that it is missing.",
+        example="tp,ep",
+    )
+    trigger_signal: str = option(
+        "",
+        SIGNAL,
+        "A signal that, sent to one rank, makes all ranks record the next 10 steps in detail. A handler that "
+        "the script had set before is called as well.",
+        example="SIGUSR2",
+    )
+    hang_seconds: float = option(
+        60.0,
+        SECONDS_OR_NEVER,
+        "When nothing has moved for so many seconds, and for ten typical steps, every rank writes down what "
+        "it is in ([doctor.md](doctor.md#while-it-hangs)). `0`: never.",
+        example="300",
+    )
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
+    otlp: OtlpConfig = field(default_factory=OtlpConfig)
+
+    def __new__(cls, **given: Any) -> Config:
+        """Refuse names that options had before there were sections, with the name that they have now."""
+        for name in given:
+            section, _, inner = name.partition("_")
+            if section in _SECTIONS and inner in options_of(_SECTIONS[section]):
+                kind = _SECTIONS[section].__name__
+                raise ConfigurationError(
+                    f"{name} is now {section}={kind}({inner}=…), with `from commtrace.config import {kind}`"
+                )
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name, kind in _SECTIONS.items():
+            given = getattr(self, name)
+            if not isinstance(given, kind):
+                raise ConfigurationError(f"{name}={shorten(given)}: write {kind.__name__}(…), of commtrace.config")
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] | None = None) -> Config:
-        """The configuration that COMMTRACE_* variables describe; see docs/environment-variables.md.
+        """Return the configuration that COMMTRACE_* variables describe; see docs/environment-variables.md.
 
         Raises:
             ConfigurationError: a variable has a value that cannot be used.
@@ -155,37 +384,38 @@ class Config:
         source = os.environ if environment is None else environment
         given = {**forwarded_variables(source), **_own_variables(source)}
         if not launchers.local_rank(source):  # one rank of a node says it for all
-            for name in sorted(set(given) - set(VARIABLES) - _READ_ELSEWHERE):
+            for name in sorted(set(given) - set(VARIABLES)):
                 _warn_of_unknown(name)
-        return cls(**{_field(name): VARIABLES[name](name, given[name]) for name in given if name in VARIABLES})
+        values: dict[str, dict[str, Any]] = {section: {} for section in ("", *_SECTIONS)}
+        for name, variable in VARIABLES.items():
+            if name in given:
+                values[variable.section][variable.name] = variable.option.read(name, given[name])
+        sections = {section: kind(**values[section]) for section, kind in _SECTIONS.items()}
+        return cls(**values[""], **sections)
 
-    def check(self) -> None:
-        """What :meth:`from_env` cannot have let in, for configurations that a script made itself.
 
-        Shorter times are allowed here than in variables, for tests.
+class Variable(NamedTuple):
+    """A variable of the environment and the option that it sets.
 
-        Raises:
-            ConfigurationError: an option has a value that cannot be used.
-        """
-        for one in fields(self):
-            _check_type(one.name, getattr(self, one.name), one.default)
-        _buffer("buffer_spans", str(self.buffer_spans))
-        _positive("steps_per_segment", str(self.steps_per_segment))
-        for name in ("sample", "keep_steps"):
-            _count(name, str(getattr(self, name)))
-        _whole("keep_bytes", str(self.keep_bytes), 0, 10**18)
-        _port("prometheus_port", str(self.prometheus_port))
-        for name, least in (("hang_seconds", 0.0), ("monitor_seconds", _SHORTEST_SECONDS)):
-            seconds = getattr(self, name)
-            if not least <= seconds < math.inf:
-                raise ConfigurationError(f"{name}={seconds!r}: write a number of seconds of at least {least:g}")
-        _run_id("run_id", str(self.run_id))
-        _node("node_id", str(self.node_id))
-        _token("monitor_token", self.monitor_token)
-        _url("monitor_webhook", self.monitor_webhook)
-        _steps("steps", str(self.steps))
-        _modules("modules", str(self.modules))
-        _signal("trigger_signal", str(self.trigger_signal))
+    Attributes:
+        section: the field of :class:`Config` in which the option is; empty for its own.
+        name: of the option.
+        option: what is declared of it.
+    """
+
+    section: str
+    name: str
+    option: Option
+
+
+VARIABLES: Final[Mapping[str, Variable]] = {
+    f"{_PREFIX}{f'{section}_' if section else ''}{name}".upper(): Variable(section, name, declared)
+    for section, kind in {"": Config, **_SECTIONS}.items()
+    for name, declared in options_of(kind).items()
+}
+"""Every variable that commtrace reads in a training process."""
+
+_SECRET: Final = frozenset(name for name, variable in VARIABLES.items() if variable.option.is_secret)
 
 
 def forwardable(environment: Mapping[str, str]) -> str:
@@ -219,239 +449,11 @@ def has_variables(environment: Mapping[str, str]) -> bool:
 
 def _warn_of_unknown(name: str) -> None:
     """Recording goes on: the variable may be that of a newer version in a profile that all jobs share."""
-    prefix = "COMMTRACE_"
-    options = [known.removeprefix(prefix) for known in VARIABLES]
-    close = difflib.get_close_matches(name.removeprefix(prefix), options, 1, cutoff=0.5)
-    hint = f"did you mean {prefix}{close[0]}?" if close else "docs/environment-variables.md lists what it reads."
-    _logger.warning("commtrace does not know the variable %s, and ignores it; %s", _shown(name), hint)
-
-
-def _shown(value: str) -> str:
-    """A value in an error: short, and without what a terminal would obey."""
-    return ascii(value) if len(value) <= _LONGEST_SHOWN else ascii(value[:_LONGEST_SHOWN]) + "…"
+    options = [known.removeprefix(_PREFIX) for known in VARIABLES]
+    close = difflib.get_close_matches(name.removeprefix(_PREFIX), options, 1, cutoff=0.5)
+    hint = f"did you mean {_PREFIX}{close[0]}?" if close else "docs/environment-variables.md lists what it reads."
+    _logger.warning("commtrace does not know the variable %s, and ignores it; %s", shorten(name), hint)
 
 
 def _own_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value for name, value in environment.items() if name.startswith("COMMTRACE_") and name != NOTES_VARIABLE
-    }
-
-
-def _check_type(name: str, value: Any, usual: Any) -> None:
-    """A number may be whole where it need not be, True is none; a text may be a path."""
-    kind = type(usual)
-    kinds = {float: (int, float), str: (str, os.PathLike)}.get(kind, (kind,))
-    fits = isinstance(value, kinds) and isinstance(value, bool) == (kind is bool)
-    if kind is tuple:
-        fits = fits and all(isinstance(word, str) for word in value)
-    if not fits:
-        example = usual if usual or kind is not tuple else ("tp",)
-        raise ConfigurationError(f"{name}={_shown(str(value))}: write something like {example!r}")
-
-
-def _field(variable: str) -> str:
-    return variable.removeprefix("COMMTRACE_").lower()
-
-
-def _boolean(name: str, value: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    try:
-        return words[value.strip().lower()]
-    except KeyError:
-        raise ConfigurationError(f"{name}={_shown(value)}: write 1 or 0") from None
-
-
-def _text(name: str, value: str) -> str:
-    return value.strip()
-
-
-def _run_id(name: str, value: str) -> str:
-    if value.strip() and not is_run_id(value.strip()):
-        raise ConfigurationError(
-            f"{name}={_shown(value)}: "
-            f"write at most {_LONGEST_RUN_ID} printable characters; between slashes, not only dots"
-        )
-    return value.strip()
-
-
-def _steps(name: str, value: str) -> str:
-    # Imported here: the package must import without numpy's start-up time in processes that never record.
-    from commtrace.trace.step_range import StepRange
-
-    if value.strip():
-        StepRange.parse(value)
-    return value.strip()
-
-
-def _modules(name: str, value: str) -> str:
-    from commtrace.trace.module_choice import ModuleChoice
-
-    if value.strip():
-        ModuleChoice.parse(value)
-    return value.strip()
-
-
-def _whole(name: str, value: str, least: int, most: int = _MOST) -> int:
-    # By its form first: int() takes digits of other scripts, and raises where there are more than 4,300.
-    number = int(value) if re.fullmatch(r"\s*[0-9]{1,18}\s*", value) else -1
-    if not least <= number <= most:
-        raise ConfigurationError(f"{name}={_shown(value)}: write a whole number of at least {least}, at most {most}")
-    return number
-
-
-def _positive(name: str, value: str) -> int:
-    return _whole(name, value, 1)
-
-
-def _buffer(name: str, value: str) -> int:
-    return _whole(name, value, 1, _MOST_BUFFER_SPANS)
-
-
-def _count(name: str, value: str) -> int:
-    return _whole(name, value, 0)
-
-
-_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_LEAST_BYTES: Final = 10**6
-
-
-def _bytes(name: str, value: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,18})\s*([KMGT]?)B?", value.strip().upper())
-    number = int(match[1]) * _UNITS[match[2]] if match else -1
-    if number != 0 and number < _LEAST_BYTES:
-        raise ConfigurationError(
-            f"{name}={_shown(value)}: write bytes, at least 1M, such as 500M or 2G; 0 for no limit"
-        )
-    return number
-
-
-def _seconds(name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0.5 <= number <= 3600:
-        raise ConfigurationError(f"{name}={_shown(value)}: write a number of seconds from 0.5 to 3600")
-    return number
-
-
-def _seconds_or_never(name: str, value: str) -> float:
-    return 0.0 if value.strip() in ("0", "0.0") else _seconds(name, value)
-
-
-def _export(name: str, value: str) -> str:
-    unknown = sorted({word.lower() for word in _words(name, value)} - set(EXPORTERS))
-    if unknown:
-        raise ConfigurationError(
-            f"{name}={_shown(value)}: write any of {', '.join(EXPORTERS)}, not {', '.join(unknown)}"
-        )
-    return value.strip()
-
-
-def _words(name: str, value: str) -> tuple[str, ...]:
-    return tuple(filter(None, (word.strip() for word in value.split(","))))
-
-
-_TRIGGER_SIGNALS: Final = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGPWR", "SIGRTMIN", "SIGRTMAX")
-"""Signals that mean nothing else to Python, to launchers or to the system: others would end or stop the job."""
-
-
-def _signal(name: str, value: str) -> str:
-    word = value.strip().upper()
-    if word and not (word in _TRIGGER_SIGNALS and hasattr(signal, word)):
-        raise ConfigurationError(f"{name}={_shown(value)}: write one of {', '.join(_TRIGGER_SIGNALS)}")
-    return word
-
-
-def _port(name: str, value: str) -> int:
-    if not re.fullmatch(r"\s*[0-9]{1,5}\s*", value) or int(value) > 65535:
-        raise ConfigurationError(f"{name}={_shown(value)}: write a port number, or 0 for a free one")
-    return int(value)
-
-
-def _node(name: str, value: str) -> str:
-    word = value.strip()
-    if not word.isprintable() or len(word) > _LONGEST_NODE:
-        raise ConfigurationError(f"{name}={_shown(value)}: write at most {_LONGEST_NODE} printable characters")
-    return word
-
-
-def _token(name: str, value: str) -> str:
-    word = value.strip()
-    if word and not is_token(word):
-        raise ConfigurationError(f"{name}: write 16 to 256 printable ASCII characters without spaces")
-    return word
-
-
-def _url(name: str, value: str) -> str:
-    word = value.strip()
-    if word and not re.fullmatch(r"https?://[!-~]+", word, re.IGNORECASE):
-        raise ConfigurationError(f"{name}: write a URL that begins with http:// or https://")
-    return word
-
-
-OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")
-"""Each holds what those before it hold."""
-
-
-def _otlp_level(name: str, value: str) -> str:
-    word = value.strip().lower()
-    if word not in OTLP_LEVELS:
-        raise ConfigurationError(f"{name}={_shown(value)}: write one of {', '.join(OTLP_LEVELS)}")
-    return word
-
-
-def _ranks(name: str, value: str) -> str:
-    from commtrace.trace.step_range import StepRange
-
-    try:
-        for part in filter(str.strip, value.split(",")):
-            StepRange.parse(part)
-    except ConfigurationError:
-        raise ConfigurationError(
-            f"{name}={_shown(value)}: write ranks, such as 0,8 or 0:64:8 (A:B:k, B exclusive)"
-        ) from None
-    return value.strip()
-
-
-VARIABLES: Final[Mapping[str, Callable[[str, str], Any]]] = {
-    "COMMTRACE_ENABLED": _boolean,
-    "COMMTRACE_DIR": _text,
-    "COMMTRACE_RUN_ID": _run_id,
-    "COMMTRACE_STEPS": _steps,
-    "COMMTRACE_NODE_ID": _node,
-    "COMMTRACE_BUFFER_SPANS": _buffer,
-    "COMMTRACE_STEPS_PER_SEGMENT": _positive,
-    "COMMTRACE_MODULES": _modules,
-    "COMMTRACE_EXPORT": _export,
-    "COMMTRACE_SAMPLE": _count,
-    "COMMTRACE_KEEP_STEPS": _count,
-    "COMMTRACE_KEEP_BYTES": _bytes,
-    "COMMTRACE_SKIP_ROLES": _words,
-    "COMMTRACE_TRIGGER_SIGNAL": _signal,
-    "COMMTRACE_HANG_SECONDS": _seconds_or_never,
-    "COMMTRACE_MONITOR_SECONDS": _seconds,
-    "COMMTRACE_MONITOR_STORE": _text,
-    "COMMTRACE_MONITOR_TOKEN": _token,
-    "COMMTRACE_MONITOR_WEBHOOK": _url,
-    "COMMTRACE_PROMETHEUS_PORT": _port,
-    "COMMTRACE_PROMETHEUS_ADDRESS": _text,
-    "COMMTRACE_PROMETHEUS_TARGETS": _text,
-    "COMMTRACE_PROMETHEUS_IDENTITY": _boolean,
-    "COMMTRACE_PROMETHEUS_TEXTFILE": _text,
-    "COMMTRACE_PROMETHEUS_CERTFILE": _text,
-    "COMMTRACE_PROMETHEUS_KEYFILE": _text,
-    "COMMTRACE_PROMETHEUS_CLIENT_CAFILE": _text,
-    "COMMTRACE_PROMETHEUS_AUTH_FILE": _text,
-    "COMMTRACE_OTLP_LEVEL": _otlp_level,
-    "COMMTRACE_OTLP_SAMPLE": _positive,
-    "COMMTRACE_OTLP_RANKS": _ranks,
-    "COMMTRACE_OTLP_FILE": _text,
-    "COMMTRACE_OTLP_METRICS": _boolean,
-    "COMMTRACE_OTLP_PROCESS": _boolean,
-    "COMMTRACE_OTLP_PROVIDER": _boolean,
-}
-"""Every variable that commtrace reads in a training process, and how its value is parsed."""
-
-_READ_ELSEWHERE: Final = {"COMMTRACE_REFERENCE_DATA"}
-"""Variables of the tests: known, and not an option of the recorder."""
+    return {name: value for name, value in environment.items() if name.startswith(_PREFIX) and name != NOTES_VARIABLE}

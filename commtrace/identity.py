@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple
 
 from commtrace import launchers
 from commtrace.agreement import Agreed, Agreement, Store
-from commtrace.config import FORWARDED, Config, is_run_id
+from commtrace.config import FORWARDED, Config
+from commtrace.options import is_run_id
 from commtrace.settings import stored_settings
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 

@@ -37,8 +37,8 @@ _exit_pid = 0
 def start(config: Config | None = None) -> None:
     """Start recording in this process.
 
-    Idempotent: a second call warns and changes nothing. Configuration errors and failures to start are logged, never
-    raised.
+    Idempotent: a second call warns and changes nothing. Variables that cannot be used and failures to start are logged,
+    never raised. (A :class:`Config` that cannot be used cannot be made: its construction raises ValueError.)
 
     Args:
         config: options; read from COMMTRACE_* variables if None.

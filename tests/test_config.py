@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commtrace.config import EXPORTERS, VARIABLES, Config
+import commtrace
+from commtrace.config import VARIABLES, Config, MonitorConfig, OtlpConfig, PrometheusConfig
 from commtrace.errors import ConfigurationError
+from commtrace.options import EXPORTERS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -74,31 +78,28 @@ def test_every_variable_sets_its_option() -> None:
         skip_roles=("tp", "ep"),
         trigger_signal="SIGUSR2",
         hang_seconds=0.0,
-        monitor_seconds=2.5,
-        monitor_store="login1:29555",
-        monitor_token="0123456789abcdef",
-        monitor_webhook="http://hook",
-        prometheus_port=9400,
-        prometheus_address="0.0.0.0",
-        prometheus_targets="targets",
-        prometheus_identity=True,
-        prometheus_textfile="textfiles",
-        prometheus_certfile="c.pem",
-        prometheus_keyfile="k.pem",
-        prometheus_client_cafile="ca.pem",
-        prometheus_auth_file="auth",
-        otlp_level="modules",
-        otlp_sample=10,
-        otlp_ranks="0, 8:64:8",
-        otlp_file="lines",
-        otlp_metrics=True,
-        otlp_process=False,
-        otlp_provider=False,
+        monitor=MonitorConfig(seconds=2.5, store="login1:29555", token="0123456789abcdef", webhook="http://hook"),
+        prometheus=PrometheusConfig(
+            port=9400,
+            address="0.0.0.0",
+            targets="targets",
+            identity=True,
+            textfile="textfiles",
+            certfile="c.pem",
+            keyfile="k.pem",
+            client_cafile="ca.pem",
+            auth_file="auth",
+        ),
+        otlp=OtlpConfig(
+            level="modules",
+            sample=10,
+            ranks="0, 8:64:8",
+            file="lines",
+            metrics=True,
+            process=False,
+            provider=False,
+        ),
     )
-
-
-def test_every_option_has_a_variable() -> None:
-    assert {f"COMMTRACE_{field.name.upper()}" for field in fields(Config)} == set(VARIABLES)
 
 
 @pytest.mark.parametrize(
@@ -167,28 +168,31 @@ def test_an_empty_choice_of_steps_is_all_steps() -> None:
     assert Config.from_env({"COMMTRACE_STEPS": ""}).steps == ""
 
 
-def _table() -> list[list[str]]:
+def _value(config: Config, variable: str) -> Any:
+    section, name, _ = VARIABLES[variable]
+    return getattr(getattr(config, section) if section else config, name)
+
+
+def _row(variable: str) -> str:
+    """The row of docs/environment-variables.md that says what is declared of an option."""
+    default = _value(Config(), variable)
+    shown = f"`{default:g}`" if isinstance(default, int | float) else f"`{default}`" if default else "–"
+    declared = VARIABLES[variable].option
+    return f"| `{variable}` | {declared.meaning} | {shown} | `{declared.example}` |"
+
+
+def test_the_documentation_says_what_is_declared() -> None:
     text = (ROOT / "docs" / "environment-variables.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| `COMMTRACE_")]
-    return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
+    table = [line for line in text.splitlines() if line.startswith("| `COMMTRACE_")]
+
+    assert table == [_row(variable) for variable in VARIABLES]
 
 
-def _as_default(variable: str, cell: str) -> Any:
-    return VARIABLES[variable](variable, "" if cell == "–" else cell)
-
-
-def test_the_documented_variables_are_those_that_are_read() -> None:
-    assert [row[0] for row in _table()] == list(VARIABLES)
-
-
-@pytest.mark.parametrize("row", _table(), ids=lambda row: row[0])
-def test_a_documented_variable_has_its_meaning_its_default_and_an_example_that_works(row: list[str]) -> None:
-    variable, meaning, default, example = row
-    field = variable.removeprefix("COMMTRACE_").lower()
-
-    assert len(meaning) > 20
-    assert _as_default(variable, default) == getattr(Config(), field)
-    assert getattr(Config.from_env({variable: example}), field) != getattr(Config(), field)
+def test_every_example_is_one_and_changes_its_option() -> None:
+    together = {"COMMTRACE_PROMETHEUS_CERTFILE": "c.pem", "COMMTRACE_PROMETHEUS_KEYFILE": "k.pem"}
+    for variable, (_, _, declared) in VARIABLES.items():
+        given = {**(together if "FILE" in variable else {}), variable: declared.example}
+        assert _value(Config.from_env(given), variable) != _value(Config(), variable), variable
 
 
 def test_only_the_configuration_reads_variables_of_commtrace() -> None:
@@ -272,13 +276,62 @@ def test_variables_that_our_examples_use_are_known(caplog: pytest.LogCaptureFixt
 
 
 def test_secrets_are_not_in_what_is_printed_of_a_configuration() -> None:
-    config = Config(monitor_token="a-secret-of-the-ranks", monitor_webhook="https://hooks/a-secret-of-the-ranks")
-    assert "secret" not in repr(config)
+    monitor = MonitorConfig(token="a-secret-of-the-ranks", webhook="https://hooks/a-secret-of-the-ranks")
+    assert "secret" not in repr(Config(monitor=monitor))
 
 
 @pytest.mark.parametrize(
-    "options", [{"buffer_spans": 10**12}, {"trigger_signal": "SIGKILL"}, {"monitor_token": "short"}]
+    ("make", "said"),
+    [
+        (lambda: Config(buffer_spans=0), "buffer_spans=0: write a whole number of at least 1, at most 10000000"),
+        (lambda: Config(buffer_spans=10**12), "buffer_spans=1000000000000: write a whole number"),
+        (lambda: Config(buffer_spans=True), "buffer_spans=True: write a whole number"),
+        (lambda: Config(steps_per_segment=0), "steps_per_segment=0: write a whole number of at least 1"),
+        (lambda: Config(sample=-1), "sample=-1: write a whole number of at least 0"),
+        (lambda: Config(keep_steps=1.5), "keep_steps=1.5: write a whole number of at least 0"),
+        (lambda: Config(keep_bytes=-5), "keep_bytes=-5: write bytes, at least 1M"),
+        (lambda: Config(skip_roles="tp"), "skip_roles='tp': write names"),
+        (lambda: Config(dir=5), "dir=5: write a path"),
+        (lambda: Config(steps="5:1"), "steps '5:1' holds no step"),
+        (lambda: Config(modules="depth=-1"), "modules 'depth=-1': write depth=N"),
+        (lambda: Config(export="carrier pigeon"), "export='carrier pigeon': write any of monitor, otlp, prometheus"),
+        (lambda: Config(trigger_signal="SIGKILL"), "trigger_signal='SIGKILL': write one of SIGUSR1"),
+        (lambda: Config(hang_seconds=-1.0), "hang_seconds=-1.0: write a number of seconds from 0.5 to 3600, or 0"),
+        (lambda: MonitorConfig(seconds=0), "monitor.seconds=0: write a number of seconds from 0.5 to 3600"),
+        (lambda: MonitorConfig(seconds=float("nan")), "monitor.seconds=nan: write a number of seconds"),
+        (lambda: MonitorConfig(token="a secret"), "monitor.token: write 16 to 256"),
+        (lambda: PrometheusConfig(port=70_000), "prometheus.port=70000: write a port number"),
+        (lambda: PrometheusConfig(certfile="c.pem"), "prometheus: TLS needs both, certfile and keyfile"),
+        (lambda: OtlpConfig(level="all"), "otlp.level='all': write one of none, steps"),
+        (lambda: OtlpConfig(ranks="0,x"), "otlp.ranks='0,x': write ranks, such as 0,8"),
+        (lambda: Config(monitor={"seconds": 2}), "monitor={'seconds': 2}: write MonitorConfig(…), of commtrace.config"),
+        (
+            lambda: Config(monitor_seconds=2),
+            "monitor_seconds is now monitor=MonitorConfig(seconds=…), with "
+            "`from commtrace.config import MonitorConfig`",
+        ),
+        (
+            lambda: Config(otlp_level="steps"),
+            "otlp_level is now otlp=OtlpConfig(level=…), with `from commtrace.config import OtlpConfig`",
+        ),
+    ],
 )
-def test_a_configuration_that_a_script_makes_is_checked_as_well(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(options))):
-        Config(**options).check()
+def test_what_a_script_configures_wrongly_raises_where_it_is_written(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)) as error:
+        make()
+    assert isinstance(error.value, commtrace.CommtraceError)
+    assert "secret" not in str(error.value)
+
+
+def test_a_name_that_no_option_ever_had_is_a_type_error() -> None:
+    wrong: Any = {"monitor_sekonds": 2}
+    with pytest.raises(TypeError, match="monitor_sekonds"):
+        Config(**wrong)
+
+
+def test_what_a_script_is_expected_to_configure_is_taken(tmp_path: Path) -> None:
+    config = Config(
+        dir=tmp_path, hang_seconds=0, skip_roles=("tp",), keep_bytes=10**7, monitor=MonitorConfig(seconds=5)
+    )
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert replace(config, steps="3:5").monitor.seconds == 5

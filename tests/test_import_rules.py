@@ -25,13 +25,14 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "errors": frozenset(),
     "installation": frozenset({"errors", "launchers"}),
     "trace": frozenset({"errors"}),
-    "config": frozenset({"errors", "launchers", "trace"}),
+    "options": frozenset({"errors", "trace"}),
+    "config": frozenset({"errors", "launchers", "options", "trace"}),
     "settings": frozenset(),
     "redaction": frozenset(),
     # in the training process
     "launchers": frozenset(),
-    "agreement": BASE,
-    "identity": BASE | {"settings", "launchers", "agreement"},
+    "agreement": BASE | {"options"},
+    "identity": BASE | {"options", "settings", "launchers", "agreement"},
     "recorder": BASE,
     "called": frozenset(),
     "hook_table": frozenset(),
@@ -47,7 +48,7 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "top": frozenset({"errors", "trace", "analysis", "redaction"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
-    "exporters": BASE | {"recorder", "analysis", "live", "redaction"},
+    "exporters": BASE | {"options", "recorder", "analysis", "live", "redaction"},
     "viewer": frozenset({"errors", "trace", "analysis"}),
     "cli": BASE
     | {
@@ -72,8 +73,8 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
 WITHOUT_TORCH: Final = (
-    "errors", "trace", "config", "launchers", "agreement", "identity", "analysis", "importers", "synth", "live", "top",
-    "viewer", "cli", "", "__main__",
+    "errors", "trace", "options", "config", "launchers", "agreement", "identity", "analysis", "importers", "synth",
+    "live", "top", "viewer", "cli", "", "__main__",
 )  # fmt: skip
 
 

@@ -82,7 +82,6 @@ class Instrumentation:
         integrations: Sequence[tuple[str, Install]] = (),
         open_observers: OpenObservers | None = None,
     ) -> None:
-        config.check()
         warn_if_untried("torch", _torch_version())
         self._config = config
         self._integrations = integrations

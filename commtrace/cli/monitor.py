@@ -42,7 +42,7 @@ def monitor(
     from commtrace.exporters.monitor.tokens import checked_token, make_token, token_path
 
     address, store = Address.parse(serve), MonitorStore()
-    given = Config.from_env().monitor_token
+    given = Config.from_env().monitor.token
     token = checked_token(given) if given else make_token(token_path())
     server = MonitorServer(address, token, store.answer)
     typer.echo("Waiting for a job. In its environment, on every node:", err=True)

@@ -94,7 +94,7 @@ class MonitorExporter:
         self._rank = rank
         self._clock = clock
         self._monotonic_ns = monotonic_ns
-        self._job = Job(rank.run_id, rank.metadata.attempt, rank.metadata.world_size, config.monitor_seconds)
+        self._job = Job(rank.run_id, rank.metadata.attempt, rank.metadata.world_size, config.monitor.seconds)
         own = rank.metadata
         self._process = Process(own.host, own.boot_id, own.pid, own.session)
         self._window = Window(rank)
@@ -102,7 +102,7 @@ class MonitorExporter:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._closing = False
-        self._client = _outside(config) if config.monitor_store else None
+        self._client = _outside(config) if config.monitor.store else None
         self._store: MonitorStore | None = None
         self._server: MonitorServer | None = None
         self._aggregator: Aggregator | None = None
@@ -135,7 +135,7 @@ class MonitorExporter:
             self._server.abandon_after_fork()
 
     def _run(self) -> None:
-        seconds = self._config.monitor_seconds
+        seconds = self._config.monitor.seconds
         reported = joined = int(self._clock() // seconds)
         while not self._stop.wait(min(_TICK_SECONDS, seconds * _JOIN_DELAY)):
             if self._compares and self._store is None:
@@ -156,7 +156,7 @@ class MonitorExporter:
 
     @property
     def _compares(self) -> bool:
-        return self._rank.rank == 0 and not self._config.monitor_store
+        return self._rank.rank == 0 and not self._config.monitor.store
 
     def _listen(self) -> None:
         """On rank 0: listen for the others, and tell them where."""
@@ -212,7 +212,7 @@ class MonitorExporter:
     def _failed(self, error: CommtraceError) -> None:
         """Try again, later; say so when it lasts."""
         self._rank.score = None
-        if self._config.monitor_store:
+        if self._config.monitor.store:
             self._rank.stragglers = ()
         self._failures += 1
         self._retry_at = self._clock() + (_RETRY_SECONDS if self._failures >= _FAILURES_TOLD else 0.0)
@@ -228,7 +228,7 @@ class MonitorExporter:
         with self._lock:
             report = self._window.close(number, self._monotonic_ns())
             groups = tuple(self._window.waits.groups[:MOST_GROUPS_ASKED]) if self._shows_more else ()
-        asks_findings = self._shows_more and self._rank.rank == 0 and bool(self._config.monitor_store)
+        asks_findings = self._shows_more and self._rank.rank == 0 and bool(self._config.monitor.store)
         reply = self._exchange(Report(self._job, report, groups, asks_findings, self._process))
         self._failures = 0
         if self._shows_more:
@@ -286,13 +286,13 @@ class MonitorExporter:
 
     def _sinks(self) -> list[AlertSink]:
         sinks: list[AlertSink] = [LogSink(), FileSink(self._rank.directory), LiveSink(self._rank)]
-        if self._config.monitor_webhook and self._webhook is None:
-            self._webhook = WebhookSink(self._config.monitor_webhook)
+        if self._config.monitor.webhook and self._webhook is None:
+            self._webhook = WebhookSink(self._config.monitor.webhook)
         return sinks if self._webhook is None else [*sinks, self._webhook]
 
 
 def _outside(config: Config) -> MonitorClient:
     """Return the client of a monitor outside of the job."""
-    address = Address.parse(config.monitor_store)
-    token = checked_token(config.monitor_token) if config.monitor_token else read_token(token_path())
+    address = Address.parse(config.monitor.store)
+    token = checked_token(config.monitor.token) if config.monitor.token else read_token(token_path())
     return MonitorClient(address, token)

@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from commtrace.config import is_token
 from commtrace.errors import ConfigurationError
+from commtrace.options import is_token
 
 _MOST_BYTES: Final = 1_024
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from commtrace.config import OTLP_LEVELS, Config
+from commtrace.config import Config
+from commtrace.options import OTLP_LEVELS
 from commtrace.trace import schema
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import Row
@@ -55,8 +56,8 @@ class Choice:
     @classmethod
     def of(cls, config: Config, world_size: int) -> Choice:
         """What the configuration says."""
-        ranges = tuple(StepRange.parse(part) for part in config.otlp_ranks.split(",") if part.strip())
-        return cls(config.otlp_level, config.otlp_sample, ranges, world_size)
+        ranges = tuple(StepRange.parse(part) for part in config.otlp.ranks.split(",") if part.strip())
+        return cls(config.otlp.level, config.otlp.sample, ranges, world_size)
 
     @cached_property
     def kinds(self) -> frozenset[int]:

@@ -69,12 +69,12 @@ def open_otlp(config: Config, rank: LiveRank) -> StepListener | None:
     _check_that_it_is_installed()
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         raise ConfigurationError("OTEL_SDK_DISABLED=true switches it off")
-    if config.otlp_level == "none" and not config.otlp_metrics:
+    if config.otlp.level == "none" and not config.otlp.metrics:
         raise ConfigurationError("COMMTRACE_OTLP_LEVEL=none leaves nothing to send: set COMMTRACE_OTLP_METRICS=1")
     choice = Choice.of(config, rank.metadata.world_size)
-    if not config.otlp_metrics and not choice.takes_rank(rank.rank):
+    if not config.otlp.metrics and not choice.takes_rank(rank.rank):
         return None
-    if not config.otlp_file:
+    if not config.otlp.file:
         _warn_of_grpc()
     return OtlpExporter(config, rank)
 
@@ -156,11 +156,11 @@ class OtlpExporter:
         self._config = config
         self._rank = rank
         self._choice = Choice.of(config, rank.metadata.world_size)
-        self._takes_spans = config.otlp_level != "none" and self._choice.takes_rank(rank.rank)
+        self._takes_spans = config.otlp.level != "none" and self._choice.takes_rank(rank.rank)
         self._open_spans, self._open_metrics = spans, metrics
         self.account = Account()
         self._queue = JobQueue(self.account, most_spans)
-        self._metrics = _Metrics(rank) if config.otlp_metrics else None
+        self._metrics = _Metrics(rank) if config.otlp.metrics else None
         self._seen = _Seen()
         self._helper: HelperSender | None = None
         self._sender: SpanSender | None = None
@@ -267,7 +267,7 @@ class OtlpExporter:
 
     def _start_helper(self) -> None:
         """Before training: until it is ready it takes the better part of a second."""
-        if not self._config.otlp_process or self._open_spans or self._open_metrics or self._goes_to_a_provider:
+        if not self._config.otlp.process or self._open_spans or self._open_metrics or self._goes_to_a_provider:
             return
         try:
             self._helper = HelperSender(self._config, self._rank)
@@ -285,7 +285,7 @@ class OtlpExporter:
 
     @property
     def _goes_to_a_provider(self) -> bool:
-        return self._config.otlp_provider and processor_of(installed_provider()) is not None
+        return self._config.otlp.provider and processor_of(installed_provider()) is not None
 
     def _export_until_the_end(self) -> None:
         # Not before there is something to send: by then, the script has installed its provider, if it ever does.
@@ -320,7 +320,7 @@ class OtlpExporter:
     def _chosen_sender(self) -> SpanSender:
         provider = installed_provider()
         told = dict(provider.resource.attributes) if provider is not None else {}
-        processor = processor_of(provider) if self._config.otlp_provider else None
+        processor = processor_of(provider) if self._config.otlp.provider else None
         if self._helper is not None:
             if processor is None:
                 self._helper.told = told

@@ -75,7 +75,7 @@ class Sender:
         # What instruments HTTP must not make spans of our requests.
         self._token = attach(set_value("suppress_instrumentation", True))
         self._quiet.__enter__()
-        if not self._config.otlp_file:
+        if not self._config.otlp.file:
             # Not with the first request, when training is under way: it takes a tenth of a second of the GIL.
             importlib.import_module("commtrace.exporters.otlp.http")
         return self
@@ -121,8 +121,8 @@ class Sender:
         return self._resource
 
     def _span_sink(self) -> sinks.SpanSink:
-        if self._config.otlp_file:
-            return file.FileSpans(Path(self._config.otlp_file), self._rank.run_id, self._rank.rank)
+        if self._config.otlp.file:
+            return file.FileSpans(Path(self._config.otlp.file), self._rank.run_id, self._rank.rank)
         if self._processor is not None:
             return sinks.ProviderSpans(self._processor)
         from commtrace.exporters.otlp.http import HttpSpans
@@ -130,8 +130,8 @@ class Sender:
         return HttpSpans()
 
     def _metric_sink(self) -> sinks.MetricSink:
-        if self._config.otlp_file:
-            return file.FileMetrics(Path(self._config.otlp_file), self._rank.run_id, self._rank.rank)
+        if self._config.otlp.file:
+            return file.FileMetrics(Path(self._config.otlp.file), self._rank.run_id, self._rank.rank)
         from commtrace.exporters.otlp.http import HttpMetrics
 
         return HttpMetrics()

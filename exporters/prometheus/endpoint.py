@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hmac
 import logging
+import os
 import ssl
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.registry import Collector
 
-from commtrace.config import Config
+from commtrace.config import Config, FilePath
 from commtrace.errors import ConfigurationError
 
 _logger = logging.getLogger("commtrace")
@@ -45,25 +46,25 @@ class Endpoint:
         _check_tls(config)
         authorization = _authorization(config)
         registry = CollectorRegistry(auto_describe=False)
-        wanted = config.prometheus_port + local_rank if config.prometheus_port else 0
+        wanted = config.prometheus.port + local_rank if config.prometheus.port else 0
         try:
             self._server, self._thread = start_http_server(
                 wanted,
-                config.prometheus_address,
+                config.prometheus.address,
                 registry,
-                config.prometheus_certfile or None,
-                config.prometheus_keyfile or None,
-                config.prometheus_client_cafile or None,
-                client_auth_required=bool(config.prometheus_client_cafile),
+                _path_or_none(config.prometheus.certfile),
+                _path_or_none(config.prometheus.keyfile),
+                _path_or_none(config.prometheus.client_cafile),
+                client_auth_required=bool(config.prometheus.client_cafile),
             )
         except (OSError, OverflowError) as error:
             raise ConfigurationError(
-                f"cannot listen on {config.prometheus_address}:{wanted} for Prometheus ({error}). Leave "
+                f"cannot listen on {config.prometheus.address}:{wanted} for Prometheus ({error}). Leave "
                 "COMMTRACE_PROMETHEUS_PORT away for a free port, or choose one that is free together with as many "
                 "behind it as the node has ranks"
             ) from error
         self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
-        if config.prometheus_certfile:
+        if config.prometheus.certfile:
             listening: Any = self._server.socket
             # Hands are shaken on the thread of the request. Else a client that connects and says nothing, as a port
             # scanner does, holds up the thread that accepts all others, and the end of the job with it.
@@ -72,9 +73,9 @@ class Endpoint:
             self._server.set_app(_with_authorization(self._server.get_app(), authorization))
         # Only now: until here there was nothing that the registry could have told to anybody.
         registry.register(collector)
-        self.address = config.prometheus_address
+        self.address = config.prometheus.address
         self.port = int(self._server.server_port)
-        self.scheme = "https" if config.prometheus_certfile else "http"
+        self.scheme = "https" if config.prometheus.certfile else "http"
 
     def close(self) -> None:
         """Stop serving and give the port back."""
@@ -100,39 +101,36 @@ def _impatient(handler: Any) -> Any:
     return Handler
 
 
+def _path_or_none(option: FilePath) -> str | None:
+    return os.fspath(option) or None
+
+
 def _check_tls(config: Config) -> None:
     """Before a port is taken: prometheus-client leaves it open when the files cannot be used."""
-    if bool(config.prometheus_certfile) != bool(config.prometheus_keyfile):
-        raise ConfigurationError(
-            "TLS needs both, COMMTRACE_PROMETHEUS_CERTFILE and COMMTRACE_PROMETHEUS_KEYFILE; only one is set"
-        )
-    if config.prometheus_client_cafile and not config.prometheus_certfile:
-        raise ConfigurationError(
-            "COMMTRACE_PROMETHEUS_CLIENT_CAFILE needs TLS: set COMMTRACE_PROMETHEUS_CERTFILE and "
-            "COMMTRACE_PROMETHEUS_KEYFILE as well"
-        )
-    if not config.prometheus_certfile:
+    if not config.prometheus.certfile:
         return
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(config.prometheus_certfile, config.prometheus_keyfile)
-        if config.prometheus_client_cafile:
-            context.load_verify_locations(config.prometheus_client_cafile)
+        context.load_cert_chain(config.prometheus.certfile, config.prometheus.keyfile)
+        if config.prometheus.client_cafile:
+            context.load_verify_locations(config.prometheus.client_cafile)
     except OSError as error:
-        files = [config.prometheus_certfile, config.prometheus_keyfile, config.prometheus_client_cafile]
-        raise ConfigurationError(f"{', '.join(filter(None, files))}: cannot be used for TLS ({error})") from error
+        files = [config.prometheus.certfile, config.prometheus.keyfile, config.prometheus.client_cafile]
+        raise ConfigurationError(
+            f"{', '.join(str(path) for path in files if path)}: cannot be used for TLS ({error})"
+        ) from error
 
 
 def _authorization(config: Config) -> str:
     """The header that clients must send; empty if anybody may read."""
-    if not config.prometheus_auth_file:
+    if not config.prometheus.auth_file:
         return ""
     try:
-        secret = Path(config.prometheus_auth_file).read_text().strip()
+        secret = Path(config.prometheus.auth_file).read_text().strip()
     except OSError as error:
         raise ConfigurationError(f"COMMTRACE_PROMETHEUS_AUTH_FILE cannot be read: {error}") from error
     if ":" not in secret or "\n" in secret:
-        raise ConfigurationError(f"{config.prometheus_auth_file}: write one line, USER:PASSWORD")
+        raise ConfigurationError(f"{config.prometheus.auth_file}: write one line, USER:PASSWORD")
     return "Basic " + base64.b64encode(secret.encode()).decode()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def open_prometheus(config: Config, rank: LiveRank) -> StepListener:
     Raises:
         ConfigurationError: it cannot listen.
     """
-    return TextfileExporter(config, rank) if config.prometheus_textfile else EndpointExporter(config, rank)
+    return TextfileExporter(config, rank) if config.prometheus.textfile else EndpointExporter(config, rank)
 
 
 class EndpointExporter:
@@ -38,9 +39,9 @@ class EndpointExporter:
     def __init__(self, config: Config, rank: LiveRank) -> None:
         self._rank = rank
         self._totals = StepTotals()
-        collector = RankCollector(rank, self._totals, identity=config.prometheus_identity)
+        collector = RankCollector(rank, self._totals, identity=config.prometheus.identity)
         self.endpoint = Endpoint(config, rank.metadata.local_rank, collector)
-        self._target = TargetFile(config.prometheus_targets, rank)
+        self._target = TargetFile(os.fspath(config.prometheus.targets), rank)
         self._target_failed = False
 
     def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
@@ -75,7 +76,7 @@ class TextfileExporter:
         self._totals = StepTotals()
         collector = RankCollector(rank, self._totals, identity=True)
         name = f"commtrace-{file_name(rank.run_id)}-rank-{rank.rank:05d}.prom"
-        self.textfile = Textfile(Path(config.prometheus_textfile) / name, collector)
+        self.textfile = Textfile(Path(config.prometheus.textfile) / name, collector)
 
     def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
         self._totals.add(summary)

@@ -18,11 +18,11 @@ from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
 from commtrace.errors import TraceFormatError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DATA = Path(os.environ.get("COMMTRACE_REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "whatif"
+DATA = Path(os.environ.get("REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "whatif"
 
 needs_data = pytest.mark.skipif(
     not (DATA / "trace-ST.parquet").exists(),
-    reason="no reference data: set COMMTRACE_REFERENCE_DATA to the folder that holds whatif/trace-ST.parquet",
+    reason="no reference data: set REFERENCE_DATA to the folder that holds whatif/trace-ST.parquet",
 )
 
 

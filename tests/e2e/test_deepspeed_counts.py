@@ -26,7 +26,7 @@ pytestmark = [
     ),
 ]
 
-REFERENCE = Path(os.environ.get("COMMTRACE_REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "deepspeed_counts"
+REFERENCE = Path(os.environ.get("REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "deepspeed_counts"
 PROGRAMS = REPOSITORY / "tests" / "e2e" / "programs"
 COUNTED = PROGRAMS / "deepspeed_counts.py"
 PIPELINE = PROGRAMS / "deepspeed_pipeline.py"
@@ -51,7 +51,7 @@ inside of it, of which alone there are spans. ZeRO 0, 1 and 3 call none: any tha
 
 def test_counts_are_those_of_deepspeed_itself(tmp_path: Path) -> None:
     if not REFERENCE.is_dir():
-        pytest.skip(f"no reference counts in {REFERENCE}; set COMMTRACE_REFERENCE_DATA to the folder that holds them")
+        pytest.skip(f"no reference counts in {REFERENCE}; set REFERENCE_DATA to the folder that holds them")
     stages = (0, 1, 3)
 
     output = recorded([COUNTED, *map(str, stages), "--runs", tmp_path])

@@ -17,7 +17,7 @@ from tests.e2e.traces import role_of, rows
 pytestmark = pytest.mark.e2e
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
 
-REFERENCE = Path(os.environ.get("COMMTRACE_REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "megatron_counts"
+REFERENCE = Path(os.environ.get("REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "megatron_counts"
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "megatron_counts.py"
 
 LAYOUTS = {
@@ -38,7 +38,7 @@ ROLES = {"EMB": "embedding"}
 @pytest.mark.parametrize("processes", LAYOUTS)
 def test_counts_are_those_of_megatron_itself(processes: int, tmp_path: Path) -> None:
     if not REFERENCE.is_dir():
-        pytest.skip(f"no reference counts in {REFERENCE}; set COMMTRACE_REFERENCE_DATA to the folder that holds them")
+        pytest.skip(f"no reference counts in {REFERENCE}; set REFERENCE_DATA to the folder that holds them")
     layouts = LAYOUTS[processes]
 
     runs = [f"{layout}:{options}" for layout, options in layouts.items()]

@@ -12,7 +12,7 @@ _BESIDE_THE_CHECKOUT = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 def reference_data(*parts: str) -> Path:
     """A file or folder of the reference data; skips the test where it is not there."""
-    path = Path(os.environ.get("COMMTRACE_REFERENCE_DATA") or _BESIDE_THE_CHECKOUT).joinpath(*parts)
+    path = Path(os.environ.get("REFERENCE_DATA") or _BESIDE_THE_CHECKOUT).joinpath(*parts)
     if not path.exists():
-        pytest.skip(f"{path} is not there: set COMMTRACE_REFERENCE_DATA to the folder of the reference data")
+        pytest.skip(f"{path} is not there: set REFERENCE_DATA to the folder of the reference data")
     return path

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.config import Config
+from commtrace.config import Config, MonitorConfig
 from commtrace.errors import CommtraceError
 from commtrace.exporters.monitor.address import Address
 from commtrace.exporters.monitor.client import MonitorClient
@@ -24,14 +24,14 @@ from tests.exporters.monitor.conftest import TOKEN
 from tests.factory import metadata
 
 MS = 1_000_000
-FOREVER = 1e6
+FOREVER = 3_600.0
 SECONDS = 60.0
 
 
 @pytest.fixture
 def exporter(tmp_path: Path) -> Iterator[MonitorExporter]:
     config = Config(
-        export="monitor,prometheus", monitor_store="127.0.0.1:1", monitor_token=TOKEN, monitor_seconds=FOREVER
+        export="monitor,prometheus", monitor=MonitorConfig(store="127.0.0.1:1", token=TOKEN, seconds=FOREVER)
     )
     one = MonitorExporter(config, LiveRank(metadata(0), tmp_path))
     yield one

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.config import Config
+from commtrace.config import Config, OtlpConfig
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from tests.exporters.otlp.made import live_rank
 
@@ -26,7 +26,7 @@ def opened() -> Iterator[Callable[..., OtlpExporter]]:
     exporters = []
 
     def opener(rank: int = 0, config: Config | None = None, **how: Any) -> OtlpExporter:
-        exporters.append(OtlpExporter(config or Config(otlp_level="modules"), live_rank(rank), **how))
+        exporters.append(OtlpExporter(config or Config(otlp=OtlpConfig(level="modules")), live_rank(rank), **how))
         return exporters[-1]
 
     yield opener

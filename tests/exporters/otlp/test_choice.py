@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from commtrace.config import OTLP_LEVELS, Config
+from commtrace.config import Config, OtlpConfig
 from commtrace.exporters.otlp.choice import Choice
+from commtrace.options import OTLP_LEVELS
 from commtrace.trace import schema
 from tests.trace.rows import row
 
@@ -25,7 +26,7 @@ def test_every_level_holds_those_before_it() -> None:
     [("", [0, 1, 2, 3, 4, 5]), ("0,4", [0, 4]), ("1:6:2", [1, 3, 5]), ("5, 0:2", [0, 1, 5]), ("7", [])],
 )
 def test_ranks(ranks: str, taken: list[int]) -> None:
-    choice = Choice.of(Config(otlp_ranks=ranks), world_size=6)
+    choice = Choice.of(Config(otlp=OtlpConfig(ranks=ranks)), world_size=6)
 
     assert [rank for rank in range(6) if choice.takes_rank(rank)] == taken
     assert choice.first_rank == (taken[0] if taken else -1)

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from commtrace.config import Config
+from commtrace.config import Config, OtlpConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.live import live_view
 from commtrace.exporters.otlp import exporter as exporter_module
@@ -204,7 +204,7 @@ def test_a_provider_is_left_alone_if_told_so(
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     with receiving() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        exporter = opened(rank=0, config=Config(otlp_level="steps", otlp_provider=False))
+        exporter = opened(rank=0, config=Config(otlp=OtlpConfig(level="steps", provider=False)))
         run_steps(exporter, 0, 2)
         until(lambda: is_settled(exporter))
         exporter.close()
@@ -220,7 +220,7 @@ def test_metrics_of_every_rank_also_of_those_that_send_no_spans(
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
     with receiving() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        exporter = opened(rank=1, config=Config(otlp_metrics=True, otlp_ranks="0"))
+        exporter = opened(rank=1, config=Config(otlp=OtlpConfig(metrics=True, ranks="0")))
         run_steps(exporter, 0, 5)
         until(lambda: len(receiver.metrics) >= 2)
         exporter.close()
@@ -234,7 +234,7 @@ def test_metrics_of_every_rank_also_of_those_that_send_no_spans(
 
 
 def test_findings_of_the_monitor_are_told_once(opened: Callable[..., OtlpExporter], tmp_path: Path) -> None:
-    exporter = opened(config=Config(otlp_level="steps", otlp_file=str(tmp_path)))
+    exporter = opened(config=Config(otlp=OtlpConfig(level="steps", file=str(tmp_path))))
     finding = {"kind": "silent", "time": 1.7e9, "rank": 2, "host": "alpha", "sentence": "…", "straggler": None}
     run_steps(exporter, 0, 1)
     exporter._rank.events.append(finding)
@@ -250,9 +250,9 @@ def test_findings_of_the_monitor_are_told_once(opened: Callable[..., OtlpExporte
 
 
 def test_what_leaves_nothing_to_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    assert open_otlp(Config(otlp_ranks="1"), live_rank(0)) is None
+    assert open_otlp(Config(otlp=OtlpConfig(ranks="1")), live_rank(0)) is None
     with pytest.raises(ConfigurationError, match="set COMMTRACE_OTLP_METRICS=1"):
-        open_otlp(Config(otlp_level="none"), live_rank(0))
+        open_otlp(Config(otlp=OtlpConfig(level="none")), live_rank(0))
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     view = live_view(Config(export="otlp"))(live_rank(0).metadata, Path(), Recorder(list), lambda: None, str)
 
@@ -264,7 +264,7 @@ def test_who_asks_for_grpc_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    for config in (Config(), Config(otlp_file=str(tmp_path))):
+    for config in (Config(), Config(otlp=OtlpConfig(file=str(tmp_path)))):
         exporter = open_otlp(config, live_rank(0))
         assert exporter is not None
         exporter.close()

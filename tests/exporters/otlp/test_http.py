@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from commtrace.config import Config
+from commtrace.config import Config, OtlpConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.http import HttpMetrics, HttpSpans
@@ -144,7 +144,7 @@ def test_who_refuses_costs_spans_that_are_counted_and_hears_no_secret_repeated(
         )
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"api-key={SECRET},{SECRET}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(SECONDS_OF_A_REQUEST))
-        exporter = opened(config=Config(otlp_level="modules", otlp_process=False))
+        exporter = opened(config=Config(otlp=OtlpConfig(level="modules", process=False)))
         run_steps(exporter, 0, 1)
         until(lambda: is_settled(exporter))
         run_steps(exporter, 1, 1)

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from commtrace.config import Config
+from commtrace.config import Config, OtlpConfig
 from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp import process as process_module
 from commtrace.exporters.otlp.exporter import OtlpExporter
@@ -26,7 +26,7 @@ from tests.e2e.launch import REPOSITORY
 from tests.exporters.otlp.made import SECONDS, live_rank, run_steps, until
 from tests.exporters.otlp.receiver import attributes, receiving
 
-CONFIG = Config(otlp_level="modules")
+CONFIG = Config(otlp=OtlpConfig(level="modules"))
 
 
 def helper_of(exporter: OtlpExporter) -> int:

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from commtrace.config import Config
+from commtrace.config import Config, OtlpConfig
 from commtrace.exporters.otlp.choice import Choice
 from tests.exporters.otlp.made import WORLD_SIZE, job_spans
 from tests.exporters.otlp.semantics import violations
@@ -29,7 +29,7 @@ def decoded(choice: Choice | None = None, steps: int = 3) -> dict[int, list[Any]
 @pytest.mark.parametrize("level", ["steps", "phases", "communication", "modules"])
 @pytest.mark.parametrize(("ranks", "chosen"), [("", [0, 1, 2, 3]), ("0,2", [0, 2]), ("1:4", [1, 2, 3])])
 def test_every_trace_is_one_tree_and_every_link_leads_somewhere(level: str, ranks: str, chosen: list[int]) -> None:
-    choice = Choice.of(Config(otlp_level=level, otlp_ranks=ranks), WORLD_SIZE)
+    choice = Choice.of(Config(otlp=OtlpConfig(level=level, ranks=ranks)), WORLD_SIZE)
     of_rank = decoded(choice)
     assert sorted(of_rank) == chosen
     assert violations(span for spans in of_rank.values() for span in spans) == []

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.config import Config
+from commtrace.config import Config, PrometheusConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.live import live_view
 from commtrace.exporters.prometheus import endpoint, textfile
@@ -70,7 +70,7 @@ def test_the_target_file_says_where_and_who(exporter: EndpointExporter, tmp_path
 
 def test_a_place_that_becomes_known_later_is_told(tmp_path: Path) -> None:
     live = rank(tmp_path)
-    exporter = EndpointExporter(Config(prometheus_targets=str(tmp_path / "all")), live)
+    exporter = EndpointExporter(Config(prometheus=PrometheusConfig(targets=tmp_path / "all")), live)
     exporter.step(summary(), [])
     live.learn(mark("topology", {"coordinates": {"pp": 4}}))
     exporter.step(summary(1), [])
@@ -123,7 +123,7 @@ def free_port() -> int:
 
 def test_the_ranks_of_a_node_take_consecutive_ports(tmp_path: Path) -> None:
     first = free_port()
-    exporter = EndpointExporter(Config(prometheus_port=first), rank(tmp_path, number=1, local_rank=1))
+    exporter = EndpointExporter(Config(prometheus=PrometheusConfig(port=first)), rank(tmp_path, number=1, local_rank=1))
 
     assert exporter.endpoint.port == first + 1
     exporter.close()
@@ -136,7 +136,7 @@ def test_a_port_in_use_is_said_once_and_everything_else_goes_on(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        view = live_view(Config(export="prometheus", prometheus_port=port))
+        view = live_view(Config(export="prometheus", prometheus=PrometheusConfig(port=port)))
         (collector,) = view(metadata(), tmp_path, Recorder(list), lambda: None, str)
         collector.close()
 
@@ -147,7 +147,7 @@ def test_a_port_in_use_is_said_once_and_everything_else_goes_on(
 
 def test_only_those_who_know_the_password_are_told_anything(tmp_path: Path) -> None:
     (tmp_path / "auth").write_text("scraper:sécret\n")
-    exporter = EndpointExporter(Config(prometheus_auth_file=str(tmp_path / "auth")), rank(tmp_path))
+    exporter = EndpointExporter(Config(prometheus=PrometheusConfig(auth_file=tmp_path / "auth")), rank(tmp_path))
     exporter.step(summary(), [])
     right, wrong = (base64.b64encode(f"scraper:{word}".encode()).decode() for word in ("sécret", "guess"))
 
@@ -173,8 +173,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tls_is_spoken_and_said_in_the_target_file(tmp_path: Path, certificate: Path) -> None:
-    files = {"prometheus_certfile": str(certificate / "cert.pem"), "prometheus_keyfile": str(certificate / "key.pem")}
-    exporter = EndpointExporter(Config(**files), rank(tmp_path))
+    files = PrometheusConfig(certfile=certificate / "cert.pem", keyfile=certificate / "key.pem")
+    exporter = EndpointExporter(Config(prometheus=files), rank(tmp_path))
     exporter.step(summary(), [])
 
     told = scrape(exporter, ssl.create_default_context(cafile=str(certificate / "cert.pem")))
@@ -187,7 +187,7 @@ def test_tls_is_spoken_and_said_in_the_target_file(tmp_path: Path, certificate: 
 
 def test_clients_without_a_certificate_are_not_let_in(tmp_path: Path, certificate: Path) -> None:
     cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
-    config = Config(prometheus_certfile=cert, prometheus_keyfile=key, prometheus_client_cafile=cert)
+    config = Config(prometheus=PrometheusConfig(certfile=cert, keyfile=key, client_cafile=cert))
     exporter = EndpointExporter(config, rank(tmp_path))
     stranger, known = (ssl.create_default_context(cafile=cert) for _ in range(2))
     known.load_cert_chain(cert, key)
@@ -204,9 +204,9 @@ def test_who_connects_and_says_nothing_holds_up_neither_prometheus_nor_the_end(
     tls: bool, tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cert, key = str(certificate / "cert.pem"), str(certificate / "key.pem")
-    files = {"prometheus_certfile": cert, "prometheus_keyfile": key} if tls else {}
+    files = PrometheusConfig(certfile=cert, keyfile=key) if tls else PrometheusConfig()
     monkeypatch.setattr(endpoint, "_CLIENT_SECONDS", 2.0)
-    exporter = EndpointExporter(Config(**files), rank(tmp_path))
+    exporter = EndpointExporter(Config(prometheus=files), rank(tmp_path))
     with socket.create_connection(("localhost", exporter.endpoint.port), timeout=60) as silent:
         told = scrape(exporter, ssl.create_default_context(cafile=cert) if tls else None)
         closing = threading.Thread(target=exporter.close, daemon=True)
@@ -222,22 +222,22 @@ def test_who_connects_and_says_nothing_holds_up_neither_prometheus_nor_the_end(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"prometheus_certfile": "c.pem"}, "TLS needs both"),
-        ({"prometheus_client_cafile": "ca.pem"}, "needs TLS"),
-        ({"prometheus_auth_file": "/no/such/file"}, "cannot be read"),
-        ({"prometheus_certfile": "/no/c.pem", "prometheus_keyfile": "/no/k.pem"}, "cannot be used for TLS"),
+        ({"certfile": "c.pem"}, "TLS needs both"),
+        ({"client_cafile": "ca.pem"}, "needs TLS"),
+        ({"auth_file": "/no/such/file"}, "cannot be read"),
+        ({"certfile": "/no/c.pem", "keyfile": "/no/k.pem"}, "cannot be used for TLS"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        open_prometheus(Config(**options), rank(tmp_path))
+        open_prometheus(Config(prometheus=PrometheusConfig(**options)), rank(tmp_path))
 
 
 def test_the_textfile_holds_samples_with_identity_and_goes_with_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(textfile, "SECONDS_BETWEEN", 0.01)
-    exporter = open_prometheus(Config(prometheus_textfile=str(tmp_path)), rank(tmp_path))
+    exporter = open_prometheus(Config(prometheus=PrometheusConfig(textfile=tmp_path)), rank(tmp_path))
     assert isinstance(exporter, TextfileExporter)
     path = tmp_path / "commtrace-r1-rank-00003.prom"
     for step in (0, 1):
@@ -258,7 +258,7 @@ def test_a_textfile_that_cannot_be_written_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(textfile, "SECONDS_BETWEEN", 0.01)
-    exporter = TextfileExporter(Config(prometheus_textfile=str(tmp_path / "missing")), rank(tmp_path))
+    exporter = TextfileExporter(Config(prometheus=PrometheusConfig(textfile=tmp_path / "missing")), rank(tmp_path))
     for step in range(5):
         exporter.step(summary(step), [])
         time.sleep(0.03)

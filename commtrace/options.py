@@ -1,0 +1,276 @@
+"""How an option of the recorder is declared: once, with its default, what it may be, its meaning and an example.
+
+>>> @dataclass(frozen=True)                                     # doctest: +SKIP
+... class Config:
+...     sample: int = option(1, whole_number(0), "Record one step in so many in detail.", example="50")
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, TypeVar
+
+from commtrace.errors import ConfigurationError
+
+T = TypeVar("T")
+
+EXPORTERS: Final = ("monitor", "otlp", "prometheus")
+"""What ``export`` may name; the table in exporters/live.py has what opens them."""
+
+OTLP_LEVELS: Final = ("none", "steps", "phases", "communication", "modules")
+"""Each holds what those before it hold."""
+
+_METADATA_KEY: Final = "commtrace"
+_LONGEST_SHOWN: Final = 100
+_LONGEST_NAME: Final = 200
+_SHORTEST_SECONDS: Final = 0.5
+_LONGEST_SECONDS: Final = 3600
+_LEAST_BYTES: Final = 10**6
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_FLAGS: Final = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+_TRIGGER_SIGNALS: Final = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGPWR", "SIGRTMIN", "SIGRTMAX")
+"""Signals that mean nothing else to Python, to launchers or to the system: others would end or stop the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The values that an option can have.
+
+    Attributes:
+        types: of a value in a script. A bool is no number here.
+        read: Return the value that the text of a variable stands for; raise ValueError or KeyError for others.
+        accepts: Return whether a value of these types can be used; it may raise a ConfigurationError that says why not.
+        expected: what to write instead, for an error.
+    """
+
+    types: tuple[type, ...]
+    read: Callable[[str], Any]
+    accepts: Callable[[Any], bool]
+    expected: str
+
+    def holds(self, value: object) -> bool:
+        """Return whether an option can have this value."""
+        is_of_type = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
+        return is_of_type and self.accepts(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What there is to say of an option beside its name and its default.
+
+    Attributes:
+        kind: the values that it can have.
+        meaning: in Markdown, as docs/environment-variables.md has it.
+        example: of a variable's text.
+        is_secret: an error does not repeat its value, and it is not forwarded to other nodes.
+    """
+
+    kind: Kind
+    meaning: str
+    example: str
+    is_secret: bool = False
+
+    def read(self, name: str, text: str) -> Any:
+        """Return the value that the text of a variable stands for.
+
+        Raises:
+            ConfigurationError: it stands for none that can be used; the message names ``name`` and what to write.
+        """
+        try:
+            value = self.kind.read(text)
+            is_usable = self.kind.holds(value)
+        except ConfigurationError:
+            raise
+        except (KeyError, ValueError):
+            is_usable = False
+        if not is_usable:
+            raise self._error(name, text)
+        return value
+
+    def check(self, name: str, value: object) -> None:
+        """Raise ConfigurationError if a script gave a value that cannot be used."""
+        if not self.kind.holds(value):
+            raise self._error(name, value)
+
+    def _error(self, name: str, value: object) -> ConfigurationError:
+        shown = "" if self.is_secret else f"={shorten(value)}"
+        return ConfigurationError(f"{name}{shown}: write {self.kind.expected}")
+
+
+def option(default: T, kind: Kind, meaning: str, *, example: str, is_secret: bool = False) -> T:
+    """Return the dataclass field of an option; arguments are those of :class:`Option`."""
+    declared = Option(kind, meaning, example, is_secret)
+    return field(default=default, repr=not is_secret, metadata={_METADATA_KEY: declared})
+
+
+def options_of(section: type) -> dict[str, Option]:
+    """Return the options that are fields of a dataclass, by name; other fields are left out."""
+    return {one.name: one.metadata[_METADATA_KEY] for one in fields(section) if _METADATA_KEY in one.metadata}
+
+
+def check_options(section: Any, prefix: str = "") -> None:
+    """Raise ConfigurationError if an option of a dataclass has a value that cannot be used.
+
+    Args:
+        section: the dataclass.
+        prefix: put before the option's name in the message.
+    """
+    for name, declared in options_of(type(section)).items():
+        declared.check(prefix + name, getattr(section, name))
+
+
+def shorten(value: object) -> str:
+    """Return a value as an error shows it: short, and without what a terminal would obey."""
+    if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
+        return ascii(value[:_LONGEST_SHOWN]) + "…"
+    return ascii(value)
+
+
+def is_run_id(text: str) -> bool:
+    """Return whether a run may be called so: it becomes folders, labels and keys."""
+    folders = text.split("/")
+    return text.isprintable() and len(text) <= _LONGEST_NAME and all(one.strip(" .") for one in folders)
+
+
+def is_token(text: str) -> bool:
+    """Return whether this can be the secret that a monitor shares with the ranks: long enough, printable ASCII."""
+    return re.fullmatch(r"[!-~]{16,256}", text) is not None
+
+
+def whole_number(least: int, most: int = 2**31 - 1) -> Kind:
+    """Return the kind of whole numbers from ``least`` to ``most``."""
+    expected = f"a whole number of at least {least}, at most {most}"
+    return Kind((int,), _read_whole_number, lambda number: least <= number <= most, expected)
+
+
+def _read_whole_number(text: str) -> int:
+    # By its form first: int() takes digits of other scripts, and raises where there are more than 4,300.
+    if not re.fullmatch(r"\s*[0-9]{1,18}\s*", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _read_bytes(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,18})\s*([KMGT]?)B?", text.strip().upper())
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _read_words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
+def _is_time(seconds: float) -> bool:
+    return _SHORTEST_SECONDS <= seconds <= _LONGEST_SECONDS
+
+
+def _is_steps(text: str) -> bool:
+    # Imported here: the package must import without numpy's start-up time in processes that never record.
+    from commtrace.trace.step_range import StepRange
+
+    if text:
+        StepRange.parse(text)
+    return True
+
+
+def _is_module_choice(text: str) -> bool:
+    from commtrace.trace.module_choice import ModuleChoice
+
+    if text:
+        ModuleChoice.parse(text)
+    return True
+
+
+def _is_ranks(text: str) -> bool:
+    from commtrace.trace.step_range import StepRange
+
+    try:
+        for part in _read_words(text):
+            StepRange.parse(part)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _is_url(text: str) -> bool:
+    return not text or re.fullmatch(r"https?://[!-~]+", text, re.IGNORECASE) is not None
+
+
+FLAG: Final = Kind(
+    (bool,), lambda text: _FLAGS[text.strip().lower()], lambda _: True, "1 or 0 (True or False in a script)"
+)
+TEXT: Final = Kind((str,), str.strip, lambda _: True, "text")
+PATH: Final = Kind((str, os.PathLike), str.strip, lambda _: True, "a path")
+BYTES: Final = Kind(
+    (int,),
+    _read_bytes,
+    lambda number: number == 0 or _LEAST_BYTES <= number < 10**18,
+    "bytes, at least 1M, such as 500M or 2G; 0 for no limit",
+)
+SECONDS: Final = Kind(
+    (int, float), float, _is_time, f"a number of seconds from {_SHORTEST_SECONDS} to {_LONGEST_SECONDS}"
+)
+SECONDS_OR_NEVER: Final = Kind(
+    (int, float),
+    float,
+    lambda seconds: seconds == 0 or _is_time(seconds),
+    f"a number of seconds from {_SHORTEST_SECONDS} to {_LONGEST_SECONDS}, or 0 for never",
+)
+PORT: Final = Kind((int,), _read_whole_number, lambda port: 0 <= port <= 65535, "a port number, or 0 for a free one")
+RUN_ID: Final = Kind(
+    (str,),
+    str.strip,
+    lambda text: not text or is_run_id(text),
+    f"at most {_LONGEST_NAME} printable characters; between slashes, not only dots",
+)
+NODE: Final = Kind(
+    (str,),
+    str.strip,
+    lambda text: text.isprintable() and len(text) <= _LONGEST_NAME,
+    f"at most {_LONGEST_NAME} printable characters",
+)
+STEPS: Final = Kind((str,), str.strip, _is_steps, "steps, such as 100:110 (A:B or A:B:k, B exclusive)")
+MODULES: Final = Kind((str,), str.strip, _is_module_choice, "depth=2, or names such as layers.*")
+RANKS: Final = Kind((str,), str.strip, _is_ranks, "ranks, such as 0,8 or 0:64:8 (A:B:k, B exclusive)")
+WORDS: Final = Kind(
+    (tuple,),
+    _read_words,
+    lambda words: all(isinstance(word, str) for word in words),
+    "names with commas between (a tuple of them in a script)",
+)
+EXPORT: Final = Kind(
+    (str,),
+    str.strip,
+    lambda text: {word.lower() for word in _read_words(text)} <= set(EXPORTERS),
+    f"any of {', '.join(EXPORTERS)}, with commas between",
+)
+SIGNAL: Final = Kind(
+    (str,),
+    lambda text: text.strip().upper(),
+    lambda text: not text or (text in _TRIGGER_SIGNALS and hasattr(signal, text)),
+    f"one of {', '.join(_TRIGGER_SIGNALS)}",
+)
+TOKEN: Final = Kind(
+    (str,),
+    str.strip,
+    lambda text: not text or is_token(text),
+    "16 to 256 printable ASCII characters without spaces",
+)
+URL: Final = Kind((str,), str.strip, _is_url, "a URL that begins with http:// or https://")
+OTLP_LEVEL: Final = Kind(
+    (str,), lambda text: text.strip().lower(), lambda text: text in OTLP_LEVELS, f"one of {', '.join(OTLP_LEVELS)}"
+)

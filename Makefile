@@ -1,5 +1,6 @@
-# `make demo` shows what commtrace does; `make test` and `make test-newest` check everything that .ci/run checks. They need
-# only Python >= 3.10 and a package index; everything is installed into .venv and .venv-newest.
+# `make demo` shows what commtrace does. `make check` is for every commit, `make test` and `make test-newest` are what .ci/run
+# runs, `make test-long` is for a night. They need only Python >= 3.10 and a package index; everything is installed into
+# .venv and .venv-newest.
 
 PYTHON ?= python3
 # For a machine without a GPU whose package index offers CUDA builds only:
@@ -9,8 +10,11 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Tests run side by side, one process a core.
-PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
+# Tests run side by side, one process a core. Those that share a job (xdist_group) run in one process, and start first.
+PYTEST := $(BIN)/python -m pytest -n logical --dist loadgroup
+# `make test STRICT=1`, which is what .ci/run runs, fails where a test is skipped that tests/expected_skips.txt does not list.
+# What needs no training: of it `make check` runs the tests.
+CHECKED := tests/test_import_rules.py tests/test_public_api.py tests/test_docs.py tests/test_config.py
 # Quiet, but for errors: `make install PIP_QUIET=` shows what pip does.
 PIP_QUIET ?= --quiet
 PIP := $(BIN)/python -m pip $(PIP_QUIET) --disable-pip-version-check --retries 10 --timeout 120
@@ -27,13 +31,21 @@ NEWEST_PIP := $(NEWEST)/bin/python -m pip $(PIP_QUIET) --disable-pip-version-che
 NEWEST_TESTS := tests/matrix tests/capture tests/integrations tests/e2e/test_capture_oracle.py \
 	tests/e2e/test_capture_origins.py tests/e2e/test_pipelining.py tests/e2e/test_megatron_training.py
 
-.PHONY: demo test test-newest lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
+.PHONY: demo check test test-newest test-long lint types unit e2e fuzz test-gpu bench bench-stragglers soak install clean
 
 demo: $(INSTALLED)  ## Train on 4 ranks with a slow one, print where the time went, write report.html.
 	$(BIN)/python examples/demo.py
 
-test: lint types  ## Everything; pytest's closing line is the last one.
-	$(PYTEST) tests
+check: lint types  ## Lint, types, who imports whom, documentation, public names: about a minute.
+	$(PYTEST) $(CHECKED)
+
+test: lint types  ## Everything that is not marked long; pytest's closing line is the last one.
+	$(PYTEST) $(if $(STRICT),--expected-skips test) tests bench
+
+test-long: $(INSTALLED)  ## Hours: the tests marked long, 20 repetitions, 100,000 damaged inputs, a soak, all versions.
+	$(PYTEST) --long --repetitions 20 -m long tests
+	$(MAKE) --no-print-directory fuzz soak
+	$(BIN)/nox
 
 test-newest:  ## What depends on versions, on the newest ones; skipped where they cannot be had.
 ifeq ($(PYTHON_NEWEST),)
@@ -49,7 +61,7 @@ endif
 
 .PHONY: $(NEWEST)/.tested
 $(NEWEST)/.tested: $(NEWEST)/.installed
-	$(NEWEST)/bin/python -m pytest -n logical --dist worksteal $(NEWEST_TESTS)
+	$(NEWEST)/bin/python -m pytest -n logical --dist loadgroup $(if $(STRICT),--expected-skips test-newest) $(NEWEST_TESTS)
 
 $(NEWEST)/.installed: pyproject.toml
 	@$(NEWEST_PIP) install $(TORCH_NEWEST) $(MEGATRON_NEWEST) --editable '.[dev]'
@@ -59,10 +71,8 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(INSTALLED)
-	$(BIN)/mypy -p commtrace
-	$(BIN)/mypy examples
-	$(BIN)/mypy bench
+types: $(INSTALLED)  ## Of the package, the examples and the benches, as pyproject.toml says.
+	$(BIN)/mypy
 
 unit: $(INSTALLED)
 	$(PYTEST) tests -m "not e2e"

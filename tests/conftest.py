@@ -6,6 +6,8 @@ import importlib.util
 
 import pytest
 
+from tests.skips import Skips, expected_skips
+
 if importlib.util.find_spec("hypothesis"):  # The tests of tests/gpu run on machines that have only torch and pytest.
     from hypothesis import settings
 
@@ -15,9 +17,29 @@ if importlib.util.find_spec("hypothesis"):  # The tests of tests/gpu run on mach
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked long, too: `make test-long` does")
     parser.addoption(
-        "--repetitions", type=int, default=3, help="how often a job is run whose failure would be a matter of luck"
+        "--repetitions", type=int, default=1, help="how often a job is run whose failure would be a matter of luck"
+    )
+    parser.addoption(
+        "--expected-skips",
+        choices=["test", "test-newest"],
+        help="fail where a test is skipped for a reason that tests/expected_skips.txt does not list for this target",
     )
     if not pluginmanager.hasplugin("timeout"):  # pyproject.toml sets the options of pytest-timeout.
         for name in ("timeout", "timeout_method"):
             parser.addini(name, "without effect: pytest-timeout is not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    target = config.getoption("--expected-skips")
+    if target is not None and not hasattr(config, "workerinput"):  # xdist's workers report to this process
+        config.pluginmanager.register(Skips(expected_skips(target)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]

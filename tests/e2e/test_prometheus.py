@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +22,6 @@ from tests.e2e.launch import Completed, launch
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(prometheus.PROGRAM is None, reason="prometheus is not installed: apt-get install prometheus"),
-    pytest.mark.skipif(
-        os.getloadavg()[0] > 8 * (os.cpu_count() or 1),
-        reason="other processes leave so little of this machine that every rank is slow now and then",
-    ),
 ]
 
 WINDOW = "8s"

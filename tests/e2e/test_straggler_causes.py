@@ -12,13 +12,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.straggler import Findings, find_stragglers
 from tests.e2e.launch import REPOSITORY, launch
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(
-        os.getloadavg()[0] > 4 * (os.cpu_count() or 1),
-        reason="other processes leave so little of this machine that every rank is slow now and then",
-    ),
-]
+pytestmark = pytest.mark.e2e
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "injected_causes.py"

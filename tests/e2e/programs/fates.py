@@ -263,7 +263,8 @@ def mounted(name: str, *arguments: str) -> bool:
     if libc.unshare(new_mounts) or libc.mount(None, b"/", None, private_below, None):
         reason = f"no mounts of its own: {os.strerror(ctypes.get_errno())}"
     else:
-        reason = subprocess.run(["mount", *arguments], stderr=subprocess.PIPE, text=True, check=False).stderr
+        told = subprocess.run(["mount", *arguments], stderr=subprocess.PIPE, text=True, check=False).stderr
+        reason = f"no mounts of its own: {told}" if told else ""
     if reason:
         (FOLDER / f"{name}.skipped").write_text(reason)
     return not reason

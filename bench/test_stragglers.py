@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
+from dataclasses import replace
 
 import pytest
+import stragglers as bench
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    """bench/stragglers.py, which is no module of the package."""
-    spec = importlib.util.spec_from_file_location("stragglers", REPOSITORY / "bench" / "stragglers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["stragglers"] = module
-    spec.loader.exec_module(module)
-    return module
+from commtrace.synth import synthesize
 
 
-def test_there_are_at_least_80_kinds_of_faults(bench: ModuleType) -> None:
+def test_there_are_at_least_80_kinds_of_faults() -> None:
     titles = [case.title for case in bench.cases()]
 
     assert len(set(titles)) == len(titles) >= 80
     assert all(case.job.faults for case in bench.cases())
 
 
-def test_a_slow_rank_is_named_both_ways_with_its_cost(bench: ModuleType) -> None:
+def test_a_slow_rank_is_named_both_ways_with_its_cost() -> None:
     (case,) = (one for one in bench.cases() if one.title == "one rank: 20 %, jitter 0%")
     judged = bench.judge(case)
 
     # Four microbatches of 120 ms and 10 ms of optimizer, a fifth longer.
-    assert (judged.ranks, round(judged.cost_ms, 1)) == ({1}, 98.0)
+    assert (judged.ranks, round(judged.cost_ms, 1)) == (frozenset({1}), 98.0)
     for answer in (judged.offline, judged.live):
         assert (answer.hit, answer.cause, answer.cost_is_right, answer.false_alarms) == (True, "compute", True, 0)
     assert (
@@ -44,12 +30,15 @@ def test_a_slow_rank_is_named_both_ways_with_its_cost(bench: ModuleType) -> None
     )  # the job begins at second 1; windows end at 4 and 8, and are joined a second later
 
 
-def test_the_truth_about_a_fault_that_moves(bench: ModuleType) -> None:
+def test_the_truth_about_a_fault_that_moves() -> None:
     job = bench._with(bench.DP4, *bench._moving((3, 0), 5, 1.5), steps=15, jitter=0.0)
-    truth = bench.Truth(bench.synthesize(job))
+    truth = bench.Truth(synthesize(job))
     first, second = truth.stretches
 
-    assert [(first.steps, first.ranks), (second.steps, second.ranks)] == [(range(5), {3}), (range(5, 10), {0})]
+    assert [(first.steps, first.ranks), (second.steps, second.ranks)] == [
+        (range(5), frozenset({3})),
+        (range(5, 10), frozenset({0})),
+    ]
     assert first.end == pytest.approx(second.begin, abs=1e-3)
     # Five of 15 steps are half as long again in 4 · 120 ms of work, and 5 ms in the optimizer; five others likewise.
     assert truth.cost_ms == pytest.approx(245 * 10 / 15, abs=0.1)
@@ -69,19 +58,19 @@ def test_the_truth_about_a_fault_that_moves(bench: ModuleType) -> None:
         ([set(), {1, 3}], 0),
     ],
 )
-def test_a_hit_is_all_of_the_guilty_before_anybody_else(bench: ModuleType, named: list[set[int]], count: int) -> None:
+def test_a_hit_is_all_of_the_guilty_before_anybody_else(named: list[set[int]], count: int) -> None:
     said = [bench.Named(frozenset(ranks), "compute", 1.0, "") for ranks in named]
 
     assert bench.count_until_found(("compute",), frozenset({1, 3}), said) == count
 
 
-def test_ranks_are_read_from_what_is_said(bench: ModuleType) -> None:
+def test_ranks_are_read_from_what_is_said() -> None:
     assert bench.ranks_in("rank 3 on node0", 3) == {3}
     assert bench.ranks_in("host node1 (ranks 4–6, 9)", 4) == {4, 5, 6, 9}
     assert bench.ranks_in("no single rank: it moves", -1) == set()
 
 
-def test_a_clean_run_is_one_in_which_nobody_is_named(bench: ModuleType) -> None:
-    judged = bench.judge(bench.Case("clean", "a test", bench.replace(bench.DP4, steps=30)))
+def test_a_clean_run_is_one_in_which_nobody_is_named() -> None:
+    judged = bench.judge(bench.Case("clean", "a test", replace(bench.DP4, steps=30)))
 
     assert [answer.hit for answer in (judged.offline, judged.live)] == [True, True]

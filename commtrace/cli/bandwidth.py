@@ -20,7 +20,6 @@ from commtrace.analysis.rank_words import ranges, ranges_in_words
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
-from commtrace.cli.loading import load
 from commtrace.cli.units import NODES, UNKNOWN, duration, num_bytes, power_of_two, share
 from commtrace.cli.units import bandwidth as gigabytes_per_second
 
@@ -59,7 +58,7 @@ def bandwidth(
     carries much less than the others is named.
     """
     run = run_directory(runs)
-    analysis = analyse(load(run, steps or None), steps or None)
+    analysis = analyse(run, steps or None)
     rows = _rows(analysis, _DETAIL[by])
     links = measure_links(analysis.context.run, analysis.context.matches, analysis.context.steps)
     slow = find_slow_links(links)

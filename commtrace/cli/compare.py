@@ -22,7 +22,6 @@ from commtrace.analysis.states import State
 from commtrace.analysis.step_series import Link
 from commtrace.cli.basis import basis_of, clock_line
 from commtrace.cli.console import wide_console
-from commtrace.cli.loading import load
 from commtrace.cli.units import UNKNOWN, bandwidth, milliseconds
 from commtrace.errors import ConfigurationError
 from commtrace.trace.locate import find_run_directory
@@ -108,7 +107,7 @@ def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:
 
 
 def _analysed(run: Path, steps: str) -> Analysis:
-    analysis = analyse(load(run, steps or None), steps or None)
+    analysis = analyse(run, steps or None)
     if not analysis.steps.used:
         raise ConfigurationError(f"{run}: no step was recorded in full, so nothing can be compared.")
     return analysis

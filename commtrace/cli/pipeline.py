@@ -14,7 +14,6 @@ from commtrace.analysis.pipeline import reconstruct_pipeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
-from commtrace.cli.loading import load
 from commtrace.cli.summary_view import print_pipeline
 from commtrace.cli.workers import ExecutorOption, step_workers
 
@@ -35,7 +34,7 @@ def pipeline(
     microbatches and ranks that differ, and the transfers.
     """
     run = run_directory(runs)
-    analysis = analyse(load(run, steps or None), steps or None)
+    analysis = analyse(run, steps or None)
     with step_workers(executor) as workers:
         found = (
             reconstruct_pipeline(analysis.run, analysis.matches, workers=workers, roles=analysis.roles)

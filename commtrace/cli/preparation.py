@@ -1,4 +1,4 @@
-"""Prepares the process of a command that works through a run: its memory, its libraries, its interpreter."""
+"""Prepares the process of a command that works through a run: its libraries, its interpreter."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Callable
 
 from commtrace.cli.interpreter import run_for_analysis
 from commtrace.cli.linear_algebra import use_one_thread
-from commtrace.cli.memory import keep_freed_memory
 from commtrace.cli.processor import avoid_slow_sorts
 
 
 def prepare_for_analysis(at_end: Callable[[Callable[[], None]], object]) -> None:
     """Must be called before numpy and pyarrow are imported; ``at_end`` as of :func:`.interpreter.run_for_analysis`."""
-    keep_freed_memory()
     use_one_thread()
     avoid_slow_sorts()
     run_for_analysis(at_end)

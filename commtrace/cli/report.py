@@ -16,7 +16,6 @@ from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
-from commtrace.cli.loading import load
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.viewer.report import MOST_STEPS, render
 
@@ -36,7 +35,7 @@ def report(
     """
     run = run_directory(runs)
     with Console(stderr=True).status(f"Writing {output}"):
-        analysis = analyse(load(run, steps or None), steps or None)
+        analysis = analyse(run, steps or None)
         with step_workers(executor) as workers:
             summary = summarise_analysis(analysis, workers, is_whole=not steps)
         page = render(

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from commtrace.cli.failures import USER_ERROR, in_words
 from commtrace.cli.interpreter import leave_everything_at_the_end
-from commtrace.cli.memory import expect_run
 from commtrace.cli.preparation import prepare_for_analysis
 from commtrace.errors import CommtraceError
 from commtrace.installation import import_pyarrow
@@ -68,8 +67,6 @@ def _tell(plain: _PlainSummary) -> None:
     with ExitStack() as until_told:
         prepare_for_analysis(until_told.callback)
         import_pyarrow()
-        if plain.run is not None:
-            expect_run(plain.run)
         from commtrace.cli.summary_told import tell_summary
         from commtrace.trace.locate import NEWEST_RUN
 

@@ -32,7 +32,6 @@ from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
-from commtrace.cli.loading import load
 from commtrace.cli.straggler_view import print_awaited, print_stragglers
 from commtrace.cli.units import milliseconds
 from commtrace.cli.workers import ExecutorOption, step_workers
@@ -98,7 +97,7 @@ def straggler(
 def _baseline(run: str, workers: StepWorkers | None) -> Baseline | None:
     if not run:
         return None
-    matched = match_run(load(Path(run), None), None)
+    matched = match_run(run)
     program = _program(matched, workers)
     if program is None:
         raise CommtraceError(f"{run}: traces of the what-if study are no baseline.")
@@ -106,7 +105,7 @@ def _baseline(run: str, workers: StepWorkers | None) -> Baseline | None:
 
 
 def _told(run: Path, steps: str, workers: StepWorkers | None, baseline: Baseline | None) -> dict[str, Any]:
-    matched = match_run(load(run, steps or None), steps or None)
+    matched = match_run(run, steps or None)
     if not matched.steps.used:
         raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
     if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commtrace.analysis.side_by_side import beside
-from commtrace.cli.loading import load
+from commtrace.analysis.window import load_window
 
 if TYPE_CHECKING:
     from commtrace.analysis.step_parts import StepWorkers
@@ -18,7 +18,7 @@ def tell_summary(
     run: Path, steps: str | None, workers: StepWorkers | None, *, json_output: bool, all_ranks: bool
 ) -> None:
     """Print it; arguments and errors are those of :func:`commtrace.analysis.summary.summarise`."""
-    with beside(load, run, steps) as window:
+    with beside(load_window, run, steps) as window:
         # While the files are read: what is imported here would later have the only core at work.
         from commtrace.analysis.summary import summarise
 

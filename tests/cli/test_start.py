@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from commtrace.cli import loading, main, start
+from commtrace.cli import main, start
 from commtrace.synth import Job, synthesize
 from tests.cli.recorded import record
 
@@ -61,31 +60,3 @@ def test_whatever_else_is_said_is_left_to_typer(monkeypatch: pytest.MonkeyPatch,
     start.main()
 
     assert asked == [[*words]]
-
-
-@pytest.mark.parametrize(("words", "expected"), [(("summary", "a"), [Path("a")]), (("summary",), [])])
-def test_a_plain_summary_expects_its_whole_run(
-    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: list[Path]
-) -> None:
-    runs: list[Path] = []
-    monkeypatch.setattr(sys, "argv", ["commtrace", *words])
-    monkeypatch.setattr(start, "prepare_for_analysis", lambda _: None)
-    monkeypatch.setattr(start, "expect_run", runs.append)
-    monkeypatch.setattr("commtrace.cli.summary_told.tell_summary", lambda *_, **__: None)
-
-    start.main()
-
-    assert runs == expected
-
-
-def test_commands_expect_the_rows_that_they_have_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run = record(synthesize(Job(pp=2, steps=6)).run, tmp_path / "run")
-    counts: list[int] = []
-    monkeypatch.setattr(loading, "expect_rows", counts.append)
-    for command in ("summary", "straggler", "pipeline", "bandwidth"):
-        CliRunner().invoke(main.app, [command, str(run)], catch_exceptions=False)
-    CliRunner().invoke(main.app, ["summary", str(run), "--steps", "2"], catch_exceptions=False)
-    whole, *others, few = counts
-
-    assert others == [whole] * 3
-    assert 0 < few < whole

@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 from commtrace.cli.interpreter import run_for_analysis
 from commtrace.cli.linear_algebra import use_one_thread
-from commtrace.cli.processor import avoid_slow_sorts
 
 
 def prepare_for_analysis(at_end: Callable[[Callable[[], None]], object]) -> None:
     """Must be called before numpy and pyarrow are imported; ``at_end`` as of :func:`.interpreter.run_for_analysis`."""
     use_one_thread()
-    avoid_slow_sorts()
     run_for_analysis(at_end)

@@ -153,7 +153,7 @@ def test_what_the_package_says_of_itself(wheel: Path) -> None:
         "msgspec", "numpy", "prometheus-client", "pyarrow", "rich", "typer", "wrapt",
     ]  # fmt: skip
     assert sorted(metadata.get_all("Provides-Extra", [])) == ["dask", "deepspeed", "dev", "megatron", "otlp"]
-    assert "commtrace = commtrace.cli.start:main" in entry_points
+    assert "commtrace = commtrace.cli.main:main" in entry_points
 
 
 def test_an_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:

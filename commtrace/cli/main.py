@@ -117,5 +117,5 @@ def commtrace(
 
 
 def main() -> None:
-    """Every call of the ``commtrace`` command that :mod:`commtrace.cli.start` does not answer by itself."""
+    """Run the ``commtrace`` command."""
     app(prog_name="commtrace")

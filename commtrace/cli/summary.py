@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Annotated
 
 import typer
 
+from commtrace.analysis.summary import summarise
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
-from commtrace.cli.summary_told import tell_summary
+from commtrace.cli.console import wide_console
+from commtrace.cli.summary_view import print_summary
 from commtrace.cli.workers import ExecutorOption, step_workers
 
 
@@ -37,4 +41,8 @@ def summary(
     """
     run = run_directory(runs)
     with step_workers(executor) as workers:
-        tell_summary(run, steps or None, workers, json_output=json_output, all_ranks=all_ranks)
+        told = summarise(run, steps or None, workers)
+    if json_output:
+        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+    else:
+        print_summary(wide_console(), told, all_ranks=all_ranks)

@@ -19,8 +19,7 @@ def test_only_while_a_command_analyses_python_runs_in_another_way(
         seen.append((gc.isenabled(), sys.getswitchinterval()))
         return {}
 
-    monkeypatch.setattr("commtrace.analysis.summary.summarise", summarise)
-    monkeypatch.setattr("commtrace.cli.summary_told.load", lambda *_: None)
+    monkeypatch.setattr("commtrace.cli.summary.summarise", summarise)
     before = (gc.isenabled(), sys.getswitchinterval())
 
     CliRunner().invoke(app, ["summary", str(tmp_path), "--json"], catch_exceptions=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from keyword import iskeyword
@@ -12,7 +13,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
 from commtrace.cli.failures import USER_ERROR, in_words
-from commtrace.cli.preparation import prepare_for_analysis
 from commtrace.errors import CommtraceError
 from commtrace.installation import import_pyarrow
 
@@ -64,7 +64,9 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         name, command, rest = super().resolve_command(context, arguments)
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
-            prepare_for_analysis(context.call_on_close)
+            # Before numpy is imported: a clock fit is too small for OpenBLAS's threads. On busy cores they spin while they
+            # wait for one another, which took a hundred times as long.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             import_pyarrow()
         return name, command and load_command(str(name)), rest
 

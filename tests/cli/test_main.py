@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -141,3 +142,26 @@ def test_a_broken_pipe_is_left_to_the_command_line(monkeypatch: pytest.MonkeyPat
     result = runner.invoke(app, ["run", "--", "true"])
 
     assert (result.exit_code, result.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(("before", "during"), [(None, "1"), ("7", "7")])
+def test_linear_algebra_keeps_to_one_thread_unless_the_user_says_otherwise(
+    before: str | None, during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", before or "")
+    if before is None:
+        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    recorded = record(PipelineJob(stages=2, microbatches=2, steps=3).run(), tmp_path / "run")
+
+    runner.invoke(app, ["summary", str(recorded)], catch_exceptions=False)
+
+    assert os.environ["OPENBLAS_NUM_THREADS"] == during
+
+
+def test_a_command_that_starts_programs_of_the_user_leaves_their_environment_alone() -> None:
+    script = "import os; print(os.environ.get('OPENBLAS_NUM_THREADS'))"
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    command = [sys.executable, "-m", "commtrace", "run", "--", sys.executable, "-c", script]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+
+    assert told.stdout.split() == ["None"]

@@ -64,8 +64,8 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         name, command, rest = super().resolve_command(context, arguments)
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
-            # Before numpy is imported: a clock fit is too small for OpenBLAS's threads. On busy cores they spin while they
-            # wait for one another, which took a hundred times as long.
+            # Before numpy is imported: a clock fit is too small for OpenBLAS's threads. On busy cores they wait for one
+            # another, which took a hundred times as long as the fit.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             import_pyarrow()
         return name, command and load_command(str(name)), rest

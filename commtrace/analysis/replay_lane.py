@@ -18,8 +18,8 @@ from commtrace.analysis.keys import pack
 from commtrace.analysis.lane_rows import LaneRows
 from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import SYNCHRONISING, codes_named, communication_rows
-from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_segments import Phases, Pieces, Segments, find_segments, narrow
+from commtrace.analysis.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Bool, Int8, Int32, Int64
@@ -132,9 +132,9 @@ class ReadLanes(NamedTuple):
     launches: Launches
 
 
-def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) -> ReadLanes:
-    """The programs of some ranks in the given steps, all of which each of them recorded; ``stages`` by rank."""
-    step_start, step_end = _steps(rows, steps)
+def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBounds) -> ReadLanes:
+    """The programs of some ranks in the steps of which the bounds are given; ``stages`` by rank."""
+    steps, step_start, step_end = bounds.steps, bounds.start, bounds.end
     along = rows.shift[:, None]
     intervals = Disjoint((step_start + along).reshape(-1), (step_end + along).reshape(-1))
     stall_rows, stalls = _stalls(rows, intervals)
@@ -171,24 +171,6 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, steps: Int64) ->
         waits=_waits(rows, stall_rows, interval_of_stall, len(steps), stall_node, begins),
     )
     return ReadLanes(lanes, launches)
-
-
-def _steps(rows: LaneRows, steps: Int64) -> tuple[Int64, Int64]:
-    """Start and end of each wanted step of each rank.
-
-    Raises:
-        ReplayError: they do not follow each other in the order of their numbers, as where numbers occur again.
-    """
-    own = np.flatnonzero(rows.spans.kind == schema.STEP)
-    step = rows.spans.step[own]
-    index = np.minimum(np.searchsorted(steps, step), len(steps) - 1)
-    wanted = steps[index] == step
-    own, index = own[wanted], index[wanted]
-    start, end = np.zeros((2, len(rows.ranks), len(steps)), np.int64)
-    start[rows.of_row[own], index], end[rows.of_row[own], index] = rows.spans.start[own], rows.spans.end[own]
-    if (start[:, 1:] < start[:, :-1]).any():
-        raise ReplayError("Steps were not recorded in the order of their numbers, so they cannot be replayed.")
-    return start, end
 
 
 def _stalls(rows: LaneRows, steps: Disjoint) -> tuple[Int64, Disjoint]:

@@ -13,6 +13,7 @@ from commtrace.analysis.replay import JoinedGraph, ReplayError
 from commtrace.analysis.replay_edges import Edges
 from commtrace.analysis.replay_program import Program, by_rank, common_steps, program_of_steps
 from commtrace.analysis.replay_segments import narrow, same_work
+from commtrace.analysis.step_bounds import StepBounds
 from commtrace.analysis.step_parts import StepPart, StepWorkers, cut
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
@@ -34,12 +35,14 @@ def build_program(run: Run, matches: Matches, workers: StepWorkers | None = None
     steps = common_steps(run)
     if not len(steps):
         raise ReplayError("No step was recorded by all ranks, so nothing can be replayed.")
+    bounds = StepBounds.of(run, steps)
     ranges = workers.ranges(steps.tolist()) if workers else []
     if workers is None or len(ranges) < 2:
-        return program_of_steps(run, matches, steps)
-    parts = [cut(run, matches, part) for part in ranges]
+        return program_of_steps(run, matches, bounds)
+    bounds_of_parts = [bounds.of_steps(np.array(own)) for own in ranges]
+    parts = [cut(run, matches, own) for own in bounds_of_parts]
     programs = workers.map(
-        program_of_steps, [(part.run, part.matches, np.array(own)) for part, own in zip(parts, ranges, strict=True)]
+        program_of_steps, [(part.run, part.matches, own) for part, own in zip(parts, bounds_of_parts, strict=True)]
     )
     return _joined(programs, parts)
 

@@ -31,6 +31,7 @@ from commtrace.analysis.replay_lane import Lanes, ReadLanes, read_lanes
 from commtrace.analysis.replay_segments import Segments, same_work
 from commtrace.analysis.replay_steps import graph_of_steps
 from commtrace.analysis.side_by_side import side_by_side
+from commtrace.analysis.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.blocks import BlockPart
 from commtrace.trace.run import RankTrace, Run
@@ -136,20 +137,20 @@ class Program:
         return work_between(before, self.edges.first_piece, self.edges.end_piece)
 
 
-def program_of_steps(run: Run, matches: Matches, steps: Int64) -> Program:
-    """The dependency graph of these steps, all of which every rank recorded.
+def program_of_steps(run: Run, matches: Matches, bounds: StepBounds) -> Program:
+    """The dependency graph of the steps of which the bounds are given.
 
     Raises:
         ReplayError: what was recorded contradicts itself.
     """
-    program, step = _without_graph(run, matches, steps)
+    program, step = _without_graph(run, matches, bounds)
     # Launches and waits are gone by now: the graph takes their memory.
     return replace(program, graph=graph_of_steps(program.edges.source, program.edges.target, step))
 
 
-def _without_graph(run: Run, matches: Matches, steps: Int64) -> tuple[Program, Int64]:
+def _without_graph(run: Run, matches: Matches, bounds: StepBounds) -> tuple[Program, Int64]:
     """The program but for its graph, and the index of the step of each node."""
-    lanes, launches = _lanes(run, matches, steps)
+    lanes, launches = _lanes(run, matches, bounds)
     joins = join_launches(run, launches, clocks_agree=matches.clocks_agree)
     del launches  # the edges take their memory
     edges, stalls = connect(lanes, joins)
@@ -161,8 +162,8 @@ def _without_graph(run: Run, matches: Matches, steps: Int64) -> tuple[Program, I
         stalls=stalls,
         piece_ns=lanes.piece_ns,
         piece_segment=lanes.piece_segment,
-        steps=steps,
-        ranks=np.array(sorted(run.ranks), np.int64),
+        steps=bounds.steps,
+        ranks=bounds.ranks,
         first_node=lanes.first_node,
         last_node=lanes.last_node,
         start_ns=lanes.step_start,
@@ -179,12 +180,13 @@ def _step_of_node(lanes: Lanes, joins: Joins) -> Int64:
     return np.concatenate([np.repeat(np.tile(np.arange(steps), ranks), per_step), joins.step])
 
 
-def _lanes(run: Run, matches: Matches, steps: Int64) -> ReadLanes:
+def _lanes(run: Run, matches: Matches, bounds: StepBounds) -> ReadLanes:
     columns = LaneColumns([int((part.ends - part.begins).sum()) for part in run.parts])
 
     def read(number: int, part: BlockPart) -> None:
         stages = np.array([stage_of(run.ranks[rank]) for rank in part.block.ranks], np.int64)
-        columns.put(number, read_lanes(LaneRows.of(run, part), matches, stages, steps))
+        rows = LaneRows.of(run, part)
+        columns.put(number, read_lanes(rows, matches, stages, bounds.of_ranks(rows.ranks)))
 
     side_by_side(read, [*enumerate(run.parts)])
     return columns.joined()

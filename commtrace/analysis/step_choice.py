@@ -16,6 +16,9 @@ from commtrace.trace.spans import Bool, Spans
 
 _ENOUGH_STEPS_FOR_A_WARM_UP: Final = 3
 _NO_STEP: Final = -1
+_BETWEEN_STEPS: Final = (schema.DATA, schema.GC, schema.CHECKPOINT, schema.EVALUATION)
+"""What a program does between two steps, and others may wait for in the second one."""
+
 WARM_UP: Final = "warm-up"
 DURATION_ONLY: Final = "not in detail"
 TORN: Final = "a clock was stepped back in it"
@@ -110,8 +113,17 @@ def _torn(spans: Spans, used: Sequence[int]) -> set[int]:
 
 
 def rows_of_steps(run: Run, choice: StepChoice) -> dict[int, Bool | slice]:
-    """By rank that counts, which of its rows belong to the chosen steps."""
-    return {rank: contiguous(np.isin(run.ranks[rank].spans.step, choice.used)) for rank in choice.ranks}
+    """By rank that counts, which of its rows belong to the chosen steps, or hold up the next one of them."""
+    return {rank: contiguous(_in_or_between(run.ranks[rank].spans, choice.used)) for rank in choice.ranks}
+
+
+def _in_or_between(spans: Spans, used: Sequence[int]) -> Bool:
+    chosen = np.isin(spans.step, used)
+    outside = np.flatnonzero((spans.step == _NO_STEP) & np.isin(spans.kind, _BETWEEN_STEPS))
+    if len(outside) and chosen.any():
+        begin, end = spans.start[chosen].min(), spans.end[chosen].max()
+        chosen[outside] |= (spans.start[outside] >= begin) & (spans.end[outside] <= end)
+    return np.asarray(chosen)
 
 
 def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Matches]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from commtrace.analysis.match import Matches
+from commtrace.analysis.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64
@@ -55,9 +56,9 @@ class StepPart:
     rows: Mapping[int, Int64]
 
 
-def cut(run: Run, matches: Matches, steps: Sequence[int]) -> StepPart:
+def cut(run: Run, matches: Matches, bounds: StepBounds) -> StepPart:
     """The part of these steps. Process groups stay behind: no part needs them, and they are large."""
-    rows = {rank: np.flatnonzero(_belongs(trace, steps)) for rank, trace in run.ranks.items()}
+    rows = {rank: np.flatnonzero(_belongs(trace, bounds)) for rank, trace in run.ranks.items()}
     ranks = {
         rank: replace(trace, spans=trace.spans.take(rows[rank]), groups={}, anchors=(), in_flight=())
         for rank, trace in run.ranks.items()
@@ -66,12 +67,8 @@ def cut(run: Run, matches: Matches, steps: Sequence[int]) -> StepPart:
     return StepPart(replace(run, ranks=ranks), replace(matches, ranks=matched), rows)
 
 
-def _belongs(trace: RankTrace, steps: Sequence[int]) -> Bool:
-    spans = trace.spans
-    chosen = (spans.step >= steps[0]) & (spans.step <= steps[-1])
-    own = chosen & (spans.kind == schema.STEP)
-    if not own.any():
-        return chosen
-    begin, end = spans.start[own].min(), spans.end[own].max()
-    overlaps = (spans.start <= end) & (spans.end >= begin) & (spans.kind != schema.STEP)
-    return np.asarray(chosen | overlaps)
+def _belongs(trace: RankTrace, bounds: StepBounds) -> Bool:
+    spans, rank = trace.spans, np.searchsorted(bounds.ranks, trace.rank)
+    chosen = (spans.step >= bounds.steps[0]) & (spans.step <= bounds.steps[-1])
+    overlaps = (spans.start <= bounds.end[rank, -1]) & (spans.end >= bounds.start[rank, 0])
+    return np.asarray(chosen | (overlaps & (spans.kind != schema.STEP)))

@@ -125,6 +125,14 @@ CAUSE_IN_WORDS: Final = {
     "unknown": "time outside forward and backward",
 }
 
+ACTIVITY: Final = {
+    "data": "waiting for input",
+    "gc": "collecting garbage",
+    "checkpoint": "saving",
+    "evaluation": "evaluating",
+}
+"""What a rank does, of the causes that have spans of their own."""
+
 NEXT_STEP: Final = {
     "compute": (
         "Look at the device while the job runs (clocks, temperature, power limit, errors, other processes), and move a "

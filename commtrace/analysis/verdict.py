@@ -12,7 +12,7 @@ from commtrace.analysis.occurrence import Occurrence, occurrence
 from commtrace.analysis.partition import Partition
 from commtrace.analysis.rank_means import RankMean
 from commtrace.analysis.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
-from commtrace.analysis.straggler_verdict import cause_in_words
+from commtrace.analysis.straggler_verdict import ACTIVITY, cause_in_words
 
 _WORTH_A_LOOK: Final = 0.05
 """Share of the step below which nothing is singled out."""
@@ -74,9 +74,10 @@ def _occurrence(partition: Partition, loss: _Loss) -> Occurrence:
 def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> str:
     cost_ns = straggler["cost_ms_per_step"] * 1e6
     if straggler.get("occurrence"):
+        were = "were" if straggler["who"].startswith("ranks") else "was"
         return (
-            f"{straggler['who'][:1].upper()}{straggler['who'][1:]} held up the others "
-            f"({cause_in_words(straggler['cause'])}) {straggler['occurrence']}. {straggler['next_step']}"
+            f"{straggler['who'][:1].upper()}{straggler['who'][1:]}, which {were} {ACTIVITY[straggler['cause']]}, held "
+            f"up the others {straggler['occurrence']}. {straggler['next_step']}"
         )
     who = "Now one rank, now another" if straggler["rank"] < 0 else straggler["who"][:1].upper() + straggler["who"][1:]
     if straggler.get("stretches"):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.step_bounds import StepBounds
 from commtrace.analysis.step_parts import StepWorkers, cut
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Fault, Job, random_clocks, synthesize
@@ -106,7 +107,7 @@ def test_a_summary_does_not_depend_on_which_ranks_are_in_one_block(job: Job, row
 
 def test_a_part_holds_its_steps_and_what_overlaps_them() -> None:
     analysis = analyse(synthesize(Job(pp=2, microbatches=2, steps=5)).run)
-    part = cut(analysis.run, analysis.matches, [2, 3])
+    part = cut(analysis.run, analysis.matches, StepBounds.of(analysis.run, np.array([2, 3])))
     trace = part.run.ranks[1]
 
     assert sorted(np.unique(trace.spans.step[trace.spans.kind == 0]).tolist()) == [2, 3]

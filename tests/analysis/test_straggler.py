@@ -11,7 +11,7 @@ from commtrace.analysis.match import match
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
 from commtrace.trace.run import Run
-from tests.factory import make_run, span
+from tests.factory import Row, collective, group, make_run, span, stall
 from tests.pipeline_factory import PipelineJob
 
 MS = 1_000_000
@@ -179,6 +179,24 @@ def test_gpu_hours_are_of_gpus(device: str, is_gpu: bool) -> None:
     assert on_gpu(replace(run, ranks={0: replace(run.ranks[0], metadata=metadata)})) == is_gpu
 
 
+def test_who_evaluates_between_two_steps_and_then_saves_has_a_verdict_for_each() -> None:
+    run = _with_an_evaluation_between_steps(evaluation_ms=1000, saving_ms=20)
+
+    evaluation, checkpoint = findings_of(run).verdicts
+    assert (evaluation.ranks, evaluation.cause, evaluation.occurrence) == ((0,), "evaluation", "once, in step 6: 1.0 s")
+    assert (checkpoint.ranks, checkpoint.cause, checkpoint.occurrence) == ((0,), "checkpoint", "once, in step 6: 20 ms")
+    assert evaluation.cost_ms_per_step == pytest.approx(1000 / 9, rel=0.01)
+    assert 0 < evaluation.gpu_hours_per_day < 2 * 24
+
+
+@pytest.mark.parametrize("slower_ms", [0, 3])
+def test_an_evaluation_is_named_also_of_a_rank_that_is_slow(slower_ms: int) -> None:
+    run = _with_an_evaluation_between_steps(evaluation_ms=1000, saving_ms=0, slower_ms=slower_ms)
+
+    causes = [verdict.cause for verdict in findings_of(run).verdicts]
+    assert causes == ["evaluation", "compute"][: 2 if slower_ms else 1]
+
+
 def _step_ms(run: Run) -> float:
     spans = run.ranks[0].spans
     steps = spans.kind == 0
@@ -197,3 +215,30 @@ def _with_spans_in_forwards(run: Run, rank: int, kind: str, duration_ns: int) ->
     spans = trace.spans.concatenate([trace.spans, trace.spans.from_rows(rows, names)])
     ordered = spans.take(np.lexsort((-spans.end, spans.start)))
     return replace(run, names=names, ranks={**run.ranks, rank: replace(trace, spans=ordered)})
+
+
+def _with_an_evaluation_between_steps(evaluation_ms: int, saving_ms: int, slower_ms: int = 0) -> Run:
+    """Ten steps of two ranks, the steps of which lie around their work; rank 0 evaluates before step 6, and saves in
+    it."""
+    world = group("dp", 0, 1)
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    now = 0
+    for step in range(10):
+        begin = now + evaluation_ms * MS * (step == 6)
+        saved = begin + saving_ms * MS * (step == 6)
+        arrival = {0: saved + (5 + slower_ms) * MS, 1: now + 5 * MS}
+        end = max(arrival.values()) + MS
+        if begin > now:
+            rows[0].append(span("evaluation", now, begin, step=-1))
+        if saved > begin:
+            rows[0].append(span("checkpoint", begin, saved, step=step))
+        for rank, start, work in ((0, begin, saved), (1, now, now)):
+            on = collective("all_reduce", world, step, arrival[rank], end, id=step, step=step)
+            rows[rank] += [
+                span("step", start, end, step=step),
+                span("forward", work, arrival[rank], step=step),
+                on,
+                stall(on, arrival[rank], end),
+            ]
+        now = end
+    return make_run(rows, [world])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -34,11 +34,11 @@ _NO_DP: Final = ("tp", "cp", "ep")
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank and what it works beyond normal, ns per step.
+    """A rank and what it does beyond normal, ns per step; one that stands out in several things is several of these.
 
     Attributes:
-        excess_ns: by ``compute``, ``unknown`` (outside of forward and backward) and the causes in RARE.
-        beyond: in which of WORK and RARE it stands out.
+        excess_ns: of WORK by ``compute`` and ``unknown`` (outside of forward and backward), else by the cause.
+        beyond: what it stands out in: WORK or one of RARE.
         normal_ns: normal work.
         told_by: what told normal.
         persistence: share of the steps in which its work is beyond normal by at least half as much as usual.
@@ -46,7 +46,7 @@ class SlowRank:
 
     rank: int
     excess_ns: Mapping[str, float]
-    beyond: tuple[str, ...]
+    beyond: str
     normal_ns: float
     told_by: str
     persistence: float
@@ -61,7 +61,7 @@ class SlowRank:
 
     @property
     def is_rare(self) -> bool:
-        return WORK not in self.beyond
+        return self.beyond != WORK
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,32 +98,15 @@ def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float]) -> SlowRanks:
     judged = judge(work, RECORDED)
     bench = replace(bench, work=bench.work.among(_normal_ranks(bench, judged)))
     rare = {cause: _judge_rare(bench, work, cause) for cause in RARE}
-    is_slow = {cause: one.is_slow for cause, one in rare.items()}
-    is_slow[WORK] = judged.is_slow if bench.noise_is_known else np.zeros(len(work.rank), np.bool_)
     rare_excess = {cause: _by_rank(one.rank, np.nan_to_num(one.excess_ns)) for cause, one in rare.items()}
-    segments_excess = bench.work.excess_ns()
-    steps = work_of_steps(bench)
-    slow = []
-    for row in np.flatnonzero(np.logical_or.reduce(list(is_slow.values()))).tolist():
-        rank, own = int(work.rank[row]), bench.work.rank == work.rank[row]
-        in_phase = own & (bench.work.kind < BETWEEN)
-        excess = {
-            "compute": float(segments_excess[in_phase].sum()),
-            "unknown": float(segments_excess[own & ~in_phase].sum()),
-            **{cause: rare_excess[cause][rank] for cause in RARE},
-        }
-        beyond = tuple(cause for cause in (WORK, *RARE) if is_slow[cause][row])
-        if WORK not in beyond:
-            excess = {cause: max(excess[cause], 0.0) if cause in beyond else 0.0 for cause in excess}
-        by = judged.told_by[row] if WORK in beyond else rare[beyond[0]].told_by[row]
-        usual = float(np.median(steps[row])) - (excess["compute"] + excess["unknown"])
-        half = (excess["compute"] + excess["unknown"]) / 2
-        persistence = float((steps[row] - usual >= half).mean())
-        if WORK in beyond and persistence < bench.thresholds.persistence:
-            beyond = tuple(cause for cause in beyond if cause != WORK)
-            excess = {cause: excess[cause] if cause in beyond else 0.0 for cause in excess}
-        if beyond:
-            slow.append(SlowRank(rank, excess, beyond, float(judged.normal_ns[row]), by, persistence))
+    slow = [
+        SlowRank(rank, {cause: rare_excess[cause][rank]}, cause, float(one.normal_ns[row]), one.told_by[row], 1.0)
+        for cause, one in rare.items()
+        for row, rank in enumerate(one.rank.tolist())
+        if one.is_slow[row]
+    ]
+    if bench.noise_is_known:
+        slow += _slow_in_work(bench, judged)
     return SlowRanks(
         bench=bench,
         slow=tuple(sorted(slow, key=lambda one: -one.total_ns)),
@@ -131,6 +114,23 @@ def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float]) -> SlowRanks:
         work=work,
         judged=judged,
     )
+
+
+def _slow_in_work(bench: Bench, judged: Judged) -> Iterator[SlowRank]:
+    segments_excess = bench.work.excess_ns()
+    steps = work_of_steps(bench)
+    for row in np.flatnonzero(judged.is_slow).tolist():
+        rank, own = int(judged.rank[row]), bench.work.rank == judged.rank[row]
+        in_phase = own & (bench.work.kind < BETWEEN)
+        excess = {
+            "compute": float(segments_excess[in_phase].sum()),
+            "unknown": float(segments_excess[own & ~in_phase].sum()),
+        }
+        total = sum(excess.values())
+        usual = float(np.median(steps[row])) - total
+        persistence = float((steps[row] - usual >= total / 2).mean())
+        if persistence >= bench.thresholds.persistence:
+            yield SlowRank(rank, excess, WORK, float(judged.normal_ns[row]), judged.told_by[row], persistence)
 
 
 def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Int64:

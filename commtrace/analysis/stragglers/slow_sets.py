@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import eq, ne
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,14 +18,10 @@ from commtrace.analysis.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench, Cost
-from commtrace.analysis.straggler_verdict import Member, Stretch, Verdict, next_step
+from commtrace.analysis.straggler_verdict import ACTIVITY, Member, Stretch, Verdict, next_step
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import FASTEST, PAST
 from commtrace.analysis.stragglers.slow_ranks import (
-    CHECKPOINT,
-    DATA,
-    EVALUATION,
-    GC,
     MEANT,
     RARE,
     SlowRank,
@@ -44,12 +42,6 @@ _MOST_HOSTS: Final = 3
 _COMPARED_WITH: Final = {
     PAST: "the ranks that do the same work and are as fast as before",
     FASTEST: "the fastest ranks that do the same work",
-}
-_RARE_IN_WORDS: Final = {
-    DATA: "waiting for input",
-    GC: "collecting garbage",
-    CHECKPOINT: "saving",
-    EVALUATION: "evaluating",
 }
 _OTHERS: Final = "the ranks that do the same work"
 
@@ -95,18 +87,26 @@ def judge_sets(whole: Bench, stretches: Sequence[SlowRanks]) -> SlowSets:
     slow = _without_idle_members(replay, [one.slow for one in stretches])
     parts = _parts(whole.run, slow)
     all_of_them = replay.saved_ns(slow)
-    verdicts = []
+    verdicts: list[Verdict] = []
+    named: set[_WhoAndWhat] = set()
     for key, own in parts.items():
         saved = all_of_them if len(parts) == 1 else all_of_them - replay.saved_ns(_less(slow, own))
         verdict = _verdict(replay, key, own, saved, slow)
         if verdict is not None:
             verdicts.append(verdict)
+            named.update(_who_and_what(member) for part in own for member in part.members)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    named = {rank for verdict in ordered for rank in verdict.ranks}
-    left = [tuple(one for one in own if one.rank in named) for own in slow]
+    left = [tuple(one for one in own if _who_and_what(one) in named) for own in slow]
     seldom = len(stretches) > 1 or any(one.is_rare for one in left[0])
     together = whole.cost_of(replay.saved_ns(left), rare=seldom).ms if named else 0.0
     return SlowSets(ordered, together, replay.mended_ns(left))
+
+
+_WhoAndWhat = tuple[int, str]
+
+
+def _who_and_what(one: SlowRank) -> _WhoAndWhat:
+    return one.rank, one.beyond
 
 
 class _Replay:
@@ -115,11 +115,11 @@ class _Replay:
     def __init__(self, whole: Bench, stretches: Sequence[SlowRanks]) -> None:
         self.whole = whole
         self.stretches = stretches
-        self._known: dict[tuple[tuple[int, ...], ...], Int64] = {}
+        self._known: dict[tuple[tuple[_WhoAndWhat, ...], ...], Int64] = {}
 
     def saved_ns(self, slow: Sequence[Sequence[SlowRank]]) -> Int64:
         """What each step would save if these ranks of each stretch were mended."""
-        key = tuple(tuple(sorted(one.rank for one in own)) for own in slow)
+        key = tuple(tuple(sorted(map(_who_and_what, own))) for own in slow)
         if key not in self._known:
             self._known[key] = self.whole.saved_ns(self.mended_ns(slow))
         return self._known[key]
@@ -129,27 +129,30 @@ class _Replay:
         durations = self.whole.program.segments.total_ns
         for found, own in zip(self.stretches, slow, strict=True):
             if own:
-                mended = at_normal_speed(found, {one.rank: one.beyond for one in own})
+                causes: dict[int, list[str]] = {}
+                for one in own:
+                    causes.setdefault(one.rank, []).append(one.beyond)
+                mended = at_normal_speed(found, causes)
                 durations = np.where(found.bench.counted, mended, durations)
         return durations
 
 
 def _less(slow: Sequence[Sequence[SlowRank]], parts: Sequence[_Part]) -> list[tuple[SlowRank, ...]]:
     """The slow ranks of each stretch without these."""
-    gone = {(part.stretch, member.rank) for part in parts for member in part.members}
-    return [tuple(one for one in own if (number, one.rank) not in gone) for number, own in enumerate(slow)]
+    gone = {(part.stretch, _who_and_what(member)) for part in parts for member in part.members}
+    return [tuple(one for one in own if (number, _who_and_what(one)) not in gone) for number, own in enumerate(slow)]
 
 
 def _without_idle_members(replay: _Replay, slow: Sequence[tuple[SlowRank, ...]]) -> list[tuple[SlowRank, ...]]:
     """Drop the ranks without which a set costs as much, smallest excess first."""
     left = list(slow)
-    excess: dict[int, float] = {}
+    excess: dict[_WhoAndWhat, float] = {}
     for one in (one for own in slow for one in own):
-        excess[one.rank] = excess.get(one.rank, 0.0) + one.total_ns
+        excess[_who_and_what(one)] = excess.get(_who_and_what(one), 0.0) + one.total_ns
     if len(excess) > _MOST_SHARES:
         return left
-    for rank in sorted(excess, key=lambda rank: excess[rank]):
-        without = [tuple(one for one in own if one.rank != rank) for own in left]
+    for smallest in sorted(excess, key=lambda one: excess[one]):
+        without = [tuple(one for one in own if _who_and_what(one) != smallest) for own in left]
         lost = replay.saved_ns(left) - replay.saved_ns(without)
         for number, own in enumerate(left):
             bench = replay.stretches[number].bench
@@ -219,6 +222,8 @@ def _verdict(
     within = np.logical_or.reduce([replay.stretches[part.stretch].bench.steady for part, _ in prices])
     of_run = cost.ms if lasts else _mean_ms(replay.whole.steady, np.where(within, saved_ns, 0))
     bench = replay.whole
+    # A mean over steps, most of which lack it, is a share of the mean step.
+    step_ms = bench.step_ns / 1e6 if lasts and not rare else _mean_ms(bench.steady, bench.program.measured_step_times())
     members = sorted(dearest.members, key=lambda member: -member.total_ns)
     first = members[0]
     stretches = () if lasts else tuple(_stretch(replay.stretches[part.stretch].bench, price) for part, price in prices)
@@ -232,7 +237,7 @@ def _verdict(
         cause=cause,
         who=_who(bench.run, key),
         cost_ms_per_step=of_run,
-        gpu_hours_per_day=of_run * 1e6 / bench.step_ns * 24 * bench.run.world_size,
+        gpu_hours_per_day=of_run / step_ms * 24 * bench.run.world_size,
         persistence=persistence,
         evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
         next_step=next_step(cause, len(members)),
@@ -247,18 +252,18 @@ def _members(
 ) -> tuple[Member, ...]:
     """The members with their shares, in the stretch that is dearest."""
     bench = replay.stretches[part.stretch].bench
-    everybody = {one.rank for own in slow for one in own}
+    everybody = {_who_and_what(one) for own in slow for one in own}
 
-    def mended(is_mended: Callable[[int], bool]) -> float:
-        chosen = [tuple(one for one in own if is_mended(one.rank)) for own in slow]
+    def mended(is_mended: Callable[[_WhoAndWhat], bool]) -> float:
+        chosen = [tuple(one for one in own if is_mended(_who_and_what(one))) for own in slow]
         return _mean_ms(bench.steady, replay.saved_ns(chosen))
 
     told = []
     for one in members:
         share = alone = None
         if len(everybody) <= _MOST_SHARES:
-            share = mended(lambda rank: True) - mended(lambda rank, own=one.rank: rank != own)  # type: ignore[misc]
-            alone = mended(lambda rank, own=one.rank: rank == own)  # type: ignore[misc]
+            share = mended(lambda _: True) - mended(partial(ne, _who_and_what(one)))
+            alone = mended(partial(eq, _who_and_what(one)))
         told.append(Member(one.rank, bench.run.ranks[one.rank].metadata.node, one.total_ns / 1e6, share, alone))
     return tuple(told)
 
@@ -345,7 +350,7 @@ def _details(bench: Bench, slow: SlowRank) -> str:
     """What is slower, in numbers."""
     if slow.cause in RARE:
         mean_ns = mean_per_step(bench, rare_ns(bench.program.segments, slow.cause))[slow.rank]
-        return f"{mean_ns / 1e6:.1f} ms per step for {_RARE_IN_WORDS[slow.cause]}"
+        return f"{mean_ns / 1e6:.1f} ms per step for {ACTIVITY[slow.cause]}"
     if slow.cause == "unknown":
         return "more time outside of forward and backward"
     parts = []

@@ -43,6 +43,9 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "_stamp": frozenset(),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "trace"}),
+    "tables": frozenset({"trace", "analysis"}),
+    "recorded_run": frozenset({"errors", "trace", "analysis", "tables"}),
+    "sql": frozenset({"errors", "trace", "recorded_run", "tables"}),
     "top": frozenset({"errors", "trace", "analysis", "redaction"}),
     "importers": frozenset({"errors", "trace"}),
     "synth": frozenset({"errors", "trace"}),
@@ -61,18 +64,20 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "synth",
         "exporters",
         "viewer",
+        "recorded_run",
+        "sql",
         "_inject",
         "_stamp",
     },
     # entry points
-    "": frozenset({"errors", "config", "session"}),
+    "": frozenset({"errors", "installation", "config", "session", "recorded_run"}),
     "__main__": frozenset({"cli"}),
 }
 """By layer: a module or package directly below ``commtrace``; "" is ``commtrace/__init__.py``."""
 
 WITHOUT_TORCH: Final = (
-    "errors", "trace", "options", "config", "launchers", "agreement", "identity", "analysis", "importers", "synth",
-    "live", "top", "viewer", "cli", "", "__main__",
+    "errors", "trace", "options", "config", "launchers", "agreement", "identity", "analysis",
+    "tables", "recorded_run", "sql", "importers", "synth", "live", "top", "viewer", "cli", "", "__main__",
 )  # fmt: skip
 
 
@@ -205,6 +210,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["straggler", str(tmp_path / "run")],
         ["pipeline", str(tmp_path / "run")],
         ["bandwidth", str(tmp_path / "run"), "--by", "size"],
+        ["sql", str(tmp_path / "run"), "SELECT count(*) FROM spans"],
         ["top", str(tmp_path / "run"), "--once"],
         ["doctor", str(tmp_path / "ended"), "--json"],
         ["compare", str(tmp_path / "run"), str(tmp_path / "other")],

@@ -6,7 +6,7 @@ else is printed, such as the names of files, passes through here.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from rich.console import Console
 from rich.text import Text
@@ -27,9 +27,9 @@ class PlainConsole(Console):
         return super().render_str(printable_lines(text), **options)
 
 
-def wide_console() -> Console:
+def wide_console(file: IO[str] | None = None) -> Console:
     """A console wide enough for every number, also when the output goes into a file or a pager."""
-    console = PlainConsole()
+    console = PlainConsole(file=file)
     if console.width < _READABLE_WIDTH:
         console.width = _READABLE_WIDTH
     return console

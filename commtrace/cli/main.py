@@ -43,6 +43,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "straggler": _Command("Print who slows the job, why, and what it costs.", analyses=True),
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits.", analyses=True),
     "bandwidth": _Command("Print how fast each kind of communication was.", analyses=True),
+    "sql": _Command("Answer a question about a run in SQL.", analyses=True),
     "compare": _Command("Print what changed between two runs; fail if slower.", analyses=True),
     "bench": _Command("Measure what recording costs a training command."),
     "trigger": _Command("Have a running job record the next steps in detail, on all ranks."),

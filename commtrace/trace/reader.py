@@ -82,6 +82,30 @@ def load_newest(path: str | Path) -> Run:
     return _loaded(directory, segments, None, problems)
 
 
+def read_files(path: str | Path) -> Iterator[pa.Table]:
+    """Return the rows of the newest attempt as they stand in its files, marks included, file by file.
+
+    The columns are ``rank`` and those of the schema, words as strings; −1 means that a number does not apply.
+
+    Raises:
+        RunNotFoundError: nothing was recorded there.
+        TraceFormatError: the files were written by a newer, incompatible commtrace.
+    """
+    columns = pa.schema([("rank", pa.int32()), *((one.name, _plain(one.type)) for one in schema.SCHEMA)])
+    yield columns.empty_table()
+    chosen = newest_session(_scan(find_run_directory(Path(path)), []), [], _described)
+    for segment in (segment for rank in sorted(chosen) for segment in chosen[rank]):
+        table, _ = _read_segment(segment.path)
+        if table is not None:
+            rank = pa.repeat(pa.scalar(segment.metadata.rank, pa.int32()), len(table))
+            rows = [rank, *(table.column(name) for name in schema.SCHEMA.names)]
+            yield pa.table(rows, names=columns.names).cast(columns)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def newest_segments(directory: Path, problems: list[str], newest: int) -> dict[int, list[Segment]]:
     """By rank, so many newest segments of the newest attempt, oldest first; of the others nothing is read."""
     return newest_session(_scan(directory, problems, newest), problems, _described)

@@ -1,0 +1,240 @@
+"""A recorded run, for notebooks and scripts: what the commands print, as tables and objects.
+
+>>> run = commtrace.open("commtrace-runs/my-run", tables="pandas")        # doctest: +SKIP
+>>> run.steps().groupby("rank")["bubble_ns"].mean()                        # doctest: +SKIP
+>>> run.stragglers().verdicts                                              # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, overload
+
+import pyarrow as pa
+
+from commtrace import tables as made
+from commtrace.analysis.align import Alignment, apply
+from commtrace.analysis.chain import Analysis, analysis_of
+from commtrace.analysis.communication import Detail, communication_table
+from commtrace.analysis.matched import Matched, match_run
+from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.pipeline import Pipeline, reconstruct_pipeline
+from commtrace.analysis.rank_means import rank_means
+from commtrace.analysis.replay import ReplayError
+from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.roles import find_roles
+from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.unmatched import find_unmatched
+from commtrace.analysis.window import Window, load_window
+from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.trace.locate import NEWEST_RUN
+from commtrace.trace.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+Frame = TypeVar("Frame")
+Tables = Literal["arrow", "pandas", "polars"]
+
+_DETAIL: Final = {"operation": Detail.NONE, "size": Detail.SIZE, "group": Detail.GROUP}
+_NO_STEPS: Final = "Stragglers were not looked for: no step was recorded in full, so nothing can be compared."
+
+
+@overload
+def open(
+    path: str | os.PathLike[str] = NEWEST_RUN, *, steps: str | None = None, tables: Literal["arrow"] = "arrow"
+) -> RecordedRun[pa.Table]: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str] = NEWEST_RUN, *, steps: str | None = None, tables: Literal["pandas"]
+) -> RecordedRun[pandas.DataFrame]: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str] = NEWEST_RUN, *, steps: str | None = None, tables: Literal["polars"]
+) -> RecordedRun[polars.DataFrame]: ...
+
+
+def open(
+    path: str | os.PathLike[str] = NEWEST_RUN, *, steps: str | None = None, tables: Tables = "arrow"
+) -> RecordedRun[Any]:
+    """Read a recorded run.
+
+    Args:
+        path: a run directory, a directory that holds exactly one, or ``DIRECTORY/latest``. Without, the newest run
+            below ``commtrace-runs``.
+        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, everything is read, and all complete steps but the
+            first (the warm-up) count.
+        tables: what tables are returned as: ``arrow`` (:class:`pyarrow.Table`), ``pandas`` or ``polars``.
+
+    Raises:
+        RunNotFoundError: nothing was recorded there.
+        TraceFormatError: the files were written by an incompatible commtrace.
+        ConfigurationError: ``steps`` cannot be parsed, none of them was recorded, or ``tables`` names nothing.
+        MissingExtraError: pandas or polars is asked for and not installed.
+    """
+    if tables not in _CONVERSIONS:
+        raise ConfigurationError(f"tables={tables!r}: write one of {', '.join(_CONVERSIONS)}")
+    convert = _CONVERSIONS[tables]()
+    return RecordedRun(load_window(Path(path), steps), steps, convert)
+
+
+class RecordedRun(Generic[Frame]):
+    """A run that was read; :func:`commtrace.open` makes it.
+
+    What is worked out is kept, so that a second question costs less. Tables are documented in docs/python.md.
+
+    Attributes:
+        problems: what is wrong with its files, in sentences; empty if nothing is.
+    """
+
+    def __init__(self, window: Window, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:
+        self._window = window
+        self._steps = steps
+        self._convert = convert
+
+    def __repr__(self) -> str:
+        return f"<commtrace.RecordedRun {self.run_id!r}: {len(self._recorded.ranks)} of {self.world_size} ranks>"
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._recorded.path
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return self._recorded.any_metadata.run_id
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job, recorded or not."""
+        return self._recorded.world_size
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with its files, in sentences; empty if nothing is."""
+        return self._recorded.problems
+
+    def spans(self) -> Frame:
+        """Return every span, by rank and then by start, on one clock as far as :meth:`align` could find one."""
+        aligned = self._aligned
+        return self._convert(made.spans(aligned, find_roles(aligned)))
+
+    def steps(self) -> Frame:
+        """Return one row per rank and step: its parts, which add up to its wall time, or why it does not count."""
+        return self._convert(made.steps(self._aligned, self._matched.steps, self._analysis.partition))
+
+    def ranks(self) -> Frame:
+        """Return one row per rank: who it is, and the mean of its steps."""
+        analysis = self._analysis
+        unmatched = find_unmatched(analysis.context, analysis.partition, analysis.recorded)
+        means = rank_means(analysis.run, analysis.partition, analysis.matches, unmatched.ranks)
+        return self._convert(made.ranks(self._recorded, analysis.partition, means))
+
+    def communication(self, by: Literal["operation", "size", "group"] = "operation") -> Frame:
+        """Return one row per role, operation, group size and reach, the most exposed first.
+
+        Args:
+            by: ``size`` divides the rows further by the bytes of a call (powers of two), ``group`` by process group.
+
+        Raises:
+            ConfigurationError: ``by`` is none of these.
+        """
+        if by not in _DETAIL:
+            raise ConfigurationError(f"by={by!r}: write one of {', '.join(_DETAIL)}")
+        context, partition = self._matched.context, self._analysis.partition
+        rows = communication_table(context.run, context.matches, partition, context.roles, context.steps, _DETAIL[by])
+        return self._convert(made.communication(rows))
+
+    def partition(self) -> Frame:
+        """Return one row per rank, step and state: where the time of every step went, exactly."""
+        return self._convert(made.partition(self._analysis.partition))
+
+    def pipeline(self) -> Pipeline | None:
+        """Return the pipeline with the bubble of each stage, or None if the run has none."""
+        matched = self._matched
+        if not matched.steps.used:
+            return None
+        return reconstruct_pipeline(matched.run, matched.matches, roles=matched.roles)
+
+    def stragglers(self, baseline: RecordedRun[Any] | None = None) -> Findings:
+        """Return who holds up the job, with cause, cost and evidence, and what could not be judged.
+
+        Args:
+            baseline: a run of the same job in which it was well; it says what is normal where ranks cannot.
+        """
+        matched = self._matched
+        if not matched.steps.used:
+            return Findings(abstentions=(_NO_STEPS,))
+        if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
+            return Findings(abstentions=(ONLY_KERNELS,))
+        normal = None if baseline is None else baseline._as_baseline()
+        return find_stragglers(matched.run, matched.matches, baseline=normal)
+
+    def align(self) -> Alignment:
+        """Return how the hosts' clocks were brought together, or why they could not be."""
+        return self._matched.alignment
+
+    @property
+    def _recorded(self) -> Run:
+        return self._window.recorded
+
+    @cached_property
+    def _matched(self) -> Matched:
+        return match_run(self._window, self._steps)
+
+    @cached_property
+    def _analysis(self) -> Analysis:
+        return analysis_of(self._matched)
+
+    @property
+    def _aligned(self) -> Run:
+        return apply(self._recorded, self._matched.alignment)
+
+    def _as_baseline(self) -> Baseline:
+        run = self._matched.run
+        try:
+            return Baseline.of(run, build_program(run, self._matched.matches))
+        except ReplayError as error:
+            raise ConfigurationError(f"{self.path} is no baseline: {error}") from error
+
+
+def _to_arrow() -> Callable[[pa.Table], pa.Table]:
+    return lambda table: table
+
+
+def _to_pandas() -> Callable[[pa.Table], pandas.DataFrame]:
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("tables='pandas' needs pandas: pip install 'commtrace[pandas]'") from error
+
+    def column_type(kind: pa.DataType) -> Any:
+        # With pandas' own types, whole numbers among which one is missing would become floats.
+        return None if pa.types.is_dictionary(kind) else pandas.ArrowDtype(kind)
+
+    return lambda table: table.to_pandas(types_mapper=column_type)
+
+
+def _to_polars() -> Callable[[pa.Table], polars.DataFrame]:
+    try:
+        import polars
+    except ImportError as error:
+        raise MissingExtraError("tables='polars' needs polars: pip install 'commtrace[polars]'") from error
+    return lambda table: polars.DataFrame(table)
+
+
+_CONVERSIONS: Final[dict[str, Callable[[], Callable[[pa.Table], Any]]]] = {
+    "arrow": _to_arrow,
+    "pandas": _to_pandas,
+    "polars": _to_polars,
+}

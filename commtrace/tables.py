@@ -1,0 +1,396 @@
+"""A run as Arrow tables, for programs and for SQL: the columns, their units, and how they are made.
+
+Times are whole nanoseconds, and what does not apply or is not known is null. docs/python.md lists the columns; what
+they mean is declared here, and stands in the metadata of each field.
+
+>>> tables.steps(aligned, choice, partition).column("bubble_ns")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from commtrace.analysis.communication import Communication
+from commtrace.analysis.partition import Partition
+from commtrace.analysis.pipeline_bubble import StageBubble
+from commtrace.analysis.rank_means import RankMean
+from commtrace.analysis.roles import Roles
+from commtrace.analysis.states import (
+    BUBBLE,
+    CHECKPOINT,
+    COMPUTE,
+    DATA,
+    GC,
+    IDLE,
+    MEMORY,
+    OTHER,
+    TRANSFER,
+    WAIT,
+)
+from commtrace.analysis.step_choice import StepChoice
+from commtrace.analysis.straggler_verdict import Verdict
+from commtrace.trace import schema
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int64, Spans
+
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())
+_RANKS: Final = pa.list_(pa.int32())
+
+_STATE_COLUMNS: Final[Mapping[str, str]] = {
+    COMPUTE: "compute_ns",
+    WAIT: "exposed_wait_ns",
+    TRANSFER: "exposed_transfer_ns",
+    BUBBLE: "bubble_ns",
+    DATA: "data_ns",
+    CHECKPOINT: "checkpoint_ns",
+    GC: "gc_ns",
+    MEMORY: "exposed_memory_ns",
+    IDLE: "idle_ns",
+    OTHER: "other_ns",
+}
+"""The column of a state; those of a row add up to its ``wall_ns``."""
+
+
+def _column(name: str, kind: pa.DataType, meaning: str) -> pa.Field:
+    return pa.field(name, kind, metadata={"meaning": meaning})
+
+
+_STATES: Final = (
+    _column("compute_ns", pa.int64(), "the lane works: forward, backward, recompute, optimizer, evaluation, other"),
+    _column("exposed_wait_ns", pa.int64(), "stalled on communication whose last member had not arrived"),
+    _column("exposed_transfer_ns", pa.int64(), "stalled on communication after its last member had arrived"),
+    _column("bubble_ns", pa.int64(), "stalled on another pipeline stage that had not sent yet"),
+    _column("data_ns", pa.int64(), "waiting for input"),
+    _column("checkpoint_ns", pa.int64(), "saving or loading a checkpoint"),
+    _column("gc_ns", pa.int64(), "collecting garbage"),
+    _column("exposed_memory_ns", pa.int64(), "copies beside which nothing ran; only of imported kernels"),
+    _column("idle_ns", pa.int64(), "nothing on the device; only of imported kernels"),
+    _column("other_ns", pa.int64(), "in no span"),
+)
+_HIDDEN: Final = _column(
+    "hidden_ns", pa.int64(), "communication in flight while the lane did not stall; beside the sum"
+)
+
+SPANS: Final = pa.schema(
+    [
+        _column("rank", pa.int32(), "global rank"),
+        _column("kind", _WORD, "of the span; [What is recorded](recorded-spans.md) lists the kinds"),
+        _column("name", _WORD, "operation of a communication or of a stall on it, else a free name"),
+        _column("lane", _WORD, "`host`, `compute`, `communication`"),
+        _column("start_ns", pa.int64(), "ns on the reference clock"),
+        _column("end_ns", pa.int64(), "ns on the reference clock"),
+        _column("step", pa.int32(), "training step in which it began"),
+        _column("microbatch", pa.int32(), "of the step, from 0"),
+        _column("chunk", pa.int32(), "virtual pipeline chunk on the rank"),
+        _column("stage", pa.int32(), "pipeline stage"),
+        _column("role", _WORD, "of a communication or a stall: `tp`, `pp`, `dp`, …"),
+        _column("group", pa.int64(), "process group, the same number on all of its members"),
+        _column("seq", pa.int64(), "number of the communication in its group, or between its two ranks"),
+        _column("op_in_seq", pa.int32(), "which of several operations that share the number"),
+        _column("bytes", pa.int64(), "of the full tensor"),
+        _column("self_bytes", pa.int64(), "of an uneven all_to_all, what the rank sends to itself"),
+        _column("dtype", _WORD, "of the tensor"),
+        _column("peer", pa.int32(), "global rank: the other side of a message, the root of a rooted collective"),
+        _column("is_async", pa.bool_(), "the program was given a handle to wait for"),
+        _column("id", pa.int64(), "of a communication, unique on its rank"),
+        _column("stalled_on", pa.int64(), "of a stall: the `id` of the communication that it waited for"),
+        _column("timing", _WORD, "how start and end were obtained"),
+    ]
+)
+
+STEPS: Final = pa.schema(
+    [
+        _column("rank", pa.int32(), "global rank"),
+        _column("step", pa.int32(), "number of the training step; null: the whole recording, where there are no steps"),
+        _column("start_ns", pa.int64(), "ns on the reference clock"),
+        _column("end_ns", pa.int64(), "ns on the reference clock"),
+        _column("wall_ns", pa.int64(), "end − start"),
+        _column("used", pa.bool_(), "whether the step counts in every mean; if not, the columns behind are null"),
+        _column("left_out", pa.string(), "why it does not count, such as `warm-up`"),
+        *_STATES,
+        _HIDDEN,
+    ]
+)
+
+PARTITION: Final = pa.schema(
+    [
+        _column("rank", pa.int32(), "global rank"),
+        _column("step", pa.int32(), "number of the training step; null: the whole recording, where there are no steps"),
+        _column("state", _WORD, f"{', '.join(f'`{state}`' for state in _STATE_COLUMNS)}"),
+        _column("detail", _WORD, "phase of `compute`, role of what is exposed"),
+        _column("time_ns", pa.int64(), "in that state; the rows of a rank and step add up to its wall time"),
+    ]
+)
+
+RANKS: Final = pa.schema(
+    [
+        _column("rank", pa.int32(), "global rank"),
+        _column("local_rank", pa.int32(), "on its node"),
+        _column("host", pa.string(), "name of its node"),
+        _column("device", pa.string(), "name of its device"),
+        _column("closed", pa.bool_(), "its recording ended in order: false if it was killed or still runs"),
+        _column("dropped_spans", pa.int64(), "spans that the recorder had to drop"),
+        _column("steps", pa.int32(), "steps that count; the columns behind are means over them, per step"),
+        _column("wall_ns", pa.int64(), "of a step"),
+        *_STATES,
+        _HIDDEN,
+        _column("wait_ns", pa.int64(), "in flight before the last member had arrived, hidden or not"),
+        _column("blame_ns", pa.int64(), "what the other ranks waited for this one, in all"),
+        _column("unmatched_ns", pa.int64(), "stalled on communication of which not all members were recorded"),
+    ]
+)
+
+COMMUNICATION: Final = pa.schema(
+    [
+        _column("role", pa.string(), "what its groups are for: `tp`, `pp`, `dp`, …"),
+        _column("operation", pa.string(), "`all_reduce`, `send`, …"),
+        _column("group_size", pa.int32(), "members of the group"),
+        _column("inter_node", pa.bool_(), "whether they are on several nodes"),
+        _column("bytes_from", pa.int64(), "by size: bytes of one call, inclusive"),
+        _column("bytes_to", pa.int64(), "by size: bytes of one call, exclusive"),
+        _column("ranks", _RANKS, "by group: its members"),
+        _column("count", pa.int64(), "calls, counted on every rank that made them"),
+        _column("bytes", pa.int64(), "of the calls whose bytes are known, full tensors"),
+        _column("unsized", pa.int64(), "calls whose bytes are not known"),
+        _column("duration_p50_ns", pa.int64(), "median, of the calls whose end was seen"),
+        _column("duration_p99_ns", pa.int64(), "99th percentile"),
+        _column("duration_max_ns", pa.int64(), "longest"),
+        _column("duration_sum_ns", pa.int64(), "sum"),
+        _column("algbw_gbps", pa.float64(), "algorithm bandwidth, 10⁹ bytes/s"),
+        _column("busbw_gbps", pa.float64(), "bus bandwidth, 10⁹ bytes/s"),
+        _column("bandwidth_time", pa.string(), "what both were divided by: `transfer` or `duration`"),
+        _column("needed_busbw_gbps", pa.float64(), "bus bandwidth below which the bytes cannot be hidden, 10⁹ bytes/s"),
+        _column("exposed_ns", pa.int64(), "time that lanes stalled on these calls, summed over ranks"),
+        _column("hidden_ns", pa.int64(), "time in flight beside which no lane stalled"),
+        _column("wait_ns", pa.int64(), "time in flight before the last member had arrived"),
+        _column("unfinished", pa.int64(), "calls whose end was never seen"),
+        _column("unmatched", pa.int64(), "calls that were not matched on all members"),
+        _column("mismatched", pa.int64(), "calls whose members disagree on operation, bytes or dtype"),
+        _column("upper_bounds", pa.int64(), "calls whose durations are upper bounds"),
+    ]
+)
+
+STRAGGLERS: Final = pa.schema(
+    [
+        _column("rank", pa.int32(), "the slow one, the slowest of several; null where the cause moves between ranks"),
+        _column("host", pa.string(), "its node"),
+        _column("ranks", _RANKS, "all that are named, slowest first"),
+        _column("who", pa.string(), "as a sentence names it"),
+        _column("cause", pa.string(), "`compute`, `data`, `host`, …"),
+        _column("cost_ms_per_step", pa.float64(), "what a step would save without it, ms"),
+        _column("gpu_hours_per_day", pa.float64(), "the same over all devices of the job"),
+        _column("persistence", pa.float64(), "share of the steps in which it costs at least half of that"),
+        _column("occurrence", pa.string(), "of what happened in few steps: in which, and for how long"),
+        _column("evidence", pa.string(), "the numbers that speak for it"),
+        _column("next_step", pa.string(), "what to do"),
+    ]
+)
+
+STAGES: Final = pa.schema(
+    [
+        _column("stage", pa.int32(), "of the pipeline; all times are means over its ranks and the steps"),
+        _column("ranks", _RANKS, "that it has"),
+        _column("forward_ns", pa.int64(), "one forward, without stalls on other stages"),
+        _column("backward_ns", pa.int64(), "one backward, without stalls on other stages"),
+        _column("work_ns", pa.int64(), "all forwards and backwards of a step"),
+        _column("wall_ns", pa.int64(), "the step"),
+        _column("phase_ns", pa.int64(), "from the first forward of any stage to the last backward of any stage"),
+        _column("bubble_ns", pa.int64(), "waiting for other stages"),
+        _column("warm_up_ns", pa.int64(), "of the bubble: before the first backward"),
+        _column("steady_ns", pa.int64(), "of the bubble: until the last forward has ended"),
+        _column("cool_down_ns", pa.int64(), "of the bubble: after that"),
+        _column("schedule_ns", pa.int64(), "of the bubble: what the schedule costs by itself"),
+        _column("imbalance_ns", pa.int64(), "of the bubble: stages differ"),
+        _column("variation_ns", pa.int64(), "of the bubble: microbatches and ranks differ"),
+        _column("p2p_ns", pa.int64(), "of the bubble: the transfers"),
+        _column("transfer_ns", pa.int64(), "stalled on messages after both sides had arrived"),
+        _column("drain_ns", pa.int64(), "after its own last backward, until that of the whole pipeline"),
+        _column("unmatched_ns", pa.int64(), "stalled on messages whose other side was not recorded"),
+        _column("left_out", _RANKS, "ranks of the stage of which too much is unmatched"),
+    ]
+)
+
+
+def spans(run: Run, roles: Roles) -> pa.Table:
+    """Return every span of a run, by rank and then by start.
+
+    Args:
+        run: on one clock.
+        roles: of this run.
+    """
+    of_ranks = {rank: trace.spans for rank, trace in run.ranks.items()}
+    every = Spans.concatenate(list(of_ranks.values()))
+    role = _concatenated([roles.ranks[rank].role for rank in of_ranks])
+    columns = {
+        "rank": _repeated(of_ranks),
+        "start_ns": every.start,
+        "end_ns": every.end,
+        "kind": _words(every.kind, schema.KINDS),
+        "lane": _words(every.lane, schema.LANES),
+        "timing": _words(every.timing, schema.TIMINGS),
+        "name": _words(every.name, run.names),
+        "dtype": _words(every.dtype, run.names),
+        "role": _words(role, roles.words),
+        "is_async": every.is_async,
+    }
+    for name in SPANS.names:
+        if name not in columns:
+            columns[name] = _where_it_applies(getattr(every, name))
+    return pa.table([columns[name] for name in SPANS.names], schema=SPANS)
+
+
+def steps(recorded: Run, choice: StepChoice, partition: Partition) -> pa.Table:
+    """Return one row per rank and step that was recorded, by rank and then by start.
+
+    Args:
+        recorded: on one clock, whatever was loaded.
+        choice: which of its steps count.
+        partition: of those.
+    """
+    rows = {rank: trace.spans.take(_is_left_out(trace.spans, choice)) for rank, trace in recorded.ranks.items()}
+    others = Spans.concatenate(list(rows.values()))
+    unknown = pa.nulls(len(others), pa.int64())
+    counted, left_out = len(partition.rank), [choice.left_out.get(step) for step in others.step.tolist()]
+    columns = {
+        "rank": (partition.rank, _repeated(rows)),
+        "step": (_where_it_applies(partition.step), others.step),
+        "start_ns": (partition.start, others.start),
+        "end_ns": (partition.end, others.end),
+        "wall_ns": (partition.wall_ns, others.end - others.start),
+        "used": (np.ones(counted, np.bool_), np.zeros(len(others), np.bool_)),
+        "left_out": (pa.nulls(counted, pa.string()), left_out),
+        "hidden_ns": (partition.hidden_ns, unknown),
+        **{column: (partition.total(state), unknown) for state, column in _STATE_COLUMNS.items()},
+    }
+    both = (pa.table([columns[name][part] for name in STEPS.names], schema=STEPS) for part in (0, 1))
+    return pa.concat_tables(both).sort_by([("rank", "ascending"), ("start_ns", "ascending")])
+
+
+def partition(divided: Partition) -> pa.Table:
+    """Return one row per rank, step and state; states in which no time was spent are left out."""
+    row, state = np.nonzero(divided.ns)
+    return pa.table(
+        [
+            divided.rank[row],
+            _where_it_applies(divided.step[row]),
+            _chosen([of_state.kind for of_state in divided.states], state),
+            _chosen([of_state.detail for of_state in divided.states], state),
+            divided.ns[row, state],
+        ],
+        schema=PARTITION,
+    )
+
+
+def ranks(recorded: Run, partition: Partition, means: Sequence[RankMean]) -> pa.Table:
+    """Return one row per rank that was recorded, with the mean of its steps that count.
+
+    Behind the columns of :data:`RANKS` comes one for each parallel dimension that the ranks told (``tp``, ``pp``, …).
+
+    Args:
+        recorded: whatever was loaded.
+        partition: of the steps that count.
+        means: of the ranks that have such steps.
+    """
+    mean_of = {mean.rank: mean for mean in means}
+    num_steps = dict(zip(*(column.tolist() for column in np.unique(partition.rank, return_counts=True)), strict=True))
+    dimensions = dict.fromkeys(
+        name for trace in recorded.ranks.values() for name in trace.coordinates if name not in RANKS.names
+    )
+    rows = [
+        {
+            "rank": rank,
+            "local_rank": trace.metadata.local_rank,
+            "host": trace.metadata.node,
+            "device": trace.metadata.device,
+            "closed": trace.closed,
+            "dropped_spans": sum(trace.dropped.values()),
+            "steps": num_steps.get(rank, 0),
+            **(_mean_columns(mean_of[rank]) if rank in mean_of else {}),
+            **{name: trace.coordinates.get(name) for name in dimensions},
+        }
+        for rank, trace in recorded.ranks.items()
+    ]
+    columns = [_column(name, pa.int32(), "position in this parallel dimension") for name in dimensions]
+    return _of_rows(rows, pa.schema([*RANKS, *columns]))
+
+
+def _mean_columns(mean: RankMean) -> dict[str, int]:
+    states = {column: mean.total(state) for state, column in _STATE_COLUMNS.items()}
+    others = ("wall_ns", "hidden_ns", "wait_ns", "blame_ns", "unmatched_ns")
+    return {**states, **{name: getattr(mean, name) for name in others}}
+
+
+def communication(rows: Sequence[Communication]) -> pa.Table:
+    """Return the table of communication, the most exposed first."""
+    return _of_rows(
+        (
+            {
+                **{name: getattr(row, name) for name in COMMUNICATION.names if hasattr(row, name)},
+                "bytes": row.num_bytes,
+                "bytes_from": row.size[0] if row.size else None,
+                "bytes_to": row.size[1] if row.size else None,
+            }
+            for row in rows
+        ),
+        COMMUNICATION,
+    )
+
+
+def stragglers(verdicts: Sequence[Verdict]) -> pa.Table:
+    """Return the verdicts, the costliest first."""
+    return _of_rows(
+        (
+            {
+                **{name: getattr(verdict, name) for name in STRAGGLERS.names},
+                "rank": verdict.rank if verdict.rank >= 0 else None,
+            }
+            for verdict in verdicts
+        ),
+        STRAGGLERS,
+    )
+
+
+def stages(bubbles: Sequence[StageBubble]) -> pa.Table:
+    """Return the stages of a pipeline, first to last."""
+    return _of_rows((asdict(stage) for stage in bubbles), STAGES)
+
+
+def _of_rows(rows: Iterable[Mapping[str, Any]], columns: pa.Schema) -> pa.Table:
+    return pa.Table.from_pylist([{name: row.get(name) for name in columns.names} for row in rows], schema=columns)
+
+
+def _repeated(of_ranks: Mapping[int, Spans]) -> npt.NDArray[Any]:
+    """Return the rank of every row."""
+    return np.repeat(np.array(list(of_ranks), np.int32), [len(own) for own in of_ranks.values()])
+
+
+def _concatenated(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate(columns) if columns else np.empty(0, np.int32)
+
+
+def _is_left_out(of_rank: Spans, choice: StepChoice) -> Bool:
+    return np.asarray((of_rank.kind == schema.STEP) & ~np.isin(of_rank.step, choice.used))
+
+
+def _where_it_applies(column: npt.NDArray[Any]) -> pa.Array:
+    return pa.array(column, mask=column == schema.NOT_APPLICABLE)
+
+
+def _words(codes: npt.NDArray[Any], words: Sequence[str]) -> pa.Array:
+    """Return codes as words; codes that stand for none are null."""
+    return pa.DictionaryArray.from_arrays(
+        pa.array(codes.astype(np.int32), mask=codes < 0), pa.array(words, pa.string())
+    )
+
+
+def _chosen(words: Sequence[str], which: Int64) -> pa.Array:
+    """Return for each number the word at that place, null where it is empty."""
+    distinct = list(dict.fromkeys(filter(None, words)))
+    codes = np.array([distinct.index(word) if word else -1 for word in words])
+    return _words(codes[which], distinct)

@@ -43,7 +43,7 @@ test: lint types  ## Everything that is not marked long; pytest's closing line i
 	$(PYTEST) $(if $(STRICT),--expected-skips test) tests bench
 
 test-long: $(INSTALLED)  ## Hours: the tests marked long, 20 repetitions, 100,000 damaged inputs, a soak, all versions.
-	$(PYTEST) --long --repetitions 20 -m long tests
+	$(PYTEST) --long -m long tests
 	$(MAKE) --no-print-directory fuzz soak
 	$(BIN)/nox
 

@@ -19,8 +19,9 @@ if importlib.util.find_spec("hypothesis"):  # The tests of tests/gpu run on mach
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long, too: `make test-long` does")
     parser.addoption(
-        "--repetitions", type=int, default=1, help="how often a job is run whose failure would be a matter of luck"
-    )
+        "--repetitions", type=int, default=20, metavar="N",
+        help="with --long, how often a job is run whose failure would be a matter of luck (20)",
+    )  # fmt: skip
     parser.addoption(
         "--expected-skips",
         choices=["test", "test-newest"],

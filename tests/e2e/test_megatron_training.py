@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ from commtrace.trace import schema
 from commtrace.trace.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import launch
+from tests.e2e.test_safety_everything import (
+    EVERYTHING,
+    NOTHING,
+    assert_everything_was_on,
+    assert_nobody_complained,
+    places,
+)
 from tests.e2e.traces import role_of, rows
 
 pytestmark = pytest.mark.e2e
@@ -21,22 +29,26 @@ ITERATIONS, MICROBATCHES = 3, 4
 SMALL = ["--iterations", ITERATIONS, "--microbatches", MICROBATCHES, "--hidden", 64, "--sequence", 32]
 
 
-def train(directory: Path, *options: object, enabled: bool = True, processes: int = 4) -> str:
+def train(directory: Path, *options: object, processes: int = 4, variables: Mapping[str, str] | None = None) -> str:
     """Run the example; the losses and gradient norms of its iterations, bit for bit."""
-    losses = directory / f"losses-{enabled}.txt"
+    losses = directory / "losses.txt"
+    directory.mkdir(exist_ok=True)
     arguments = [EXAMPLE, *map(str, [*SMALL, *options]), "--print-losses", str(losses)]
-    environment = {"COMMTRACE_DIR": str(directory / "run"), "COMMTRACE_ENABLED": str(int(enabled))}
-    completed = launch(arguments, processes, environment, timeout=180)
+    environment = {**places(directory / "run"), **(variables or {})}
+    completed = launch(arguments, processes, environment, timeout=200)
     assert completed.returncode == 0, completed.stdout
+    assert_nobody_complained(completed.stdout)
     return losses.read_text()
 
 
-def test_losses_are_bitwise_equal_with_and_without_commtrace(tmp_path: Path) -> None:
-    with_commtrace = train(tmp_path, "--pipeline", 2, "--overlap")
-    without = train(tmp_path, "--pipeline", 2, "--overlap", enabled=False)
+def test_losses_are_bitwise_equal_with_commtrace_with_all_that_it_can_do_and_without(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain", "--pipeline", 2, "--overlap", variables=NOTHING)
+    recorded = train(tmp_path, "--pipeline", 2, "--overlap")
+    with_everything = train(tmp_path / "everything", "--pipeline", 2, "--overlap", variables=EVERYTHING)
 
-    assert with_commtrace == without
-    assert len(set(with_commtrace.splitlines())) == ITERATIONS  # the loss changes: it does train
+    assert recorded == with_everything == plain
+    assert len(set(plain.splitlines())) == ITERATIONS  # the loss changes: it does train
+    assert_everything_was_on(load_run(tmp_path / "everything" / "run"), tmp_path / "everything" / "run", first_step=0)
 
     run = load_run(tmp_path / "run")
     assert run.problems == ()

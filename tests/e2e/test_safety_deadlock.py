@@ -1,6 +1,6 @@
 """No hang: backends' threads call back into Python, and Python calls into backends, at the same time.
 
-A hang that is rare needs more repetitions: ``pytest tests/e2e/test_safety_deadlock.py --repetitions 50``.
+A hang that is rare needs more repetitions: `make test-long`, or ``pytest --long --repetitions 50`` of this file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ POINT_TO_POINT = LIFE_CYCLES * ROUNDS * 4
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "repetition" in metafunc.fixturenames:
-        metafunc.parametrize("repetition", range(metafunc.config.getoption("repetitions")))
+        again = range(1, metafunc.config.getoption("repetitions"))
+        metafunc.parametrize("repetition", [0, *(pytest.param(number, marks=pytest.mark.long) for number in again)])
 
 
 def test_a_job_that_mixes_all_kinds_of_communication_ends(repetition: int, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from commtrace.trace.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, descendants
 
+pytestmark = pytest.mark.e2e
+
 PROGRAM = "tests/e2e/programs/two_nodes.py"
 SECONDS = 120.0
 
@@ -89,9 +91,21 @@ def assert_is_one_run(run: Run, attempt: int = 0) -> None:
     assert sorted({one.node for one in metadata}) == ["node-0", "node-1"]
 
 
-@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
-@pytest.mark.parametrize("way", ["import", "run before the launcher", "run behind the launcher", "import, and no time"])
-def test_two_nodes_are_one_run(rendezvous: str, way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "rendezvous"),
+    [
+        ("import", "static"),
+        ("run before the launcher", "static"),
+        ("run behind the launcher", "c10d"),
+        ("import, and no time", "c10d"),
+        # The other half of the combinations.
+        pytest.param("import", "c10d", marks=pytest.mark.long),
+        pytest.param("run before the launcher", "c10d", marks=pytest.mark.long),
+        pytest.param("run behind the launcher", "static", marks=pytest.mark.long),
+        pytest.param("import, and no time", "static", marks=pytest.mark.long),
+    ],
+)
+def test_two_nodes_are_one_run(way: str, rendezvous: str, tmp_path: Path) -> None:
     port = free_port()
     launchers = [static(node, port) if rendezvous == "static" else c10d(port, "--rdzv-id", "7") for node in range(2)]
     program = str(REPOSITORY / PROGRAM)
@@ -115,7 +129,7 @@ def test_two_nodes_are_one_run(rendezvous: str, way: str, tmp_path: Path) -> Non
     assert "nothing was recorded" not in "".join(outputs)
 
 
-@pytest.mark.parametrize("failing", [0, 3])
+@pytest.mark.parametrize("failing", [3, pytest.param(0, marks=pytest.mark.long)])
 def test_a_restart_after_a_failure_of_one_node_is_the_next_attempt_of_all(failing: int, tmp_path: Path) -> None:
     """Each attempt with a store of its own: in the one that torchrun keeps, gloo finds ranks that have ended."""
     script = [str(REPOSITORY / PROGRAM), "--import", "--steps", "20", "--fails", str(failing)]

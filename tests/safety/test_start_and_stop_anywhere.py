@@ -266,7 +266,11 @@ def test_starting_and_stopping(
         assert {"on", "off"} == set(switched)
 
 
-def stop_in_every_line(job: Callable[[], str], record: Callable[[], Any]) -> None:
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.long) for part in (1, 2))]
+"""Of the lines, every third; the others take their turn in `make test-long`."""
+
+
+def stop_in_every_line(job: Callable[[], str], record: Callable[[], Any], part: int) -> None:
     """A signal's handler stops the recording in any line of the hooks: it has stopped, and nothing else happens."""
     expected = job()
     with record() as recording:
@@ -274,7 +278,8 @@ def stop_in_every_line(job: Callable[[], str], record: Callable[[], Any]) -> Non
         found = [place for place in faults.places(lambda: recording.run(job)) if is_of_a_hook(place)]
     ways = {(place.path[0], place.path[-1]): place for place in reversed(found)}
     wrong: dict[Place, list[str]] = {}
-    for place in ways.values():
+    chosen = list(ways.values())[part :: len(PARTS)]
+    for place in chosen:
         before, problems = replaced_now(), []
         with record() as recording, faults.interrupted(place, commtrace.stop):
             if recording.run(job) != expected:
@@ -287,18 +292,22 @@ def stop_in_every_line(job: Callable[[], str], record: Callable[[], Any]) -> Non
         if problems:
             wrong[place] = problems
     text = "\n".join(f"{place}: {'; '.join(problems)}" for place, problems in wrong.items())
-    assert not wrong, f"{len(wrong)} of {len(ways)} lines:\n{text}"
-    assert ways
+    assert not wrong, f"{len(wrong)} of {len(chosen)} lines:\n{text}"
+    assert chosen
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ["collectives", "functional_collectives", "meshes"])
-def test_a_signal_stops_in_any_line(name: str, recorded: Any) -> None:
+def test_a_signal_stops_in_any_line(name: str, part: int, recorded: Any) -> None:
     with jobs.rank_1_of_4():
-        stop_in_every_line(jobs.OF_FOUR[name], recorded)
+        stop_in_every_line(jobs.OF_FOUR[name], recorded, part)
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ["data_parallel", "found_steps", "fully_sharded", "module_spans"])
-def test_a_signal_stops_in_any_line_of_a_model(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_stops_in_any_line_of_a_model(
+    name: str, part: int, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
-        stop_in_every_line(ALONE[name], recorded)
+        stop_in_every_line(ALONE[name], recorded, part)

@@ -22,6 +22,7 @@ def test_options_of_commtrace_run_reach_the_other_node_by_pdsh(two_nodes: list[N
     _train("deepspeed-pdsh", two_nodes, tmp_path, "", {})
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun missing: apt-get install openmpi-bin")
 def test_an_import_and_the_environment_file_by_open_mpi(two_nodes: list[Node], tmp_path: Path) -> None:
     variables = "".join(f"{name}={value}\n" for name, value in {**CPU, **live_environment(tmp_path)}.items())

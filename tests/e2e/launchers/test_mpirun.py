@@ -30,10 +30,12 @@ def test_commtrace_run_behind_mpirun(two_nodes: list[Node], tmp_path: Path) -> N
     _train("mpirun", two_nodes, tmp_path, "")
 
 
+@pytest.mark.long
 def test_commtrace_run_before_mpirun(two_nodes: list[Node], tmp_path: Path) -> None:
     _train("mpirun-before", two_nodes, tmp_path, "")
 
 
+@pytest.mark.long
 def test_an_import_in_the_script(two_nodes: list[Node], tmp_path: Path) -> None:
     _train("mpirun-import", two_nodes, tmp_path, "--auto")
 

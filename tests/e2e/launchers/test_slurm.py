@@ -19,6 +19,7 @@ TORCHRUN = {**SIZES, "--nnodes 4 --nproc-per-node 8": "--nnodes 2 --nproc-per-no
 TASKS = {**SIZES, "--ntasks-per-node=8": "--ntasks-per-node=2"}
 
 
+@pytest.mark.long
 def test_one_torchrun_per_node(slurm_cluster: Slurm, tmp_path: Path) -> None:
     job = _submit(slurm_cluster, "slurm.md", "slurm-torchrun", tmp_path, TORCHRUN)
 
@@ -64,6 +65,7 @@ def test_a_requeued_job_goes_on_in_an_attempt_of_its_run(slurm_cluster: Slurm, t
     assert_live(tmp_path, run)
 
 
+@pytest.mark.long
 def test_commtrace_run_before_srun(slurm_cluster: Slurm, tmp_path: Path) -> None:
     job = _submit(slurm_cluster, "slurm.md", "slurm-before-srun", tmp_path, TASKS)
 

@@ -7,8 +7,9 @@ belong to one *segment* (:mod:`.replay_segments`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,8 +22,11 @@ from commtrace.analysis.operations import SYNCHRONISING, codes_named, communicat
 from commtrace.analysis.replay_segments import Phases, Pieces, Segments, find_segments, narrow
 from commtrace.analysis.step_bounds import StepBounds
 from commtrace.trace import schema
+from commtrace.trace.blocks import bounds_of
 from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Bool, Int8, Int32, Int64
+
+_Columns = TypeVar("_Columns", "Segments", "Starts", "Waits", "Launches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,51 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
         waits=_waits(rows, stall_rows, interval_of_stall, len(steps), stall_node, begins),
     )
     return ReadLanes(lanes, launches)
+
+
+def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
+    """Return the lanes of several parts of a run as those of one, in the order of the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    nodes, pieces, segments, starts = (
+        bounds_of([len(column) for column in columns])
+        for columns in zip(
+            *((read.lanes.node_piece, read.lanes.piece_ns, read.lanes.segments, read.lanes.starts) for read in parts),
+            strict=True,
+        )
+    )
+    lanes = [
+        _numbered_from(read.lanes, *offsets)
+        for read, *offsets in zip(parts, nodes[:-1], pieces[:-1], segments[:-1], starts[:-1], strict=True)
+    ]
+    nested = {
+        name: _concatenated(kind, [getattr(own, name) for own in lanes])
+        for name, kind in (("segments", Segments), ("starts", Starts), ("waits", Waits))
+    }
+    columns = {
+        field.name: np.concatenate([getattr(own, field.name) for own in lanes])
+        for field in fields(Lanes)
+        if field.name not in nested
+    }
+    return ReadLanes(Lanes(**columns, **nested), _concatenated(Launches, [read.launches for read in parts]))
+
+
+def _numbered_from(lanes: Lanes, node: int, piece: int, segment: int, start: int) -> Lanes:
+    """The lanes with their nodes, pieces, segments and starts numbered from these on."""
+    starts, waits = lanes.starts, lanes.waits
+    return replace(
+        lanes,
+        node_piece=lanes.node_piece + piece,
+        first_node=lanes.first_node + node,
+        last_node=lanes.last_node + node,
+        piece_segment=lanes.piece_segment + segment,
+        starts=replace(starts, node=starts.node + node, piece=starts.piece + piece),
+        waits=replace(waits, node=waits.node + node, launch=np.where(waits.launch >= 0, waits.launch + start, -1)),
+    )
+
+
+def _concatenated(kind: type[_Columns], parts: Sequence[_Columns]) -> _Columns:
+    return kind(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(kind)))
 
 
 def _stalls(rows: LaneRows, steps: Disjoint) -> tuple[Int64, Disjoint]:

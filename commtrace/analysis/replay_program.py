@@ -21,19 +21,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.lane_columns import LaneColumns
 from commtrace.analysis.lane_rows import LaneRows
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import JoinedGraph, ReplayGraph
 from commtrace.analysis.replay_edges import Edges, StallNodes, connect, work_between, worked_before
 from commtrace.analysis.replay_joins import Joins, Transfers, join_launches
-from commtrace.analysis.replay_lane import Lanes, ReadLanes, read_lanes
+from commtrace.analysis.replay_lane import Lanes, ReadLanes, concatenate_lanes, read_lanes
 from commtrace.analysis.replay_segments import Segments, same_work
 from commtrace.analysis.replay_steps import graph_of_steps
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.analysis.step_bounds import StepBounds
 from commtrace.trace import schema
-from commtrace.trace.blocks import BlockPart
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int32, Int64
 
@@ -181,15 +178,12 @@ def _step_of_node(lanes: Lanes, joins: Joins) -> Int64:
 
 
 def _lanes(run: Run, matches: Matches, bounds: StepBounds) -> ReadLanes:
-    columns = LaneColumns([int((part.ends - part.begins).sum()) for part in run.parts])
-
-    def read(number: int, part: BlockPart) -> None:
+    parts = []
+    for part in run.parts:
         stages = np.array([stage_of(run.ranks[rank]) for rank in part.block.ranks], np.int64)
         rows = LaneRows.of(run, part)
-        columns.put(number, read_lanes(rows, matches, stages, bounds.of_ranks(rows.ranks)))
-
-    side_by_side(read, [*enumerate(run.parts)])
-    return columns.joined()
+        parts.append(read_lanes(rows, matches, stages, bounds.of_ranks(rows.ranks)))
+    return concatenate_lanes(parts)
 
 
 def common_steps(run: Run) -> Int64:

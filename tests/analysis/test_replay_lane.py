@@ -1,22 +1,18 @@
-"""Lanes of parts of a run have their places whoever is through with which part first."""
+"""The lanes of several blocks of ranks become those of one."""
 
 from __future__ import annotations
 
-import itertools
-import threading
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 
-from commtrace.analysis.lane_columns import LaneColumns
-from commtrace.analysis.replay_lane import Lanes, Launches, ReadLanes, Starts, Waits
+from commtrace.analysis.replay_lane import Lanes, Launches, ReadLanes, Starts, Waits, concatenate_lanes
 from commtrace.analysis.replay_segments import Segments
 from commtrace.trace.spans import Int64
 
 STEPS = 2
-TIMEOUT_S = 60
 
 
 _DTYPES = {"Int8": np.int8, "Int32": np.int32, "Int64": np.int64, "Bool": np.bool_}
@@ -102,53 +98,18 @@ def _told(read: ReadLanes) -> dict[str, list[Any]]:
     return {name: values.tolist() for name, values in _flat(read).items()}
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
-def test_parts_may_come_in_any_order(order: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("sizes", [[(2, 3), (3, 40), (1, 5), (2, 1)], [(1, 1), (1, 2)]])
+def test_lanes_of_parts_are_numbered_on_from_those_before(sizes: list[tuple[int, int]]) -> None:
     rng = np.random.default_rng(1)
-    # The second one has far more than the first one's rows let expect, the last one less.
-    parts = [_part(*size, rng) for size in [(2, 3), (3, 40), (1, 5), (2, 1)]]
-    columns = LaneColumns([10, 10, 10, 10])
-    for number in order:
-        columns.put(number, parts[number])
+    parts = [_part(*size, rng) for size in sizes]
 
-    assert _told(columns.joined()) == _expected(parts)
-    assert _types(columns.joined()) == _types(parts[0])
+    joined = concatenate_lanes(parts)
+
+    assert _told(joined) == _expected(parts)
+    assert _types(joined) == _types(parts[0])
 
 
 def test_a_single_part_stays_as_it_is() -> None:
     part = _part(2, 3, np.random.default_rng(2))
-    columns = LaneColumns([7])
-    columns.put(0, part)
 
-    assert columns.joined() is part
-
-
-def test_parts_without_rows_have_a_place() -> None:
-    rng = np.random.default_rng(3)
-    parts = [_part(1, 1, rng), _part(1, 2, rng)]
-    columns = LaneColumns([0, 0])
-    for number, part in enumerate(parts):
-        columns.put(number, part)
-
-    assert _told(columns.joined()) == _expected(parts)
-
-
-def test_several_threads_may_put_at_once() -> None:
-    rng = np.random.default_rng(4)
-    parts = [_part(1, 1 + number % 7, rng) for number in range(40)]
-    expected = _expected(parts)
-    for _ in range(20):
-        columns, numbers, begin = LaneColumns([5] * len(parts)), iter(range(len(parts))), threading.Barrier(4)
-
-        def put(columns: LaneColumns = columns, numbers: Any = numbers, begin: threading.Barrier = begin) -> None:
-            begin.wait(TIMEOUT_S)
-            for number in numbers:
-                columns.put(number, parts[number])
-
-        threads = [threading.Thread(target=put, daemon=True) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(TIMEOUT_S)
-        assert not any(thread.is_alive() for thread in threads)
-        assert _told(columns.joined()) == expected
+    assert concatenate_lanes([part]) is part

@@ -21,7 +21,6 @@ from commtrace.analysis.clock_fit import LinearClock, Residual, fit_clocks, unco
 from commtrace.analysis.clock_observations import Observations, observe
 from commtrace.analysis.clock_steps import find_steps, split_at
 from commtrace.analysis.piecewise_clock import NEVER_STEPPED, PiecewiseClock
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int32, Int64
@@ -157,7 +156,7 @@ def apply(run: Run, alignment: Alignment) -> Run:
     if not moving:
         return run
     clocks = {rank: moving.get(trace.clock_key) for rank, trace in run.ranks.items()}
-    return run.with_blocks(side_by_side(_moved, [(block, clocks) for block in run.blocks]))
+    return run.with_blocks([_moved(block, clocks) for block in run.blocks])
 
 
 def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:

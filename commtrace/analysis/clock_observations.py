@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from commtrace.analysis.keys import numbered, pack
 from commtrace.analysis.operations import SYNCHRONISING, named, unfinished_rows_of
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
@@ -65,7 +64,7 @@ def _changes(values: Int64) -> npt.NDArray[np.bool_]:
 def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
     """Group, seq, clock, end and step of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
-    rows = side_by_side(_synchronising, [(run, block) for block in run.blocks])
+    rows = [_synchronising(run, block) for block in run.blocks]
     # Which collectives are left out must not depend on the rank: every member keeps the same ones.
     one_in = max(1, sum(map(len, rows)) // _ENOUGH_ROWS)
     parts = []

@@ -18,7 +18,6 @@ from commtrace.analysis.match import Matches, RankMatches
 from commtrace.analysis.operations import of_one_sort, unfinished_rows_of
 from commtrace.analysis.partition import Partition
 from commtrace.analysis.roles import RankRoles, Roles
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.analysis.states import COMPUTE
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
@@ -145,7 +144,7 @@ def communication_table(
         detail: by what to divide them further: bytes of the call (powers of two), or process group.
     """
     blocks = of_one_sort(run.blocks)
-    parts = side_by_side(_sums_of_block, [(run, block, matches, partition, roles, steps, detail) for block in blocks])
+    parts = [_sums_of_block(run, block, matches, partition, roles, steps, detail) for block in blocks]
     sums: dict[_Key, CallSums] = {}
     for part in parts:
         for key, own in part.items():

@@ -9,7 +9,6 @@ import numpy as np
 
 from commtrace.analysis.arrivals import RankArrivals, describe_group, known_groups
 from commtrace.analysis.keys import grouped_rows, pack, sort_groups
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.metadata import IMPORTED
@@ -92,7 +91,7 @@ def missing_numbers(run: Run) -> int | None:
     """
     if any(trace.recording or trace.discarded or trace.metadata.boot_id == IMPORTED for trace in run.ranks.values()):
         return None
-    return sum(side_by_side(_missing_of_block, [(block,) for block in run.blocks]))
+    return sum(_missing_of_block(block) for block in run.blocks)
 
 
 def _missing_of_block(block: Block) -> int:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from commtrace.analysis.keys import numbered, pack
 from commtrace.analysis.operations import communication_rows, named, unfinished_rows_of
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.order import stable_order
@@ -115,21 +114,18 @@ def gather_blocks(
             spans=spans,
         )
 
-    return side_by_side(of_block, [(block,) for block in run.blocks])
+    return [of_block(block) for block in run.blocks]
 
 
 def concatenate(parts: Sequence[Rows], columns: Collection[str] | None = None) -> Rows:
     """Rows one behind the other; ``columns`` as of :func:`gather`."""
     spans = [part.spans for part in parts]
     copied = [name for name in DTYPE_OF_COLUMN if columns is None or name in columns]
-    together: list[npt.NDArray[Any]] = side_by_side(
-        np.concatenate,
-        [([getattr(own, name) for own in spans],) for name in copied]
-        + [([getattr(part, name) for part in parts],) for name in _OF_ROWS],
+    of_spans = {name: np.concatenate([getattr(own, name) for own in spans]) for name in copied}
+    rank, clock, position, is_send, finished = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in _OF_ROWS
     )
     count = sum(map(len, spans))
-    of_spans = dict(zip(copied, together, strict=False))
-    rank, clock, position, is_send, finished = together[len(copied) :]
     own_columns = (of_spans[name] if name in of_spans else _nothing(name, count) for name in DTYPE_OF_COLUMN)
     return Rows(rank, clock, position, is_send, finished, Spans(*own_columns))
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from commtrace.analysis.join import IDENTITY, Buckets, Rows, bucket, concatenate, gather_blocks
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.operations import BYTES_DIFFER, ROOTED, SYNCHRONISING, communication_rows, named
-from commtrace.analysis.side_by_side import beside, side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.run import Run
@@ -108,13 +107,10 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
     joined = _join(run, rows, clocks_agree) if len(rows.rank) else None
     del rows
     bounds = bounds_of([len(own) for own in positions])
-    of_blocks = side_by_side(
-        _matches_of_block,
-        [
-            (block, position, joined, slice(begin, end))
-            for block, position, (begin, end) in zip(run.blocks, positions, pairwise(bounds.tolist()), strict=True)
-        ],
-    )
+    of_blocks = [
+        _matches_of_block(block, position, joined, slice(begin, end))
+        for block, position, (begin, end) in zip(run.blocks, positions, pairwise(bounds.tolist()), strict=True)
+    ]
     ranks = {
         rank: own.take(rows)
         for block, own in zip(run.blocks, of_blocks, strict=True)
@@ -205,17 +201,16 @@ class _Joined(NamedTuple):
 def _join(run: Run, rows: Rows, clocks_agree: bool) -> _Joined:
     buckets = bucket(rows)
     of_row = buckets.of_row()
-    with beside(_mismatched, run, rows, buckets) as mismatched:
-        last_start, last_rank, comparable = _last_arrival(run, rows, buckets, of_row, clocks_agree)
-        return _Joined(
-            bucket=of_row,
-            participants=buckets.size.astype(np.int32)[of_row],
-            complete=comparable & (buckets.size == _expected_participants(run, rows, buckets))[of_row],
-            last_start=last_start,
-            last_rank=last_rank,
-            ready=_ready(run, rows, last_start),
-            mismatched=mismatched()[of_row],
-        )
+    last_start, last_rank, comparable = _last_arrival(run, rows, buckets, of_row, clocks_agree)
+    return _Joined(
+        bucket=of_row,
+        participants=buckets.size.astype(np.int32)[of_row],
+        complete=comparable & (buckets.size == _expected_participants(run, rows, buckets))[of_row],
+        mismatched=_mismatched(run, rows, buckets)[of_row],
+        last_start=last_start,
+        last_rank=last_rank,
+        ready=_ready(run, rows, last_start),
+    )
 
 
 def _last_arrival(

@@ -14,7 +14,6 @@ from pathlib import Path
 from commtrace.analysis.align import Alignment, align, apply
 from commtrace.analysis.match import Matches, match
 from commtrace.analysis.roles import Roles, find_roles, select_roles
-from commtrace.analysis.side_by_side import beside
 from commtrace.analysis.step_choice import (
     WHOLE_RECORDING,
     StepChoice,
@@ -81,16 +80,12 @@ def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Ma
     whole = not choice.used and not choice.left_out
     read = whole_recording_as_step(window.context) if whole else window.context
     wanted = replace(choice, used=WHOLE_RECORDING) if whole else choice
-    # What a communication is for does not depend on who took part in it, nor on when it was.
-    with beside(find_roles, _of_ranks(read, choice.ranks)) as roles_as_read:
-        alignment = align(window.context)
-        aligned = apply(read, alignment)
-        roles = roles_as_read()
+    alignment = align(window.context)
+    aligned = apply(read, alignment)
     counted = _of_ranks(aligned, choice.ranks)
-    if not alignment.keeps_order:
-        roles = find_roles(counted)
-        if not whole:
-            choice = wanted = without_torn_steps(choice, counted)
+    roles = find_roles(counted)
+    if not alignment.keeps_order and not whole:
+        choice = wanted = without_torn_steps(choice, counted)
     all_matches = match(aligned, clocks_agree=alignment.refused is None)
     context = Context(counted, _matches_of(all_matches, choice.ranks), roles, wanted.used)
     rows = rows_of_steps(aligned, wanted)

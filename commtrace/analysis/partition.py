@@ -19,7 +19,6 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import communication_rows, is_kernel_trace, of_one_sort
 from commtrace.analysis.pieces import Pieces, PiecesOfSteps, cut_pieces
 from commtrace.analysis.roles import Roles, find_roles
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.analysis.states import IDLE, OTHER, State, states_of
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -75,7 +74,7 @@ def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Seq
     """
     roles = roles or find_roles(run)
     blocks = of_one_sort(run.blocks)
-    parts = side_by_side(_partition_block, [(run, block, matches, roles, steps) for block in blocks])
+    parts = [_partition_block(run, block, matches, roles, steps) for block in blocks]
     return Partition(
         states=states_of(roles.words),
         rank=np.concatenate([part.rank for part in parts]),

@@ -25,7 +25,6 @@ from commtrace.analysis.ideal import equal_stages, mean_segments, median_transfe
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay_program import Program, by_rank, stage_of
 from commtrace.analysis.roles import PIPELINE, Roles, find_roles, is_p2p
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
@@ -162,7 +161,7 @@ def _causes(program: Program, between: Mapping[int, Bool]) -> dict[int, _Cause]:
         return np.asarray(np.bincount(rank, waits, minlength=len(program.ranks)), np.float64)
 
     scenarios = [(None, no_p2p), (means, typical), (equal_stages(program, means), typical), (None, None)]
-    replays = side_by_side(bubbles, scenarios)
+    replays = [bubbles(*scenario) for scenario in scenarios]
     return {
         rank: _Cause(len(program.steps), *(float(replay[index]) for replay in replays))
         for index, rank in enumerate(program.ranks.tolist())

@@ -15,7 +15,6 @@ import numpy as np
 
 from commtrace.analysis.keys import grouped_rows
 from commtrace.analysis.operations import codes_named, communication_rows
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.groups import Group
@@ -68,7 +67,7 @@ def find_roles(run: Run) -> Roles:
     """The role of every communication and stall row."""
     groups = {number: group for trace in run.ranks.values() for number, group in trace.groups.items()}
     words = tuple(sorted({group.role for group in groups.values()} | {PIPELINE, UNKNOWN}))
-    of_blocks = side_by_side(_roles_of_block, [(run, block, groups, words) for block in run.blocks])
+    of_blocks = [_roles_of_block(run, block, groups, words) for block in run.blocks]
     ranks = {
         rank: own.take(rows)
         for block, own in zip(run.blocks, of_blocks, strict=True)

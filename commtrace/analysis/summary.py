@@ -6,31 +6,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commtrace.analysis.awaited import Awaited, awaited_ranks
-from commtrace.analysis.chain import Analysis, analysis_of
+from commtrace.analysis.awaited import awaited_ranks
+from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication import Communication, communication_table
 from commtrace.analysis.coverage import Coverage, find_coverage
-from commtrace.analysis.critical_path import CriticalPath, critical_path
+from commtrace.analysis.critical_path import critical_path
 from commtrace.analysis.detail import find_detail
 from commtrace.analysis.group_coverage import missing_numbers
 from commtrace.analysis.lost_time import LostTime, lost_time
 from commtrace.analysis.match import Matches
-from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.modules import ModuleTime, module_table
 from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.partition import Partition
 from commtrace.analysis.pipeline import observe_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
-from commtrace.analysis.run_budget import RunBudget, run_budget
-from commtrace.analysis.side_by_side import beside, in_gaps
+from commtrace.analysis.run_budget import run_budget
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
@@ -64,8 +61,7 @@ def summarise(
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    matched = match_run(source, steps)
-    return _summarised(matched, lambda: analysis_of(matched), workers, is_whole=steps is None)
+    return summarise_analysis(analyse(source, steps), workers, is_whole=steps is None)
 
 
 def summarise_analysis(
@@ -78,65 +74,24 @@ def summarise_analysis(
         workers: as of :func:`summarise`.
         is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
     """
-    return _summarised(analysis, lambda: analysis, workers, is_whole=is_whole)
-
-
-def _summarised(
-    matched: Matched | Analysis, analysed: Callable[[], Analysis], workers: StepWorkers | None, *, is_whole: bool
-) -> dict[str, Any]:
-    # All that needs no replay is worked out while that leaves a core free: one, if others do it.
-    meanwhile = beside if workers else in_gaps
-    with meanwhile(lambda: _without_replay(analysed(), is_whole)) as rest:
-        replayed = _replay(matched, workers)
-        return _summary(rest(), replayed)
-
-
-class _Unreplayed(NamedTuple):
-    """What needs no replay."""
-
-    identity: dict[str, Any]
-    detail: dict[str, Any]
-    alignment: dict[str, Any]
-    tables: _Tables
-    ranks: list[RankMean]
-    budget: RunBudget | None
-    critical_path: CriticalPath | None
-    awaited: list[Awaited]
-    partition: Partition
-    problems: list[str]
-
-
-def _without_replay(analysis: Analysis, is_whole: bool) -> _Unreplayed:
     tables = _tables(analysis, is_whole)
-    return _Unreplayed(
-        identity=_identity(analysis),
-        detail=find_detail(analysis.recorded),
-        alignment=analysis.alignment.to_json(),
-        tables=tables,
-        ranks=rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks),
-        budget=run_budget(analysis.recorded, load_earlier_attempts(analysis.recorded)) if is_whole else None,
-        critical_path=critical_path(analysis.context, analysis.alignment) if analysis.steps.used else None,
-        awaited=awaited_ranks(analysis.context),
-        partition=analysis.partition,
-        problems=find_problems(analysis, tables.communication),
-    )
-
-
-def _summary(rest: _Unreplayed, replayed: _Replayed) -> dict[str, Any]:
-    tables, ranks = rest.tables, rest.ranks
-    pipeline, findings, lost = replayed
+    ranks = rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks)
+    budget = run_budget(analysis.recorded, load_earlier_attempts(analysis.recorded)) if is_whole else None
+    path = critical_path(analysis.context, analysis.alignment) if analysis.steps.used else None
+    awaited = awaited_ranks(analysis.context)
+    pipeline, findings, lost = _replay(analysis, workers)
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
     return {
-        "run": rest.identity,
-        "detail": rest.detail,
-        "alignment": rest.alignment,
-        "run_budget": rest.budget.to_json() if rest.budget else None,
+        "run": _identity(analysis),
+        "detail": find_detail(analysis.recorded),
+        "alignment": analysis.alignment.to_json(),
+        "run_budget": budget.to_json() if budget else None,
         "ranks": [rank.to_json() for rank in ranks],
-        "critical_path": rest.critical_path.to_json() if rest.critical_path else None,
+        "critical_path": path.to_json() if path else None,
         "lost_time": lost.to_json() if lost else None,
-        "awaited": [one.to_json() for one in rest.awaited],
+        "awaited": [one.to_json() for one in awaited],
         "communication": [row.to_json() for row in tables.communication],
         "modules": [row.to_json() for row in tables.modules],
         "pipeline": pipeline,
@@ -147,10 +102,10 @@ def _summary(rest: _Unreplayed, replayed: _Replayed) -> dict[str, Any]:
             ranks,
             stragglers,
             tables.unmatched.roles | roles_of_one_rank(tables.communication),
-            awaited=rest.awaited,
-            partition=rest.partition,
+            awaited=awaited,
+            partition=analysis.partition,
         ),
-        "problems": rest.problems,
+        "problems": find_problems(analysis, tables.communication),
     }
 
 
@@ -182,19 +137,17 @@ class _Replayed(NamedTuple):
     lost: LostTime | None = None
 
 
-def _replay(matched: Matched | Analysis, workers: StepWorkers | None) -> _Replayed:
-    run, matches = matched.run, matched.matches
-    if not matched.steps.used:
+def _replay(analysis: Analysis, workers: StepWorkers | None) -> _Replayed:
+    run, matches = analysis.run, analysis.matches
+    if not analysis.steps.used:
         return _Replayed(None, Findings())
     if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return _Replayed(None, None)
-    with in_gaps(observe_pipeline, run, matches, matched.roles) as observed:
-        program = _program(run, matches, workers)
-        with beside(find_stragglers, run, matches, program=program) as findings:
-            pipeline = observed()
-            explained = pipeline.explained(program).to_json() if pipeline else None
-            found = findings()
-            return _Replayed(explained, found, _lost(run, matches, program, found))
+    program = _program(run, matches, workers)
+    findings = find_stragglers(run, matches, program=program)
+    pipeline = observe_pipeline(run, matches, analysis.roles)
+    explained = pipeline.explained(program).to_json() if pipeline else None
+    return _Replayed(explained, findings, _lost(run, matches, program, findings))
 
 
 def _lost(run: Run, matches: Matches, program: Program | None, findings: Findings) -> LostTime | None:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from commtrace.analysis.communication import Communication
 from commtrace.analysis.matched import Context
 from commtrace.analysis.partition import Partition
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
@@ -41,7 +40,7 @@ def find_unmatched(context: Context, partition: Partition, recorded: Run) -> Unm
         context, partition: of the analysis.
         recorded: whatever was loaded: which ranks there are.
     """
-    parts = side_by_side(_stood, [(context, partition, block) for block in context.run.blocks])
+    parts = [_stood(context, partition, block) for block in context.run.blocks]
     total, unmatched = sum((part.roles for part in parts), np.zeros((2, len(context.roles.words))))
     sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."
     return Unmatched(

@@ -28,7 +28,6 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
 from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
-from commtrace.analysis.side_by_side import side_by_side
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -113,8 +112,7 @@ class Experiment:
         """Mean replayed step of each scenario; a scenario tells which operations are ideal."""
         at_once = max(1, _MOST_CELLS // max(len(self.measured_ns), 1))
         parts = [ideal[first : first + at_once] for first in range(0, len(ideal), at_once)]
-        # Of a large run each replay is a fraction of a second of numpy on long columns, which lets other threads go on.
-        means = side_by_side(self._mean_steps, [(part,) for part in parts])
+        means = [self._mean_steps(part) for part in parts]
         return np.concatenate(means) if means else np.zeros(0)
 
     def _mean_steps(self, ideal: Sequence[Bool]) -> npt.NDArray[np.float64]:

@@ -21,7 +21,6 @@ from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_word
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
-from commtrace.analysis.side_by_side import beside
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
@@ -111,9 +110,8 @@ def _told(run: Path, steps: str, workers: StepWorkers | None, baseline: Baseline
     if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
         raise CommtraceError(f"{run}: {ONLY_KERNELS}")
     program = _program(matched, workers)
-    with beside(find_stragglers, matched.run, matched.matches, program=program, baseline=baseline) as stragglers:
-        slowdown = _what_if(matched, program)
-        findings = stragglers()
+    findings = find_stragglers(matched.run, matched.matches, program=program, baseline=baseline)
+    slowdown = _what_if(matched, program)
     return {
         "run": matched.recorded.any_metadata.run_id,
         **basis_of(matched.recorded, matched.alignment),

@@ -47,7 +47,7 @@ def test_the_slowdown_of_one_slow_rank_by_hand() -> None:
     assert result.slowest_workers_share == pytest.approx((21 - 16.5) / (21 - 17.5))
 
 
-def test_replays_side_by_side_give_what_replays_at_once_give(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_in_parts_give_what_replays_at_once_give(monkeypatch: pytest.MonkeyPatch) -> None:
     run = PipelineJob(2, 4, data_parallel=2, extra_forward_ns={1: 2 * MS}).run()
     matches = match(run)
     at_once = what_if(run, matches)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -192,11 +192,11 @@ def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
         _numbered_from(read.lanes, *offsets)
         for read, *offsets in zip(parts, nodes[:-1], pieces[:-1], segments[:-1], starts[:-1], strict=True)
     ]
-    nested = {
+    nested: dict[str, Any] = {
         name: _concatenated(kind, [getattr(own, name) for own in lanes])
         for name, kind in (("segments", Segments), ("starts", Starts), ("waits", Waits))
     }
-    columns = {
+    columns: dict[str, Any] = {
         field.name: np.concatenate([getattr(own, field.name) for own in lanes])
         for field in fields(Lanes)
         if field.name not in nested

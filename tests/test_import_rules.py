@@ -218,6 +218,7 @@ def test_reading_commands_work_where_torch_cannot_be_imported(tmp_path: Path) ->
         ["export", str(tmp_path / "run"), "-o", str(tmp_path / "trace")],
         ["trigger", str(tmp_path / "run"), "--wait", "0"],
         ["synth", "-o", str(tmp_path / "made"), "--pp", "2", "--steps", "2"],
+        ["metrics", str(tmp_path / "run"), "-o", str(tmp_path / "path.prom")],
         ["merge", str(tmp_path / "run"), "-o", str(tmp_path / "merged")],
     ]
     source = (

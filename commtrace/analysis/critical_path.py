@@ -11,7 +11,7 @@ of the job's step, from the earliest begin to the latest end, is in exactly one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -114,8 +114,17 @@ class CriticalPath:
                 own = sums.setdefault((piece.rank, piece.kind, piece.role), [0, 0])
                 own[0] += piece.ns
                 own[1] += piece.ns * piece.uncertain
-        shares = [Share(*key, *ns) for key, ns in sums.items()]
-        return cls(len(paths), tuple(sorted(shares, key=lambda share: (-share.ns, share[:3]))))
+        return cls(len(paths), _longest_first(Share(*key, *ns) for key, ns in sums.items()))
+
+    def plus(self, other: CriticalPath) -> CriticalPath:
+        """Return the sum of the paths of other steps and these."""
+        sums = {share[:3]: share for share in self.shares}
+        for share in other.shares:
+            known = sums.get(share[:3], share._replace(ns=0, uncertain_ns=0))
+            sums[share[:3]] = known._replace(
+                ns=known.ns + share.ns, uncertain_ns=known.uncertain_ns + share.uncertain_ns
+            )
+        return CriticalPath(self.num_steps + other.num_steps, _longest_first(sums.values()))
 
     @property
     def ns(self) -> int:
@@ -129,6 +138,10 @@ class CriticalPath:
             "uncertain_ns": sum(share.uncertain_ns for share in self.shares),
             "shares": [share._asdict() for share in self.shares],
         }
+
+
+def _longest_first(shares: Iterable[Share]) -> tuple[Share, ...]:
+    return tuple(sorted(shares, key=lambda share: (-share.ns, share[:3])))
 
 
 _EVER: Final = np.iinfo(np.int64).min

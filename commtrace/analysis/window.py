@@ -31,6 +31,11 @@ class Window:
     context: Run
     wanted: StepRange | None = None
 
+    @classmethod
+    def of(cls, context: Run, wanted: StepRange) -> Window:
+        """Return these steps of a run that was loaded with their neighbours."""
+        return cls(_selected(context, wanted), context, wanted)
+
 
 def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
     """Load the steps asked for.
@@ -51,15 +56,15 @@ def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
     if isinstance(source, Run):
         source = _with_steps(source)
     context = _selected(source, around) if isinstance(source, Run) else load_run(source, around)
-    recorded = _selected(context, wanted)
-    if not _recorded_steps(recorded) and not isinstance(source, Run):
+    window = Window.of(context, wanted)
+    if not recorded_steps(window.recorded) and not isinstance(source, Run):
         # Nothing of these steps was recorded, or nothing marked steps: then they follow from the whole run.
         whole = _with_steps(load_run(source))
         if whole.steps_inferred:
             return load_window(whole, steps)
-    if not _recorded_steps(recorded):
+    if not recorded_steps(window.recorded):
         raise ConfigurationError(f"no step in {steps}; {_what_is_recorded(source)}")
-    return Window(recorded, context, wanted)
+    return window
 
 
 def _with_steps(run: Run) -> Run:
@@ -75,13 +80,14 @@ def _selected(run: Run, steps: StepRange) -> Run:
     return replace(run, ranks=ranks)
 
 
-def _recorded_steps(run: Run) -> list[int]:
+def recorded_steps(run: Run) -> list[int]:
+    """Return the numbers of the steps that any rank has recorded, ascending."""
     of_ranks = [trace.spans.step[trace.spans.kind == schema.STEP] for trace in run.ranks.values()]
     return [int(step) for step in np.unique(np.concatenate(of_ranks))] if of_ranks else []
 
 
 def _what_is_recorded(source: str | Path | Run) -> str:
-    steps = _recorded_steps(source if isinstance(source, Run) else load_run(source))
+    steps = recorded_steps(source if isinstance(source, Run) else load_run(source))
     if not steps:
         return "the run has no steps at all. Mark them with `with commtrace.step(i):`"
     return f"recorded are {steps[0]}–{steps[-1]}" if len(steps) > 1 else f"recorded is only {steps[0]}"

@@ -48,6 +48,7 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     "bench": _Command("Measure what recording costs a training command."),
     "trigger": _Command("Have a running job record the next steps in detail, on all ranks."),
     "monitor": _Command("Watch a running job: who is slow, why, what it costs."),
+    "metrics": _Command("Tell the critical path of a run to Prometheus or OpenTelemetry.", analyses=True),
     "export": _Command("Write a run for the Perfetto UI or another viewer.", analyses=True),
     "import": _Command("Make a run from what another program recorded.", analyses=True),
     "merge": _Command("Bring the ranks of one job on several nodes together."),

@@ -42,18 +42,19 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
 
 def metrics_data(
-    families: Iterable[Family], counts: Counts, resource: Resource, start_ns: int, now_ns: int
+    families: Iterable[Family], counts: Counts | None, resource: Resource, start_ns: int, now_ns: int
 ) -> MetricsData:
     """What to send now.
 
     Args:
-        families: of the rank's Prometheus collector.
-        counts: what became of spans.
-        resource: of the rank.
+        families: of a Prometheus collector.
+        counts: what became of spans; None of whoever sends none.
+        resource: of the rank, or of the run.
         start_ns, now_ns: epoch; since when sums count, and this moment.
     """
     metrics = [metric for family in families if (metric := _metric(family, start_ns, now_ns)) is not None]
-    metrics += _of_spans(counts, start_ns, now_ns)
+    if counts is not None:
+        metrics += _of_spans(counts, start_ns, now_ns)
     scope = ScopeMetrics(InstrumentationScope("commtrace"), metrics, "")
     return MetricsData([ResourceMetrics(resource, [scope], "")])
 

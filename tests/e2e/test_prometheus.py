@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,7 +77,11 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
         "COMMTRACE_PROMETHEUS_TARGETS": str(targets),
     }
     program = ["tests/e2e/programs/monitored_training.py", tmp_path]
-    with ThreadPoolExecutor(1) as pool, prometheus.running(tmp_path, targets, rules) as server:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        prometheus.running(tmp_path, targets, rules) as server,
+        _critical_path(tmp_path),
+    ):
         training = pool.submit(launch, program, 4, environment, 170)
         job = Job(tmp_path, server)
         try:
@@ -91,6 +100,32 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
     for trace in load_run(tmp_path / "run").ranks.values():
         steps = trace.spans.step[trace.spans.kind == schema.STEP].tolist()
         assert (trace.closed, trace.dropped, steps) == (True, {}, list(range(len(steps))))
+
+
+@contextmanager
+def _critical_path(directory: Path) -> Iterator[None]:
+    """Served meanwhile by ``commtrace metrics``, which reads the files of the ranks."""
+    command = [
+        sys.executable,
+        "-m",
+        "commtrace",
+        "metrics",
+        directory / "run",
+        "--serve",
+        "127.0.0.1:0",
+        "--every",
+        "1",
+    ]
+    environment = {**os.environ, "COMMTRACE_PROMETHEUS_TARGETS": str(directory / "targets")}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
 
 
 def _nobody_is_slow(job: Job) -> None:
@@ -146,6 +181,19 @@ def _the_slow_rank_is_named(job: Job) -> None:
     (found,) = job.server.query("commtrace_straggler_cost_seconds")
     assert found.labels["straggler_rank"] == SLOW_RANK
     _every_rank_tells_how_slow_it_is(job)
+    _the_slow_rank_is_on_the_critical_path(job)
+
+
+def _the_slow_rank_is_on_the_critical_path(job: Job) -> None:
+    """Forward of the slow rank, 0.15 s of a step of 0.3 s; its replica, which works as long as ever, is not on it."""
+
+    def shares() -> dict[tuple[str, str], float]:
+        rate = f"sum by (rank, kind) (rate(commtrace_critical_path_seconds_total[{WINDOW}]))"
+        told = job.server.query(f"{rate} / ignoring (rank, kind) group_left () sum({rate})")
+        return {(one.labels["rank"], one.labels["kind"]): one.value for one in told}
+
+    prometheus.until(lambda: shares().get((SLOW_RANK, "forward"), 0) > 0.35, 60, shares)
+    assert shares().get(("0", "forward"), 0) < 0.1
 
 
 def _every_rank_tells_how_slow_it_is(job: Job) -> None:

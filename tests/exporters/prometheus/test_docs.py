@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from commtrace.analysis.critical_path import CriticalPath, Share
+from commtrace.analysis.path_totals import PathTotals
 from commtrace.exporters.grafana.dashboards import dashboards
+from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector
 from commtrace.exporters.prometheus.rules import Timing, alerts
 from commtrace.exporters.prometheus.totals import StepTotals
@@ -35,6 +38,10 @@ def test_every_metric_is_documented() -> None:
         for family in RankCollector(live, totals).collect()
         for sample in family.samples
     }
+
+    totals_of_run = PathTotals(".")
+    totals_of_run.path, totals_of_run.last_step = CriticalPath(1, (Share(0, "forward", "", 1, 0),)), 0
+    names |= {sample.name for family in PathCollector(totals_of_run).collect() for sample in family.samples}
 
     assert sorted(first_cells("prometheus.md", r"`(commtrace_\w+)`")) == sorted(names)
 

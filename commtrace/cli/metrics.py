@@ -104,9 +104,10 @@ def _served(address: str, collector: PathCollector, run: Path) -> Iterator[None]
     from commtrace.exporters.prometheus.endpoint import Endpoint
 
     host, port = Address.parse(address)
-    config = replace(Config.from_env(), prometheus_address=host, prometheus_port=port)
-    endpoint = Endpoint(config, 0, collector)
-    target = path_target(endpoint, Path(config.prometheus_targets or run / "prometheus"), run.resolve().name)
+    of_ranks = Config.from_env()
+    options = replace(of_ranks.prometheus, address=host, port=port)
+    endpoint = Endpoint(replace(of_ranks, prometheus=options), 0, collector)
+    target = path_target(endpoint, Path(options.targets or run / "prometheus"), run.resolve().name)
     typer.echo(f"Prometheus finds the metrics at {endpoint.scheme}://{host}:{endpoint.port}, by {target}", err=True)
     try:
         yield

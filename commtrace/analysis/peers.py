@@ -8,18 +8,20 @@ microbatches and steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.replay_segments import Segments, same_work
+from commtrace.analysis.replay_segments import BETWEEN, Segments, same_work
 from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
 
-_LARGEST = 2**62
+_LARGEST: Final = 2**62
+_USUAL: Final = 0.5
+"""What a rank does less often per step is no part of every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class PeerComparison:
     normal ones among them (:meth:`among`); NaN where no other rank does the same.
 
     Attributes:
-        entry: of each segment, its index in the other arrays.
+        entry: of each segment, its index in the other arrays; what ranks do not do that others of their stage do has
+            none, and takes no time.
         rank, kind: of each entry.
         work: of each entry, a number that entries of different ranks share which are the same work.
         per_step: how many segments of this entry a step has, in the mean over all steps: work that occurs in one step
@@ -102,15 +105,46 @@ def compare_with_peers(
     mean = np.bincount(cell, values_ns[counted], minlength=len(cells)) / np.maximum(size, 1)
     own = grouped_median(cell_entry, mean, entries)
     steps = int(np.count_nonzero(np.bincount(segments.step[counted])))
+    per_step = np.bincount(cell_entry, size, minlength=entries) / max(steps, 1)
+    rank, kind, work = (column[first].astype(np.int64) for column in (segments.rank, segments.kind, work))
+    pauses = _pauses_of_others(rank, segments.stage[first].astype(np.int64), kind, work, per_step)
+    own = np.concatenate([own, np.zeros(len(pauses.rank))])
+    work = np.concatenate([work, pauses.work])
     return PeerComparison(
         entry=entry,
-        rank=segments.rank[first].astype(np.int64),
-        kind=segments.kind[first].astype(np.int64),
-        work=work[first].astype(np.int64),
+        rank=np.concatenate([rank, pauses.rank]),
+        kind=np.concatenate([kind, pauses.kind]),
+        work=work,
         own_ns=own,
-        peer_ns=leave_one_out_median(work[first], own),
-        per_step=np.bincount(cell_entry, size, minlength=entries) / max(steps, 1),
+        peer_ns=leave_one_out_median(work, own),
+        per_step=np.concatenate([per_step, pauses.per_step]),
     )
+
+
+class _Pauses(NamedTuple):
+    """Work that takes no time on a rank; one row per rank and work."""
+
+    rank: Int64
+    kind: Int64
+    work: Int64
+    per_step: Float64
+
+
+def _pauses_of_others(rank: Int64, stage: Int64, kind: Int64, work: Int64, per_step: Float64) -> _Pauses:
+    """What only some ranks of a stage do between two phases, of its other ranks.
+
+    A stretch between phases that takes no time is no segment: of a rank whose host launches late, which pauses there in
+    every step, there would be nothing to compare with.
+    """
+    usual = np.flatnonzero((kind >= BETWEEN) & (per_step > _USUAL))
+    usual = usual[np.unique(work[usual], return_index=True)[1]]
+    ranks, at = np.unique(rank, return_index=True)
+    which, other = np.nonzero(stage[usual][:, np.newaxis] == stage[at])
+    which, other = usual[which], ranks[other]
+    key = pack([np.concatenate([work[which], work]), np.concatenate([other, rank])])
+    missing = ~np.isin(key[: len(which)], key[len(which) :])
+    which = which[missing]
+    return _Pauses(other[missing], kind[which], work[which], per_step[which])
 
 
 def grouped_median(group: Int64, values: Float64 | Int64, groups: int) -> Float64:

@@ -10,7 +10,7 @@ waits for the slow one is never named: waiting is no duration in a replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,7 @@ from commtrace.analysis.stragglers.stretches import judge_stretches
 from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.trace.run import Run
+from commtrace.trace.spans import Int64
 
 _NO_PEERS = (
     "Ranks were not compared: no two ranks do the same work (data- and tensor-parallel size are 1), so a slow rank "
@@ -89,17 +90,25 @@ def find_stragglers(
     if not bench.noise_is_known:
         abstentions = (_too_few_steps(bench),)
     else:
-        stage = uneven_stages(bench, mended_ns)
-        others = [stage] if stage else []
-        # A slow worker, or a stage, changes what its neighbours' communications look like: only the cause is named.
-        if not verdicts and not stage:
-            uneven = uneven_sequences(bench)
-            others = [*([uneven] if uneven else []), *slow_links(bench)]
+        others = _of_no_single_rank(bench, verdicts, mended_ns)
         verdicts += others
         together += sum(verdict.cost_ms_per_step for verdict in others)
+        if not np.isfinite(bench.work.peer_ns).any():
+            abstentions = (_NO_PEERS,)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     waited_for = "" if ordered else most_waited_for(stretches[0], matches)
     return Findings(tuple(ordered), abstentions, bench.replay_error, together, waited_for)
+
+
+def _of_no_single_rank(bench: Bench, slow: Sequence[Verdict], mended_ns: Int64) -> list[Verdict]:
+    """Verdicts on stages, sequences and links, where the ranks that were found to be slow are mended."""
+    stage = uneven_stages(bench, mended_ns)
+    ranks = {rank for verdict in slow for rank in verdict.ranks}
+    if stage is not None:
+        return [stage.verdict, *slow_links(bench, stage.mended_ns, {*ranks, *stage.ranks})]
+    # Ranks that are slow now and then have long microbatches, too.
+    uneven = None if slow else uneven_sequences(bench)
+    return [*([uneven] if uneven else []), *slow_links(bench, mended_ns, ranks)]
 
 
 def _too_few_steps(bench: Bench) -> str:
@@ -122,5 +131,3 @@ def _reasons(matches: Matches, bench: Bench) -> Iterator[str]:
             f"Stragglers were not looked for: the replayed steps differ from the measured ones by "
             f"{bench.replay_error:.0%}; spans are missing or the clocks disagree."
         )
-    elif not np.isfinite(bench.work.peer_ns).any():
-        yield _NO_PEERS

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtrace.analysis.peers import compare_with_peers, grouped_median, leave_one_out_median
-from commtrace.analysis.replay_segments import Segments
+from commtrace.analysis.replay_segments import BETWEEN, Segments
 
 GROUPS_AND_VALUES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), max_size=30)
 
@@ -44,3 +44,19 @@ def test_work_of_one_step_in_many_is_a_small_part_of_each() -> None:
     compared = compare_with_peers(segments, work, np.ones(len(rank), bool))
 
     assert compared.excess_ns()[compared.rank == 1].sum() == pytest.approx(890 / 9)
+
+
+def test_a_pause_between_phases_that_only_one_rank_of_a_stage_makes_is_none_on_the_others() -> None:
+    """Ranks 0 and 1 do the same; rank 1 pauses for 30 ns before it. Rank 2 is another stage."""
+    rows = [(rank, step, rank == 2, 1, 100) for rank in (0, 1, 2) for step in range(4)]
+    rows += [(1, step, 0, BETWEEN + 1, 30) for step in range(4)]
+    rank, step, stage, kind, work = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    columns = dict.fromkeys(Segments.__dataclass_fields__, np.zeros(len(rank), np.int64))
+    told = {"rank": rank, "step": step, "stage": stage, "kind": kind, "work_ns": work}
+    segments = Segments(**{**columns, **told})
+
+    compared = compare_with_peers(segments, work, np.ones(len(rank), bool))
+
+    assert compared.from_typical_ns() == {0: pytest.approx(-15), 1: pytest.approx(15), 2: 0.0}
+    assert compared.excess_ns()[compared.rank == 1].sum() == pytest.approx(30)
+    assert compared.ratio[kind > BETWEEN].tolist() == [0.0] * 4

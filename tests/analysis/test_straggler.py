@@ -51,10 +51,12 @@ def test_time_that_nobody_waits_for_costs_nothing() -> None:
     assert findings_of(replace(JOB, extra_forward_ns={3: 10_000}).run()).verdicts == ()
 
 
-def test_without_peers_nobody_is_compared() -> None:
-    findings = findings_of(PipelineJob(4, 8, extra_forward_ns={2: 5 * MS}).run())
+def test_without_peers_stages_are_compared_and_no_ranks() -> None:
+    findings = findings_of(PipelineJob(4, 8, steps=9, extra_forward_ns={2: 5 * MS}).run())
 
-    assert findings.verdicts == ()
+    (verdict,) = findings.verdicts
+    assert (verdict.who, verdict.cause) == ("stage 2 (rank 2)", "stage_imbalance")
+    assert "Rank 2 is all of it: it may be slow instead" in verdict.evidence
     assert "no two ranks do the same work" in findings.abstentions[0]
 
 

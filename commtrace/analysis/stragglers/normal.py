@@ -107,6 +107,8 @@ def judge(work: Work, limits: Limits) -> Judged:
             continue
         number, by = chosen
         members = clusters[number]
+        if by == MAJORITY and _is_far_behind(work, clusters[0], members, limits):
+            undecided.append(_faster_ones(work, clusters[0], members))
         middle = float(np.median(work.total_ns[members]))
         deviation = float(np.median(np.abs(work.total_ns[members] - middle)))
         scatter = _MAD_TO_SIGMA * deviation if len(members) >= FEWEST_FOR_SCATTER else 0.0
@@ -180,6 +182,20 @@ def _are_whole_hosts(work: Work, some: Int64, others: Int64) -> bool:
     hosts, count = np.unique(work.host[np.concatenate([some, others])], return_counts=True)
     shared = np.intersect1d(work.host[some], work.host[others])
     return not len(shared) and len(hosts) > 1 and bool((count > 1).all())
+
+
+def _is_far_behind(work: Work, fastest: Int64, members: Int64, limits: Limits) -> bool:
+    behind = float(np.median(work.total_ns[members]) - np.median(work.total_ns[fastest]))
+    return behind > limits.clearly * float(np.median(work.scale_ns[members]))
+
+
+def _faster_ones(work: Work, fastest: Int64, members: Int64) -> str:
+    few, many = (float(np.median(work.total_ns[own])) / 1e6 for own in (fastest, members))
+    return (
+        f"{_works(work.rank[fastest].tolist()).capitalize()} {few:.1f} ms per step, and most ranks that do the same "
+        f"work {many:.1f} ms: whether these are slow, or the former have less to do, cannot be told. A run in which "
+        "the job was well tells it (--baseline RUN)."
+    )
 
 
 def _what_would_tell(work: Work, clusters: Sequence[Int64]) -> str:

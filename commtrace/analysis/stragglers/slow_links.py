@@ -7,7 +7,7 @@ link, by the rule for the work of ranks. The slow links are then told by what th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -78,18 +78,27 @@ class _Suspicion(NamedTuple):
     rows: frozenset[int]
 
 
-def slow_links(bench: Bench) -> list[Verdict]:
-    """Verdicts on slow communication, dearest first."""
-    links = _compare(bench)
+def slow_links(bench: Bench, mended_ns: Int64, slow_ranks: Collection[int]) -> list[Verdict]:
+    """Verdicts on slow communication, dearest first.
+
+    Args:
+        bench: the run.
+        mended_ns: durations of its segments without what was found so far.
+        slow_ranks: those; they may serve their communications late, so links that touch them are not judged.
+    """
+    links = _compare(bench, slow_ranks)
     if links is None or not links.is_slow.any():
         return []
     suspicions = list(_explanations(bench.run, links))
     everything = frozenset().union(*(one.rows for one in suspicions))
-    all_saved = bench.saved_ns(None, _mended(bench, links, everything))
+    others_saved = bench.saved_ns(mended_ns)
+    all_saved = bench.saved_ns(mended_ns, _mended(bench, links, everything)) - others_saved
     verdicts = []
     for one in suspicions:
         left = everything - one.rows
-        saved = all_saved - bench.saved_ns(None, _mended(bench, links, left)) if left else all_saved
+        saved = all_saved
+        if left:
+            saved = all_saved + others_saved - bench.saved_ns(mended_ns, _mended(bench, links, left))
         cost = bench.cost_of(saved)
         if not bench.passes(cost):
             continue
@@ -110,8 +119,8 @@ def slow_links(bench: Bench) -> list[Verdict]:
     return sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
 
 
-def _compare(bench: Bench) -> _Links | None:
-    """What passed over which link and how fast; None where too little did."""
+def _compare(bench: Bench, slow_ranks: Collection[int]) -> _Links | None:
+    """What passed over which link and how fast, without the links of these ranks; None where too little did."""
     transfers, run = bench.program.transfers, bench.run
     rows = np.flatnonzero(bench.steady[transfers.step] & (transfers.participants > 1))
     if len(rows) < FEWEST_TRANSFERS:
@@ -134,12 +143,13 @@ def _compare(bench: Bench) -> _Links | None:
     one, entry = grouped(pack([grouped(like)[1], link]))
     typical = grouped_median(entry, ns, len(one))
     _, peers = grouped(like[one])
-    is_enough = np.bincount(entry, minlength=len(one)) >= FEWEST_TRANSFERS
+    is_judged = np.bincount(entry, minlength=len(one)) >= FEWEST_TRANSFERS
+    is_judged &= np.array([not set(slow_ranks).intersection(words[index].ranks) for index in link[one].tolist()])
     number = np.arange(len(one), dtype=np.int64)
     judged = judge(
         Work(
             rank=number,
-            peers=np.where(is_enough, peers, -1 - number),
+            peers=np.where(is_judged, peers, -1 - number),
             host=np.zeros(len(one), np.int64),
             total_ns=typical,
             error_ns=_typical_scatter(peers, entry, ns, typical),
@@ -267,7 +277,7 @@ def _evidence(one: _Suspicion, links: _Links) -> str:
     return (
         f"Its communications take up to {links.ns[slowest] / links.normal_ns[slowest]:.1f} times as long, after all "
         f"participants have arrived, as the same ones elsewhere ({links.ns[slowest] / 1e6:.2f} against "
-        f"{links.normal_ns[slowest] / 1e6:.2f} ms, medians); no rank works for longer than is normal."
+        f"{links.normal_ns[slowest] / 1e6:.2f} ms, medians); none of its ranks works for longer than is normal."
     )
 
 
@@ -284,8 +294,11 @@ def _member(bench: Bench, links: _Links, one: _Suspicion, rank: int) -> Member:
 
 
 def _mended(bench: Bench, links: _Links, rows: frozenset[int]) -> Int64:
-    """Durations of all transfers with those of these links as fast as is normal."""
-    ratio = np.ones(len(links.ns) + 1)  # the last one is of the transfers that are in no entry
+    """Durations of all transfers with those of these links as fast as is normal; those that are stay as they are."""
+    ns = bench.program.transfers.ns
+    ratio, normal = np.ones(len(links.ns) + 1), np.zeros(len(links.ns) + 1)  # the last one: those in no entry
     chosen = sorted(rows)
     ratio[chosen] = links.normal_ns[chosen] / links.ns[chosen]
-    return np.asarray(np.rint(bench.program.transfers.ns * ratio[links.entry]), np.int64)
+    normal[chosen] = links.normal_ns[chosen]
+    mended = np.maximum(ns * ratio[links.entry], np.minimum(ns, normal[links.entry]))
+    return np.asarray(np.rint(mended), np.int64)

@@ -13,7 +13,7 @@ from commtrace.analysis.replay_segments import BETWEEN, Segments
 from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, QUARTILES_APART, Bench
 from commtrace.analysis.stragglers.limits import RECORDED
 from commtrace.analysis.stragglers.normal import Judged, Work, judge
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Bool, Int64
 
 WORK: Final = "work"
 DATA: Final = "data"
@@ -118,7 +118,6 @@ def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float]) -> SlowRanks:
 
 def _slow_in_work(bench: Bench, judged: Judged) -> Iterator[SlowRank]:
     segments_excess = bench.work.excess_ns()
-    steps = work_of_steps(bench)
     for row in np.flatnonzero(judged.is_slow).tolist():
         rank, own = int(judged.rank[row]), bench.work.rank == judged.rank[row]
         in_phase = own & (bench.work.kind < BETWEEN)
@@ -126,20 +125,34 @@ def _slow_in_work(bench: Bench, judged: Judged) -> Iterator[SlowRank]:
             "compute": float(segments_excess[in_phase].sum()),
             "unknown": float(segments_excess[own & ~in_phase].sum()),
         }
-        total = sum(excess.values())
-        usual = float(np.median(steps[row])) - total
-        persistence = float((steps[row] - usual >= total / 2).mean())
+        persistence = float(_works_longer(bench, rank)[bench.steady].mean())
         if persistence >= bench.thresholds.persistence:
             yield SlowRank(rank, excess, WORK, float(judged.normal_ns[row]), judged.told_by[row], persistence)
 
 
+def _works_longer(bench: Bench, rank: int) -> Bool:
+    """In which steps of the program a rank works longer than is normal by at least half as much as usual."""
+    segments = bench.program.segments
+    own = segments.rank == rank
+    work = np.bincount(segments.step[own], segments.work_ns[own], minlength=len(bench.program.steps))
+    excess = float(bench.work.excess_ns()[bench.work.rank == rank].sum())
+    normal = float(np.median(work[bench.steady])) - excess
+    return np.asarray(work - normal >= excess / 2)
+
+
 def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Int64:
-    """Segment durations where these ranks work as is normal, each in these of WORK and RARE."""
+    """Segment durations where these ranks work as is normal, each in these of WORK and RARE.
+
+    A step in which a rank works no longer than is normal has nothing to mend.
+    """
     bench, segments = found.bench, found.bench.program.segments
     durations = np.zeros(len(segments))
     for cause in (WORK, *RARE):
         chosen = np.isin(segments.rank, [rank for rank, causes in ranks.items() if cause in causes])
         values = segments.work_ns if cause == WORK else rare_ns(segments, cause)
+        if cause == WORK:
+            for rank in np.unique(segments.rank[chosen]).tolist():
+                chosen &= (segments.rank != rank) | _works_longer(bench, rank)[segments.step]
         if chosen.any():
             ratio = bench.work.ratio if cause == WORK else _rare_ratio(bench, values, found.rare_excess_ns[cause])
             durations += np.where(chosen, values * ratio, values)

@@ -26,6 +26,9 @@ _NOISIEST: Final = 1.5
 """No rank counts as noisier than the typical one by more: of few steps, the noise of a single rank is badly known."""
 
 _MOST_CHANGES: Final = 32
+_SPARE: Final = 0.25
+"""Share of the steps that may lie in ends in which nobody was slow yet, or any more."""
+
 _MAD_TO_SIGMA: Final = 1.4826
 
 
@@ -64,7 +67,14 @@ def find_changes(bench: Bench) -> list[int]:
     noise = np.minimum(noise, _NOISIEST * np.median(noise))
     error = DEPENDENCE * np.maximum(noise, 1e-3 * level + 1.0)
     least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
-    return _cut(_without_single_steps(beyond), error, least, bench.thresholds.fewest_steps, _MOST_CHANGES)
+    return _cut(
+        _without_single_steps(beyond),
+        error,
+        least,
+        bench.thresholds.fewest_steps,
+        _MOST_CHANGES,
+        _SPARE * bench.num_steps,
+    )
 
 
 def _without_single_steps(values: Float64) -> Float64:
@@ -73,11 +83,13 @@ def _without_single_steps(values: Float64) -> Float64:
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, _FILTER, axis=1), axis=2))
 
 
-def _cut(values: Float64, error: Float64, least: Float64, shortest: int, most: int) -> list[int]:
+def _cut(values: Float64, error: Float64, least: Float64, shortest: int, most: int, spare: float) -> list[int]:
+    """Places to cut; ends that are no slower and too short to be judged stay uncut, ``spare`` steps in all."""
     steps = values.shape[1]
     if most < 1 or steps < 2 * shortest:
         return []
-    left = np.arange(shortest, steps - shortest + 1)
+    edge = _FILTER // 2 + 1
+    left = np.arange(edge, steps - edge + 1)
     sums = np.cumsum(values, axis=1)
     before, total = sums[:, left - 1], sums[:, -1:]
     apart = np.abs((total - before) / (steps - left) - before / left)
@@ -87,8 +99,18 @@ def _cut(values: Float64, error: Float64, least: Float64, shortest: int, most: i
     if sigmas[rank, place] < SIGMAS_OF_CHANGE:
         return []
     at = int(left[place])
-    first = _cut(values[:, :at], error, least, shortest, most - 1)
-    second = _cut(values[:, at:], error, least, shortest, most - 1 - len(first))
+    if not shortest <= at <= steps - shortest:
+        # One end differs that is too short to be judged by itself.
+        is_first, length = at < shortest, min(at, steps - at)
+        slower_first = before[:, place] / at > (total[:, 0] - before[:, place]) / (steps - at)
+        is_slow = ((sigmas[:, place] >= SIGMAS_OF_CHANGE) & (slower_first == is_first)).any()
+        if not is_slow and length <= spare:
+            # It stays with its neighbours, as steps that cost nothing.
+            rest = values[:, at:] if is_first else values[:, :at]
+            return [one + at * is_first for one in _cut(rest, error, least, shortest, most, spare - length)]
+        at = shortest if is_first else steps - shortest
+    first = _cut(values[:, :at], error, least, shortest, most - 1, spare)
+    second = _cut(values[:, at:], error, least, shortest, most - 1 - len(first), spare)
     return [*first, at, *(at + one for one in second)]
 
 

@@ -7,7 +7,7 @@ too many layers, or layers that cost more. The rule for ranks holds for stages, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,21 @@ from commtrace.trace.spans import Int64
 _CAUSE: Final = "stage_imbalance"
 
 
-def uneven_stages(bench: Bench, mended_ns: Int64) -> Verdict | None:
+class UnevenStages(NamedTuple):
+    """Stages with too much work.
+
+    Attributes:
+        verdict: on them.
+        ranks: all of theirs.
+        mended_ns: durations of all segments if they did what is normal.
+    """
+
+    verdict: Verdict
+    ranks: tuple[int, ...]
+    mended_ns: Int64
+
+
+def uneven_stages(bench: Bench, mended_ns: Int64) -> UnevenStages | None:
     """The stages that hold up the others, and what the job would save if they did what is normal.
 
     Args:
@@ -44,14 +58,15 @@ def uneven_stages(bench: Bench, mended_ns: Int64) -> Verdict | None:
     ratio[stages[slow]] = (judged.normal_ns / quickest)[slow]
     in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
     evened = np.where(in_phase, mended_ns * ratio[np.maximum(segments.stage, 0)], mended_ns)
-    saved = bench.saved_ns(np.asarray(np.rint(evened), np.int64)) - bench.saved_ns(mended_ns)
+    evened_ns = np.asarray(np.rint(evened), np.int64)
+    saved = bench.saved_ns(evened_ns) - bench.saved_ns(mended_ns)
     cost = bench.cost_of(saved)
     if not bench.passes(cost):
         return None
     slowest = int(np.argmax(np.where(slow, judged.excess_ns, -np.inf)))
     ranks = [rank for rank, stage in bench.stage_of_rank.items() if stage in set(stages[slow].tolist())]
     first = min(rank for rank in ranks if bench.stage_of_rank[rank] == stages[slowest])
-    return Verdict(
+    verdict = Verdict(
         rank=first,
         host=bench.run.ranks[first].metadata.node,
         cause=_CAUSE,
@@ -59,9 +74,10 @@ def uneven_stages(bench: Bench, mended_ns: Int64) -> Verdict | None:
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=bench.gpu_hours_per_day(cost),
         persistence=cost.persistence,
-        evidence=_evidence(stages, quickest, judged, slowest) + _host_of_stages(bench, ranks),
+        evidence=_evidence(stages, quickest, judged, slowest) + _or_slow_instead(bench, ranks),
         next_step=NEXT_STEP[_CAUSE],
     )
+    return UnevenStages(verdict, tuple(ranks), evened_ns)
 
 
 def _quickest_of_stages(bench: Bench) -> tuple[Int64, Float64]:
@@ -108,10 +124,12 @@ def _evidence(stages: Int64, quickest: Float64, judged: Judged, slowest: int) ->
     )
 
 
-def _host_of_stages(bench: Bench, ranks: Sequence[int]) -> str:
-    """A sentence where the stages are one host's, and nothing else is: then the host may be what is slow."""
+def _or_slow_instead(bench: Bench, ranks: Sequence[int]) -> str:
+    """A sentence where the stages are one rank, or one host's and nothing else is: these may be what is slow."""
     nodes = {rank: trace.metadata.node for rank, trace in bench.run.ranks.items()}
     host = nodes[ranks[0]]
+    if len(ranks) == 1:
+        return f" Rank {ranks[0]} is all of it: it may be slow instead, which a run with its work elsewhere tells."
     if {rank for rank, node in nodes.items() if node == host} != set(ranks):
         return ""
     return f" Its ranks are all that run on {host}: the host may be slow instead, which a run on other hosts tells."

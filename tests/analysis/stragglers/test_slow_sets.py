@@ -125,3 +125,19 @@ def test_nobody_is_named_in_a_clean_run(seed: int) -> None:
     findings, _ = judged((), seed=seed, dp=(4, 8, 16)[seed % 3], steps=(9, 30)[seed % 2], jitter=0.01 * (1 + seed))
 
     assert (findings.verdicts, findings.abstentions) == ((), ())
+
+
+def test_a_rank_that_is_slow_for_most_of_a_short_run_costs_what_a_step_loses_in_the_mean() -> None:
+    findings, cost_ms = judged(["slow-rank=2:1.5@6:24"], dp=4, steps=24)
+
+    (verdict,) = findings.verdicts
+    assert verdict.ranks == (2,)
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+
+
+def test_a_rank_whose_host_launches_late_is_named_with_all_of_its_pauses() -> None:
+    findings, cost_ms = judged(["late-launch=1:60"], dp=4, steps=12)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), "unknown")
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)

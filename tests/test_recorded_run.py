@@ -17,6 +17,7 @@ import commtrace
 from commtrace import tables
 from commtrace.cli.main import app
 from commtrace.errors import ConfigurationError, MissingExtraError, RunNotFoundError
+from tests import factory
 from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import mark, row, write_rank
@@ -153,6 +154,38 @@ def test_a_pipeline_has_its_schedule(tmp_path: Path) -> None:
     assert tables.stages(pipeline.per_stage).column("wall_ns").to_pylist() == [
         stage.wall_ns for stage in pipeline.per_stage
     ]
+
+
+def test_an_imported_trace_of_kernels_has_idle_time_and_no_verdict(tmp_path: Path) -> None:
+    kernels = [
+        span
+        for begin in (0, 100, 200)
+        for span in (
+            factory.span("step", begin, begin + 100, step=begin // 100, timing="kernel"),
+            factory.span("kernel", begin + 10, begin + 60, step=begin // 100, timing="kernel"),
+            factory.span("memory", begin + 50, begin + 70, step=begin // 100, timing="kernel"),
+        )
+    ]
+    run = commtrace.open(record(factory.make_run({0: kernels, 1: kernels}), tmp_path))
+
+    parts = rows(run.steps(), "used", "compute_ns", "exposed_memory_ns", "idle_ns", "other_ns")
+    assert parts == 2 * [(False, None, None, None, None), *2 * [(True, 50, 10, 40, 0)]]
+    assert "kernels tell when a rank computes" in run.stragglers().abstentions[0]
+
+
+def test_spans_of_several_hosts_are_on_one_clock(tmp_path: Path) -> None:
+    job = ["--dp", "4", "--gpus-per-host", "2", "--steps", "4", "--clock-offset", "1=5"]
+    assert CliRunner().invoke(app, ["synth", "-o", str(tmp_path / "run"), *job]).exit_code == 0
+    run = commtrace.open(tmp_path / "run")
+
+    alignment = run.align()
+    assert (alignment.method, alignment.refused, [one.host for one in alignment.hosts]) == (
+        "collective ends", None, ["node0", "node1"],
+    )  # fmt: skip
+    collectives = run.spans().to_pandas().query("kind == 'collective' and name == 'all_gather'")
+    ends = collectives.groupby(["group", "seq", "op_in_seq"]).end_ns.agg(["min", "max", "size"])
+    assert set(ends["size"]) == {4}
+    assert (ends["max"] - ends["min"]).max() < 50_000, "the members leave together; their clocks differ by milliseconds"
 
 
 def test_only_the_steps_that_are_asked_for_are_read(directory: Path) -> None:

@@ -398,12 +398,13 @@ def hidden(count: int, seed: int) -> Iterator[Case]:
 
 
 def clean(count: int, seed: int) -> Iterator[Case]:
-    """Nothing is wrong."""
-    random = np.random.default_rng([seed, 2])
+    """Nothing is wrong; in some the speed of healthy ranks drifts."""
+    random, drifts = np.random.default_rng([seed, 2]), np.random.default_rng([seed, 3])
     for number in range(count):
         job, noise = _random_job(random), float(random.choice([0.0, 0.01, 0.02, 0.05, 0.1, 0.2]))
-        name = f"{number}: jitter {noise:.0%}, tp {job.tp} pp {job.pp} dp {job.dp}"
-        yield Case("clean", name, replace(job, jitter=noise, seed=int(random.integers(2**31))))
+        wander = float(drifts.choice([0.0, 0.0, 0.02, 0.04]))
+        name = f"{number}: jitter {noise:.0%}, drift {wander:.0%}, tp {job.tp} pp {job.pp} dp {job.dp}"
+        yield Case("clean", name, replace(job, jitter=noise, wander=wander, seed=int(random.integers(2**31))))
 
 
 def _random_job(random: np.random.Generator) -> Job:

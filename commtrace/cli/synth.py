@@ -45,6 +45,9 @@ def synth(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     jitter: Annotated[float, typer.Option(min=0.0, help="Scatter of every duration: 0.01 is about 1 %.")] = 0.01,
+    wander: Annotated[
+        float, typer.Option(min=0.0, help="Drift of every rank's speed over steps: 0.03 is about 3 %.")
+    ] = 0.0,
     fault: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,6 +107,7 @@ def synth(
         overlap_grad_reduce=overlap_grad_reduce,
         seed=seed,
         jitter=jitter,
+        wander=wander,
         outliers=outliers,
         missing=missing,
         gpus_per_host=gpus_per_host,

@@ -38,6 +38,8 @@ class Job:
         overlap_grad_reduce: gradients are reduced in buckets while the last backwards run.
         network: what communications cost.
         jitter: standard deviation of the logarithm of every single duration; 0 for exact runs.
+        wander: standard deviation of the logarithm of a rank's speed, which drifts from step to step, as that of a
+            device does that boosts and throttles a little: steps ten apart still have a third of it in common.
         end_scatter_ns: by how much the ends of a collective differ between its ranks, in the mean.
         outliers: share of the collectives' recorded ends that are late by milliseconds.
         missing: share of the communications that were not recorded.
@@ -67,6 +69,7 @@ class Job:
     overlap_grad_reduce: bool = False
     network: Network = field(default_factory=Network)
     jitter: float = 0.01
+    wander: float = 0.0
     end_scatter_ns: int = 1_500
     outliers: float = 0.0
     missing: float = 0.0

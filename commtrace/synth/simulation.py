@@ -30,6 +30,9 @@ _SLOW_PHASE: Final = {
     WEIGHTS: faults.SLOW_BACKWARD,
     _OPTIMIZER: faults.SLOW_OPTIMIZER,
 }
+_MEMORY: Final = 0.9
+"""What a rank's wandering speed keeps of itself from one step to the next."""
+
 _BUCKETS: Final = 4
 """Of gradients, where their reduction overlaps the last backwards."""
 
@@ -70,6 +73,7 @@ class _Simulation:
         self._step = 0
         self._speed: dict[str, Float64] = {}
         self._uneven = np.ones((job.microbatches, self._width))
+        self._wandering = _wandering(job)
         self._sizes = _Sizes(job)
         self._reductions: dict[int, list[tuple[Message, int, Int64]]] = {}
 
@@ -96,7 +100,7 @@ class _Simulation:
 
     def _work_factors(self, slow_phase: str) -> Float64:
         """How much longer than usual each rank works in a phase; shape (stages, ranks of a stage)."""
-        factors = np.ones(self._job.world_size)
+        factors = self._wandering[self._step].copy()
         for fault in self._active(faults.SLOW_RANK, slow_phase):
             factors[list(fault.where)] *= fault.amount
         for fault in self._active(faults.SLOW_HOST):
@@ -361,6 +365,16 @@ class _Simulation:
                 self._collective(stage, role, "all_gather", sizes.parameters, place)
             self._pause(stage, schema.EVALUATION, "evaluation", self._added(faults.EVALUATION, stage), place)
             self._pause(stage, schema.CHECKPOINT, "checkpoint", self._added(faults.CHECKPOINT, stage), place)
+
+
+def _wandering(job: Job) -> Float64:
+    """How much longer than usual each rank works in each step, shape (steps, ranks): an autoregressive process."""
+    drawn = np.random.default_rng([job.seed, 3]).normal(0.0, job.wander, (job.steps, job.world_size))
+    speed = np.empty_like(drawn)
+    speed[0] = drawn[0]
+    for step in range(1, job.steps):
+        speed[step] = _MEMORY * speed[step - 1] + np.sqrt(1 - _MEMORY**2) * drawn[step]
+    return np.asarray(np.exp(speed - job.wander**2 / 2))
 
 
 class _Sizes:

@@ -231,7 +231,7 @@ def _without(job: Job, number: int) -> Job:
 
 def _exact(job: Job) -> Job:
     """One step of the job as it was meant: the second one, as ranks enter the first one all at once."""
-    return replace(job, faults=(), jitter=0.0, end_scatter_ns=0, steps=2)
+    return replace(job, faults=(), jitter=0.0, wander=0.0, end_scatter_ns=0, steps=2)
 
 
 def _mean_step_ns(job: Job) -> int:

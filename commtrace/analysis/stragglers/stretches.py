@@ -30,6 +30,8 @@ _SPARE: Final = 0.25
 """Share of the steps that may lie in ends in which nobody was slow yet, or any more."""
 
 _MAD_TO_SIGMA: Final = 1.4826
+_LOWER_QUARTILE: Final = 0.3186
+"""Of the distances from the middle, in standard deviations, for normal noise."""
 
 
 def judge_stretches(bench: Bench, baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
@@ -64,17 +66,26 @@ def find_changes(bench: Bench) -> list[int]:
         beyond[stage == one] = steps[stage == one] - np.median(steps[stage == one], axis=0)
     level = np.median(steps, axis=1)
     noise = _MAD_TO_SIGMA * np.median(np.abs(np.diff(beyond, axis=1)), axis=1) / np.sqrt(2)
-    noise = np.minimum(noise, _NOISIEST * np.median(noise))
-    error = DEPENDENCE * np.maximum(noise, 1e-3 * level + 1.0)
+    noise = np.maximum(np.minimum(noise, _NOISIEST * np.median(noise)), 1e-3 * level + 1.0)
+    shortest, typical = bench.thresholds.fewest_steps, _without_single_steps(beyond)
+    error = DEPENDENCE * noise * _wandering(typical, noise, shortest)
     least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
-    return _cut(
-        _without_single_steps(beyond),
-        error,
-        least,
-        bench.thresholds.fewest_steps,
-        _MOST_CHANGES,
-        _SPARE * bench.num_steps,
-    )
+    return _cut(typical, error, least, shortest, _MOST_CHANGES, _SPARE * bench.num_steps)
+
+
+def _wandering(steps: Float64, noise: Float64, length: int) -> float:
+    """By how much the means of so many steps scatter more than they would if steps were independent; 1 at least.
+
+    A device whose clock goes up and down with its temperature is fast for some steps, then slow for some: its steps are
+    like their neighbours, and the noise between neighbours says nothing of it. It is that of the typical rank, and from
+    the lower quartile of the differences between such means: a change of behaviour lies between many of them.
+    """
+    if steps.shape[1] < 3 * length:
+        return 1.0
+    means = np.lib.stride_tricks.sliding_window_view(steps, length, axis=1).mean(axis=2)
+    differences = np.quantile(np.abs(means[:, length:] - means[:, :-length]), 0.25, axis=1)
+    sigma = differences / _LOWER_QUARTILE / np.sqrt(2)
+    return max(1.0, float(np.median(sigma * np.sqrt(length) / noise)))
 
 
 def _without_single_steps(values: Float64) -> Float64:

@@ -86,17 +86,24 @@ def _rank_correlation(first: Float64, second: Float64) -> float:
 
 
 def _microbatch_times(bench: Bench) -> tuple[Float64, Float64]:
-    """Forward and backward of every microbatch, relative to what the rank needs for one in the median."""
+    """Forward and backward of every microbatch, relative to what the rank needs for one in the median.
+
+    That is the median of the same step where a step has several: a device that is slower in some steps than in others
+    lengthens all microbatches of these.
+    """
     segments = bench.program.segments
     chosen = bench.counted & (segments.microbatch >= 0)
     place = [segments.rank, segments.step, segments.chunk, segments.microbatch]
+    alike = [segments.rank, segments.chunk]
+    if len(np.unique(segments.microbatch[chosen])) > 1:
+        alike.append(segments.step)
     times = []
     for kind in (FORWARD, BACKWARD):
         mask = chosen & (segments.kind == kind)
         key = pack([column[mask] for column in place])
         cells, first, cell = np.unique(key, return_index=True, return_inverse=True)
         total = np.asarray(np.bincount(cell.reshape(-1), segments.work_ns[mask], minlength=len(cells)), np.float64)
-        own = pack([segments.rank[mask][first], segments.chunk[mask][first]])
+        own = pack([column[mask][first] for column in alike])
         _, group = np.unique(own, return_inverse=True)
         group = group.reshape(-1)
         typical = grouped_median(group, total, int(group.max(initial=-1)) + 1)

@@ -60,3 +60,21 @@ def test_jitter_is_no_change() -> None:
     findings, _ = judged((), dp=8, steps=100, jitter=0.1)
 
     assert findings.verdicts == ()
+
+
+@pytest.mark.parametrize("sizes", [{"dp": 2}, {"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2, "pp": 4}])
+def test_healthy_ranks_whose_speed_drifts_are_no_change(sizes: dict[str, int]) -> None:
+    for seed in range(3):
+        findings, _ = judged((), **sizes, microbatches=4, steps=100, wander=0.05, seed=seed)
+
+        assert findings.verdicts == ()
+
+
+def test_a_rank_that_becomes_slow_is_named_although_all_drift() -> None:
+    findings, cost_ms = judged(("slow-rank=3:1.4@40:80",), steps=80, wander=0.02)
+
+    (verdict,) = findings.verdicts
+    assert verdict.ranks == (3,)
+    ((first, last, _),) = verdict.stretches
+    assert (abs(first - 40) <= 1, last) == (True, 79)
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)

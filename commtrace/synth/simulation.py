@@ -100,7 +100,7 @@ class _Simulation:
 
     def _work_factors(self, slow_phase: str) -> Float64:
         """How much longer than usual each rank works in a phase; shape (stages, ranks of a stage)."""
-        factors = self._wandering[self._step].copy()
+        factors = np.array(self._wandering[self._step])
         for fault in self._active(faults.SLOW_RANK, slow_phase):
             factors[list(fault.where)] *= fault.amount
         for fault in self._active(faults.SLOW_HOST):

@@ -192,10 +192,15 @@ def error_of_typical_work(bench: Bench, typical_ns: Float64) -> Float64:
 
 def work_of_steps(bench: Bench) -> Float64:
     """Work of every rank in every step that counts, ns; rows in the order of ``program.ranks``."""
+    return _of_steps(bench, bench.program.segments.work_ns)
+
+
+def _of_steps(bench: Bench, values_ns: Int64) -> Float64:
+    """Sums of a value of segments, by rank and step that counts."""
     segments, steps = bench.program.segments, len(bench.program.steps)
     index = np.searchsorted(bench.program.ranks, segments.rank)
-    work = np.bincount(index * steps + segments.step, segments.work_ns, minlength=len(bench.program.ranks) * steps)
-    return np.asarray(work.reshape(-1, steps)[:, bench.steady])
+    sums = np.bincount(index * steps + segments.step, values_ns, minlength=len(bench.program.ranks) * steps)
+    return np.asarray(sums.reshape(-1, steps)[:, bench.steady], np.float64)
 
 
 def typical_work_of_stages(bench: Bench) -> dict[int, float]:
@@ -246,17 +251,21 @@ def _judge_rare(bench: Bench, work: Work, cause: str) -> Judged:
         place = place.reshape(-1).astype(np.int64)
         if (np.bincount(place) > 1).all():
             peers = place
-    mean = _by_rank_sum(work.rank, bench.program.segments.rank[bench.counted], values_ns[bench.counted])
+    steps = _of_steps(bench, values_ns)
+    # What a program does on purpose is no chance. What strikes by chance may strike one rank more often than its peers.
+    error = np.zeros(len(steps)) if cause in MEANT else _error_of_mean(steps, peers)
     return judge(
-        replace(
-            work,
-            peers=peers,
-            total_ns=mean / max(bench.num_steps, 1),
-            error_ns=np.zeros(len(mean)),
-            before_ns=None,
-        ),
+        replace(work, peers=peers, total_ns=steps.mean(axis=1), error_ns=error, before_ns=None),
         RECORDED,
     )
+
+
+def _error_of_mean(steps: Float64, peers: Int64) -> Float64:
+    """By rank: the standard error of its mean over steps, if all ranks of its class are struck equally often."""
+    variance, error = steps.var(axis=1), np.zeros(len(steps))
+    for one in np.unique(peers):
+        error[peers == one] = np.sqrt(variance[peers == one].mean() / steps.shape[1])
+    return error
 
 
 def mean_per_step(bench: Bench, values_ns: Int64) -> dict[int, float]:

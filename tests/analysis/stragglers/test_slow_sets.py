@@ -57,6 +57,21 @@ def test_one_rank_that_saves_or_evaluates_alone_is_named(fault: str, cause: str,
     assert bool(verdict.occurrence) == once
 
 
+def test_stalls_that_strike_any_rank_by_chance_name_none() -> None:
+    struck = ((2, 5), (2, 17), (2, 31), (0, 9), (3, 12), (5, 22), (5, 36), (6, 27))
+    findings, _ = judged([f"data={rank}:300@{step}:{step + 1}" for rank, step in struck], steps=40)
+
+    assert findings.verdicts == ()
+
+
+def test_stalls_that_strike_one_rank_again_and_again_name_it() -> None:
+    findings, cost_ms = judged(["data=2:300@5:40:7"], steps=40)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.ranks, verdict.cause) == ((2,), "data")
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
 def test_a_device_whose_clock_is_held_down_is_the_cause() -> None:
     made = synthesize(Job(dp=4, steps=12, jitter=0.02, faults=(Fault.parse("slow-rank=2:1.5"),)))
     states = {

@@ -24,9 +24,8 @@ from commtrace.analysis.states import (
 )
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
-from commtrace.trace.order import stable_order
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int32, Int64, Spans
+from commtrace.trace.spans import Int32, Int64, Spans
 
 
 class Claims(NamedTuple):
@@ -51,32 +50,14 @@ class Claims(NamedTuple):
         By priority, then the innermost (the later start, then the earlier end). The state decides what is left, so
         that the order of the input never does.
         """
-        # Rows are sorted by start, the longer one first, so their order mostly is the wanted one.
-        order = stable_order(self.row + self.priority * (int(self.row.max(initial=0)) + 1))
-        if not self._is_ascending(order):
-            order = np.lexsort((self.state, -self.end, self.start, self.priority))
+        order = np.lexsort((self.state, -self.end, self.start, self.priority))
         precedence = np.empty(len(order), np.int64)
         precedence[order] = np.arange(len(order))
         return precedence
 
-    def _is_ascending(self, order: Int64) -> bool:
-        """Whether claims of one priority are in the wanted order; by priority they are sorted already."""
-        start, end, state = self.start[order], self.end[order], self.state[order]
-        falls = state[1:] < state[:-1]
-        for rising in (-end, start):
-            falls = (rising[1:] < rising[:-1]) | ((rising[1:] == rising[:-1]) & falls)
-        same = np.diff(self.priority[order]) == 0
-        return not (falls & same).any()
-
     def filled(self) -> Claims:
-        """Without those that claim nothing."""
-        return self.of(self.end > self.start)
-
-    def of(self, chosen: Bool) -> Claims:
-        """Only these."""
-        if chosen.all():
-            return self
-        rows = np.flatnonzero(chosen)
+        """Return those that claim an instant at all."""
+        rows = np.flatnonzero(self.end > self.start)
         columns: list[Any] = [column[rows] for column in self]
         return Claims(*columns)
 
@@ -103,7 +84,7 @@ class Standing(NamedTuple):
         )
 
 
-class Stood(NamedTuple):
+class Stalls(NamedTuple):
     """Rows during which the lane stands still, on one axis: they claim wait until they are ready, then transfer.
 
     Attributes:
@@ -120,13 +101,8 @@ class Stood(NamedTuple):
     transfer: Int32
     row: Int64
 
-    def of(self, rows: Int64) -> Stood:
-        """Only these, in this order."""
-        columns: list[Any] = [column[rows] for column in self]
-        return Stood(*columns)
-
     def claims(self, priority: int) -> tuple[Claims, Claims]:
-        """What they claim, of this priority: as wait and as transfer."""
+        """Return what they claim, of this priority: as wait and as transfer."""
         priorities = np.full(len(self.row), priority, np.int32)
         return (
             Claims(self.start, self.ready, self.wait, priorities, self.row).filled(),
@@ -138,14 +114,13 @@ class LaneClaims(NamedTuple):
     """What the spans of a block say of its lanes, the ranks end to end.
 
     Attributes:
-        above, below: what is believed before what stands still, and after it.
-        stood: what stands still.
-        priority: of what stands still.
+        work: of all that is no stall.
+        stalls: while the lane stands still.
+        priority: of the stalls.
     """
 
-    above: Claims
-    stood: Stood
-    below: Claims
+    work: Claims
+    stalls: Stalls
     priority: int
 
 
@@ -177,9 +152,8 @@ def claims_of_block(run: Run, block: Block, standing: Standing, roles: Roles, ax
         rows, ready, priority = spans.kind == schema.STALL, standing.stall_ready, STALL_PRIORITY
     chosen = np.flatnonzero(rows & (spans.end > spans.start))
     return LaneClaims(
-        above=work.of(work.priority > priority),
-        stood=_stood(run, spans, chosen, ready[chosen], roles, standing.role[chosen], states, axis),
-        below=work.of(work.priority < priority),
+        work=work,
+        stalls=_stalls(run, spans, chosen, ready[chosen], roles, standing.role[chosen], states, axis),
         priority=priority,
     )
 
@@ -199,7 +173,7 @@ def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping
     return Claims(start + shift, end + shift, state_of_kind.take(kinds), priority_of_kind.take(kinds), rows).filled()
 
 
-def _stood(
+def _stalls(
     run: Run,
     spans: Spans,
     rows: Int64,
@@ -208,7 +182,7 @@ def _stood(
     role: Int32,
     states: tuple[State, ...],
     axis: Int64,
-) -> Stood:
+) -> Stalls:
     """What these rows say, which are not empty; ``ready`` and ``role`` are theirs."""
     wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
@@ -217,4 +191,4 @@ def _stood(
     wait = np.where(bubble, states.index(State(BUBBLE)), wait_of_role.take(role)).astype(np.int32)
     start, end, shift = spans.start[rows], spans.end[rows], axis[rows]
     ready = np.clip(ready, start, end)
-    return Stood(start + shift, ready + shift, end + shift, wait, transfer_of_role.take(role), rows)
+    return Stalls(start + shift, ready + shift, end + shift, wait, transfer_of_role.take(role), rows)

@@ -304,14 +304,14 @@ class _Lane:
         block = Block((rank,), bounds_of([len(spans)]), spans)
         standing = Standing.of(block, matches, roles)
         claims = claims_of_block(run, block, standing, roles, np.zeros(len(spans), np.int64))
-        stood, work = claims.stood, len(claims.above.row)
-        anything = np.zeros(len(stood.row), np.int32)
-        stands = Claims(stood.start, stood.end, anything, anything + claims.priority, stood.row)
-        every = together((claims.above, stands, claims.below))
+        stalls, work = claims.stalls, len(claims.work.row)
+        anything = np.zeros(len(stalls.row), np.int32)
+        stands = Claims(stalls.start, stalls.end, anything, anything + claims.priority, stalls.row)
+        every = together((claims.work, stands))
         reach = np.array([spans.start.min(), spans.end.max()] if len(spans) else [], np.int64)
         segments = paint(every.start, every.end, every.precedence(), reach)
-        is_stand = (segments.winner >= work) & (segments.winner < work + len(stood.row))
-        communication = stood.row if is_kernel_trace(spans) else communications_of(block, stood.row)
+        is_stand = segments.winner >= work
+        communication = stalls.row if is_kernel_trace(spans) else communications_of(block, stalls.row)
         awaited = np.append(_awaited_rank(spans, rank, matches.ranks[rank]), -1)
         return cls(
             edges=segments.edges,
@@ -320,7 +320,7 @@ class _Lane:
             begin=np.append(spans.start, 0)[communication],
             ready=np.append(standing.ready, 0)[communication],
             last_rank=awaited[communication],  # of what was not recorded, row −1, the last one: not known
-            role=standing.role[stood.row],
+            role=standing.role[stalls.row],
             words=roles.words,
         )
 

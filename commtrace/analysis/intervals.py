@@ -26,11 +26,6 @@ class Union(NamedTuple):
     def length(self) -> int:
         return int((self.end - self.start).sum())
 
-    def inside(self, start: Int64, end: Int64) -> tuple[Int64, Int64]:
-        """The intervals that reach into each of these spans of time: the number of the span, and of the interval."""
-        first = np.searchsorted(self.end, start, side="right")
-        return ranges(first, np.maximum(first, np.searchsorted(self.start, end, side="left")))
-
     def before(self, times: Int64) -> Int64:
         """How much of the union lies before each of these times; the difference of two is the part between them."""
         total = np.concatenate([[0], np.cumsum(self.end - self.start)])

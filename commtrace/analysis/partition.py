@@ -12,18 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.claims import Claims, Standing, claims_of_block
+from commtrace.analysis.claims import Standing, claims_of_block, together
 from commtrace.analysis.intervals import Union, paint, ranges, union
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import communication_rows, is_kernel_trace, of_one_sort
-from commtrace.analysis.pieces import Pieces, PiecesOfSteps, cut_pieces
 from commtrace.analysis.roles import Roles, find_roles
 from commtrace.analysis.states import IDLE, OTHER, State, states_of
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Int32, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +128,16 @@ def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTi
         block: of it: ranks whose kernels were all traced, or none's.
         matches, roles: of this run.
     """
-    lane = _Lane.of(run, block, matches, roles, None)
-    inside = lane.inside
-    time_ns = inside.wait_ns + inside.transfer_ns
-    stood = np.flatnonzero((time_ns > 0) & lane.pieces.is_standing[inside.piece])
-    step, row = inside.step[stood], lane.pieces.row[inside.piece[stood]]
+    lanes = _paint_lanes(run, block, matches, roles, None)
+    standing = lanes.standing()
+    step, row = lanes.step[standing], lanes.row[lanes.segment[standing]]
     example, which = grouped(step * len(block.spans) + row)
     return StepTimes(
-        row=lane.steps.row,
-        ns=lane.time_per_state(),
+        row=lanes.steps.row,
+        ns=lanes.time_per_state(),
         stall_step=step[example],
         stall_row=row[example],
-        stall_ns=np.rint(np.bincount(which, time_ns[stood], len(example))).astype(np.int64),
+        stall_ns=_sums(which, lanes.length_ns[standing], len(example)),
     )
 
 
@@ -148,105 +145,104 @@ def _partition_block(
     run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None
 ) -> _BlockPartition:
     spans = block.spans
-    lane = _Lane.of(run, block, matches, roles, wanted)
+    lanes = _paint_lanes(run, block, matches, roles, wanted)
     return _BlockPartition(
-        rank=block.rank()[lane.steps.row],
-        step=spans.step[lane.steps.row],
-        start=lane.steps.start,
-        end=lane.steps.end,
-        ns=lane.time_per_state(),
-        hidden_ns=lane.hidden(_in_flight(spans, lane.axis)),
-        stalled_ns=lane.per_stall(len(spans)),
+        rank=block.rank()[lanes.steps.row],
+        step=spans.step[lanes.steps.row],
+        start=lanes.steps.start,
+        end=lanes.steps.end,
+        ns=lanes.time_per_state(),
+        hidden_ns=lanes.hidden(_in_flight(spans, lanes.axis)),
+        stalled_ns=lanes.per_stall(len(spans)),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
-    """The lanes of a block, the ranks end to end, with what is believed of every instant.
+class _Lanes:
+    """The lanes of a block, the ranks end to end on one axis, cut into segments of one state each.
 
     Attributes:
         steps: of the block.
         axis: what to add to the times of each row.
-        start, end: of the steps, on the axis.
         states: of the run.
-        pieces: in which the lane stands still, or something else is believed before that.
-        inside: the parts of the pieces that lie in steps.
-        below: what is believed where there is no piece.
-        unclaimed: the state in which the lane is where nothing is believed.
+        edges: segment i is from ``edges[i]`` to ``edges[i + 1]``.
+        state: of each segment.
+        row: of each segment, the span that is believed; of those that nothing claims, any.
+        is_wait, is_transfer: of each segment, whether the lane stands still in it.
+        step, segment, length_ns: which segments lie in which step; a segment of overlapping steps is there for each.
     """
 
     steps: _Steps
     axis: Int64
-    start: Int64
-    end: Int64
     states: tuple[State, ...]
-    pieces: Pieces
-    inside: PiecesOfSteps
-    below: Claims
-    unclaimed: int
+    edges: Int64
+    state: Int32
+    row: Int64
+    is_wait: Bool
+    is_transfer: Bool
+    step: Int64
+    segment: Int64
+    length_ns: Int64
 
-    @classmethod
-    def of(cls, run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None) -> _Lane:
-        steps = _steps(block, wanted)
-        axis = block.per_row(block.end_to_end())
-        start, end = steps.start + axis[steps.row], steps.end + axis[steps.row]
-        claims = claims_of_block(run, block, Standing.of(block, matches, roles), roles, axis)
-        pieces = cut_pieces(claims)
-        states = states_of(roles.words)
-        unclaimed = State(IDLE if is_kernel_trace(block.spans) else OTHER)
-        return cls(
-            steps=steps,
-            axis=axis,
-            start=start,
-            end=end,
-            states=states,
-            pieces=pieces,
-            inside=pieces.of_steps(start, end),
-            below=claims.below,
-            unclaimed=states.index(unclaimed),
-        )
+    def standing(self) -> Int64:
+        """Positions in ``segment`` at which the lane stands still."""
+        return np.flatnonzero((self.is_wait | self.is_transfer)[self.segment])
 
     def time_per_state(self) -> Int64:
-        """Steps × states."""
+        """Steps × states, ns."""
         steps, states = len(self.steps.row), len(self.states)
-        pieces, inside = self.pieces, self.inside
-        segments = paint(
-            self.below.start, self.below.end, self.below.precedence(), np.concatenate([self.start, self.end])
+        return _sums(self.step * states + self.state[self.segment], self.length_ns, steps * states).reshape(
+            steps, states
         )
-        state = np.append(self.below.state, self.unclaimed)[segments.winner]
-        free_ns = np.diff(segments.edges) - np.diff(self.pieces.union.before(segments.edges))
-        step, segment = ranges(np.searchsorted(segments.edges, self.start), np.searchsorted(segments.edges, self.end))
-        first = inside.step * states
-        time = np.zeros(steps * states)
-        for cell, ns in (
-            (first + pieces.before[inside.piece], inside.wait_ns),
-            (first + pieces.after[inside.piece], inside.transfer_ns),
-            (step * states + state[segment], free_ns[segment]),
-        ):
-            # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
-            time += np.bincount(cell, ns, steps * states)
-        return np.rint(time).astype(np.int64).reshape(steps, states)
 
     def hidden(self, in_flight: Union) -> Int64:
         """Of each step, for how long communication was in flight without the lane standing still."""
-        of_step = in_flight.before(self.end) - in_flight.before(self.start)
-        standing = self.pieces.standing
-        step, index = standing.inside(self.start, self.end)
-        begin = np.maximum(standing.start[index], self.start[step])
-        end = np.minimum(standing.end[index], self.end[step])
-        inside_ns = in_flight.before(end) - in_flight.before(begin)
-        while_standing = np.bincount(step, inside_ns, len(self.start))
-        return np.asarray(of_step - np.rint(while_standing).astype(np.int64))
+        start, end = self.steps.start + self.axis[self.steps.row], self.steps.end + self.axis[self.steps.row]
+        standing = self.standing()
+        segment = self.segment[standing]
+        while_standing = in_flight.before(self.edges[segment + 1]) - in_flight.before(self.edges[segment])
+        return np.asarray(
+            in_flight.before(end) - in_flight.before(start) - _sums(self.step[standing], while_standing, len(start))
+        )
 
     def per_stall(self, spans: int) -> Int64:
-        """Spans × (wait or bubble, transfer)."""
-        inside = self.inside
-        standing = np.flatnonzero(self.pieces.is_standing[inside.piece])
-        cell = 2 * self.pieces.row[inside.piece[standing]]
-        stalled = np.zeros(2 * spans, np.int64)
-        np.add.at(stalled, cell, inside.wait_ns[standing])
-        np.add.at(stalled, cell + 1, inside.transfer_ns[standing])
-        return stalled.reshape(spans, 2)
+        """Spans × (wait or bubble, transfer), ns."""
+        standing = self.standing()
+        segment = self.segment[standing]
+        cell = 2 * self.row[segment] + self.is_transfer[segment]
+        return _sums(cell, self.length_ns[standing], 2 * spans).reshape(spans, 2)
+
+
+def _paint_lanes(run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None) -> _Lanes:
+    steps = _steps(block, wanted)
+    axis = block.per_row(block.end_to_end())
+    start, end = steps.start + axis[steps.row], steps.end + axis[steps.row]
+    claims = claims_of_block(run, block, Standing.of(block, matches, roles), roles, axis)
+    wait, transfer = claims.stalls.claims(claims.priority)
+    every = together((claims.work, wait, transfer))
+    segments = paint(every.start, every.end, every.precedence(), np.concatenate([start, end]))
+    states = states_of(roles.words)
+    unclaimed = State(IDLE if is_kernel_trace(block.spans) else OTHER)
+    step, segment = ranges(np.searchsorted(segments.edges, start), np.searchsorted(segments.edges, end))
+    first_transfer = len(claims.work.row) + len(wait.row)
+    return _Lanes(
+        steps=steps,
+        axis=axis,
+        states=states,
+        edges=segments.edges,
+        state=np.append(every.state, states.index(unclaimed))[segments.winner],
+        row=np.append(every.row, 0)[segments.winner],
+        is_wait=(segments.winner >= len(claims.work.row)) & (segments.winner < first_transfer),
+        is_transfer=segments.winner >= first_transfer,
+        step=step,
+        segment=segment,
+        length_ns=np.diff(segments.edges)[segment],
+    )
+
+
+def _sums(cell: Int64, ns: Int64, count: int) -> Int64:
+    """Sum ns by cell. float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days."""
+    return np.rint(np.bincount(cell, ns, count)).astype(np.int64)
 
 
 class _Steps(NamedTuple):

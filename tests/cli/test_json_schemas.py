@@ -1,0 +1,107 @@
+"""docs/json/: what ``--json`` prints is what the schemas say, field for field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+from typer.testing import CliRunner
+
+from commtrace.analysis.links import Link, SlowLinks, Traffic
+from commtrace.cli.main import app
+from tests.cli.recorded import record
+from tests.pipeline_factory import PipelineJob
+from tests.two_ranks import write_two_ranks
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "json"
+
+
+def _schemas() -> dict[str, Any]:
+    return {path.name: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.schema.json"))}
+
+
+def _closed(schema: Any) -> Any:
+    """Return a schema that allows no field that it does not name: the published ones leave room for new ones."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(one) for name, one in schema.items()}
+    return {**closed, "additionalProperties": False} if "properties" in schema else closed
+
+
+def _errors(name: str, told: Any) -> Iterator[str]:
+    closed = {file: _closed(schema) for file, schema in _schemas().items()}
+    registry: Any = Registry().with_resources(
+        [(file, Resource.from_contents(schema)) for file, schema in closed.items()]
+    )
+    for error in Draft202012Validator(closed[f"{name}.schema.json"], registry=registry).iter_errors(told):
+        yield f"{error.json_path}: {error.message}"
+
+
+def _told(*words: str) -> Any:
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("runs")
+    nodes = ["--dp", "6", "--gpus-per-host", "2", "--steps", "6"]
+    assert CliRunner().invoke(app, ["synth", "-o", str(folder / "nodes"), *nodes]).exit_code == 0
+    made = {
+        "nodes": folder / "nodes",
+        "pipeline": record(PipelineJob(stages=2, microbatches=4, steps=4).run(), folder / "pipeline"),
+        "two": write_two_ranks(folder / "two", steps=12),
+    }
+    return {name: str(path) for name, path in made.items()}
+
+
+@pytest.mark.parametrize("name", _schemas())
+def test_a_schema_is_one(name: str) -> None:
+    Draft202012Validator.check_schema(_schemas()[name])
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("compare", ["two", "nodes"]),
+        ("compare", ["two", "pipeline"]),
+        ("pipeline", ["pipeline"]),
+        ("pipeline", ["two"]),
+        ("bandwidth", ["nodes"]),
+        ("bandwidth", ["nodes", "--by=size"]),
+        ("bandwidth", ["nodes", "--by=group"]),
+        ("bandwidth", ["two"]),
+    ],
+)
+def test_what_is_printed_is_what_the_schema_says(command: str, names: list[str], runs: dict[str, str]) -> None:
+    told = _told(command, *(runs.get(name, name) for name in names))
+
+    assert list(_errors(command, told)) == []
+
+
+def test_slow_links_and_clocks_that_were_stepped_have_their_place_in_the_schema(runs: dict[str, str]) -> None:
+    told = _told("bandwidth", runs["nodes"])
+    link = Link(Traffic("send", 2, 22), "node0", "node1", 3, 0.02)
+    told["slow_links"] = SlowLinks((link, link), 1.1, within_nodes=False).to_json()
+    told["alignment"]["hosts"][1]["steps"] = [{"at_ns": 5, "offset_ns": -40, "drift_ppm": 0.1}]
+
+    assert told["alignment"]["observations"] > 0
+    assert list(_errors("bandwidth", told)) == []
+
+
+def test_a_field_that_no_schema_names_would_be_found(runs: dict[str, str]) -> None:
+    told = {**_told("bandwidth", runs["two"]), "colour": "red"}
+    told["communication"][0]["count"] = "many"
+
+    assert sorted(_errors("bandwidth", told)) == [
+        "$.communication[0].count: 'many' is not of type 'integer'",
+        "$: Additional properties are not allowed ('colour' was unexpected)",
+    ]

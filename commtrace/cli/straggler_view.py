@@ -52,7 +52,7 @@ def _stretches(straggler: Mapping[str, Any]) -> str:
         for one in sorted(dearest, key=lambda one: one["first"])
     ]
     more = len(straggler["stretches"]) - len(dearest)
-    return f"Slow in steps {', '.join(told)}" + (f" and {more} more stretches" if more else "") + ", not in others."
+    return f"Slow in steps {', '.join(told)}" + (f" and {more} more stretches" if more else "") + "."
 
 
 def _members(straggler: Mapping[str, Any]) -> str:

@@ -38,6 +38,12 @@ _MOST_SHARES: Final = 16
 
 THROTTLED: Final = "throttled_device"
 
+_PLACES: Final = ("host", "tensor_group")
+"""Causes that name a place rather than what its ranks do."""
+
+_ALIKE: Final = 0.25
+"""Stretches that follow each other are told as one if their costs differ by no more than this share."""
+
 _MOST_HOSTS: Final = 3
 _COMPARED_WITH: Final = {
     PAST: "the ranks that do the same work and are as fast as before",
@@ -164,12 +170,24 @@ def _without_idle_members(replay: _Replay, slow: Sequence[tuple[SlowRank, ...]])
 
 
 def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Part]]:
-    """What is one verdict: all ranks of a host, of a tensor-parallel group, or ranks with the same cause."""
+    """What is one verdict: all ranks of a host, of a tensor-parallel group, or ranks with the same cause.
+
+    Ranks that are not slow in the same stretches have verdicts of their own.
+    """
+    when: dict[tuple[int, str], list[int]] = {}
+    for number, own in enumerate(slow):
+        for one in own:
+            when.setdefault((one.rank, one.cause), []).append(number)
     parts: dict[_Key, list[_Part]] = {}
     for number, own in enumerate(slow):
-        for cause, members in _by_what_they_share(run, own):
-            key = _Key(cause, tuple(sorted(one.rank for one in members)))
-            parts.setdefault(key, []).append(_Part(number, tuple(members)))
+        for cause, sharing in _by_what_they_share(run, own):
+            together: dict[tuple[int, ...], list[SlowRank]] = {}
+            for one in sharing:
+                stretches = () if cause in _PLACES else tuple(when[one.rank, one.cause])
+                together.setdefault(stretches, []).append(one)
+            for members in together.values():
+                key = _Key(cause, tuple(sorted(one.rank for one in members)))
+                parts.setdefault(key, []).append(_Part(number, tuple(members)))
     return parts
 
 
@@ -226,7 +244,7 @@ def _verdict(
     step_ms = bench.step_ns / 1e6 if lasts and not rare else _mean_ms(bench.steady, bench.program.measured_step_times())
     members = sorted(dearest.members, key=lambda member: -member.total_ns)
     first = members[0]
-    stretches = () if lasts else tuple(_stretch(replay.stretches[part.stretch].bench, price) for part, price in prices)
+    stretches = () if lasts else _joined([(replay.stretches[part.stretch].bench, price) for part, price in prices])
     persistence = cost.persistence if rare or len(members) > 1 else first.persistence
     device = device_evidence(bench.run, first.rank) if key.cause == "compute" else None
     cause = THROTTLED if device is not None and device.is_throttled else key.cause
@@ -272,9 +290,29 @@ def _mean_ms(steps: Bool, saved_ns: Int64) -> float:
     return float(saved_ns[steps].mean()) / 1e6
 
 
-def _stretch(bench: Bench, cost: Cost) -> Stretch:
-    steps = bench.program.steps[bench.steady]
-    return Stretch(int(steps[0]), int(steps[-1]), cost.ms)
+def _joined(prices: Sequence[tuple[Bench, Cost]]) -> tuple[Stretch, ...]:
+    """The stretches in the order of time; those that follow each other at about the same cost are one."""
+    joined: list[Stretch] = []
+    for bench, cost in prices:
+        numbers = bench.program.steps[bench.steady]
+        own = Stretch(int(numbers[0]), int(numbers[-1]), cost.ms)
+        before = joined[-1] if joined else None
+        if before is not None and _follow(bench.program.steps, before, own) and _cost_alike(before, own):
+            length, more = before.last - before.first + 1, own.last - own.first + 1
+            cost_ms = (length * before.cost_ms_per_step + more * own.cost_ms_per_step) / (length + more)
+            joined[-1] = Stretch(before.first, own.last, cost_ms)
+        else:
+            joined.append(own)
+    return tuple(joined)
+
+
+def _follow(steps: Int64, before: Stretch, own: Stretch) -> bool:
+    return not ((steps > before.last) & (steps < own.first)).any()
+
+
+def _cost_alike(one: Stretch, other: Stretch) -> bool:
+    most = max(one.cost_ms_per_step, other.cost_ms_per_step)
+    return abs(one.cost_ms_per_step - other.cost_ms_per_step) <= _ALIKE * most
 
 
 def _who(run: Run, key: _Key) -> str:

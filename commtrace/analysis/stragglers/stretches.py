@@ -25,6 +25,9 @@ _FILTER: Final = 5
 _NOISIEST: Final = 1.5
 """No rank counts as noisier than the typical one by more: of few steps, the noise of a single rank is badly known."""
 
+_ALIKE: Final = 0.25
+"""Neighbouring stretches in which the same rank is slow are one if its excess differs by no more than this share."""
+
 _MOST_CHANGES: Final = 32
 _SPARE: Final = 0.25
 """Share of the steps that may lie in ends in which nobody was slow yet, or any more."""
@@ -48,7 +51,7 @@ def judge_stretches(bench: Bench, baseline_ns: Mapping[int, float]) -> list[Slow
     if len(bounds) == 2:
         return [whole]
     found = _judge_each(bench, bounds, baseline_ns)
-    same = [_slow(one) == _slow(other) for one, other in pairwise(found)]
+    same = [_are_alike(one, other) for one, other in pairwise(found)]
     if any(same):
         bounds = [0, *(at for at, is_same in zip(bounds[1:-1], same, strict=True) if not is_same), bench.num_steps]
         if len(bounds) == 2:
@@ -154,5 +157,11 @@ def _when_all_were_alike(found: Sequence[SlowRanks], number: int) -> dict[int, f
     return before
 
 
-def _slow(found: SlowRanks) -> list[tuple[int, str]]:
-    return sorted((one.rank, one.cause) for one in found.slow)
+def _are_alike(one: SlowRanks, other: SlowRanks) -> bool:
+    """Whether the same ranks are slow, for the same cause and by as much."""
+    first, second = ({(slow.rank, slow.cause): slow for slow in found.slow} for found in (one, other))
+    return first.keys() == second.keys() and all(
+        abs(slow.total_ns - second[key].total_ns)
+        <= max(RECORDED.share * slow.normal_ns, _ALIKE * max(slow.total_ns, second[key].total_ns))
+        for key, slow in first.items()
+    )

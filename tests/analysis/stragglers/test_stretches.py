@@ -37,6 +37,23 @@ def test_a_fault_that_comes_and_goes_is_one_verdict_with_its_stretches() -> None
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
 
 
+def test_an_excess_that_grows_has_a_stretch_for_each_size() -> None:
+    findings, cost_ms = judged(("slow-rank=4:1.1@0:40", "slow-rank=4:2.0@40:60"), steps=60)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.rank, [stretch[:2] for stretch in verdict.stretches]) == (4, [(1, 39), (40, 59)])
+    assert verdict.stretches[1].cost_ms_per_step > 8 * verdict.stretches[0].cost_ms_per_step
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+
+
+def test_ranks_whose_faults_overlap_for_a_while_are_verdicts_of_their_own() -> None:
+    faults = ("slow-rank=4:1.3@0:40", "slow-rank=2:1.5@30:80", "slow-rank=5:1.3@80:120")
+    findings, _ = judged(faults, steps=120)
+
+    named = {verdict.ranks: [stretch[:2] for stretch in verdict.stretches] for verdict in findings.verdicts}
+    assert named == {(2,): [(30, 79)], (4,): [(1, 39)], (5,): [(80, 119)]}
+
+
 @pytest.mark.parametrize("slow", [(1, 3), (0, 1, 2), (0, 1, 2, 4, 5)])
 def test_the_past_tells_whom_to_name_of_many(slow: tuple[int, ...]) -> None:
     ranks = 4 if len(slow) < 4 else 8

@@ -61,7 +61,7 @@ endif
 
 .PHONY: $(NEWEST)/.tested
 $(NEWEST)/.tested: $(NEWEST)/.installed
-	$(NEWEST)/bin/python -m pytest -n logical --dist loadgroup $(if $(STRICT),--expected-skips test-newest) $(NEWEST_TESTS)
+	$(NEWEST)/bin/python -m pytest -n logical --dist loadgroup --long $(if $(STRICT),--expected-skips test-newest) $(NEWEST_TESTS)
 
 $(NEWEST)/.installed: pyproject.toml
 	@$(NEWEST_PIP) install $(TORCH_NEWEST) $(MEGATRON_NEWEST) --editable '.[dev]'

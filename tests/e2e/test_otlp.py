@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,6 +23,8 @@ from tests.exporters.otlp.semantics import violations
 pytestmark = pytest.mark.e2e
 
 STEPS = 12
+MANY_STEPS = 80
+"""For so long that spans are sent several times."""
 
 
 def environment(directory: Path, url: str, **more: str) -> dict[str, str]:
@@ -100,20 +100,17 @@ def _rank_of(span: Any, world_size: int) -> int:
 
 
 def test_a_receiver_that_is_killed_changes_nothing_for_training(tmp_path: Path) -> None:
-    port_file, first_file = tmp_path / "port", tmp_path / "run" / "rank-00000"
+    port_file = tmp_path / "port"
     receiver = subprocess.Popen([sys.executable, "-m", "tests.exporters.otlp.receiver", str(port_file)], cwd=REPOSITORY)
     try:
         _until(lambda: port_file.exists() and port_file.read_text() != "")
-        killer = threading.Thread(target=_kill_when_steps_are_sent, args=(receiver, first_file))
-        killer.start()
         given = environment(tmp_path, f"http://127.0.0.1:{port_file.read_text()}")
-        completed = launch(["tests/e2e/programs/pairs.py", "40", "0.05", "0"], 2, given)
-        killer.join(60)
+        completed = launch(["tests/e2e/programs/pairs.py", str(MANY_STEPS), "0.05", "0"], 2, given)
+        assert receiver.wait(60) == -signal.SIGKILL, "it kills itself when it has got spans"
     finally:
         receiver.kill()
         receiver.wait(30)
 
-    assert receiver.returncode == -signal.SIGKILL
     assert completed.returncode == 0, completed.stdout
     assert _losses(completed.stdout) == _expected_losses()
     assert "spans were not exported" in completed.stdout
@@ -121,13 +118,7 @@ def test_a_receiver_that_is_killed_changes_nothing_for_training(tmp_path: Path) 
     for trace in run.ranks.values():
         assert trace.closed
         assert trace.dropped == {}
-        assert trace.spans.step[trace.spans.kind == 0].tolist() == list(range(40))
-
-
-def _kill_when_steps_are_sent(receiver: subprocess.Popen[bytes], directory: Path) -> None:
-    _until(directory.exists)
-    time.sleep(1.0)
-    os.kill(receiver.pid, signal.SIGKILL)
+        assert trace.spans.step[trace.spans.kind == 0].tolist() == list(range(MANY_STEPS))
 
 
 def _losses(output: str) -> list[str]:
@@ -140,7 +131,7 @@ def _expected_losses() -> list[str]:
     model = torch.nn.Linear(16, 1)
     ones = torch.ones(16)
     with torch.no_grad():
-        losses = [(model(ones) + model(ones * (number + 1))).item() for number in range(40)]
+        losses = [(model(ones) + model(ones * (number + 1))).item() for number in range(MANY_STEPS)]
     return [f"loss {number:03d} {loss:.9f}" for number, loss in enumerate(losses)]
 
 

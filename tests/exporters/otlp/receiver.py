@@ -1,11 +1,13 @@
 """A receiver of OTLP protobuf over HTTP: what a collector does with a request, and nothing else.
 
-As a process of its own: ``python -m tests.exporters.otlp.receiver PORT_FILE``.
+As a process of its own, which kills itself when it has got spans: `python -m tests.exporters.otlp.receiver PORT_FILE`.
 """
 
 from __future__ import annotations
 
 import gzip
+import os
+import signal
 import socket
 import sys
 import threading
@@ -106,4 +108,7 @@ def attributes(told: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     alone = Receiver()
     Path(sys.argv[1]).write_text(str(alone.port))
-    time.sleep(120)
+    end = time.monotonic() + 120
+    while not alone.spans and time.monotonic() < end:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)

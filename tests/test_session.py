@@ -243,6 +243,6 @@ def test_starting_again_in_the_same_directory_is_said_and_readable(
     assert spans.step[spans.kind == schema.STEP].tolist() == [10, 11]
     assert run.ranks[0].closed
     assert run.problems == (
-        "1 segment of other runs or attempts in the same directory was left out; shown is run twice, attempt 0.",
+        "1 segment of other runs or attempts in the same directory was left out; shown is run twice, attempt 1.",
     )
     assert caplog.text.count("holds a recording already") == 1

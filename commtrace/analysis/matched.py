@@ -14,6 +14,7 @@ from pathlib import Path
 from commtrace.analysis.align import Alignment, align, apply
 from commtrace.analysis.match import Matches, match
 from commtrace.analysis.roles import Roles, find_roles, select_roles
+from commtrace.analysis.step_attempts import told_apart
 from commtrace.analysis.step_choice import (
     WHOLE_RECORDING,
     StepChoice,
@@ -75,7 +76,7 @@ class Matched:
 def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Matched:
     """Run this part of the chain. Arguments and errors are those of :func:`commtrace.analysis.chain.analyse`; steps
     that were loaded already may be given as they are."""
-    window = source if isinstance(source, Window) else load_window(source, steps)
+    window = _with_last_attempts(source if isinstance(source, Window) else load_window(source, steps))
     choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
     whole = not choice.used and not choice.left_out
     read = whole_recording_as_step(window.context) if whole else window.context
@@ -91,6 +92,13 @@ def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Ma
     rows = rows_of_steps(aligned, wanted)
     run, matches = select(aligned, all_matches, rows)
     return Matched(window.recorded, run, alignment, choice, matches, rows, context)
+
+
+def _with_last_attempts(window: Window) -> Window:
+    """Of steps that one process has done more than once, the earlier attempts are told apart from the last one."""
+    context = told_apart(window.context)
+    recorded = context if window.recorded is window.context else told_apart(window.recorded)
+    return replace(window, context=context, recorded=recorded)
 
 
 def _of_ranks(run: Run, ranks: Sequence[int]) -> Run:

@@ -18,9 +18,10 @@ import numpy as np
 
 from commtrace.analysis.intervals import paint
 from commtrace.analysis.rank_means import apportion
+from commtrace.analysis.step_attempts import is_earlier, number_of
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Bool, Int64
 
 UNKNOWN, RESTART, START, LOADING, TRAINING, REPEATED, EVALUATION, CHECKPOINT = range(8)
 PARTS: Final = ("unknown", "restart", "start", "loading", "training", "repeated", "evaluation", "checkpoint")
@@ -143,7 +144,7 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
         (number, step)
         for number, attempt in enumerate(attempts)
         for own in attempt.values()
-        for step in own.steps[own.steps >= kept_below[number]].tolist()
+        for step in own.steps[own.is_repeated(kept_below[number])].tolist()
     }
     return RunBudget(
         job=Parts(*apportion(sums, len(ranks))),
@@ -159,6 +160,7 @@ class _RankAttempt(NamedTuple):
     Attributes:
         begin, end: of the process, as far as is known.
         steps: numbers of the steps, of which ``step_claim`` holds the times in the same order.
+        is_earlier: which of them this very process did once more.
         claims: what else it claims.
         is_whole: everything from its begin on was recorded.
         is_numbered: the steps have numbers of the program's own.
@@ -167,10 +169,15 @@ class _RankAttempt(NamedTuple):
     begin: int
     end: int
     steps: Int64
+    is_earlier: Bool
     step_claim: Claim
     claims: tuple[Claim, ...]
     is_whole: bool
     is_numbered: bool
+
+    def is_repeated(self, kept_below: int) -> Bool:
+        """Return which steps were done once more, where those from this number on were by a later attempt."""
+        return np.asarray(self.is_earlier | (self.steps >= kept_below))
 
 
 def _of_attempt(run: Run) -> dict[int, _RankAttempt]:
@@ -192,7 +199,8 @@ def _of_rank(trace: RankTrace) -> _RankAttempt:
     return _RankAttempt(
         begin=min(known, default=0) + offset,
         end=max(known, default=0) + offset,
-        steps=spans.step[spans.kind == schema.STEP].astype(np.int64),
+        steps=number_of(spans.step[spans.kind == schema.STEP]).astype(np.int64),
+        is_earlier=is_earlier(spans.step[spans.kind == schema.STEP]),
         step_claim=claims.pop(schema.STEP),
         claims=tuple(claims.values()),
         is_whole=not trace.discarded and "steps" not in trace.recording,
@@ -225,7 +233,7 @@ def _claims(
         if one.is_whole and has_steps:
             first = int(one.step_claim.start.min()) if len(one.steps) else one.end
             claims.append(_single(START, begin if ended is None else max(one.begin, ended), first))
-        repeated = one.steps >= below
+        repeated = one.is_repeated(below)
         claims += [
             Claim(TRAINING, one.step_claim.start[~repeated], one.step_claim.end[~repeated]),
             Claim(REPEATED, one.step_claim.start[repeated], one.step_claim.end[repeated]),

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.analysis.match import Matches
+from commtrace.analysis.step_attempts import is_earlier
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Spans
@@ -87,7 +88,8 @@ def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
 
 def _recorded_steps(trace: RankTrace) -> list[int]:
     spans = trace.spans
-    return [int(step) for step in np.unique(spans.step[np.flatnonzero(spans.kind == schema.STEP)])]
+    steps = np.unique(spans.step[np.flatnonzero(spans.kind == schema.STEP)])
+    return [int(step) for step in steps[~is_earlier(steps)]]
 
 
 def without_torn_steps(choice: StepChoice, run: Run) -> StepChoice:

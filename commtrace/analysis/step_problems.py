@@ -8,6 +8,7 @@ import numpy as np
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.step_attempts import is_earlier
 from commtrace.analysis.step_choice import DURATION_ONLY, WARM_UP
 from commtrace.analysis.unreached import unreached_steps
 from commtrace.trace import schema
@@ -49,11 +50,11 @@ def _choice(analysis: Analysis) -> Iterable[str]:
         )
     elif not choice.used:
         yield "No step was recorded in full by every rank; there is nothing to show." + _apart(recorded.ranks.values())
-    again = _numbered_again(recorded.ranks.values())
+    again = [rank for rank, trace in recorded.ranks.items() if is_earlier(trace.spans.step).any()]
     if again:
         yield (
-            f"Step numbers occur more than once on {ranks_in_words(again)}: everything said of a step mixes those of "
-            "one number. Give every step a number of its own, also in later epochs."
+            f"Step numbers occur more than once on {ranks_in_words(again)}: what is said of a step is of its last "
+            "attempt. If that was no rollback, give every step a number of its own, also in later epochs."
         )
     silent = sorted(set(recorded.ranks) - set(choice.ranks))
     if silent:
@@ -114,13 +115,3 @@ def _apart(traces: Iterable[RankTrace]) -> str:
 
 def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}–{last}"
-
-
-def _numbered_again(traces: Iterable[RankTrace]) -> list[int]:
-    """Ranks with several steps of one number."""
-    found = []
-    for trace in traces:
-        steps = trace.spans.step[trace.spans.kind == schema.STEP]
-        if len(np.unique(steps)) < len(steps):
-            found.append(trace.rank)
-    return found

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,13 +27,14 @@ from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
-from commtrace.analysis.run_budget import run_budget
+from commtrace.analysis.run_budget import RunBudget, run_budget
+from commtrace.analysis.step_attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
 from commtrace.analysis.unmatched import Unmatched, find_unmatched, roles_of_one_rank
 from commtrace.analysis.verdict import verdict
-from commtrace.analysis.window import Window
+from commtrace.analysis.window import Window, recorded_steps
 from commtrace.trace.reader import load_earlier_attempts
 from commtrace.trace.run import Run
 
@@ -50,7 +51,9 @@ def summarise(
 
     Returns:
         Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
-        ``run_budget`` (of the wall time; None if only some steps were asked for), ``ranks`` (means per step),
+        ``run_budget`` (of the wall time; None if only some steps were asked for), ``repeated_steps`` (those that were
+        done more than once, with all attempts in the order of time; the tables are of the last one), ``ranks`` (means
+        per step),
         ``critical_path`` (of what the length of the job's steps is made; None without steps or common clocks),
         ``lost_time`` (what the steps took beyond the ideal, and what for; None where they were not replayed),
         ``awaited`` (for whom others waited, and what it did meanwhile), ``communication``, ``modules``, ``pipeline``
@@ -76,7 +79,7 @@ def summarise_analysis(
     """
     tables = _tables(analysis, is_whole)
     ranks = rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks)
-    budget = run_budget(analysis.recorded, load_earlier_attempts(analysis.recorded)) if is_whole else None
+    budget, repeated = _launches(analysis.recorded, is_whole)
     path = critical_path(analysis.context, analysis.alignment) if analysis.steps.used else None
     awaited = awaited_ranks(analysis.context)
     pipeline, findings, lost = _replay(analysis, workers)
@@ -88,6 +91,7 @@ def summarise_analysis(
         "detail": find_detail(analysis.recorded),
         "alignment": analysis.alignment.to_json(),
         "run_budget": budget.to_json() if budget else None,
+        "repeated_steps": [step.to_json() for step in repeated],
         "ranks": [rank.to_json() for rank in ranks],
         "critical_path": path.to_json() if path else None,
         "lost_time": lost.to_json() if lost else None,
@@ -107,6 +111,23 @@ def summarise_analysis(
         ),
         "problems": find_problems(analysis, tables.communication),
     }
+
+
+def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[RepeatedStep]]:
+    """What the launches of the job say together; those before this one are loaded one after the other."""
+    launches: list[LaunchSteps] = []
+
+    def earlier() -> Iterator[Run]:
+        for launch in load_earlier_attempts(recorded):
+            launches.append(LaunchSteps.of(launch))
+            yield launch
+
+    budget = run_budget(recorded, earlier()) if is_whole else None
+    if not is_whole:
+        launches += map(LaunchSteps.of, load_earlier_attempts(recorded))
+    repeated = repeated_steps([*launches, LaunchSteps.of(recorded)])
+    own = set(recorded_steps(recorded))
+    return budget, [step for step in repeated if is_whole or step.step in own]
 
 
 class _Tables(NamedTuple):

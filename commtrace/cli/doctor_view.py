@@ -47,7 +47,7 @@ def _header(told: Told, now_ns: int) -> Iterable[str]:
     run = told["run"]
     hosts = ", ".join(run["hosts"][:4]) + (" …" if len(run["hosts"]) > 4 else "")
     recorded = run["world_size"] - len(run["missing_ranks"])
-    attempt = f", attempt {run['attempt']}" if run["attempt"] else ""
+    attempt = f", attempt {run['attempt'] + 1}" if run["attempt"] else ""
     yield (
         f"[bold]Run {escape(run['id'])}[/]{attempt} · {recorded} of {run['world_size']} ranks have files · "
         f"{escape(run['backend'] or 'no backend')} · {escape(hosts)}"

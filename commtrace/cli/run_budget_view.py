@@ -10,7 +10,7 @@ from commtrace.cli.units import share
 
 _WORDS: Final = {
     "training": "training steps",
-    "repeated": "steps that a restart repeated",
+    "repeated": "steps that were done again",
     "evaluation": "evaluation",
     "checkpoint": "checkpoints",
     "loading": "loading data between steps",
@@ -39,7 +39,7 @@ def run_budget_lines(budget: Mapping[str, Any] | None) -> Iterator[str]:
             told = f"{share(time_ns, wall):>4}  {seconds_in_words(time_ns):>8}  {words}"
             yield f"  {told}{_most(budget, part)}"
     if budget["repeated_steps"]:
-        yield f"  {budget['repeated_steps']} steps were lost by restarts and done once more."
+        yield f"  {budget['repeated_steps']} steps were lost by a restart or rollback and done once more."
     elif budget["repeated_steps"] is None:
         yield "  Which steps were done once more is not known: nothing tells the program's own numbers."
 

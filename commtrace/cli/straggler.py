@@ -21,6 +21,7 @@ from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_word
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
+from commtrace.analysis.step_attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
@@ -28,13 +29,16 @@ from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.whatif import SLOWEST_PERCENT, WhatIf, what_if
 from commtrace.analysis.whatif_run import is_whatif_run, whatif_trace_of
 from commtrace.analysis.whatif_trace_analysis import analyse_whatif_trace
+from commtrace.analysis.window import recorded_steps
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
+from commtrace.cli.step_attempts_view import step_attempts_lines
 from commtrace.cli.straggler_view import print_awaited, print_stragglers
 from commtrace.cli.units import milliseconds
 from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
+from commtrace.trace.reader import load_earlier_attempts
 from commtrace.trace.run import Run
 
 _SLICES: Final = {
@@ -114,6 +118,7 @@ def _told(run: Path, steps: str, workers: StepWorkers | None, baseline: Baseline
     slowdown = _what_if(matched, program)
     return {
         "run": matched.recorded.any_metadata.run_id,
+        "attempt": matched.recorded.any_metadata.attempt,
         **basis_of(matched.recorded, matched.alignment),
         **slowdown.to_json(),
         "steps": len(slowdown.by_step),
@@ -121,9 +126,16 @@ def _told(run: Path, steps: str, workers: StepWorkers | None, baseline: Baseline
         "verdicts": [{**verdict.to_json(), **_where(matched.recorded, verdict.ranks)} for verdict in findings.verdicts],
         "together_ms_per_step": findings.together_ms_per_step,
         "waited_for": findings.waited_for,
+        "repeated_steps": [one.to_json() for one in _repeated(matched.recorded)],
         "awaited": [one.to_json() for one in awaited_ranks(matched.context)],
         "abstentions": list(findings.abstentions),
     }
+
+
+def _repeated(recorded: Run) -> list[RepeatedStep]:
+    launches = [LaunchSteps.of(launch) for launch in (*load_earlier_attempts(recorded), recorded)]
+    own = set(recorded_steps(recorded))
+    return [step for step in repeated_steps(launches) if step.step in own]
 
 
 def _where(run: Run, ranks: Sequence[int]) -> dict[str, Any]:
@@ -156,6 +168,8 @@ def _print(console: Console, told: Mapping[str, Any]) -> None:
     """The verdict first; the numbers behind it below."""
     if not told["verdicts"] and not told["abstentions"]:
         console.print("[bold]No rank was found to slow the others down.[/]")
+    for line in step_attempts_lines(told["repeated_steps"], told["attempt"]):
+        console.print(escape(line))
     print_stragglers(console, told["verdicts"], on_gpu=told["on_gpu"], with_next_step=True)
     if len(told["verdicts"]) > 1:
         console.print(f"Together they cost {milliseconds(told['together_ms_per_step'] * 1e6)} ms per step.\n")

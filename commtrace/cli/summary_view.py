@@ -17,6 +17,7 @@ from commtrace.cli.lost_time_view import lost_time_lines
 from commtrace.cli.module_table import NOTE, module_table
 from commtrace.cli.rank_table import rank_table
 from commtrace.cli.run_budget_view import run_budget_lines
+from commtrace.cli.step_attempts_view import step_attempts_lines
 from commtrace.cli.straggler_view import print_awaited, print_stragglers
 from commtrace.cli.units import NODES, UNKNOWN, bandwidth, duration, milliseconds, num_bytes, share
 
@@ -29,7 +30,10 @@ def print_summary(console: Console, summary: Summary, *, all_ranks: bool = False
     """Print everything that :func:`commtrace.analysis.summary.summarise` found."""
     for line in _header(summary):
         console.print(line)
-    for line in run_budget_lines(summary["run_budget"]):
+    for line in (
+        *run_budget_lines(summary["run_budget"]),
+        *step_attempts_lines(summary["repeated_steps"], summary["run"]["attempt"]),
+    ):
         console.print(escape(line))
     console.print()
     if summary["ranks"]:
@@ -61,7 +65,7 @@ def _header(summary: Summary) -> Iterable[str]:
     recorded = "" if run["ranks_recorded"] == run["world_size"] else f" ({run['ranks_recorded']} recorded)"
     hosts = run["hosts"]
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-    attempt = f", attempt {run['attempt']}" if run["attempt"] else ""
+    attempt = f", attempt {run['attempt'] + 1}" if run["attempt"] else ""
     yield (
         f"[bold]Run {escape(run['id'])}[/]{attempt} · {num_ranks}{recorded} on {escape(where)} · "
         f"{escape(run['backend'] or 'no backend')} · {escape(run['device'])}"

@@ -18,6 +18,7 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+from commtrace.analysis.step_attempts import LaunchSteps, repeated_steps
 from commtrace.analysis.step_inference import infer_steps
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.stragglers.limits import Thresholds
@@ -49,6 +50,7 @@ _PAUSES: Final = {"checkpoint": "a checkpoint is saved or loaded", "evaluation":
 """Phases in which no step ends."""
 
 _OLD_MONITOR_SECONDS: Final = 60.0
+_MOST_REPEATED: Final = 3
 _LARGEST_STATUS: Final = 64 << 20
 _RANKS_WITH_ALL_STEPS: Final = 256
 _FEWEST_STEPS: Final = Thresholds().fewest_steps
@@ -191,6 +193,20 @@ def make_frame(
         abstentions=findings.abstentions,
         notes=tuple(_notes(run, rows, endings, steps, analysis, step_ns or _median(before), now_ns, monitor)),
     )
+
+
+def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
+    """That the job was started again, or has gone back by itself: which of the steps shown were done before."""
+    launch = run.any_metadata.attempt
+    if launch:
+        yield (
+            f"Attempt {launch + 1} of the job is shown. Steps that it does again beside those of attempt {launch}: "
+            f"commtrace summary {run.path}"
+        )
+    again = [one for one in repeated_steps([LaunchSteps.of(run)]) if steps is not None and one.step in steps]
+    for step in again[-_MOST_REPEATED:]:
+        told = ", ".join(f"attempt {one.attempt} took {seconds_in_words(one.duration_ns)}" for one in step.attempts)
+        yield f"Step {step.step} was done {len(step.attempts)} times: {told}. The last one is shown."
 
 
 def _run_and_steps(newest: Newest, last: int) -> tuple[Run, StepRange | None]:
@@ -374,6 +390,7 @@ def _notes(
             pauses = _pauses(run)
             words, why = ("No step", pauses) if pauses else ("NO STEP", f"commtrace doctor {run.path}")
             yield f"{words} has ended for {seconds_in_words(stalled)}{usual}: {why}"
+    yield from _attempts(run, steps)
     if steps is None:
         yield "No step has ended on all ranks yet, or nothing marks steps: with commtrace.step(i): …"
     elif analysis is None:

@@ -90,7 +90,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return f"run {self.run_id}, attempt {self.attempt}"
+        return f"run {self.run_id}, attempt {self.attempt + 1}"
 
     @property
     def session(self) -> int:

@@ -219,7 +219,8 @@ class _RankTail:
             self._parts.append(part)
             ended = _ended_steps(part)
             if len(ended):
-                self.last_step = max(self.last_step, int(ended.max()))
+                if self.last_step < 0:  # after a rollback, others before it have higher numbers
+                    self.last_step = int(ended[-1])
                 first = int(ended.min())
                 self._first_step = first if self._first_step is None else min(self._first_step, first)
         return True

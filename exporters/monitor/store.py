@@ -128,7 +128,7 @@ class MonitorStore:
 
     def _reason_to_refuse(self, request: Request, job: Job) -> str:
         if request.job != job:
-            return f"it watches attempt {job.attempt} of {job.run_id}; start another one for another job"
+            return f"it watches attempt {job.attempt + 1} of {job.run_id}; start another one for another job"
         rank = request.rank if isinstance(request, Hang) else request.window.rank
         if rank >= job.world_size:
             return f"the job has {job.world_size} ranks, and no rank {rank}"

@@ -186,8 +186,8 @@ def test_of_two_runs_in_one_directory_the_newest_is_shown(folder: Path) -> None:
     assert recorded.any_metadata.run_id == "second"
     assert recorded.ranks[0].closed
     assert recorded.problems == (
-        "1 segment of other runs or attempts in the same directory was left out (run first, attempt 0); "
-        "shown is run second, attempt 0.",
+        "1 segment of other runs or attempts in the same directory was left out (run first, attempt 1); "
+        "shown is run second, attempt 1.",
     )
 
 

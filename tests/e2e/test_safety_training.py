@@ -73,7 +73,7 @@ def test_a_restarted_job_shows_its_newest_attempt_and_keeps_the_killed_one(tmp_p
     assert list(rows(newest, 0, schema.USER)) == []  # the spans of data loading workers, which are no ranks
     (problem,) = newest.problems
     assert problem.startswith("2 segments of other runs or attempts in the same directory were left out")
-    assert problem.endswith("attempt 1.")
+    assert problem.endswith("attempt 2.")
     assert_killed_attempt_is_readable(tmp_path / "run", tmp_path / "killed")
 
 

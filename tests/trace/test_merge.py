@@ -59,7 +59,7 @@ def test_ranks_of_two_names_are_brought_together_and_the_names_told(tmp_path: Pa
 
     run = load_run(tmp_path / "run")
     assert list(run.ranks) == [0, 1, 2, 3]
-    assert "run b, attempt 0 holds ranks 2, 3; run a, attempt 0 holds ranks 0, 1" in run.problems[0]
+    assert "run b, attempt 1 holds ranks 2, 3; run a, attempt 1 holds ranks 0, 1" in run.problems[0]
 
 
 def test_what_is_not_one_job_is_refused(tmp_path: Path) -> None:

@@ -295,8 +295,8 @@ def test_the_newest_of_several_runs_in_one_directory_is_shown(tmp_path: Path) ->
     assert run.any_metadata.run_id == "new"
     assert _steps(tmp_path, rank=1) == [50, 51, 52]
     assert run.problems == (
-        "2 segments of other runs or attempts in the same directory were left out (run old, attempt 0); "
-        "shown is run new, attempt 0.",
+        "2 segments of other runs or attempts in the same directory were left out (run old, attempt 1); "
+        "shown is run new, attempt 1.",
     )
 
 

@@ -53,8 +53,8 @@ def test_nodes_that_were_given_other_names_are_one_job(tmp_path: Path) -> None:
     for run in (load_run(tmp_path), load_newest(tmp_path)):
         assert list(run.ranks) == [0, 1, 2, 3]
         assert run.problems == (
-            "One job was recorded under several names, and is shown as one: run b, attempt 0 holds ranks 2, 3; "
-            "run a, attempt 0 holds ranks 0, 1. Give all nodes the same COMMTRACE_RUN_ID.",
+            "One job was recorded under several names, and is shown as one: run b, attempt 1 holds ranks 2, 3; "
+            "run a, attempt 1 holds ranks 0, 1. Give all nodes the same COMMTRACE_RUN_ID.",
         )
 
 
@@ -82,8 +82,8 @@ def test_another_job_is_named_and_left_out(tmp_path: Path, others: list[int], ch
 
     assert list(run.ranks) == [2, 3]
     assert run.problems == (
-        f"{len(others)} segments of other runs or attempts in the same directory were left out (run other, attempt 0); "
-        "shown is run shown, attempt 0.",
+        f"{len(others)} segments of other runs or attempts in the same directory were left out (run other, attempt 1); "
+        "shown is run shown, attempt 1.",
         "2 of 4 ranks have folders in which nothing of this run can be read: 0, 1.",
     )
 

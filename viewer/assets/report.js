@@ -91,7 +91,7 @@ function joined(parts) {
 function budgetInWords(budget) {
   if (!budget || !budget.wall_ns) return "";
   const words = {
-    training: "training steps", repeated: "steps that a restart repeated", evaluation: "evaluation",
+    training: "training steps", repeated: "steps that were done again", evaluation: "evaluation",
     checkpoint: "checkpoints", loading: "loading data between steps", start: "start", restart: "restarts", unknown: "not known",
   };
   const parts = Object.entries(words).map(([part, name]) => ({ name, ns: budget[`${part}_ns`] }))
@@ -102,9 +102,17 @@ function budgetInWords(budget) {
     + `(training steps that were kept). Mean of the ranks: ${parts.join(", ")}.`;
 }
 
+// Of steps that were done more than once, how long each attempt took.
+function attemptsInWords(repeated) {
+  return (repeated || []).slice(0, 10).map(({ step, attempts }) => {
+    const told = attempts.map((one) => `attempt ${one.attempt} at ${new Date(one.start_ns / 1e6).toLocaleTimeString()}: ${formatDuration(one.duration_ns)}`);
+    return `Step ${step} was done ${attempts.length} times: ${told.join(", ")}. Shown is the last one of this launch.`;
+  });
+}
+
 function showHeader() {
   const { run } = summary;
-  byId("title").textContent = `commtrace · ${run.id}` + (run.attempt > 0 ? ` · attempt ${run.attempt}` : "");
+  byId("title").textContent = `commtrace · ${run.id}` + (run.attempt > 0 ? ` · attempt ${run.attempt + 1}` : "");
   const parallel = Object.entries(run.parallel || {}).filter(([, size]) => size > 1);
   byId("facts").textContent = joined([
     `${run.world_size} ranks`, `${run.hosts.length} ${run.hosts.length === 1 ? "host" : "hosts"}`,
@@ -113,6 +121,7 @@ function showHeader() {
   ]);
   byId("verdict").textContent = summary.verdict;
   byId("run-budget").textContent = budgetInWords(summary.run_budget);
+  byId("notes").append(...attemptsInWords(summary.repeated_steps).map((line) => element("li", line)));
   byId("notes").append(...summary.problems.map((problem) => element("li", problem)));
 }
 

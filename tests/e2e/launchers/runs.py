@@ -40,7 +40,7 @@ def recorded(run_directory: Path, *, earlier_attempts: bool = False) -> Recorded
     """Read a run that has to be whole: every rank, every step, one id, nothing to complain of but the first attempt."""
     run = load_run(run_directory)
     assert len(run.problems) == int(earlier_attempts), run.problems
-    assert all("attempt 0)" in problem for problem in run.problems), run.problems
+    assert all("attempt 1)" in problem for problem in run.problems), run.problems
     ranks = run.ranks
     assert sorted(ranks) == list(range(run.world_size))
     for trace in ranks.values():

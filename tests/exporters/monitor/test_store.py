@@ -58,8 +58,8 @@ def test_findings_are_for_who_asks(store: MonitorStore) -> None:
 
 
 def test_another_job_and_a_rank_that_the_job_does_not_have_are_refused(store: MonitorStore) -> None:
-    assert "watches attempt 0 of run" in store.answer(report(0, 1, Job("other", 0, 4, 4.0))).refused
-    assert "watches attempt 0 of run" in store.answer(report(0, 1, Job("run", 1, 4, 4.0))).refused
+    assert "watches attempt 1 of run" in store.answer(report(0, 1, Job("other", 0, 4, 4.0))).refused
+    assert "watches attempt 1 of run" in store.answer(report(0, 1, Job("run", 1, 4, 4.0))).refused
     assert "4 ranks, and no rank 4" in store.answer(report(4, 1)).refused
     assert store.windows() == []
 

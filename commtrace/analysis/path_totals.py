@@ -30,7 +30,7 @@ class _Launch(NamedTuple):
 
 
 class PathTotals:
-    """Critical paths, added up. Every step is counted once, the first one of a run too, in each attempt that had it.
+    """Critical paths, added up. Every step is counted once, the first one of a run too, in each launch that had it.
 
     Args:
         path: a run directory, as for :func:`commtrace.trace.reader.load_run`.

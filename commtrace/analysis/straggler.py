@@ -93,8 +93,8 @@ def find_stragglers(
         others = _of_no_single_rank(bench, verdicts, mended_ns)
         verdicts += others
         together += sum(verdict.cost_ms_per_step for verdict in others)
-        if not np.isfinite(bench.work.peer_ns).any():
-            abstentions = (_NO_PEERS,)
+    if not np.isfinite(bench.work.peer_ns).any():
+        abstentions = (_NO_PEERS,)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     waited_for = "" if ordered else most_waited_for(stretches[0], matches)
     return Findings(tuple(ordered), abstentions, bench.replay_error, together, waited_for)

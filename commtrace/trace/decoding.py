@@ -125,7 +125,7 @@ def _read_marks(
     told = [_Told(Marks(), {}) for _ in block.ranks]
     spans = block.spans
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
-    for row, owner, text in zip(rows.tolist(), owners.tolist(), _texts(column, rows), strict=True):
+    for row, owner, text in zip(rows.tolist(), owners.tolist(), column.take(rows).to_pylist(), strict=True):
         name, own = names[spans.name[row]], told[owner]
         try:
             if name == AGGREGATE:
@@ -176,7 +176,9 @@ def _incomplete(table: pa.Table) -> Bool:
     for name in DTYPE_OF_COLUMN:
         column = table[name]
         if column.null_count and name != "dtype":
-            lacks |= ~np.concatenate([_present(_indices(chunk)) for chunk in column.chunks])
+            lacks |= ~np.concatenate(
+                [_indices(chunk).is_valid().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+            )
     return lacks
 
 
@@ -249,7 +251,7 @@ def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:
     indices = array.indices
     if not indices.null_count:
         return code_of_word.take(indices.to_numpy(zero_copy_only=False))
-    present = np.flatnonzero(_present(indices))
+    present = np.flatnonzero(indices.is_valid().to_numpy(zero_copy_only=False))
     coded = np.full(len(array), schema.NOT_APPLICABLE, dtype)
     # With nothing in some rows, numpy gets the indices as floating-point numbers, which hold them exactly.
     coded[present] = code_of_word[indices.to_numpy(zero_copy_only=False)[present].astype(np.int64)]
@@ -291,22 +293,8 @@ def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict
     found: list[dict[int, str]] = [{} for _ in block.ranks]
     if detail.null_count == len(detail):
         return found
-    rows = np.flatnonzero(selected & np.concatenate([_present(chunk) for chunk in detail.chunks]))
+    rows = np.flatnonzero(selected & detail.is_valid().to_numpy())
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
-    for row, owner, text in zip(rows, owners, _texts(detail, rows), strict=True):
+    for row, owner, text in zip(rows, owners, detail.take(rows).to_pylist(), strict=True):
         found[owner][int(block.spans.id[row])] = text
     return found
-
-
-def _texts(detail: pa.ChunkedArray, rows: Any) -> list[Any]:
-    """Details of these rows. They are few, and ``take`` would import all of pyarrow.compute."""
-    return [detail[int(row)].as_py() for row in rows]
-
-
-def _present(array: pa.Array) -> Any:
-    """Which entries hold something: the array's own bits, as its ``is_valid`` would import all of pyarrow.compute."""
-    bits = array.buffers()[0]
-    if bits is None:
-        return np.ones(len(array), np.bool_)
-    every = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-    return every[array.offset : array.offset + len(array)].astype(np.bool_)

@@ -44,9 +44,8 @@ class Coverage:
 def find_coverage(run: Run, roles: Roles) -> Coverage:
     """Add up all ranks. ``topology["not_visible"]`` of a rank is where integrations name paths that they found."""
     captured, dropped = Counter[str](), Counter[str]()
-    for part in run.parts:
-        kinds = part.column("kind", len(schema.KINDS))
-        counts = np.bincount(kinds, minlength=len(schema.KINDS) + 1)[:-1]
+    for block in run.blocks:
+        counts = np.bincount(block.spans.kind, minlength=len(schema.KINDS))
         captured.update({kind: int(count) for kind, count in zip(schema.KINDS, counts, strict=True) if count})
     for trace in run.ranks.values():
         dropped.update(trace.dropped)

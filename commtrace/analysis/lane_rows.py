@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from commtrace.analysis.operations import unfinished_ids
-from commtrace.trace import schema
-from commtrace.trace.blocks import BlockPart
+from commtrace.trace.blocks import Block
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64, Spans
-
-NO_MATTER: Final = schema.MODULE
-"""A kind of row that is nothing to a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +24,7 @@ class LaneRows:
         ranks: their numbers, ascending.
         first: of each rank, its first row; and behind the last one how many rows there are.
         of_row: of each row, the index of its rank.
-        spans: the rows; what is not to be looked at between those of two ranks is of kind ``NO_MATTER``.
+        spans: the rows.
         shift: of each rank, what brings its times behind those of the ranks before it.
     """
 
@@ -41,15 +36,14 @@ class LaneRows:
     shift: Int64
 
     @classmethod
-    def of(cls, run: Run, part: BlockPart) -> LaneRows:
-        """The rows of a part of the run."""
-        block = part.block
+    def of(cls, run: Run, block: Block) -> LaneRows:
+        """The rows of a block of the run."""
         return cls(
             run=run,
             ranks=np.array(block.ranks, np.int64),
-            first=np.append(part.begins, len(block)),
+            first=block.bounds,
             of_row=block.per_row(np.arange(len(block.ranks))),
-            spans=block.spans.replace(kind=part.column("kind", NO_MATTER)),
+            spans=block.spans,
             shift=block.end_to_end(),
         )
 

@@ -179,9 +179,9 @@ def _step_of_node(lanes: Lanes, joins: Joins) -> Int64:
 
 def _lanes(run: Run, matches: Matches, bounds: StepBounds) -> ReadLanes:
     parts = []
-    for part in run.parts:
-        stages = np.array([stage_of(run.ranks[rank]) for rank in part.block.ranks], np.int64)
-        rows = LaneRows.of(run, part)
+    for block in run.blocks:
+        stages = np.array([stage_of(run.ranks[rank]) for rank in block.ranks], np.int64)
+        rows = LaneRows.of(run, block)
         parts.append(read_lanes(rows, matches, stages, bounds.of_ranks(rows.ranks)))
     return concatenate_lanes(parts)
 

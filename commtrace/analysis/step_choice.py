@@ -136,13 +136,10 @@ def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Match
 def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:
     """Only these ranks and of each these rows, matched as before."""
     taken = {rank: chosen if isinstance(chosen, slice) else contiguous(chosen) for rank, chosen in rows.items()}
-    slices = {rank: own for rank, own in taken.items() if isinstance(own, slice)}
-    matched = {rank: matches.ranks[rank].take(own) for rank, own in taken.items()}
-    if [*slices] == [*run.ranks]:
-        if all(own == slice(0, len(run.ranks[rank].spans)) for rank, own in slices.items()):
-            return run, matches
-        return run.with_rows(slices), replace(matches, ranks=matched)
+    if [*taken] == [*run.ranks] and all(own == slice(0, len(run.ranks[rank].spans)) for rank, own in taken.items()):
+        return run, matches
     ranks = {rank: replace(run.ranks[rank], spans=run.ranks[rank].spans.take(own)) for rank, own in taken.items()}
+    matched = {rank: matches.ranks[rank].take(own) for rank, own in taken.items()}
     return replace(run, ranks=ranks), replace(matches, ranks=matched)
 
 

@@ -61,25 +61,8 @@ class Block:
         return {rank: column[own] for rank, own in self.slices().items()}
 
     def together(self, parts: Mapping[int, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """The parts of a column, one per rank, as a column of the block; no copy of what :meth:`split` had divided."""
-        own = [parts[rank] for rank in self.ranks]
-        if len(own) == 1:
-            return own[0]
-        base = own[0].base if own else None
-        if isinstance(base, np.ndarray) and len(base) == len(self) and self._divide(base, own):
-            return base
-        return np.concatenate(own)
-
-    def _divide(self, column: npt.NDArray[Any], parts: Sequence[npt.NDArray[Any]]) -> bool:
-        """Whether these arrays are the ranks' parts of that column itself."""
-        address = column.__array_interface__["data"][0]
-        return all(
-            part.base is column
-            and part.strides == column.strides
-            and len(part) == end - begin
-            and part.__array_interface__["data"][0] == address + begin * column.strides[0]
-            for part, (begin, end) in zip(parts, pairwise(self.bounds.tolist()), strict=True)
-        )
+        """Return the parts of a column, one per rank, as a column of the block."""
+        return np.concatenate([parts[rank] for rank in self.ranks])
 
     def single(self) -> Iterator[Block]:
         """Every rank as a block of its own; no copy."""
@@ -97,46 +80,6 @@ class Block:
     def end_to_end(self) -> Int64:
         """See :func:`end_to_end`; of its rows."""
         return end_to_end(self.spans.start, self.spans.end, self.bounds)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPart:
-    """Of each rank of a block some rows that follow one another: what is left when a step is left out, without a copy.
-
-    Attributes:
-        begins, ends: rank ``block.ranks[i]`` has rows ``begins[i]`` to ``ends[i]`` of the block.
-    """
-
-    block: Block
-    begins: Int64
-    ends: Int64
-
-    @classmethod
-    def whole(cls, block: Block) -> BlockPart:
-        return cls(block, block.bounds[:-1], block.bounds[1:])
-
-    def part(self, rows: Mapping[int, slice]) -> BlockPart:
-        """By rank, these of its rows."""
-        own = [
-            rows[rank].indices(end - begin)
-            for rank, begin, end in zip(self.block.ranks, self.begins.tolist(), self.ends.tolist(), strict=True)
-        ]
-        return BlockPart(
-            self.block,
-            self.begins + np.array([begin for begin, _, _ in own], np.int64),
-            self.begins + np.array([max(begin, end) for begin, end, _ in own], np.int64),
-        )
-
-    def column(self, name: str, outside: int) -> npt.NDArray[Any]:
-        """A column of the block, with this value in all other rows."""
-        values: npt.NDArray[Any] = getattr(self.block.spans, name)
-        if int((self.ends - self.begins).sum()) == len(self.block):
-            return values
-        values = values.copy()
-        gaps = zip([0, *self.ends.tolist()], [*self.begins.tolist(), len(values)], strict=True)
-        for end, begin in gaps:
-            values[end:begin] = outside
-        return values
 
 
 def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:

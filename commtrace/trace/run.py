@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commtrace.trace.blocks import Block, BlockPart, blocks_of
+from commtrace.trace.blocks import Block, blocks_of
 from commtrace.trace.device_state import DeviceState
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
@@ -110,7 +111,7 @@ class RankTrace:
         return (self.metadata.node, self.metadata.boot_id)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """All ranks of one attempt of one job.
 
@@ -127,21 +128,11 @@ class Run:
     names: list[str]
     problems: tuple[str, ...] = ()
     steps_inferred: bool = False
-    _blocks: list[Block] = field(default_factory=list, init=False, repr=False, compare=False)
-    _parts: list[BlockPart] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    @property
-    def parts(self) -> tuple[BlockPart, ...]:
-        """The same rows as in :attr:`blocks`, which need not be copied for it where they are parts of larger blocks."""
-        return tuple(self._parts) or tuple(map(BlockPart.whole, self.blocks))
-
-    @property
+    @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The rows of all ranks, many ranks in one table: as they were loaded, else a copy that is made once."""
-        if not self._blocks:
-            # Of two threads that come here at once, the later one puts its own in the place of the other's.
-            self._blocks[:] = [*blocks_of({rank: trace.spans for rank, trace in self.ranks.items()})]
-        return tuple(self._blocks)
+        """The rows of all ranks, many ranks in one table: as they were loaded, else a copy."""
+        return tuple(blocks_of({rank: trace.spans for rank, trace in self.ranks.items()}))
 
     def with_blocks(self, blocks: Sequence[Block]) -> Run:
         """This run with other rows: the ranks of these blocks, which it has, and what is in them."""
@@ -151,14 +142,7 @@ class Run:
             for rank, rows in block.slices().items()
         }
         made = replace(self, ranks=ranks)
-        made._blocks.extend(blocks)
-        return made
-
-    def with_rows(self, rows: Mapping[int, slice]) -> Run:
-        """This run with only these rows of each rank, none of which is copied."""
-        ranks = {rank: replace(trace, spans=trace.spans.take(rows[rank])) for rank, trace in self.ranks.items()}
-        made = replace(self, ranks=ranks)
-        made._parts.extend(part.part(rows) for part in self.parts)
+        vars(made)["blocks"] = tuple(blocks)  # where cached_property keeps it: the ranks are slices of these blocks
         return made
 
     @property

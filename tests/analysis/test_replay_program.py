@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
-
 import numpy as np
 import pytest
 
@@ -11,8 +9,6 @@ from commtrace.analysis.match import match
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
 from commtrace.analysis.replay_program import Program
-from commtrace.analysis.step_choice import choose_steps, restrict
-from commtrace.synth import Job, synthesize
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
 
@@ -157,18 +153,3 @@ def test_steps_in_another_order_than_their_numbers() -> None:
     rows = [span("step", 10 * at, 10 * at + 10, step=step) for at, step in enumerate([0, 1, 2, 0, 1])]
     with pytest.raises(ReplayError, match="not recorded in the order of their numbers"):
         program_of({0: rows, 1: rows})
-
-
-def test_steps_that_were_left_out_change_nothing_though_their_rows_are_still_there() -> None:
-    job = synthesize(Job(pp=2, dp=2, microbatches=3, steps=4)).run
-    run, matches = restrict(job, match(job), choose_steps(job, keep_warm_up=False))
-    copied = replace(run)  # without the larger blocks that its rows lie in
-
-    assert sum(map(len, run.blocks)) < sum(len(part.block) for part in run.parts)
-    program, expected = build_program(run, matches), build_program(copied, matches)
-
-    for part in ("edges", "segments", "transfers", "stalls"):
-        for own, other in zip(astuple(getattr(program, part)), astuple(getattr(expected, part)), strict=True):
-            assert np.array_equal(own, other), part
-    assert np.array_equal(program.start_ns, expected.start_ns)
-    assert np.array_equal(program.times(), expected.times())

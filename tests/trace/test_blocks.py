@@ -1,22 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 
 import numpy as np
 import pytest
 
 from commtrace.errors import TraceFormatError
 from commtrace.trace import blocks as blocks_module
-from commtrace.trace import run as run_module
-from commtrace.trace.blocks import Block, BlockPart, end_to_end
+from commtrace.trace.blocks import Block, end_to_end
 from commtrace.trace.reader import load_run
-from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
-from tests.trace.rows import metadata, row, steps, write_rank
+from tests.trace.rows import row, steps, write_rank
 
 
 def _spans(*times: tuple[int, int]) -> Spans:
@@ -79,38 +74,7 @@ def test_a_run_with_other_ranks_has_other_blocks(tmp_path: Path, monkeypatch: py
     assert moved.ranks[1].spans.start.tolist() == [100, 200, 300]
 
 
-def test_threads_that_ask_at_once_get_every_rank_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = Barrier(2, timeout=30)
-    original = run_module.blocks_of
-
-    def slowly(spans: Mapping[int, Spans]) -> list[Block]:
-        together.wait()  # both have seen that there are none
-        return list(original(spans))
-
-    monkeypatch.setattr(run_module, "blocks_of", slowly)
-    traces = {rank: RankTrace(metadata(rank), _spans((rank, 5))) for rank in range(3)}
-    run = Run(Path(), traces, [])
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: run.blocks, range(2)))
-
-    assert [block.ranks for block in run.blocks] == [(0, 1, 2)]
-
-
 def test_times_that_add_up_to_more_than_64_bits_are_an_error_and_not_another_ranks() -> None:
     start = np.array([0, 2**62, 0, 2**62])
     with pytest.raises(TraceFormatError, match="times that no clock showed"):
         end_to_end(start, start + 1, np.array([0, 2, 4]))
-
-
-def test_parts_of_a_block_are_no_copies_and_hide_the_other_rows() -> None:
-    block = Block.of_ranks({0: _spans((0, 1), (1, 2), (2, 3)), 1: _spans((5, 6), (6, 7)), 2: _spans((9, 9))})
-
-    whole = BlockPart.whole(block)
-    part = whole.part({0: slice(1, 3), 1: slice(0, 1), 2: slice(0, 0)})
-    smaller = part.part({0: slice(1, 2), 1: slice(0, 1), 2: slice(0, 0)})
-
-    assert whole.column("start", -1) is block.spans.start
-    assert part.column("start", -1).tolist() == [-1, 1, 2, 5, -1, -1]
-    assert smaller.column("start", -1).tolist() == [-1, -1, 2, 5, -1, -1]
-    assert block.spans.start.tolist() == [0, 1, 2, 5, 6, 9]

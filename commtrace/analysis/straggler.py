@@ -25,12 +25,12 @@ from commtrace.analysis.straggler_waited import most_waited_for
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.analysis.stragglers.slow_links import slow_links
-from commtrace.analysis.stragglers.slow_sets import judge_sets
+from commtrace.analysis.stragglers.slow_ranks import SlowRanks
+from commtrace.analysis.stragglers.slow_sets import Others, SlowSets, judge_sets
 from commtrace.analysis.stragglers.stretches import judge_stretches
 from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Int64
 
 _NO_PEERS = (
     "Ranks were not compared: no two ranks do the same work (data- and tensor-parallel size are 1), so a slow rank "
@@ -85,14 +85,14 @@ def find_stragglers(
     if abstentions:
         return Findings(abstentions=abstentions, replay_error=bench.replay_error)
     stretches = judge_stretches(bench, baseline.of_ranks(bench) if baseline else {})
-    verdicts, together, mended_ns = judge_sets(bench, stretches)
+    sets = judge_sets(bench, stretches)
+    verdicts, together = sets.verdicts, sets.together_ms
     abstentions = tuple(dict.fromkeys(sentence for one in stretches for sentence in one.undecided))
     if not bench.noise_is_known:
         abstentions = (_too_few_steps(bench),)
     else:
-        others = _of_no_single_rank(bench, verdicts, mended_ns)
-        verdicts += others
-        together += sum(verdict.cost_ms_per_step for verdict in others)
+        verdicts, more_ms = _with_stages_and_links(bench, stretches, sets)
+        together += more_ms
     if not np.isfinite(bench.work.peer_ns).any():
         abstentions = (_NO_PEERS,)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
@@ -100,15 +100,25 @@ def find_stragglers(
     return Findings(tuple(ordered), abstentions, bench.replay_error, together, waited_for)
 
 
-def _of_no_single_rank(bench: Bench, slow: Sequence[Verdict], mended_ns: Int64) -> list[Verdict]:
-    """Verdicts on stages, sequences and links, where the ranks that were found to be slow are mended."""
+def _with_stages_and_links(bench: Bench, stretches: Sequence[SlowRanks], sets: SlowSets) -> tuple[list[Verdict], float]:
+    """The verdicts on ranks with those on stages, sequences and links, and what the latter cost beside the former."""
+    mended_ns, slow = sets.mended_ns, {rank for verdict in sets.verdicts for rank in verdict.ranks}
+    found = []
     stage = uneven_stages(bench, mended_ns)
-    ranks = {rank for verdict in slow for rank in verdict.ranks}
     if stage is not None:
-        return [stage.verdict, *slow_links(bench, stage.mended_ns, {*ranks, *stage.ranks})]
-    # Ranks that are slow now and then have long microbatches, too.
-    uneven = None if slow else uneven_sequences(bench)
-    return [*([uneven] if uneven else []), *slow_links(bench, mended_ns, ranks)]
+        found.append(stage.verdict)
+        mended_ns = np.asarray(np.rint(mended_ns * stage.ratio), np.int64)
+        slow.update(stage.ranks)
+    elif not slow:  # ranks that are slow now and then have long microbatches, too
+        uneven = uneven_sequences(bench)
+        found += [uneven] if uneven else []
+    links = slow_links(bench, mended_ns, slow)
+    found += links.verdicts
+    of_ranks = sets.verdicts
+    if of_ranks and found:  # what a rank costs is hidden where others wait for something else as well
+        ratio = stage.ratio if stage else None
+        of_ranks = judge_sets(bench, stretches, Others(ratio, links.mended_ns)).verdicts
+    return [*of_ranks, *found], sum(verdict.cost_ms_per_step for verdict in found)
 
 
 def _too_few_steps(bench: Bench) -> str:

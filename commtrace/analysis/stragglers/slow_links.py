@@ -7,8 +7,8 @@ link, by the rule for the work of ranks. The slow links are then told by what th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.straggler_verdict import Member, Verdict, next_step
 from commtrace.analysis.stragglers.limits import FEWEST_TRANSFERS, LINKS, SHARE_OF_HOST
-from commtrace.analysis.stragglers.normal import Work, judge
+from commtrace.analysis.stragglers.normal import Judged, Work, judge
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
 
@@ -78,8 +78,20 @@ class _Suspicion(NamedTuple):
     rows: frozenset[int]
 
 
-def slow_links(bench: Bench, mended_ns: Int64, slow_ranks: Collection[int]) -> list[Verdict]:
-    """Verdicts on slow communication, dearest first.
+class SlowLinks(NamedTuple):
+    """Slow communication.
+
+    Attributes:
+        verdicts: dearest first.
+        mended_ns: durations of all transfers without it; None where there is none.
+    """
+
+    verdicts: list[Verdict]
+    mended_ns: Int64 | None
+
+
+def slow_links(bench: Bench, mended_ns: Int64, slow_ranks: Collection[int]) -> SlowLinks:
+    """Find slow communication, and what the job would save without it.
 
     Args:
         bench: the run.
@@ -88,12 +100,13 @@ def slow_links(bench: Bench, mended_ns: Int64, slow_ranks: Collection[int]) -> l
     """
     links = _compare(bench, slow_ranks)
     if links is None or not links.is_slow.any():
-        return []
+        return SlowLinks([], None)
     suspicions = list(_explanations(bench.run, links))
     everything = frozenset().union(*(one.rows for one in suspicions))
     others_saved = bench.saved_ns(mended_ns)
     all_saved = bench.saved_ns(mended_ns, _mended(bench, links, everything)) - others_saved
     verdicts = []
+    named: frozenset[int] = frozenset()
     for one in suspicions:
         left = everything - one.rows
         saved = all_saved
@@ -102,6 +115,7 @@ def slow_links(bench: Bench, mended_ns: Int64, slow_ranks: Collection[int]) -> l
         cost = bench.cost_of(saved)
         if not bench.passes(cost):
             continue
+        named |= one.rows
         verdicts.append(
             Verdict(
                 rank=one.ranks[0],
@@ -116,7 +130,8 @@ def slow_links(bench: Bench, mended_ns: Int64, slow_ranks: Collection[int]) -> l
                 members=tuple(_member(bench, links, one, rank) for rank in one.ranks),
             )
         )
-    return sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
+    ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
+    return SlowLinks(ordered, _mended(bench, links, named) if named else None)
 
 
 def _compare(bench: Bench, slow_ranks: Collection[int]) -> _Links | None:
@@ -146,17 +161,17 @@ def _compare(bench: Bench, slow_ranks: Collection[int]) -> _Links | None:
     is_judged = np.bincount(entry, minlength=len(one)) >= FEWEST_TRANSFERS
     is_judged &= np.array([not set(slow_ranks).intersection(words[index].ranks) for index in link[one].tolist()])
     number = np.arange(len(one), dtype=np.int64)
-    judged = judge(
-        Work(
-            rank=number,
-            peers=np.where(is_judged, peers, -1 - number),
-            host=np.zeros(len(one), np.int64),
-            total_ns=typical,
-            error_ns=_typical_scatter(peers, entry, ns, typical),
-            scale_ns=_level_of_fast_ones(peers, typical),
-        ),
-        LINKS,
+    work = Work(
+        rank=number,
+        peers=np.where(is_judged, peers, -1 - number),
+        host=np.zeros(len(one), np.int64),
+        total_ns=typical,
+        error_ns=_typical_scatter(peers, entry, ns, typical),
+        scale_ns=_level_of_fast_ones(peers, typical),
     )
+    judged = judge(work, LINKS)
+    if not judged.is_slow.any():
+        judged = _judge_by_host(work, [words[index] for index in link[one].tolist()], node)
     entry_of_row = np.full(len(transfers), -1, np.int64)
     entry_of_row[rows] = entry[join]
     return _Links(
@@ -166,6 +181,19 @@ def _compare(bench: Bench, slow_ranks: Collection[int]) -> _Links | None:
         normal_ns=judged.normal_ns,
         is_slow=judged.is_slow,
     )
+
+
+def _judge_by_host(work: Work, links: Sequence[Link], node: Mapping[int, str]) -> Judged:
+    """Judge links of which most may be slow: the others are normal where one host tells them apart.
+
+    All links of that host are then slow, and no others.
+    """
+    for host in sorted(set(node.values())):
+        touches = [any(node.get(rank) == host for rank in link.ranks) for link in links]
+        judged = judge(replace(work, host=np.array(touches, np.int64)), LINKS)
+        if judged.is_slow.any():
+            return judged
+    return judge(work, LINKS)
 
 
 def _links_of(bench: Bench, rows: Int64) -> tuple[list[Link], Int64]:

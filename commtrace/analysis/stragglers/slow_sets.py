@@ -20,7 +20,7 @@ from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench, Cost
 from commtrace.analysis.straggler_verdict import ACTIVITY, Member, Stretch, Verdict, next_step
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
-from commtrace.analysis.stragglers.normal import FASTEST, PAST
+from commtrace.analysis.stragglers.normal import FASTEST, PAST, Float64
 from commtrace.analysis.stragglers.slow_ranks import (
     MEANT,
     RARE,
@@ -82,14 +82,27 @@ class SlowSets(NamedTuple):
     mended_ns: Int64
 
 
-def judge_sets(whole: Bench, stretches: Sequence[SlowRanks]) -> SlowSets:
+class Others(NamedTuple):
+    """What else is mended where ranks are priced.
+
+    Attributes:
+        ratio: of each segment, what it lasts then, as a share of what it lasts; None for all of it.
+        transfer_ns: durations of all transfers; None for the measured ones.
+    """
+
+    ratio: Float64 | None = None
+    transfer_ns: Int64 | None = None
+
+
+def judge_sets(whole: Bench, stretches: Sequence[SlowRanks], others: Others | None = None) -> SlowSets:
     """Price the slow ranks of all stretches, and name them.
 
     Args:
         whole: all steps that count.
         stretches: who was slow in each.
+        others: what else is named, and mended as well.
     """
-    replay = _Replay(whole, stretches)
+    replay = _Replay(whole, stretches, others or Others())
     slow = _without_idle_members(replay, [one.slow for one in stretches])
     parts = _parts(whole.run, slow)
     all_of_them = replay.saved_ns(slow)
@@ -118,17 +131,26 @@ def _who_and_what(one: SlowRank) -> _WhoAndWhat:
 class _Replay:
     """The whole run with some ranks of some stretches mended; what was replayed once is remembered."""
 
-    def __init__(self, whole: Bench, stretches: Sequence[SlowRanks]) -> None:
+    def __init__(self, whole: Bench, stretches: Sequence[SlowRanks], others: Others) -> None:
         self.whole = whole
         self.stretches = stretches
+        self._others = others
+        self._actual_ns = self._step_times(whole.program.segments.total_ns)
         self._known: dict[tuple[tuple[_WhoAndWhat, ...], ...], Int64] = {}
 
     def saved_ns(self, slow: Sequence[Sequence[SlowRank]]) -> Int64:
         """What each step would save if these ranks of each stretch were mended."""
         key = tuple(tuple(sorted(map(_who_and_what, own))) for own in slow)
         if key not in self._known:
-            self._known[key] = self.whole.saved_ns(self.mended_ns(slow))
+            self._known[key] = self._actual_ns - self._step_times(self.mended_ns(slow))
         return self._known[key]
+
+    def _step_times(self, durations: Int64) -> Int64:
+        """Replayed steps with these durations of segments, everything else that is named mended."""
+        ratio, transfer_ns = self._others
+        if ratio is not None:
+            durations = np.asarray(np.rint(durations * ratio), np.int64)
+        return self.whole.program.step_times(durations, transfer_ns)
 
     def mended_ns(self, slow: Sequence[Sequence[SlowRank]]) -> Int64:
         """Durations of all segments with these ranks of each stretch mended."""

@@ -29,12 +29,12 @@ class UnevenStages(NamedTuple):
     Attributes:
         verdict: on them.
         ranks: all of theirs.
-        mended_ns: durations of all segments if they did what is normal.
+        ratio: of each segment, what it would last if they did what is normal, as a share of what it lasts.
     """
 
     verdict: Verdict
     ranks: tuple[int, ...]
-    mended_ns: Int64
+    ratio: Float64
 
 
 def uneven_stages(bench: Bench, mended_ns: Int64) -> UnevenStages | None:
@@ -57,9 +57,8 @@ def uneven_stages(bench: Bench, mended_ns: Int64) -> UnevenStages | None:
     ratio = np.ones(int(max(stages.max(), segments.stage.max(initial=0))) + 1)
     ratio[stages[slow]] = (judged.normal_ns / quickest)[slow]
     in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
-    evened = np.where(in_phase, mended_ns * ratio[np.maximum(segments.stage, 0)], mended_ns)
-    evened_ns = np.asarray(np.rint(evened), np.int64)
-    saved = bench.saved_ns(evened_ns) - bench.saved_ns(mended_ns)
+    evened = np.where(in_phase, ratio[np.maximum(segments.stage, 0)], 1.0)
+    saved = bench.saved_ns(np.asarray(np.rint(mended_ns * evened), np.int64)) - bench.saved_ns(mended_ns)
     cost = bench.cost_of(saved)
     if not bench.passes(cost):
         return None
@@ -77,7 +76,7 @@ def uneven_stages(bench: Bench, mended_ns: Int64) -> UnevenStages | None:
         evidence=_evidence(stages, quickest, judged, slowest) + _or_slow_instead(bench, ranks),
         next_step=NEXT_STEP[_CAUSE],
     )
-    return UnevenStages(verdict, tuple(ranks), evened_ns)
+    return UnevenStages(verdict, tuple(ranks), evened)
 
 
 def _quickest_of_stages(bench: Bench) -> tuple[Int64, Float64]:

@@ -156,3 +156,38 @@ def test_a_rank_whose_host_launches_late_is_named_with_all_of_its_pauses() -> No
     (verdict,) = findings.verdicts
     assert (verdict.ranks, verdict.cause) == ((1,), "unknown")
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+
+
+LARGE_MESSAGES = {
+    "pp": 4, "dp": 2, "layers": 4, "microbatches": 8, "steps": 12, "jitter": 0.0, "gpus_per_host": 2,
+    "sequence": 16_384, "forward_ns": 15_000_000, "backward_ns": 30_000_000,
+}  # fmt: skip
+
+
+def test_a_link_between_others_is_named_beside_a_slow_rank() -> None:
+    findings, cost_ms = judged(["slow-rank=7:1.3", "slow-link=0-2:4"], **LARGE_MESSAGES)
+
+    rank, link = findings.verdicts
+    assert (rank.ranks, rank.cause) == ((7,), "compute")
+    assert (link.ranks, link.cause) == ((0, 2), "communication")
+    assert findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+    alone = judged(["slow-rank=7:1.3"], **LARGE_MESSAGES)[1]
+    assert rank.cost_ms_per_step == pytest.approx(alone, rel=0.2)
+
+
+def test_what_a_slow_rank_costs_is_told_with_a_slow_stage_mended() -> None:
+    findings, cost_ms = judged(["uneven-stage=1:1.5", "slow-rank=6:1.2"], **LARGE_MESSAGES)
+
+    stage, rank = findings.verdicts
+    assert (stage.cause, rank.ranks) == ("stage_imbalance", (6,))
+    assert findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+    alone = judged(["slow-rank=6:1.2"], **LARGE_MESSAGES)[1]
+    assert rank.cost_ms_per_step == pytest.approx(alone, rel=0.2)
+
+
+def test_the_network_of_a_host_is_named_though_most_links_end_there() -> None:
+    findings, cost_ms = judged(["slow-network=2:5"], **LARGE_MESSAGES)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.who, verdict.ranks) == ("network of host node2 (ranks 4–5)", (4, 5))
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)

@@ -88,11 +88,11 @@ def find_stragglers(
     sets = judge_sets(bench, stretches)
     verdicts, together = sets.verdicts, sets.together_ms
     abstentions = tuple(dict.fromkeys(sentence for one in stretches for sentence in one.undecided))
-    if not bench.noise_is_known:
-        abstentions = (_too_few_steps(bench),)
-    else:
+    if bench.noise_is_known:
         verdicts, more_ms = _with_stages_and_links(bench, stretches, sets)
         together += more_ms
+    else:
+        abstentions = (_too_few_steps(bench),)
     if not np.isfinite(bench.work.peer_ns).any():
         abstentions = (_NO_PEERS,)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -13,8 +14,11 @@ from typer.testing import CliRunner
 
 import commtrace
 from commtrace.cli.main import app
+from commtrace.cli.sql import Format, sql
 from commtrace.errors import CommtraceError
 from commtrace.sql import TABLES, query
+from commtrace.trace import schema
+from tests.trace.rows import row, steps, write_rank
 from tests.two_ranks import write_two_ranks
 
 COMPUTE = "SELECT rank, sum(compute_ns) AS compute_ns FROM steps WHERE used GROUP BY rank ORDER BY rank"
@@ -84,6 +88,26 @@ def test_the_command_writes_csv_json_and_parquet(directory: Path, tmp_path: Path
     file = tmp_path / "compute.parquet"
     assert asked(str(directory), COMPUTE, "--format", "parquet", "-o", str(file)) == ""
     assert pa.parquet.read_table(file).to_pylist() == [{"rank": 0, "compute_ns": 80}, {"rank": 1, "compute_ns": 120}]
+
+
+def test_words_that_a_terminal_would_obey_are_escaped_on_one_and_whole_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rank(tmp_path / "run", [*steps(0, 3), row(kind=schema.USER, name="\x1b[2J", start=5, end=9)])
+    text = "SELECT name FROM files WHERE kind = 'user'"
+
+    words = ["sql", str(tmp_path / "run"), text, "--format", "csv"]
+    assert CliRunner().invoke(app, [*words, "-o", str(tmp_path / "names.csv")]).exit_code == 0
+    assert (tmp_path / "names.csv").read_text() == "name\n\x1b[2J\n"
+    assert asked(str(tmp_path / "run"), text) == "name   \n\\x1b[2J\n"
+    monkeypatch.setattr("sys.stdout", terminal := _Terminal())
+    sql(tmp_path / "run", text, output_format=Format.CSV, output=None)
+    assert terminal.getvalue() == "name\n\\x1b[2J\n"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_the_command_reads_only_the_steps_that_are_asked_for(directory: Path) -> None:

@@ -20,6 +20,7 @@ from rich.table import Table
 from commtrace.cli.arguments import RunArgument
 from commtrace.cli.console import wide_console
 from commtrace.errors import ConfigurationError
+from commtrace.trace.inputs import printable
 
 _MOST_ROWS: Final = 1_000
 _WIDEST: Final = 10_000
@@ -70,7 +71,9 @@ def sql(
         if output_format is Format.CSV:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(rows.column_names)
-            writer.writerows(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+            is_terminal = output is None and sys.stdout.isatty()
+            for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+                writer.writerow(_for_terminal(value) if is_terminal else value for value in row)
         elif output_format is Format.JSON:
             json.dump([_jsonable(row) for row in rows.to_pylist()], file, allow_nan=False, default=str)
             file.write("\n")
@@ -80,6 +83,11 @@ def sql(
 
 def _opened(output: Path | None) -> AbstractContextManager[IO[str]]:
     return nullcontext(sys.stdout) if output is None else output.open("w", newline="")
+
+
+def _for_terminal(value: Any) -> Any:
+    """Return a value without control characters, which words of a recording may hold."""
+    return printable(value) if isinstance(value, str) else value
 
 
 def _jsonable(value: Any) -> Any:

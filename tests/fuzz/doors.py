@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import commtrace
 from commtrace.exporters.monitor.aggregator import Aggregator
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
@@ -170,8 +171,18 @@ def _uses_of_run(folder: Path) -> Sequence[Command | Call]:
         ["straggler", run], ["straggler", run, "--json"], ["pipeline", run], ["pipeline", run, "--json"],
         ["bandwidth", run], ["bandwidth", run, "--json"], ["doctor", run], ["doctor", run, "--json"],
         ["compare", str(folder / "other"), run], ["export", run, "-o", str(folder / "t.json")], ["top", run, "--once"],
-        ["top", run, "--json"], partial(read_requests, folder / "run"), ["summary", run, "--json"],
+        ["top", run, "--json"], partial(read_requests, folder / "run"), partial(_read_in_python, folder / "run"),
+        ["sql", run, "SELECT * FROM steps"], ["sql", run, "SELECT * FROM files", "--format", "csv"],
+        ["summary", run, "--json"],
     ]  # fmt: skip
+
+
+def _read_in_python(folder: Path) -> None:
+    run = commtrace.open(folder)
+    for table in (run.spans(), run.steps(), run.partition(), run.ranks(), run.communication("group")):
+        table.validate(full=True)
+    run.pipeline()
+    run.stragglers()
 
 
 def _only_summary(folder: Path) -> Sequence[Command | Call]:

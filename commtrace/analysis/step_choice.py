@@ -136,7 +136,9 @@ def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Match
 def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:
     """Only these ranks and of each these rows, matched as before."""
     taken = {rank: chosen if isinstance(chosen, slice) else contiguous(chosen) for rank, chosen in rows.items()}
-    if [*taken] == [*run.ranks] and all(own == slice(0, len(run.ranks[rank].spans)) for rank, own in taken.items()):
+    if [*taken] == [*run.ranks] and all(
+        isinstance(own, slice) and own == slice(0, len(run.ranks[rank].spans)) for rank, own in taken.items()
+    ):
         return run, matches
     ranks = {rank: replace(run.ranks[rank], spans=run.ranks[rank].spans.take(own)) for rank, own in taken.items()}
     matched = {rank: matches.ranks[rank].take(own) for rank, own in taken.items()}

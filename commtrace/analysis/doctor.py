@@ -86,7 +86,9 @@ def examine(
     shown = list(heard.ranks) if all_ranks else sorted(concerned & set(heard.ranks))
     told: dict[str, Any] = {
         "run": _identity(run, endings),
-        "ranks": [_rank(heard.ranks[rank], endings[rank], arrivals[rank], groups) for rank in sorted(heard.ranks)],
+        "ranks": [
+            _rank(heard.ranks[rank], heard, endings[rank], arrivals[rank], groups) for rank in sorted(heard.ranks)
+        ],
         "groups": [one.to_json() for one in cover_groups(run, arrivals)],
         "coverage": find_coverage(run, find_roles(run)).to_json(),
         "recording": _recording(run),
@@ -140,7 +142,9 @@ def _differing_versions(traces: Any) -> dict[str, dict[str, list[int]]]:
     return {package: versions for package, versions in found.items() if len(versions) > 1}
 
 
-def _rank(trace: RankTrace, ending: Ending, arrivals: RankArrivals, groups: Mapping[int, Group]) -> dict[str, Any]:
+def _rank(
+    trace: RankTrace, heard: Run, ending: Ending, arrivals: RankArrivals, groups: Mapping[int, Group]
+) -> dict[str, Any]:
     return {
         "rank": trace.rank,
         "host": trace.metadata.node,
@@ -148,7 +152,7 @@ def _rank(trace: RankTrace, ending: Ending, arrivals: RankArrivals, groups: Mapp
         **ending.to_json(),
         "exception_at": own_frame(trace.exception_frames),
         "device_uuid": trace.metadata.device_uuid or None,
-        "keep_out": keep_out([trace.metadata]),
+        "keep_out": keep_out([trace.metadata], (other.metadata for other in heard.ranks.values())),
         "failures": [
             {**failure, "group": describe_group(groups.get(failure["group"]), failure["group"])}
             for failure in trace.failures

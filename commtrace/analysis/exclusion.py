@@ -1,6 +1,7 @@
 """What keeps the nodes of slow or failed ranks out of the next job, in the words of whatever started this one.
 
->>> keep_out([run.ranks[3].metadata])                           # doctest: +SKIP
+>>> job = [trace.metadata for trace in run.ranks.values()]      # doctest: +SKIP
+>>> keep_out(job[3:4], job)                                     # doctest: +SKIP
 'sbatch --exclude=node7'
 """
 
@@ -11,11 +12,12 @@ from collections.abc import Iterable
 from commtrace.trace.metadata import KUBERNETES, KUBERNETES_NODE, SLURM_NODE, RankMetadata
 
 
-def keep_out(ranks: Iterable[RankMetadata]) -> str:
-    """Return a command, or what to do by hand, that keeps the nodes of these ranks out of the next job.
+def keep_out(ranks: Iterable[RankMetadata], job: Iterable[RankMetadata]) -> str:
+    """Return a command, or what to do by hand, that keeps the nodes of these ranks of a job out of the next one.
 
     ``sbatch --exclude=…`` where Slurm started the job; ``kubectl cordon …`` in Kubernetes, where a rank knows its node
-    if NODE_NAME tells it and is found by its pod otherwise; else the lines of a hostfile. Empty for no ranks.
+    if NODE_NAME tells it and is found by its pod otherwise; else the lines of a hostfile, if that leaves any host.
+    Empty for no ranks.
     """
     listed = list(ranks)
     slurm = {rank.environment[SLURM_NODE] for rank in listed if SLURM_NODE in rank.environment}
@@ -24,8 +26,10 @@ def keep_out(ranks: Iterable[RankMetadata]) -> str:
     pods = [rank for rank in listed if KUBERNETES in rank.environment]
     if pods:
         return f"kubectl cordon {' '.join(sorted({_kubernetes_node(rank) for rank in pods}))}"
-    hosts = sorted({rank.host for rank in listed})
-    return f"take {', '.join(hosts)} out of the hostfile" if hosts else ""
+    hosts = {rank.host for rank in listed}
+    if hosts == {rank.host for rank in job}:
+        return f"start it on {'other hosts' if len(hosts) > 1 else 'another host'}"
+    return f"take {', '.join(sorted(hosts))} out of the hostfile" if hosts else ""
 
 
 def _kubernetes_node(rank: RankMetadata) -> str:

@@ -199,6 +199,13 @@ _NEXT_STEP_OF_SEVERAL: Final = {
 }
 
 
+SLOW_PHASE: Final = (
+    "Profile {phase} here and on another rank (a recompilation, a hook, offloading, other kernels): a slow device would "
+    "be slow in the other phases too."
+)
+"""What to do where one phase is slow."""
+
+
 def next_step(cause: str, num_ranks: int) -> str:
     """Return what to do about a cause that so many ranks have."""
     several = _NEXT_STEP_OF_SEVERAL.get(cause) if num_ranks > 1 else None

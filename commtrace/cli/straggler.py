@@ -143,7 +143,7 @@ def _where(run: Run, ranks: Sequence[int]) -> dict[str, Any]:
     known = [run.ranks[rank].metadata for rank in ranks if rank in run.ranks]
     return {
         "devices": [f"rank {one.rank}: {one.device_uuid}" for one in known if one.device_uuid],
-        "keep_out": keep_out(known),
+        "keep_out": keep_out(known, (trace.metadata for trace in run.ranks.values())),
     }
 
 

@@ -34,7 +34,7 @@ def print_stragglers(
         )
         told = [_stretches(straggler), straggler["evidence"], _members(straggler) if with_next_step else ""]
         if with_next_step and straggler["cause"] in _OF_A_NODE:
-            told += [", ".join(straggler["devices"]), f"To leave its node out of the next job: {straggler['keep_out']}"]
+            told += [", ".join(straggler["devices"]), f"To keep the next job off it: {straggler['keep_out']}"]
         for text in (*filter(None, told), *([straggler["next_step"]] if with_next_step else [])):
             # Not rich's padding, which fills every line with blanks up to the width.
             indented = textwrap.fill(text, console.width - 2, initial_indent="  ", subsequent_indent="  ")

@@ -16,9 +16,9 @@ import numpy as np
 
 from commtrace.analysis.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.rank_words import ranks_in_words
-from commtrace.analysis.replay_segments import BACKWARD, FORWARD
+from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.straggler_costs import Bench, Cost
-from commtrace.analysis.straggler_verdict import ACTIVITY, Member, Stretch, Verdict, next_step
+from commtrace.analysis.straggler_verdict import ACTIVITY, SLOW_PHASE, Member, Stretch, Verdict, next_step
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import FASTEST, PAST, Float64
 from commtrace.analysis.stragglers.slow_ranks import (
@@ -43,6 +43,14 @@ _PLACES: Final = ("host", "tensor_group")
 
 _ALIKE: Final = 0.25
 """Stretches that follow each other are told as one if their costs differ by no more than this share."""
+
+_PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
+_DIFFERS: Final = 0.01
+"""From this share on a phase is told as longer than that of the peers."""
+
+_MOST_OF_IT: Final = 0.9
+_SLOW_PHASE: Final = 0.7
+"""A rank is slow in one phase if that has most of its excess, and no more than this share of its work."""
 
 _MOST_HOSTS: Final = 3
 _COMPARED_WITH: Final = {
@@ -271,6 +279,9 @@ def _verdict(
     device = device_evidence(bench.run, first.rank) if key.cause == "compute" else None
     cause = THROTTLED if device is not None and device.is_throttled else key.cause
     evidence = _evidence(found, key.cause, members, persistence)
+    phase = _slow_phase(found.bench, members) if cause == "compute" else ""
+    if phase:
+        evidence += f" Only {phase} is longer: in the others {'it is' if len(members) == 1 else 'they are'} as fast."
     return Verdict(
         rank=first.rank,
         host=bench.run.ranks[first.rank].metadata.node,
@@ -280,7 +291,7 @@ def _verdict(
         gpu_hours_per_day=of_run / step_ms * 24 * bench.run.world_size,
         persistence=persistence,
         evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
-        next_step=next_step(cause, len(members)),
+        next_step=SLOW_PHASE.format(phase=phase) if phase else next_step(cause, len(members)),
         occurrence=cost.when.in_words() if rare and cost.when.is_rare else "",
         members=_members(replay, dearest, members, slow),
         stretches=stretches,
@@ -413,12 +424,28 @@ def _details(bench: Bench, slow: SlowRank) -> str:
         return f"{mean_ns / 1e6:.1f} ms per step for {ACTIVITY[slow.cause]}"
     if slow.cause == "unknown":
         return "more time outside of forward and backward"
-    parts = []
-    for kind, name in ((FORWARD, "forward"), (BACKWARD, "backward")):
-        own, peers = _per_phase(bench, slow.rank, kind)
-        if own > 0:
-            parts.append(f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})")
-    return " and ".join(parts) or f"{slow.excess_ns['compute'] / 1e6:.1f} ms more"
+    parts = [
+        f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
+        for kind, name in _PHASES.items()
+        for own, peers in [_per_phase(bench, slow.rank, kind)]
+        if own - peers > _DIFFERS * peers
+    ]
+    return ", ".join(parts) or f"{slow.excess_ns['compute'] / 1e6:.1f} ms more"
+
+
+def _slow_phase(bench: Bench, members: Sequence[SlowRank]) -> str:
+    """The one phase in which all of them are slow, where the others are as fast as elsewhere; empty without."""
+    work = bench.work
+    excess = work.excess_ns()
+    own = np.isin(work.rank, [member.rank for member in members])
+    in_phase = own & (work.kind < BETWEEN)
+    typical = np.nan_to_num(work.peer_ns * work.per_step)
+    all_excess, all_work = float(excess[in_phase].sum()), float(typical[in_phase].sum())
+    for kind, name in _PHASES.items():
+        here = own & (work.kind == kind)
+        if excess[here].sum() >= _MOST_OF_IT * all_excess > 0 and typical[here].sum() <= _SLOW_PHASE * all_work:
+            return name
+    return ""
 
 
 def _per_phase(bench: Bench, rank: int, kind: int) -> tuple[float, float]:

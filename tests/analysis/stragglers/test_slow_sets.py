@@ -57,6 +57,19 @@ def test_one_rank_that_saves_or_evaluates_alone_is_named(fault: str, cause: str,
     assert bool(verdict.occurrence) == once
 
 
+@pytest.mark.parametrize("ranks", [(3,), (2, 5)])
+@pytest.mark.parametrize(("fault", "phase"), [("slow-optimizer={}:6", "optimizer"), ("slow-forward={}:1.5", "forward")])
+def test_of_a_rank_that_is_slow_in_one_phase_that_phase_is_named(fault: str, phase: str, ranks: Sequence[int]) -> None:
+    findings, cost_ms = judged([fault.format(",".join(map(str, ranks)))])
+
+    (verdict,) = findings.verdicts
+    assert (set(verdict.ranks), verdict.cause) == (set(ranks), "compute")
+    assert f"Only {phase} is longer" in verdict.evidence
+    assert "peers" not in verdict.evidence or f"per {phase} (peers" in verdict.evidence
+    assert verdict.next_step.startswith(f"Profile {phase} here and on another rank")
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
 def test_stalls_that_strike_any_rank_by_chance_name_none() -> None:
     struck = ((2, 5), (2, 17), (2, 31), (0, 9), (3, 12), (5, 22), (5, 36), (6, 27))
     findings, _ = judged([f"data={rank}:300@{step}:{step + 1}" for rank, step in struck], steps=40)

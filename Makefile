@@ -10,8 +10,8 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Tests run side by side, one process a core. Those that share a job (xdist_group) run in one process, and start first.
-PYTEST := $(BIN)/python -m pytest -n logical --dist loadgroup
+# Tests run side by side, one process a core; tests/conftest.py says which of them stay together.
+PYTEST := $(BIN)/python -m pytest -n logical
 # `make test STRICT=1`, which is what .ci/run runs, fails where a test is skipped that tests/expected_skips.txt does not list.
 # What needs no training: of it `make check` runs the tests.
 CHECKED := tests/test_import_rules.py tests/test_public_api.py tests/test_docs.py tests/test_config.py
@@ -61,7 +61,7 @@ endif
 
 .PHONY: $(NEWEST)/.tested
 $(NEWEST)/.tested: $(NEWEST)/.installed
-	$(NEWEST)/bin/python -m pytest -n logical --dist loadgroup --long $(if $(STRICT),--expected-skips test-newest) $(NEWEST_TESTS)
+	$(NEWEST)/bin/python -m pytest -n logical --long $(if $(STRICT),--expected-skips test-newest) $(NEWEST_TESTS)
 
 $(NEWEST)/.installed: pyproject.toml
 	@$(NEWEST_PIP) install $(TORCH_NEWEST) $(MEGATRON_NEWEST) --editable '.[dev]'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any, Final
 
 import pytest
 
@@ -14,6 +15,19 @@ if importlib.util.find_spec("hypothesis"):  # The tests of tests/gpu run on mach
     # Deadlines per example measure how busy the machine is. A test that hangs is ended by pytest-timeout.
     settings.register_profile("commtrace", deadline=None)
     settings.load_profile("commtrace")
+
+
+SHARING: Final = (
+    "tests/browser/test_perfetto_ui.py",
+    "tests/browser/test_report_in_browser.py",
+    "tests/e2e/launchers/test_slow_link.py",
+    "tests/e2e/launchers/test_slurm.py",
+    "tests/e2e/test_doctor.py",
+    "tests/e2e/test_safety_fates.py",
+    "tests/e2e/test_straggler_causes.py",
+    "tests/test_packaging.py",
+)
+"""Modules whose tests look at one thing that is expensive to make, such as a recorded job: they stay in one process."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -44,3 +58,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in long]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out tests one by one, but for the modules that share something: these as a whole, and first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Sharing(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return path if path in SHARING else nodeid
+
+    return Sharing(config, log)

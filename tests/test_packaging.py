@@ -14,8 +14,6 @@ import pytest
 
 from commtrace import __version__
 
-pytestmark = pytest.mark.xdist_group("packaging")
-
 DIST_INFO = f"commtrace-{__version__}.dist-info"
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("commtrace", "integrations", "exporters", "viewer")

@@ -17,8 +17,6 @@ from commtrace.analysis.timeline import Timeline
 from commtrace.exporters import chrome_trace, perfetto
 from tests.pipeline_factory import PipelineJob
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 STEPS, STAGES, REPLICAS, MICROBATCHES = 2, 2, 2, 3
 RANKS = STAGES * REPLICAS
 

@@ -19,8 +19,6 @@ from tests.factory import make_run, span
 from tests.pipeline_factory import PipelineJob
 from tests.viewer.test_report import HOSTILE
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 STAGES, MICROBATCHES = 2, 4
 
 

@@ -16,7 +16,7 @@ from commtrace.cli.main import app
 from commtrace.trace.processes import process_state
 from tests.e2e.launch import REPOSITORY
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("doctor")]
+pytestmark = pytest.mark.e2e
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "hangs.py"
 LOOKED_AT_WHILE_THEY_RUN = ("one_is_killed", "a_chain_through_groups", "one_is_stopped_while_it_trains", "all_end_well")

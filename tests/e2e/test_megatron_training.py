@@ -41,6 +41,7 @@ def train(directory: Path, *options: object, processes: int = 4, variables: Mapp
     return losses.read_text()
 
 
+@pytest.mark.timeout(700)  # three trainings
 def test_losses_are_bitwise_equal_with_commtrace_with_all_that_it_can_do_and_without(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain", "--pipeline", 2, "--overlap", variables=NOTHING)
     recorded = train(tmp_path, "--pipeline", 2, "--overlap")

@@ -16,7 +16,7 @@ from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, run
 from tests.e2e.traces import rows
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("fates")]
+pytestmark = pytest.mark.e2e
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "fates.py"
 SECOND_NS = 1_000_000_000

@@ -19,7 +19,8 @@ from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, launch, run
 from tests.e2e.traces import rows
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("stragglers")]
+# Eight trainings before the first test.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install 'commtrace[megatron]'")
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "injected_causes.py"
@@ -69,8 +70,7 @@ def test_the_injected_cause_is_the_costliest_verdict(injected: str, runs: Path) 
 
 
 def test_a_rank_that_sleeps_in_every_forward_is_named_with_its_cost(runs: Path) -> None:
-    commtrace = Path(sys.executable).with_name("commtrace")
-    summary = run([str(commtrace), "summary", str(runs / "forward"), "--json"])
+    summary = run([sys.executable, "-m", "commtrace", "summary", str(runs / "forward"), "--json"])
     assert summary.returncode == 0, summary.stdout
     costliest, *others = json.loads(summary.stdout)["stragglers"]
 

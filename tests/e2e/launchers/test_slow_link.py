@@ -12,7 +12,7 @@ from tests.e2e.launch import run
 from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import PATH, execute_on_all
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("slow link")]
+pytestmark = pytest.mark.e2e
 
 MEGABITS_PER_SECOND = 400
 GBPS = MEGABITS_PER_SECOND / 8e3 * 1448 / 1514

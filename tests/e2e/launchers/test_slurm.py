@@ -11,7 +11,7 @@ from tests.e2e.launchers.recipes import FEW_STEPS, PATH, recipe
 from tests.e2e.launchers.runs import Recorded, assert_live, live_environment, recorded, two_nodes_of_two
 from tests.e2e.launchers.slurm import Slurm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("slurm")]
+pytestmark = pytest.mark.e2e
 
 RUNS = "/shared/runs/{run_id}"
 SIZES = {"--nodes=4": "--nodes=2", "--gpus-per-node=8": ""}

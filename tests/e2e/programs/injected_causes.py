@@ -79,7 +79,7 @@ def slow_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
 
     def wait_longer(work: Any, *arguments: Any, **keywords: Any) -> Any:
         finished = wait(work, *arguments, **keywords)
-        time.sleep(25 * MILLISECONDS)
+        time.sleep(50 * MILLISECONDS)
         return finished
 
     return wait_longer

@@ -26,6 +26,7 @@ from tests.e2e.launch import Completed, launch
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.timeout(600),  # it waits for as long as a busy machine needs
     pytest.mark.skipif(prometheus.PROGRAM is None, reason="prometheus is not installed: apt-get install prometheus"),
 ]
 
@@ -82,7 +83,7 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
         prometheus.running(tmp_path, targets, rules) as server,
         _critical_path(tmp_path),
     ):
-        training = pool.submit(launch, program, 4, environment, 170)
+        training = pool.submit(launch, program, 4, environment, 500)
         job = Job(tmp_path, server)
         try:
             _nobody_is_slow(job)
@@ -193,7 +194,7 @@ def _the_slow_rank_is_on_the_critical_path(job: Job) -> None:
         return {(one.labels["rank"], one.labels["kind"]): one.value for one in told}
 
     prometheus.until(lambda: shares().get((SLOW_RANK, "forward"), 0) > 0.35, 60, shares)
-    assert shares().get(("0", "forward"), 0) < 0.1
+    prometheus.until(lambda: shares().get(("0", "forward"), 0) < 0.1, 60, shares)
 
 
 def _every_rank_tells_how_slow_it_is(job: Job) -> None:

@@ -27,6 +27,7 @@ from commtrace.exporters.otlp.queue import (
     QUEUE_FULL,
     REFUSED,
     SPANS_PER_REQUEST,
+    UNANSWERED,
     Account,
     Counts,
     Job,
@@ -197,10 +198,11 @@ class OtlpExporter:
         self.account.finish()
         if self.account.total_dropped:
             _logger.warning(
-                "commtrace: %d of %d spans were not exported (%s); the trace files hold them all",
+                "commtrace: %d of %d spans were not exported (%s)%s; the trace files hold them all",
                 self.account.total_dropped,
                 self.account.produced,
                 ", ".join(f"{reason}: {count}" for reason, count in self.account.dropped.items() if count),
+                ", the unanswered ones as far as is known" if self.account.dropped[UNANSWERED] else "",
             )
 
     def abandon_after_fork(self) -> None:
@@ -240,7 +242,8 @@ class OtlpExporter:
                 text
                 for reason, text in (
                     (QUEUE_FULL, "more come than it takes"),
-                    (REFUSED, "it is not there, too slow, or refuses them"),
+                    (REFUSED, "it is not there, or refuses them"),
+                    (UNANSWERED, "it does not answer in time; some may have arrived"),
                 )
                 if self.account.dropped[reason]
             ]

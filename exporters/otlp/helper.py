@@ -61,7 +61,7 @@ def serve(pipe: messages.Pipe) -> None:
 
 
 def _sent(sender: Sender, message: messages.Message) -> messages.Settled:
-    settled: list[tuple[int, bool]] = []
+    settled: list[tuple[int, bool | None]] = []
     if isinstance(message, messages.Spans):
         sender.send(message.jobs, lambda count, was_sent: settled.append((count, was_sent)))
     elif isinstance(message, messages.Metrics):

@@ -13,6 +13,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
+from urllib3.exceptions import NewConnectionError
 
 from commtrace.errors import ConfigurationError
 
@@ -34,10 +35,15 @@ class HttpSpans:
     """
 
     def __init__(self) -> None:
-        self._exporter: Any = _made(OTLPSpanExporter)
+        self._session = _session()
+        self._exporter: Any = _made(OTLPSpanExporter, self._session)
 
-    def export(self, spans: Sequence[ReadableSpan]) -> bool:
-        return _is_taken(lambda: self._exporter.export(spans) is SpanExportResult.SUCCESS)
+    def export(self, spans: Sequence[ReadableSpan]) -> bool | None:
+        if self._session is not None:
+            self._session.is_unanswered = False
+        if _is_taken(lambda: self._exporter.export(spans) is SpanExportResult.SUCCESS):
+            return True
+        return None if self._session is not None and self._session.is_unanswered else False
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
@@ -47,7 +53,7 @@ class HttpMetrics:
     """The same for metrics."""
 
     def __init__(self) -> None:
-        self._exporter = _made(OTLPMetricExporter)
+        self._exporter = _made(OTLPMetricExporter, _session())
 
     def export(self, metrics: MetricsData) -> bool:
         return _is_taken(lambda: self._exporter.export(metrics) is MetricExportResult.SUCCESS)
@@ -57,7 +63,15 @@ class HttpMetrics:
 
 
 class BoundedSession(requests.Session):
-    """Reads no more of an answer than matters: whoever answers could otherwise fill the memory of the node."""
+    """Reads no more of an answer than matters: whoever answers could otherwise fill the memory of the node.
+
+    Attributes:
+        is_unanswered: a request was sent to which no answer came, since this was last set to False.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_unanswered = False
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Return that there is none: before it goes there, requests would read the whole body."""
@@ -74,6 +88,10 @@ class BoundedSession(requests.Session):
         except requests.ConnectionError as error:
             if _is_no_http(error):
                 raise requests.HTTPError("the receiver does not speak HTTP") from None
+            self.is_unanswered |= not _was_never_sent(error)
+            raise
+        except requests.Timeout:  # while it was waited for the answer; one on connecting is a ConnectionError
+            self.is_unanswered = True
             raise
         # A short body is read to its end, as only then the connection can be used again.
         response.raw.read(_MOST_BYTES)
@@ -81,6 +99,13 @@ class BoundedSession(requests.Session):
         if 300 <= response.status_code < 400:
             raise requests.HTTPError(f"the receiver answers {response.status_code}, and is not looked for elsewhere")
         return response
+
+
+def _was_never_sent(error: requests.ConnectionError) -> bool:
+    """Whether there was no connection on which a request could have been sent."""
+    if isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.SSLError)):
+        return True
+    return any(isinstance(getattr(cause, "reason", None), NewConnectionError) for cause in error.args)
 
 
 def _is_no_http(error: requests.ConnectionError) -> bool:
@@ -91,11 +116,14 @@ def _is_no_http(error: requests.ConnectionError) -> bool:
     return any(isinstance(cause, http.client.HTTPException) and not isinstance(cause, OSError) for cause in causes)
 
 
-def _made(exporter: Callable[..., _Exporter]) -> _Exporter:
-    """Return the exporter, with a session of ours unless the variables name one."""
-    has_own = any(os.environ.get(name) for name in _CREDENTIAL_PROVIDERS)
+def _session() -> BoundedSession | None:
+    """A session of ours, unless the variables name one."""
+    return None if any(os.environ.get(name) for name in _CREDENTIAL_PROVIDERS) else BoundedSession()
+
+
+def _made(exporter: Callable[..., _Exporter], session: BoundedSession | None) -> _Exporter:
     try:
-        return exporter(session=None if has_own else BoundedSession())
+        return exporter(session=session)
     except ValueError:  # Its text repeats the value, in which there may be a password.
         raise ConfigurationError("one of the variables OTEL_EXPORTER_OTLP_… has a value that cannot be used") from None
 

@@ -62,7 +62,7 @@ class Metrics(NamedTuple):
 
 Message: TypeAlias = Introduction | Known | Spans | Metrics
 
-Settled: TypeAlias = tuple[tuple[int, bool], ...]
+Settled: TypeAlias = tuple[tuple[int, "bool | None"], ...]
 """What became of each batch: its spans, and whether they were taken. Also the helper's first word, when it is ready."""
 
 

@@ -111,7 +111,7 @@ class HelperSender:
             settled(number, was_sent)
             count -= number
         if count:
-            settled(count, False)
+            settled(count, None)  # the helper may have sent them before it died
 
     def send_metrics(self, families: Sequence[Metric], counts: Counts, start_ns: int, now_ns: int) -> None:
         """Have metrics sent."""

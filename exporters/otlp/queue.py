@@ -16,13 +16,14 @@ MOST_SPANS: Final = 50_000
 
 SPANS_PER_REQUEST: Final = 512
 
-QUEUE_FULL, REFUSED, AT_THE_END = "queue_full", "refused", "at_the_end"
-REASONS: Final = (QUEUE_FULL, REFUSED, AT_THE_END)
-"""Why spans are dropped: too many wait; the receiver did not take them, or not in time; recording ended first."""
+QUEUE_FULL, REFUSED, UNANSWERED, AT_THE_END = "queue_full", "refused", "unanswered", "at_the_end"
+REASONS: Final = (QUEUE_FULL, REFUSED, UNANSWERED, AT_THE_END)
+"""Why spans are dropped: too many wait; the receiver did not take them; it did not answer, so that nobody knows whether
+it has them; recording ended first."""
 
 
-Settle: TypeAlias = Callable[[int, bool], None]
-"""Told what became of spans: how many, and whether they were taken."""
+Settle: TypeAlias = Callable[[int, "bool | None"], None]
+"""Told what became of spans: how many, and whether they were taken; None where no answer came."""
 
 
 class Counts(NamedTuple):
@@ -99,10 +100,10 @@ class Account:
             if not self._is_final:
                 self.dropped[reason] += count
 
-    def settle(self, count: int, was_sent: bool) -> None:
-        """A batch was taken, or not."""
+    def settle(self, count: int, was_sent: bool | None) -> None:
+        """A batch was taken, or not; None where no answer came."""
         if not was_sent:
-            self.drop(count, REFUSED)
+            self.drop(count, UNANSWERED if was_sent is None else REFUSED)
             return
         with self._lock:
             if not self._is_final:

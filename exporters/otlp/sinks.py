@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 class SpanSink(Protocol):
     """Takes batches of spans on the exporter's own thread, where it may block."""
 
-    def export(self, spans: Sequence[ReadableSpan]) -> bool:
-        """Whether they were taken."""
+    def export(self, spans: Sequence[ReadableSpan]) -> bool | None:
+        """Whether they were taken; None if that is not known, as no answer came."""
 
     def shutdown(self) -> None:
         """Give up what is held. Called once, from another thread if ``export`` does not come back."""

@@ -17,7 +17,7 @@ def rule_files(timing: Timing = Timing(), interval: str = "5s") -> dict[str, str
     """The texts of the rule files by name.
 
     Args:
-        timing: windows and waits.
+        timing: windows.
         interval: how often Prometheus evaluates them.
     """
     recording = [_rule({"record": rule.record}, rule.expr) for rule in recording_rules(timing)]
@@ -25,7 +25,6 @@ def rule_files(timing: Timing = Timing(), interval: str = "5s") -> dict[str, str
         _rule(
             {"alert": alert.name},
             alert.expr,
-            f"for: {alert.wait}",
             "labels:",
             f"  severity: {alert.severity}",
             "annotations:",

@@ -5,8 +5,8 @@ whose work takes longer is slow; those that wait for it have the same work as ev
 of the stage (of two ranks the faster one): up to half of the ranks can be slow before it is. PromQL cannot sort ranks
 into clusters, as the rule for stragglers does elsewhere (docs/stragglers.md).
 
-The alert on stragglers has no ``for``: Prometheus forgets how long something was true when it is restarted. What it
-looks at is a mean over less than a minute, in which one odd step does not count for much.
+No alert has a ``for``: Prometheus forgets how long something was true when it is restarted. What an alert looks at is
+a mean, or the least, over less than a minute: so it fires and clears within one, and one odd step counts for little.
 """
 
 from __future__ import annotations
@@ -36,23 +36,21 @@ _FEWEST_STEPS: Final = 4
 
 
 class Timing(NamedTuple):
-    """How far the rules look and how long they wait, as Prometheus writes durations.
+    """How far the rules look, as Prometheus writes durations.
 
     Attributes:
         window: over which rates are taken: several scrapes and several steps long.
-        work_window: over which the work of ranks is compared, where it holds four steps; else ``window``.
+        short_window: the same for what alerts look at, where it holds four steps; else ``window``.
         baseline: how long ago "before" was, for what went up.
-        persists: how long something must be true before it is an alert.
         stalled: shortest silence that is one, seconds.
         gone: how long a rank must not answer.
     """
 
     window: str = "5m"
-    work_window: str = "45s"
+    short_window: str = "45s"
     baseline: str = "1h"
-    persists: str = "5m"
     stalled: int = 120
-    gone: str = "1m"
+    gone: str = "45s"
 
 
 class RecordingRule(NamedTuple):
@@ -70,15 +68,13 @@ class Alert:
         name: of the alert.
         expr: true where it fires.
         operands: the parts of ``expr`` that must have data for it to be able to fire.
-        wait: how long it must be true.
-        severity: ``warning`` or ``critical``.
+            severity: ``warning`` or ``critical``.
         summary, description: what is said, and what to do.
     """
 
     name: str
     expr: str
     operands: tuple[str, ...]
-    wait: str
     severity: str
     summary: str
     description: str
@@ -96,11 +92,7 @@ def recording_rules(timing: Timing) -> tuple[RecordingRule, ...]:
     return (
         RecordingRule("commtrace:step_seconds:mean", f"rate(commtrace_step_duration_seconds_sum[{window}])\n/ {steps}"),
         RecordingRule(
-            work,
-            f"(rate(commtrace_work_seconds_total[{timing.work_window}])\n"
-            f"/ (rate(commtrace_step_duration_seconds_count[{timing.work_window}]) > 0)\n"
-            f"and increase(commtrace_step_duration_seconds_count[{timing.work_window}]) >= {_FEWEST_STEPS})\n"
-            f"or (rate(commtrace_work_seconds_total[{window}])\n/ {steps})",
+            work, _soon(timing, "rate(commtrace_work_seconds_total[{window}])", "commtrace_step_duration_seconds_count")
         ),
         RecordingRule(
             "commtrace:work_seconds:typical",
@@ -117,15 +109,39 @@ def recording_rules(timing: Timing) -> tuple[RecordingRule, ...]:
         ),
         RecordingRule(
             "commtrace:exposed:ratio",
-            f"sum without (operation, role) (rate(commtrace_exposed_seconds_total[{window}]))\n/ {seconds}",
+            _soon(
+                timing,
+                "sum without (operation, role) (rate(commtrace_exposed_seconds_total[{window}]))",
+                "commtrace_step_duration_seconds_sum",
+            ),
         ),
         RecordingRule(
             "commtrace:exposed_by_role:ratio",
             f"sum without (operation) (rate(commtrace_exposed_seconds_total[{window}]))\n"
             f"/ ignoring (role) group_left ()\n{seconds}",
         ),
-        RecordingRule("commtrace:bubble:ratio", f"rate(commtrace_bubble_seconds_total[{window}])\n/ {seconds}"),
+        RecordingRule(
+            "commtrace:bubble:ratio",
+            _soon(timing, "rate(commtrace_bubble_seconds_total[{window}])", "commtrace_step_duration_seconds_sum"),
+        ),
     )
+
+
+def _soon(timing: Timing, rate: str, of: str) -> str:
+    """A rate divided by that of another counter, over the short window where it holds steps enough, else the long one.
+
+    Args:
+        timing: the windows.
+        rate: with ``{window}`` in it.
+        of: the counter that it is divided by.
+    """
+
+    def over(window: str) -> str:
+        return f"{rate.format(window=window)}\n/ (rate({of}[{window}]) > 0)"
+
+    short = timing.short_window
+    enough = f"increase(commtrace_step_duration_seconds_count[{short}]) >= {_FEWEST_STEPS}"
+    return f"({over(short)}\nand {enough})\nor ({over(timing.window)})"
 
 
 def alerts(timing: Timing) -> tuple[Alert, ...]:
@@ -156,7 +172,6 @@ def _straggler() -> Alert:
         name="CommtraceStraggler",
         expr=f"{score} > 1.1\nand {excess} > 0.05 * {mean}",
         operands=(score, excess, mean),
-        wait="0s",
         severity="warning",
         summary="Rank {{ $labels.rank }} of {{ $labels.run_id }} on {{ $labels.node }} is slow",
         description=(
@@ -168,12 +183,15 @@ def _straggler() -> Alert:
 
 
 def _went_up(timing: Timing, name: str, ratio: str, what: str, advice: str) -> Alert:
-    now, before = f"avg by (run_id) ({ratio})", f"avg by (run_id) ({ratio} offset {timing.baseline})"
+    now = f"avg by (run_id) ({ratio})"
+    # An hour ago is the mean over a few minutes: what was odd just then is no yardstick.
+    before = f"avg by (run_id) (avg_over_time({ratio}[{timing.window}] offset {timing.baseline}))"
+    # While one rank saves or evaluates, and a little later, the others wait for it in good order.
+    pauses = f"max by (run_id) (max_over_time(commtrace_open_phase[{timing.short_window}]))"
     return Alert(
         name=name,
-        expr=f"{now}\n- {before}\n> 0.05",
-        operands=(now, before),
-        wait=timing.persists,
+        expr=f"{now}\n- {before}\n> 0.05\nunless {pauses} > 0",
+        operands=(now, before, pauses),
         severity="warning",
         summary=f"In {{{{ $labels.run_id }}}} {what} takes more of each step than {timing.baseline} ago",
         description=f"By {{{{ $value | humanizePercentage }}}} of the step, in the mean over ranks. {advice}",
@@ -188,7 +206,6 @@ def _stalled(timing: Timing) -> Alert:
         name="CommtraceStepStalled",
         expr=f"{silence}\n> clamp_min(10 * {typical}, {timing.stalled})\n* (1 + 9 * {pauses})",
         operands=(silence, typical, pauses),
-        wait="0s",
         severity="critical",
         summary="{{ $labels.run_id }} has completed no step for {{ $value | humanizeDuration }}",
         description=(
@@ -206,7 +223,6 @@ def _hung() -> Alert:
         name="CommtraceHung",
         expr=f"{hung} > 0\nunless {_PAUSING}",
         operands=(hung,),
-        wait="0s",
         severity="critical",
         summary="{{ $labels.run_id }} hangs: {{ $value | humanize }} of its ranks say that nothing moves in them",
         description=(
@@ -224,7 +240,6 @@ def _gone(timing: Timing) -> Alert:
         name="CommtraceRanksGone",
         expr=silent,
         operands=(_TARGETS,),
-        wait="0s",
         severity="critical",
         summary="{{ $value | humanize }} ranks of {{ $labels.run_id }} do not answer any more",
         description=(
@@ -242,7 +257,6 @@ def _dropped(timing: Timing) -> Alert:
         name="CommtraceSpansDropped",
         expr=f"{drops} > 0",
         operands=(drops,),
-        wait="0s",
         severity="warning",
         summary="commtrace loses {{ $labels.kind }} spans on rank {{ $labels.rank }} of {{ $labels.run_id }}",
         description=(
@@ -254,12 +268,11 @@ def _dropped(timing: Timing) -> Alert:
 
 
 def _clock(timing: Timing) -> Alert:
-    residual = "commtrace_clock_residual_seconds"
+    residual = f"min_over_time(commtrace_clock_residual_seconds[{timing.short_window}])"
     return Alert(
         name="CommtraceClockResidual",
         expr=f"{residual} > 0.0001",
         operands=(residual,),
-        wait=timing.persists,
         severity="warning",
         summary="The clock of rank {{ $labels.rank }} on {{ $labels.node }} cannot be read closely",
         description=(

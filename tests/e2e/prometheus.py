@@ -36,12 +36,39 @@ class Sample(NamedTuple):
 class Prometheus:
     """A server that runs."""
 
-    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, directory: Path, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self._process = process
+        self._directory = directory
+        self._options = [
+            f"--config.file={directory / 'prometheus.yml'}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--enable-feature=exemplar-storage",
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, with what it had stored if it ran before."""
+        assert PROGRAM is not None
+        with (self._directory / "prometheus.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [PROGRAM, *self._options], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        until(self.is_ready, 60, lambda: (self._directory / "prometheus.log").read_text())
+
+    def stop(self) -> None:
+        """End it in order; in no order if that takes too long."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
     def kill(self) -> None:
         """End it in the middle of what it does."""
+        assert self._process is not None
         self._process.kill()
         self._process.wait()
 
@@ -87,28 +114,13 @@ class Prometheus:
 @contextmanager
 def running(directory: Path, targets: Path, rules: Path) -> Iterator[Prometheus]:
     """Start a server that scrapes once a second, and end it."""
-    assert PROGRAM is not None
     (directory / "prometheus.yml").write_text(_CONFIGURATION.format(rules=rules, targets=targets))
-    port = _free_port()
-    options = [
-        f"--config.file={directory / 'prometheus.yml'}",
-        f"--storage.tsdb.path={directory / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--enable-feature=exemplar-storage",
-    ]
-    with (directory / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen([PROGRAM, *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    server = Prometheus(directory, _free_port())
     try:
-        server = Prometheus(port, process)
-        until(server.is_ready, 60, lambda: (directory / "prometheus.log").read_text())
+        server.start()
         yield server
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        server.stop()
 
 
 def until(is_so: Callable[[], object], seconds: float, told: Callable[[], object] = lambda: "") -> None:

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 WINDOW = "8s"
-TIMING = Timing(window=WINDOW, work_window=WINDOW, baseline="4s", persists="3s", stalled=20)
+TIMING = Timing(window=WINDOW, short_window=WINDOW, baseline="4s", stalled=20)
 SLOW_RANK = "1"
 SPLIT = "commtrace_exposed_split_seconds_total"
 
@@ -92,6 +92,7 @@ def test_panels_rules_and_alerts_see_a_real_run(tmp_path: Path) -> None:
             _exemplars_lead_to_traces(job)
             _the_slow_rank_is_named(job)
             _the_others_wait_and_it_does_not(job)
+            _alerts_survive_a_restart_of_prometheus(job)
             _training_goes_on_without_prometheus(job)
         finally:
             job.stop_file.touch()
@@ -223,6 +224,17 @@ def _the_others_wait_and_it_does_not(job: Job) -> None:
     prometheus.until(lambda: rate("wait")[SLOW_RANK] < 0.2 * rate("wait")["0"], 60, lambda: rate("wait"))
     exposed = "sum without (part) (commtrace_exposed_split_seconds_total) - commtrace_exposed_seconds_total > 1e-6"
     assert job.server.query(exposed) == []
+
+
+def _alerts_survive_a_restart_of_prometheus(job: Job) -> None:
+    """While it was not there nothing was forgotten, as no alert counts for how long something has been true."""
+    assert job.stragglers() == [SLOW_RANK]
+    job.server.stop()
+    job.server.start()
+    prometheus.until(job.stragglers, 60, lambda: job.server.query("commtrace:straggler_score:ratio"))
+    assert job.stragglers() == [SLOW_RANK]
+    job.slow_file.unlink()
+    prometheus.until(lambda: not job.stragglers(), 60, lambda: job.server.query("commtrace:straggler_score:ratio"))
 
 
 def _training_goes_on_without_prometheus(job: Job) -> None:

@@ -109,6 +109,25 @@ def test_no_more_is_read_of_an_answer_than_matters(name: str, monkeypatch: pytes
     assert server.sent < 32 * MIB, "buffers of the two sockets, and headers of at most 6 MiB"
 
 
+def test_of_spans_that_were_sent_and_not_answered_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(SECONDS_OF_A_REQUEST))
+    outcomes = []
+    with answering(b"") as silent, answering(b"HTTP/1.1 400 no\r\nContent-Length: 0\r\n\r\n") as unwilling:
+        for port in (silent.port, unwilling.port, free_port()):
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+            sink = HttpSpans()
+            outcomes.append(sink.export(job_spans()[0]))
+            sink.shutdown()
+
+    assert outcomes == [None, False, False]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def test_after_a_short_answer_the_connection_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine") as server:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.port}")

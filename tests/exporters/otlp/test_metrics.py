@@ -73,7 +73,12 @@ def test_what_became_of_spans_is_told_exactly() -> None:
 
     assert metrics["commtrace.otlp.spans.sent"].data.data_points[0].value == 5
     dropped = metrics["commtrace.otlp.spans.dropped"].data.data_points
-    assert {one.attributes["reason"]: one.value for one in dropped} == {"queue_full": 4, "refused": 0, "at_the_end": 0}
+    assert {one.attributes["reason"]: one.value for one in dropped} == {
+        "queue_full": 4,
+        "refused": 0,
+        "unanswered": 0,
+        "at_the_end": 0,
+    }
 
 
 def test_all_of_it_can_be_encoded() -> None:

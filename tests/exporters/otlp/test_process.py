@@ -71,7 +71,7 @@ def test_one_that_is_killed_is_replaced_and_what_it_had_is_counted(
         exporter.close()
 
     assert not is_there(killed)
-    assert (account.produced, account.sent, account.dropped["refused"]) == (63, 54, 9)
+    assert (account.produced, account.sent, account.dropped["unanswered"]) == (63, 54, 9)
     assert len(receiver.spans) == 54
     last = [span for span in receiver.spans if span.name == "step"][-1]
     assert attributes(last)["commtrace.otlp.dropped_spans"] == 9

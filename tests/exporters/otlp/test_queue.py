@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commtrace.exporters.otlp.queue import AT_THE_END, QUEUE_FULL, REFUSED, Account, Job, JobQueue
+from commtrace.exporters.otlp.queue import AT_THE_END, QUEUE_FULL, REFUSED, UNANSWERED, Account, Job, JobQueue
 from tests.exporters.prometheus.steps import summary
 from tests.trace.rows import row
 
@@ -26,7 +26,7 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     assert [queue.get(0).num_spans for _ in range(2)] == [7, 3]  # type: ignore[union-attr]
     assert queue.get(0) is None
     assert account.produced == 7 + 8 + 3
-    assert account.dropped == {QUEUE_FULL: 5 + 3, REFUSED: 0, AT_THE_END: 0}
+    assert account.dropped == {QUEUE_FULL: 5 + 3, REFUSED: 0, UNANSWERED: 0, AT_THE_END: 0}
 
 
 def test_what_comes_in_again_after_room_was_made_is_taken() -> None:
@@ -44,11 +44,12 @@ def test_at_the_end_the_rest_is_dropped_and_nothing_counts_afterwards() -> None:
     account.produce(10)
     account.settle(3, True)
     account.settle(2, False)
+    account.settle(1, None)
     account.finish()
     account.settle(5, True)
     account.finish()
 
-    assert (account.sent, account.dropped) == (3, {QUEUE_FULL: 0, REFUSED: 2, AT_THE_END: 5})
+    assert (account.sent, account.dropped) == (3, {QUEUE_FULL: 0, REFUSED: 2, UNANSWERED: 1, AT_THE_END: 4})
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 2), st.booleans()), max_size=30))

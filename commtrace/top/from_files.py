@@ -283,7 +283,7 @@ def _row(
         rank=trace.rank,
         host=trace.metadata.node,
         where=" ".join(f"{name}{at}" for name, at in trace.coordinates.items() if trace.parallel.get(name, 2) > 1),
-        last_step=max(last_step, int(own[-1]) if len(own) else -1),
+        last_step=last_step if last_step >= 0 else int(own[-1]) if len(own) else -1,
         age_ns=ending.behind_ns,
         state=ending.state,
         dropped=sum(trace.dropped.values()),

@@ -71,6 +71,27 @@ def test_the_trend_is_against_the_run_so_far() -> None:
     assert make_frame(newest(two_ranks(), 0, 3), 3, EPOCH_NS, before=[8 * MS] * 3).before_ns is None
 
 
+def test_after_a_rollback_both_attempts_are_told_and_the_last_one_is_shown() -> None:
+    lengths = [(4, 100), (5, 300), (6, 100), (5, 110), (6, 100)]
+    ends = np.cumsum([length for _, length in lengths]).tolist()
+    rows = [
+        span("step", (end - length) * MS, end * MS, step=step)
+        for (step, length), end in zip(lengths, ends, strict=True)
+    ]
+    frame = make_frame(newest(make_run({0: rows, 1: rows}), 4, 6), 2, EPOCH_NS + ends[-1] * MS)
+
+    assert "Step 5 was done 2 times: attempt 1 took 0.3 s, attempt 2 took 0.1 s. The last one is shown." in frame.notes
+    assert (frame.num_steps, frame.step_ns) == (2, 105 * MS)
+
+
+def test_a_job_that_was_started_again_says_so() -> None:
+    run = two_ranks()
+    again = {rank: replace(trace, metadata=replace(trace.metadata, attempt=2)) for rank, trace in run.ranks.items()}
+    frame = make_frame(newest(replace(run, ranks=again), 0, 3), 3, EPOCH_NS)
+
+    assert any(note.startswith("Attempt 3 of the job is shown.") for note in frame.notes)
+
+
 def test_a_slow_rank_is_named_with_its_cost() -> None:
     job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
     frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS)

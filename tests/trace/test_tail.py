@@ -87,6 +87,14 @@ def test_what_is_written_between_two_looks_is_in_the_second(tmp_path: Path) -> N
     assert (newest.first, newest.end) == (11, 14)
 
 
+def test_after_a_rollback_the_newest_step_is_the_one_that_ended_last(tmp_path: Path) -> None:
+    writer = write(tmp_path, 0, range(10))
+    for step in (7, 8):
+        writer.write([row(kind=schema.STEP, name="step", step=step, start=1_000 + step, end=1_001 + step)])
+
+    assert RunTail(tmp_path).read(steps=3).end == 9
+
+
 def test_a_group_that_was_made_in_the_middle_is_known(tmp_path: Path) -> None:
     writer = write(tmp_path, 0, range(30))
     writer.write([mark("process_group", {**GROUP, "id": 9})])

@@ -18,7 +18,7 @@ from commtrace.analysis.match import Matches
 from commtrace.analysis.operations import is_kernel_trace
 from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
-from commtrace.analysis.step_attempts import LaunchSteps, repeated_steps
+from commtrace.analysis.step_attempts import LaunchSteps, repeated_steps, told_apart
 from commtrace.analysis.step_inference import infer_steps
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.stragglers.limits import Thresholds
@@ -158,6 +158,7 @@ def make_frame(
         ask: for the process of a rank.
     """
     run, steps = _run_and_steps(newest, last)
+    run = told_apart(run)
     endings = find_endings(run, now_ns, ask)
     analysis = _analysed(run, steps)
     means = rank_means(analysis.run, analysis.partition, analysis.matches) if analysis else []

@@ -85,7 +85,7 @@ def report(rank: int, window: int) -> WindowReport:
         last_step=40 * window,
         age_ns=50 * MILLISECOND,
         duration_ns=100 * MILLISECOND,
-        work_ns=(work * MILLISECOND, 5 * MILLISECOND, 0, 3 * MILLISECOND),
+        work_ns=(work * MILLISECOND, 5 * MILLISECOND, 0, 0, 0, 3 * MILLISECOND),
         error_ns=MILLISECOND // 10,
         block=Block(64, window, groups(rank)),
         exposed_ns={"dp": (92 - work) * MILLISECOND // 2, "pp": (92 - work) * MILLISECOND // 2},

@@ -40,16 +40,19 @@ import numpy as np
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.live.findings import FOUND, LiveStraggler
 from commtrace.live.gil import Breath
 from commtrace.live.owners import owners
 from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepSummary
-from commtrace.live.watch import FOUND, LiveStraggler, Watch
+from commtrace.live.watch import Watch
 from commtrace.live.window import Window
 from commtrace.synth import Fault, Job, Synthetic, synthesize
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Spans
+from commtrace.trace.writer import Row
 
 MS: Final = 1_000_000
 NAN: Final = float("nan")
@@ -477,13 +480,13 @@ def _joins(run: Run) -> Iterator[Join]:
     ranks = [LiveRank(trace.metadata, Path("run")) for trace in run.ranks.values()]
     for rank, trace in zip(ranks, run.ranks.values(), strict=True):
         _tell(rank, trace)
-    steps = [deque(summaries(rank, run.ranks[rank.rank], run.names)) for rank in ranks]
+    steps = [deque(steps_of(rank, run.ranks[rank.rank], run.names)) for rank in ranks]
     windows = [Window(rank) for rank in ranks]
-    for number in range(1, int(max(own[-1].end_ns for own in steps) / 1e9 / WINDOW_SECONDS) + 1):
+    for number in range(1, int(max(own[-1].summary.end_ns for own in steps) / 1e9 / WINDOW_SECONDS) + 1):
         now_ns = round(number * WINDOW_SECONDS * 1e9)
         for window, own in zip(windows, steps, strict=True):
-            while own and own[0].end_ns <= now_ns:
-                window.add(own.popleft())
+            while own and own[0].summary.end_ns <= now_ns:
+                window.add(*own.popleft())
         at = now_ns / 1e9 + JOIN_DELAY_SECONDS
         events = watch.join([window.close(number, now_ns) for window in windows], at)
         found = [_named_live(event.straggler) for event in events if event.kind == FOUND and event.straggler]
@@ -533,13 +536,30 @@ def _tell(rank: LiveRank, trace: RankTrace) -> None:
     rank.marks.read("topology", {"coordinates": trace.coordinates, "parallel": trace.parallel, **trace.topology})
 
 
-def summaries(rank: LiveRank, trace: RankTrace, names: Sequence[str]) -> list[StepSummary]:
-    """The steps of a rank in numbers, as its collector tells them."""
+class Step(NamedTuple):
+    """A step of a rank in numbers, and its rows, as a collector tells them."""
+
+    summary: StepSummary
+    rows: list[Row]
+
+
+def steps_of(rank: LiveRank, trace: RankTrace, names: Sequence[str]) -> list[Step]:
+    """The steps of a rank, as its collector tells them."""
     spans = trace.spans
     rows = np.flatnonzero(spans.kind == schema.STEP)
     steps = rows[np.argsort(spans.end[rows], kind="stable")]
-    window = StepWindow(list(names), spans, steps, owners(spans, steps), {})
-    return summarise(window, rank, [{} for _ in steps], Breath())
+    owner = owners(spans, steps)
+    window = StepWindow(list(names), spans, steps, owner, {})
+    told = summarise(window, rank, [{} for _ in steps], Breath())
+    return [Step(summary, _rows(spans.take(owner == at), names)) for at, summary in enumerate(told)]
+
+
+def _rows(spans: Spans, names: Sequence[str]) -> list[Row]:
+    """Rows as a recorder makes them."""
+    columns = {name: getattr(spans, name).tolist() for name in schema.SCHEMA.names if name != "detail"}
+    for name in ("name", "dtype"):
+        columns[name] = [names[code] if code >= 0 else None for code in columns[name]]
+    return list(zip(*columns.values(), [None] * len(spans), strict=True))
 
 
 def _named_live(one: LiveStraggler) -> Named:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from commtrace.exporters.monitor.messages import Job
-    from commtrace.live.watch import LiveEvent
+    from commtrace.live.findings import LiveEvent
 
 _POLL_SECONDS = 1.0
 

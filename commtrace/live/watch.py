@@ -11,23 +11,32 @@ when it is over.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
-from commtrace.analysis.straggler_verdict import NEXT_STEP
+from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
 from commtrace.analysis.stragglers.limits import (
     CLEARED_BELOW,
     LIVE,
+    LIVE_LASTING,
     SHARE_OF_HOST,
+    WINDOWS_OF_LASTING,
     WINDOWS_TO_CLEAR,
     WINDOWS_TO_NAME,
+    Thresholds,
 )
 from commtrace.analysis.stragglers.normal import FASTEST, MAJORITY, PAST, Judged, Work, judge
+from commtrace.analysis.stragglers.slow_sets import RARE_IN_WORDS
+from commtrace.live.findings import BACK, SILENT, LiveEvent, LiveStraggler, cleared, found
+from commtrace.live.pause_memory import PauseMemory, RankPauses
+from commtrace.live.sampled_replay import Priced, SampledReplay, price
+from commtrace.live.standing import StandingFindings
 from commtrace.live.window import WORK, WindowReport
 
 Float64 = npt.NDArray[np.float64]
@@ -42,66 +51,16 @@ _COMPARED_WITH: Final = {
     FASTEST: "the fastest ranks of its stage",
 }
 
-FOUND, CLEARED, SILENT, BACK = "straggler", "recovered", "silent", "back"
-
-
-@dataclass(frozen=True, slots=True)
-class LiveStraggler:
-    """A slow rank, or a host all of whose ranks are slow.
-
-    Attributes:
-        rank: the slow one, of a host the slowest.
-        host: its node.
-        who: the same in words, as ``commtrace straggler`` says it: a rank, or a host with its slow ranks.
-        cause: ``compute``, ``data``, ``gc``, ``host`` or ``unknown``.
-        since: epoch seconds: begin of the first window in which it stood out.
-        cost_ms_per_step: the excess over what is normal, but no more than ranks that are not slow stood still. Of
-            several slow ranks: what would be lost if all others were as quick as is normal.
-        gpu_hours_per_day: the same over all devices of the job, a rank without a GPU counted as one.
-        evidence: a sentence with the numbers.
-        next_step: a sentence: what to do.
-    """
-
-    rank: int
-    host: str
-    who: str
-    cause: str
-    since: float
-    cost_ms_per_step: float
-    gpu_hours_per_day: float
-    evidence: str
-    next_step: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class LiveEvent:
-    """Something that the person on call wants to know.
-
-    Attributes:
-        kind: ``straggler``, ``recovered``, ``silent`` (a rank stopped reporting) or ``back``.
-        time: epoch seconds.
-        rank, host: whom it is about.
-        sentence: for people.
-        straggler: with kind ``straggler`` and ``recovered``.
-    """
-
-    kind: str
-    time: float
-    rank: int
-    host: str
-    sentence: str
-    straggler: LiveStraggler | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(slots=True)
 class _Record:
-    """What is remembered of a rank between windows; ``well_ns`` is its work when that was last known to be normal."""
+    """What is remembered of a rank between windows.
+
+    Attributes:
+        well_ns: its work when that was last known to be normal.
+        cost_ns: what it costs per step, as far as steps were replayed since it is suspected.
+        windows: its work in the last few, and the standard error of it.
+    """
 
     host: str
     heard_at: float
@@ -111,6 +70,8 @@ class _Record:
     since: float = 0.0
     named: LiveStraggler | None = None
     well_ns: float = np.nan
+    cost_ns: float | None = None
+    windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_silent: bool = False
     has_ended: bool = False
 
@@ -137,14 +98,19 @@ class Watch:
         self._world_size = world_size
         self._seconds = seconds
         self._records: dict[int, _Record] = {}
+        self._memory = PauseMemory()
+        self._pauses = StandingFindings(times_to_name=1)
+        self._replay = SampledReplay(world_size)
+        self._job_wide = StandingFindings(WINDOWS_TO_NAME)
 
     @property
     def stragglers(self) -> list[LiveStraggler]:
-        """Who is slow now, dearest first; a host once."""
+        """What holds up the job now, dearest first; a host once."""
         named = [record.named for record in self._records.values() if record.named is not None]
-        told: dict[str, LiveStraggler] = {}
+        named += [*self._pauses.named, *self._job_wide.named]
+        told: dict[tuple[str, str], LiveStraggler] = {}
         for one in sorted(named, key=lambda one: (-one.cost_ms_per_step, one.rank)):
-            told.setdefault(f"host {one.host}" if one.cause == HOST else one.who, one)
+            told.setdefault((one.cause, one.host if one.cause == HOST else one.who), one)
         return list(told.values())
 
     @property
@@ -177,7 +143,7 @@ class Watch:
         return known is None or report.window != known.window
 
     def _judge(self, reports: Sequence[WindowReport], now: float) -> list[LiveEvent]:
-        table = _Table.of(reports, [self._records[report.rank].well_ns for report in reports])
+        table = self._table(reports)
         self.step_ns = int(np.median(table.duration))
         self.window, self.work_ns = max(report.window for report in reports), table.typical_work_ns
         self.peers_missing = table.peers_missing
@@ -185,7 +151,9 @@ class Watch:
             self._records[reports[place].rank].well_ns = float(table.total[place])
         stands_out, is_clear, is_known = table.judged.is_slow, table.is_clear, table.is_known
         slow_host = _slow_hosts(reports, stands_out)
-        events = []
+        priced = self._replayed(reports, table, slow_host, now)
+        device = "GPU" if any(report.on_gpu for report in reports) else "rank"
+        events: list[LiveEvent] = []
         for index, report in enumerate(reports):
             record = self._records[report.rank]
             if not is_known[index]:
@@ -193,18 +161,54 @@ class Watch:
             if stands_out[index]:
                 record.suspected, record.unsuspected = record.suspected + 1, 0
                 record.since = record.since if record.suspected > 1 else now - self._seconds
-                straggler = self._straggler(reports, table, index, record, slow_host)
-                if record.named is None and record.suspected >= WINDOWS_TO_NAME:
+                straggler = self._straggler(reports, table, index, record, slow_host, priced)
+                if record.named is not None:
                     record.named = straggler
-                    events.append(_found(straggler, now, "GPU" if report.on_gpu else "rank"))
-                elif record.named is not None:
+                elif record.suspected >= WINDOWS_TO_NAME and _is_worth_naming(straggler, table.duration[index]):
                     record.named = straggler
+                    events.append(found(straggler, now, device))
             elif is_clear[index] or record.named is None:
-                record.suspected, record.unsuspected = 0, record.unsuspected + 1
+                record.suspected, record.unsuspected, record.cost_ns = 0, record.unsuspected + 1, None
                 if record.named is not None and record.unsuspected >= WINDOWS_TO_CLEAR:
-                    events.append(_cleared(record.named, now))
+                    events.append(cleared(record.named, now))
                     record.named = None
-        return _one_per_host(events)
+        events = _one_per_host(events)
+        pauses = [self._paused(one, reports, now) for one in self._memory.take(reports)]
+        events += self._pauses.join(pauses, now, device)
+        if priced is not None:
+            job_wide = [self._of_verdict(verdict, now) for verdict in priced.verdicts]
+            events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for)
+        return events
+
+    def _table(self, reports: Sequence[WindowReport]) -> _Table:
+        """The window, with the ranks that stand out only over several windows."""
+        records = [self._records[report.rank] for report in reports]
+        work = np.array([report.steady_ns for report in reports], np.float64)
+        error = np.array([report.error_ns for report in reports], np.float64)
+        for record, total, own in zip(records, work.sum(axis=1).tolist(), error.tolist(), strict=True):
+            record.windows.append((total, own))
+        table = _Table.of(reports, work, error, [record.well_ns for record in records])
+        if any(len(record.windows) < WINDOWS_OF_LASTING for record in records):
+            return table
+        windows = np.array([record.windows for record in records])
+        error = np.sqrt((windows[:, :, 1] ** 2).sum(axis=1)) / WINDOWS_OF_LASTING
+        lasting = judge(replace(table.compared, total_ns=windows[:, :, 0].mean(axis=1), error_ns=error), LIVE_LASTING)
+        return replace(table, judged=_either(table.judged, lasting))
+
+    def _replayed(
+        self, reports: Sequence[WindowReport], table: _Table, slow_host: Mapping[int, str], now: float
+    ) -> Priced | None:
+        """What sampled steps tell of who is slow, and of what else is."""
+        bench = self._replay.newest(reports, now)
+        if bench is None:
+            return None
+        named = [report.rank for report in reports if self._records[report.rank].named is not None]
+        slow = {*(report.rank for report, out in zip(reports, table.judged.is_slow, strict=True) if out), *named}
+        sets: dict[str, set[int]] = {}
+        for rank in sorted(slow):
+            sets.setdefault(f"host {slow_host[rank]}" if rank in slow_host else f"rank {rank}", set()).add(rank)
+        normal = [rank for rank in table.judged.normal_ranks.tolist() if rank not in slow]
+        return price(bench, [frozenset(one) for one in sets.values()], np.array(normal, np.int64))
 
     def _straggler(
         self,
@@ -213,6 +217,7 @@ class Watch:
         index: int,
         record: _Record,
         slow_host: Mapping[int, str],
+        priced: Priced | None,
     ) -> LiveStraggler:
         report, excess, normal = reports[index], float(table.judged.excess_ns[index]), table.judged.normal_ns[index]
         who, cause = f"rank {report.rank} on {report.host}", table.cause(index)
@@ -220,7 +225,10 @@ class Watch:
             slow_ranks = sorted(rank for rank, host in slow_host.items() if host == report.host)
             who, cause = f"host {report.host} ({ranks_in_words(slow_ranks)})", HOST
         waited_ns = float(np.median(table.waiting[table.waits(index)]))
-        cost_ns = min(excess, waited_ns)
+        cost_ns = min(excess, waited_ns) if record.cost_ns is None else record.cost_ns
+        replayed = [] if priced is None else [one for ranks, one in priced.cost.items() if report.rank in ranks]
+        if replayed:
+            cost_ns = record.cost_ns = replayed[0].ms * 1e6
         share = cost_ns / max(report.duration_ns, 1)
         return LiveStraggler(
             rank=report.rank,
@@ -231,11 +239,44 @@ class Watch:
             cost_ms_per_step=cost_ns / 1e6,
             gpu_hours_per_day=share * 24 * self._world_size,
             evidence=(
-                f"Rank {report.rank} works {table.total[index] / 1e6:.1f} ms per step: {excess / 1e6:.1f} ms more "
+                f"Rank {report.rank} works {(normal + excess) / 1e6:.1f} ms per step: {excess / 1e6:.1f} ms more "
                 f"than {_COMPARED_WITH.get(table.judged.told_by[index], 'the ranks of its stage')}, which work "
                 f"{normal / 1e6:.1f} ms. The others stand still for {waited_ns / 1e6:.1f} ms."
             ),
             next_step=NEXT_STEP[cause],
+        )
+
+    def _paused(self, one: RankPauses, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
+        (report,) = (report for report in reports if report.rank == one.rank)
+        how_often = one.when.in_words()
+        return LiveStraggler(
+            rank=one.rank,
+            host=report.host,
+            who=f"rank {one.rank} on {report.host}",
+            cause=one.cause,
+            since=now - self._seconds,
+            cost_ms_per_step=one.cost_ns / 1e6,
+            gpu_hours_per_day=one.cost_ns / max(report.duration_ns, 1) * 24 * self._world_size,
+            evidence=(
+                f"Rank {one.rank} needs {one.mean_ns / 1e6:.1f} ms per step for {RARE_IN_WORDS[one.cause]} (mean of "
+                f"{one.when.num_steps} steps), the other ranks of its stage {one.normal_ns / 1e6:.1f} ms."
+            ),
+            next_step=NEXT_STEP[one.cause],
+            occurrence=how_often,
+            steps=one.steps,
+        )
+
+    def _of_verdict(self, verdict: Verdict, now: float) -> LiveStraggler:
+        return LiveStraggler(
+            rank=verdict.rank,
+            host=verdict.host,
+            who=verdict.who,
+            cause=verdict.cause,
+            since=now - self._seconds,
+            cost_ms_per_step=verdict.cost_ms_per_step,
+            gpu_hours_per_day=verdict.gpu_hours_per_day,
+            evidence=verdict.evidence,
+            next_step=verdict.next_step,
         )
 
     def _listen(self, now: float) -> list[LiveEvent]:
@@ -255,36 +296,40 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The reports of a window in columns; times in ns per step."""
+    """The reports of a window in columns; times in ns per step, pauses left out of the work."""
 
-    stage: npt.NDArray[np.int64]
-    duration: Float64
     work: Float64
-    total: Float64
     waiting: Float64
+    compared: Work
     judged: Judged
 
     @classmethod
-    def of(cls, reports: Sequence[WindowReport], well_ns: Sequence[float]) -> _Table:
-        stage = np.array([report.stage for report in reports], np.int64)
-        duration = np.array([report.duration_ns for report in reports], np.float64)
-        work = np.array([report.work_ns for report in reports], np.float64)
-        total = work.sum(axis=1)
+    def of(cls, reports: Sequence[WindowReport], work: Float64, error: Float64, well_ns: Sequence[float]) -> _Table:
         _, host = np.unique([report.host for report in reports], return_inverse=True)
-        judged = judge(
-            Work(
-                rank=np.array([report.rank for report in reports], np.int64),
-                peers=stage,
-                host=host.reshape(-1).astype(np.int64),
-                total_ns=total,
-                error_ns=np.array([report.error_ns for report in reports], np.float64),
-                scale_ns=duration,
-                before_ns=np.array(well_ns),
-            ),
-            LIVE,
+        compared = Work(
+            rank=np.array([report.rank for report in reports], np.int64),
+            peers=np.array([report.stage for report in reports], np.int64),
+            host=host.reshape(-1).astype(np.int64),
+            total_ns=work.sum(axis=1),
+            error_ns=error,
+            scale_ns=np.array([report.duration_ns for report in reports], np.float64),
+            before_ns=np.array(well_ns),
         )
         waiting = np.array([report.waiting_ns for report in reports], np.float64)
-        return cls(stage, duration, work, total, waiting, judged)
+        return cls(work, waiting, compared, judge(compared, LIVE))
+
+    @property
+    def stage(self) -> npt.NDArray[np.int64]:
+        return self.compared.peers
+
+    @property
+    def total(self) -> Float64:
+        return self.compared.total_ns
+
+    @property
+    def duration(self) -> Float64:
+        """Of a step."""
+        return self.compared.scale_ns
 
     @property
     def is_known(self) -> npt.NDArray[np.bool_]:
@@ -328,6 +373,31 @@ class _Table:
         return WORK[int(np.argmax(self.work[index] - np.median(self.work[own], axis=0)))]
 
 
+def _either(window: Judged, lasting: Judged) -> Judged:
+    """The judgement of a window; of ranks that stand out over several and not in it alone, that of the several.
+
+    What has ended stands out over several windows for a while: in the newest one it must be there as well.
+    """
+    is_there = np.nan_to_num(window.excess_ns) > CLEARED_BELOW * lasting.limit_ns
+    only_lasting = lasting.is_slow & is_there & ~window.is_slow
+    return replace(
+        window,
+        normal_ns=np.where(only_lasting, lasting.normal_ns, window.normal_ns),
+        excess_ns=np.where(only_lasting, lasting.excess_ns, window.excess_ns),
+        limit_ns=np.where(lasting.is_slow, np.minimum(lasting.limit_ns, window.limit_ns), window.limit_ns),
+        is_normal=window.is_normal & ~only_lasting,
+        told_by=tuple(
+            other if is_other else own
+            for own, other, is_other in zip(window.told_by, lasting.told_by, only_lasting.tolist(), strict=True)
+        ),
+    )
+
+
+def _is_worth_naming(straggler: LiveStraggler, step_ns: float) -> bool:
+    limits = Thresholds()
+    return straggler.cost_ms_per_step >= max(limits.cost_ms, limits.share_of_step * step_ns / 1e6)
+
+
 def _slow_hosts(reports: Sequence[WindowReport], stands_out: npt.NDArray[np.bool_]) -> dict[int, str]:
     """By rank: its host, where nearly all ranks of a host stand out, and it is not the only one."""
     ranks: dict[str, list[int]] = {}
@@ -356,22 +426,3 @@ def _one_per_host(events: Sequence[LiveEvent]) -> list[LiveEvent]:
 
 def _cost(event: LiveEvent) -> float:
     return event.straggler.cost_ms_per_step if event.straggler else 0.0
-
-
-def _found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
-    sentence = (
-        f"Straggler: {straggler.who}, {straggler.cause}: costs {straggler.cost_ms_per_step:.1f} ms per step, "
-        f"{straggler.gpu_hours_per_day:.3g} {device}-hours per day, for {_lasted(straggler, now)}. "
-        f"{straggler.evidence} {straggler.next_step}"
-    )
-    return LiveEvent(FOUND, now, straggler.rank, straggler.host, sentence, straggler)
-
-
-def _cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
-    who = straggler.who[:1].upper() + straggler.who[1:]
-    sentence = f"{who} is as quick as its peers again ({straggler.cause}), after {_lasted(straggler, now)}."
-    return LiveEvent(CLEARED, now, straggler.rank, straggler.host, sentence, replace(straggler))
-
-
-def _lasted(straggler: LiveStraggler, now: float) -> str:
-    return seconds_in_words(round(1e9 * (now - straggler.since)))

@@ -115,7 +115,7 @@ class MonitorExporter:
 
     def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
         with self._lock:
-            self._window.add(summary)
+            self._window.add(summary, rows)
 
     def close(self) -> None:
         self._closing = True

@@ -19,7 +19,6 @@ from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
     MOST_GROUPS,
     MOST_IN_FLIGHT,
-    GroupMembers,
     HangReport,
     Job,
     MessageError,
@@ -28,7 +27,9 @@ from commtrace.exporters.monitor.messages import (
 )
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.declared import MOST_TEXT
-from commtrace.live.watch import SILENT_WINDOWS, LiveEvent
+from commtrace.live.findings import LiveEvent
+from commtrace.live.group_members import GroupMembers, regular_range
+from commtrace.live.watch import SILENT_WINDOWS
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.processes import AskProcess, process_state, unknown_process
@@ -95,11 +96,12 @@ def _as_unicode(value: Any) -> Any:
 
 def _members(ranks: Sequence[int]) -> dict[str, Any]:
     """Every rank tells its groups: of many ranks, as a range where that says the same."""
-    step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
-    regular = range(ranks[0], ranks[-1] + 1, step) if step > 0 else ()
-    if list(regular) == list(ranks) != []:
-        return {"regular": [ranks[0], ranks[-1] + 1, step], "members": []}
-    return {"regular": None, "members": list(ranks)}
+    regular = regular_range(ranks)
+    return (
+        {"regular": None, "members": list(ranks)}
+        if regular is None
+        else {"regular": msgspec.structs.astuple(regular), "members": []}
+    )
 
 
 class _Groups:
@@ -122,7 +124,7 @@ class _Groups:
         """
         key = told.regular or told.members
         if key not in self._known:
-            ranks = range(told.regular.begin, told.regular.end, told.regular.step) if told.regular else told.members
+            ranks = told.ranks
             if len(ranks) > self._left or (ranks and max(ranks[0], ranks[-1]) >= self._world_size):
                 raise MessageError("groups with ranks that the job does not have")
             self._left -= len(ranks)

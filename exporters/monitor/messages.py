@@ -20,8 +20,9 @@ from msgspec import Meta, Struct
 
 from commtrace.errors import CommtraceError
 from commtrace.live.declared import Count, Instant, Key, Number, Rank, Text, WorldSize
+from commtrace.live.findings import LiveEvent, LiveStraggler
+from commtrace.live.group_members import GroupMembers
 from commtrace.live.waits import Least
-from commtrace.live.watch import LiveEvent, LiveStraggler
 from commtrace.live.window import WindowReport
 
 GREETING: Final = b"commtrace-monitor 1\n"
@@ -86,31 +87,6 @@ class Report(Struct, frozen=True, tag="report"):
     groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS_ASKED)] = ()
     asks_findings: bool = False
     process: Process | None = None
-
-
-class RankRange(Struct, frozen=True, array_like=True):
-    """The members of a regular group."""
-
-    begin: Rank
-    end: WorldSize
-    step: WorldSize
-
-
-class GroupMembers(Struct, frozen=True):
-    """A process group, see :class:`commtrace.trace.groups.Group`.
-
-    Attributes:
-        regular: the members of a regular group, which may be thousands; else ``members`` has them.
-    """
-
-    id: Key
-    regular: RankRange | None
-    members: tuple[Rank, ...]
-    ordinal: Count
-    role: Text
-    name: Text = ""
-    description: Text = ""
-    backend: Text = ""
 
 
 class InFlight(Struct, frozen=True, omit_defaults=True):

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from commtrace.live.watch import BACK, CLEARED, FOUND, SILENT, LiveEvent, Watch
+from commtrace.live.findings import BACK, CLEARED, FOUND, SILENT, LiveEvent
+from commtrace.live.watch import Watch
 from commtrace.live.window import WindowReport
 
 MS = 1_000_000
@@ -29,7 +30,8 @@ def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **colu
         "exposed_ns": {"dp": round(waiting * MS)},
         **columns,
     }
-    return WindowReport(rank=rank, window=window, work_ns=tuple(round(part * MS) for part in work), **told)  # type: ignore[arg-type]
+    compute, data, garbage, unknown = (round(part * MS) for part in work)
+    return WindowReport(rank=rank, window=window, work_ns=(compute, data, garbage, 0, 0, unknown), **told)  # type: ignore[arg-type]
 
 
 def watched(

@@ -40,7 +40,7 @@ def window() -> Window:
 
 
 def test_work_is_what_is_left_without_waiting() -> None:
-    assert work_of(step(0)) == (60 * MS, 10 * MS, 0, 5 * MS)
+    assert work_of(step(0)) == (60 * MS, 10 * MS, 0, 0, 0, 5 * MS)
 
 
 def test_a_report_holds_the_means_of_its_steps() -> None:
@@ -57,7 +57,7 @@ def test_a_report_holds_the_means_of_its_steps() -> None:
         last_step=2,
         age_ns=(2_500 - 2_000 - 110) * MS,
         duration_ns=104 * MS,
-        work_ns=(64 * MS, 10 * MS, 0, 5 * MS),
+        work_ns=(64 * MS, 10 * MS, 0, 0, 0, 5 * MS),
         error_ns=round(1.4826 * 2 * MS / 3**0.5),  # the median deviation of 75, 77, 85 is 2
         exposed_ns={"dp": 20 * MS, "pp": 5 * MS},
     )
@@ -69,7 +69,7 @@ def test_a_window_without_steps_says_how_long_ago_the_last_one_was() -> None:
     gathered.add(step(4))
     gathered.close(1, now_ns=4_100 * MS)
     report = gathered.close(2, now_ns=9_100 * MS)
-    assert (report.steps, report.last_step, report.age_ns, report.work_ns) == (0, 4, 5_000 * MS, (0, 0, 0, 0))
+    assert (report.steps, report.last_step, report.age_ns, report.work_ns) == (0, 4, 5_000 * MS, (0,) * 6)
 
 
 def test_a_step_longer_than_a_window_is_told_together_with_the_next_one() -> None:
@@ -79,7 +79,7 @@ def test_a_step_longer_than_a_window_is_told_together_with_the_next_one() -> Non
     alone = gathered.close(1, now_ns=4_100 * MS)
     gathered.add(step(5, forward=64))
     report = gathered.close(2, now_ns=9_100 * MS)
-    assert (alone.steps, alone.last_step, alone.work_ns) == (0, 4, (0, 0, 0, 0))
+    assert (alone.steps, alone.last_step, alone.work_ns) == (0, 4, (0,) * 6)
     assert (report.steps, report.last_step, report.work_ns[0]) == (2, 5, 62 * MS)
     assert report.error_ns == round(1.4826 * 2 * MS / 2**0.5)
 

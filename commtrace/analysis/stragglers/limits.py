@@ -30,6 +30,12 @@ LIVE: Final = Limits(share=0.05, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
 """For means over a window of seconds, of which a day has 20,000: nobody may be named by chance in any of them. Ranks
 that share the cores of a busy host may differ by 5 % for seconds, half against half."""
 
+LIVE_LASTING: Final = Limits(share=0.03, least_ns=1_000_000.0, sigmas=5.0)
+"""For means over several windows in a row: their error is smaller, and a busy host is busy for seconds."""
+
+LIVE_PAUSES: Final = Limits(share=0.02, least_ns=500_000.0, sigmas=5.0, clearly=0.02)
+"""For what ranks lose to pauses in single steps of a minute, as a share of the step."""
+
 SUMS: Final = Limits(share=0.1, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)
 """For sums over steps that tell nothing of the scatter between them (metrics), as a share of the step."""
 
@@ -54,6 +60,7 @@ TWO_ENDS: Final = 0.5
 from this excess on the cut is called uneven."""
 
 WINDOWS_TO_NAME: Final = 2
+WINDOWS_OF_LASTING: Final = 4
 WINDOWS_TO_CLEAR: Final = 1
 CLEARED_BELOW: Final = 0.5
 """A named rank is cleared when its excess is below this share of what names: one at the limit must not flicker."""

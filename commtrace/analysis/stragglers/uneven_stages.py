@@ -15,7 +15,7 @@ from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_word
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
-from commtrace.analysis.stragglers.limits import RECORDED, TWO_ENDS
+from commtrace.analysis.stragglers.limits import RECORDED, TWO_ENDS, Limits
 from commtrace.analysis.stragglers.normal import FASTEST, Float64, Judged, Work, judge
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
 from commtrace.trace.spans import Int64
@@ -37,17 +37,18 @@ class UnevenStages(NamedTuple):
     ratio: Float64
 
 
-def uneven_stages(bench: Bench, mended_ns: Int64) -> UnevenStages | None:
+def uneven_stages(bench: Bench, mended_ns: Int64, limits: Limits = RECORDED) -> UnevenStages | None:
     """The stages that hold up the others, and what the job would save if they did what is normal.
 
     Args:
         bench: the run.
         mended_ns: durations of its segments without the ranks that are slow among their peers.
+        limits: from when on a stage stands out.
     """
     stages, quickest = _quickest_of_stages(bench)
     if len(stages) < 2:
         return None
-    judged = _judge_stages(bench, stages, quickest)
+    judged = _judge_stages(bench, stages, quickest, limits)
     slow = judged.is_slow
     if len(stages) == 2:  # one holds the embedding, the other the output layer
         slow = slow & (judged.excess_ns > TWO_ENDS * judged.normal_ns)
@@ -92,7 +93,7 @@ def _quickest_of_stages(bench: Bench) -> tuple[Int64, Float64]:
     return stages, np.array([quickest[stage] for stage in stages.tolist()])
 
 
-def _judge_stages(bench: Bench, stages: Int64, quickest: Float64) -> Judged:
+def _judge_stages(bench: Bench, stages: Int64, quickest: Float64, limits: Limits) -> Judged:
     return judge(
         Work(
             rank=stages,
@@ -102,7 +103,7 @@ def _judge_stages(bench: Bench, stages: Int64, quickest: Float64) -> Judged:
             error_ns=error_of_typical_work(bench, quickest),
             scale_ns=quickest,
         ),
-        RECORDED,
+        limits,
     )
 
 

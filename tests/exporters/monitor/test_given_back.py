@@ -39,7 +39,7 @@ def exporter(tmp_path: Path) -> Iterator[MonitorExporter]:
 
 
 def report(window: int, work_ms: int, steps: int = 40) -> WindowReport:
-    return WindowReport(0, "node0", 3, window, steps, work_ns=(work_ms * MS, 0, 0, 5 * MS) if steps else (0, 0, 0, 0))
+    return WindowReport(0, "node0", 3, window, steps, work_ns=(work_ms * MS, 0, 0, 0, 0, 5 * MS) if steps else (0,) * 6)
 
 
 def reply(window: int, work_ms: float) -> Reply:
@@ -102,5 +102,5 @@ def slow_rank_2(rank: int, window: int) -> WindowReport:
     work = 80 if rank == 2 else 60
     waiting = {"dp": (100 - work) * MS}
     return WindowReport(
-        rank, "node0", 0, window, 40, duration_ns=100 * MS, work_ns=(work * MS, 0, 0, 0), exposed_ns=waiting
+        rank, "node0", 0, window, 40, duration_ns=100 * MS, work_ns=(work * MS, 0, 0, 0, 0, 0), exposed_ns=waiting
     )

@@ -13,17 +13,16 @@ from commtrace.exporters.monitor.aggregator import Aggregator
 from commtrace.exporters.monitor.hangs import HangAggregator, _Groups, hang_event, hang_report, trace_of
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
-    GroupMembers,
     Hang,
     Job,
     MessageError,
     Process,
-    RankRange,
     Report,
     encoded,
 )
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.watch import LiveEvent
+from commtrace.live.findings import LiveEvent
+from commtrace.live.group_members import GroupMembers, RankRange
 from commtrace.live.window import WindowReport
 from commtrace.trace.run import RankTrace
 from tests.factory import group, metadata

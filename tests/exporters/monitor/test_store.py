@@ -7,18 +7,17 @@ import pytest
 from commtrace.exporters.monitor.messages import (
     Activity,
     Findings,
-    GroupMembers,
     Hang,
     HangReport,
     Job,
     PeerBaseline,
-    RankRange,
     Reply,
     Report,
 )
 from commtrace.exporters.monitor.store import MonitorStore
+from commtrace.live.findings import LiveEvent
+from commtrace.live.group_members import GroupMembers, RankRange
 from commtrace.live.waits import Least
-from commtrace.live.watch import LiveEvent
 from commtrace.live.window import WindowReport
 from tests.exporters.monitor.conftest import JOB
 

@@ -1,0 +1,152 @@
+"""Replays sampled steps while the job runs: what slow ranks cost, and what is slow although no rank works too long.
+
+The same functions as for a recording, on the newest few steps (:mod:`commtrace.live.sampled_steps`).
+
+>>> replay = SampledReplay(world_size=8)                        # doctest: +SKIP
+>>> bench = replay.newest(reports, now)                         # doctest: +SKIP
+>>> priced = price(bench, [frozenset({3})], normal_ranks)       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from commtrace.analysis.matched import match_run
+from commtrace.analysis.replay import ReplayError
+from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.straggler_costs import Bench, Cost
+from commtrace.analysis.straggler_verdict import Verdict
+from commtrace.analysis.stragglers.limits import LIVE, Thresholds
+from commtrace.analysis.stragglers.slow_links import slow_links
+from commtrace.analysis.stragglers.slow_ranks import CHECKPOINT, RARE, WORK, at_normal_speed, find_slow_ranks
+from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
+from commtrace.analysis.stragglers.uneven_stages import uneven_stages
+from commtrace.analysis.window import Window
+from commtrace.live.sampled_steps import SampledSteps, SampleError
+from commtrace.live.window import WindowReport
+from commtrace.trace.spans import Int64
+
+_logger = logging.getLogger("commtrace")
+
+_MOST_OF_A_CORE: Final = 0.02
+"""In rank 0 the replay takes the interpreter from training: of large jobs not every window is replayed."""
+
+
+class SampledReplay:
+    """Makes the sampled steps of all ranks ready to be replayed. What fails here does not keep ranks from being named.
+
+    Args:
+        world_size: ranks of the job.
+        thread_seconds: CPU time of the calling thread.
+    """
+
+    def __init__(self, world_size: int, thread_seconds: Callable[[], float] = time.thread_time) -> None:
+        self._steps = SampledSteps(world_size)
+        self._thread_seconds = thread_seconds
+        self._next_at = 0.0
+        self._is_off = False
+        self._is_refused = False
+
+    def newest(self, reports: Sequence[WindowReport], now: float) -> Bench | None:
+        """Take what ranks have sampled, and return the newest steps; None where that cannot be had now.
+
+        Args:
+            reports: newest windows.
+            now: epoch seconds.
+        """
+        if self._is_off:
+            return None
+        begin = self._thread_seconds()
+        try:
+            self._take(reports)
+            bench = _bench(self._steps) if now >= self._next_at else None
+        except Exception:
+            self._is_off = True
+            _logger.warning(
+                "commtrace: the monitor replays no steps any more; it still names slow ranks", exc_info=True
+            )
+            return None
+        if bench is not None:
+            self._next_at = now + (self._thread_seconds() - begin) / _MOST_OF_A_CORE
+        return bench
+
+    def _take(self, reports: Sequence[WindowReport]) -> None:
+        for report in reports:
+            if report.sample is None:
+                continue
+            try:
+                self._steps.take(report.rank, report.host, report.sample)
+            except SampleError as error:
+                if not self._is_refused:
+                    self._is_refused = True
+                    _logger.warning(
+                        "commtrace: the monitor cannot use the steps that rank %d tells: %s", report.rank, error
+                    )
+
+
+def _bench(steps: SampledSteps) -> Bench | None:
+    run = steps.newest_run()
+    if run is None:
+        return None
+    numbers = np.unique(np.concatenate([trace.spans.step for trace in run.ranks.values()]))
+    matched = match_run(Window(run, run), f"{max(int(numbers[0]), 0)}:{int(numbers[-1]) + 1}")
+    if not matched.matches.clocks_agree or not matched.steps.used:
+        return None
+    limits = Thresholds()
+    try:
+        bench = Bench.of(matched.run, build_program(matched.run, matched.matches), limits)
+    except ReplayError:
+        return None  # what a rank told of a step is not whole
+    return bench if bench.noise_is_known and bench.replay_error <= limits.replay_error else None
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What replaying told.
+
+    Attributes:
+        cost: of each set of slow ranks: what a step would save without it, all others mended as well.
+        verdicts: on stages, sequences and links, dearest first.
+        not_looked_for: causes of such verdicts that cannot be told while ranks or a stage are slow.
+    """
+
+    cost: Mapping[frozenset[int], Cost]
+    verdicts: Sequence[Verdict]
+    not_looked_for: tuple[str, ...] = ()
+
+
+def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced:
+    """Replay the steps without slow ranks, and look for what no rank is slow for.
+
+    Args:
+        bench: the steps.
+        slow: ranks that are named together.
+        normal: ranks whose work is normal.
+    """
+    found = find_slow_ranks(bench, {})
+    if slow and len(normal):
+        found = replace(found, bench=replace(found.bench, work=bench.work.among(normal)))
+
+    def mended_ns(ranks: frozenset[int]) -> Int64:
+        causes = (WORK, *(cause for cause in RARE if cause != CHECKPOINT))
+        return at_normal_speed(found, dict.fromkeys(ranks, causes)) if ranks else bench.program.segments.total_ns
+
+    everybody = frozenset[int]().union(*slow)
+    all_mended_ns = mended_ns(everybody)
+    saved_ns = bench.saved_ns(all_mended_ns)
+    cost = {
+        one: bench.cost_of(saved_ns - (bench.saved_ns(mended_ns(everybody - one)) if len(slow) > 1 else 0))
+        for one in slow
+    }
+    stage = uneven_stages(bench, all_mended_ns, LIVE)
+    if slow or stage:
+        return Priced(cost, [stage] if stage else [], ("communication", "sequence_length_imbalance"))
+    uneven = uneven_sequences(bench)
+    verdicts = [*([uneven] if uneven else []), *slow_links(bench)]
+    return Priced(cost, sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step))

@@ -14,9 +14,9 @@ monitor does, by a clock that ticks with the simulation. Real jobs: bench/stragg
 
 A case is a *hit* if the guilty ranks are named before any other rank, and all of them; of a link both of its ends. The
 cost is right if it is, of each that is named, within 20 % or 1 ms of what its faults cost when all others are mended:
-offline per step of the run, live per step of the stretch. A *false alarm* is an
-innocent rank that is named at all. Live, every stretch of steps with the same faults must be named; *named* and
-*cleared* are seconds from its begin, and from its end, in the slowest stretch.
+offline per step of the run, live per step of the stretch (of what strikes every so many steps, up to the next strike).
+A *false alarm* is an innocent rank that is named at all. Live, every stretch of steps with the same faults must be
+named; *named* and *cleared* are seconds from its begin, and from its end, in the slowest stretch.
 """
 
 from __future__ import annotations
@@ -92,12 +92,23 @@ class Case:
 
 
 class Named(NamedTuple):
-    """One that was named."""
+    """One that was named.
+
+    Attributes:
+        ranks: the guilty.
+        cause, cost_ms, sentence: as they were said.
+        steps: over how many the cost of a pause is the mean; 0 of what holds in every step.
+    """
 
     ranks: frozenset[int]
     cause: str
     cost_ms: float
     sentence: str
+    steps: int = 0
+
+    def cost_in_ms(self, stretch: Stretch) -> float:
+        """Per step of the stretch, which may be far shorter than what a single pause was spread over."""
+        return self.cost_ms * max(self.steps, len(stretch.steps)) / len(stretch.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +173,16 @@ class Truth:
     def cost_of_ms(self, ranks: frozenset[int], stretch: Stretch | None = None) -> float:
         """What the faults of these ranks cost when all others are mended, per step of the run or of a stretch."""
         faults = frozenset(at for at in self._all if self._ranks[at] & ranks or not self._ranks[at] | ranks)
-        return self._cost_ms(faults, stretch.steps if stretch else range(self._made.job.steps))
+        if stretch is None:
+            return self._cost_ms(faults, range(self._made.job.steps))
+        return self._cost_ms(faults, stretch.steps) * len(stretch.steps) / self._steps_between(faults, stretch)
+
+    def _steps_between(self, faults: frozenset[int], stretch: Stretch) -> int:
+        """Of what strikes every so many steps, the steps from each strike to the next; else those of the stretch."""
+        (struck,) = {self._made.job.faults[at].steps for at in faults} if len(faults) == 1 else {None}
+        if struck is None or struck.every == 1:
+            return len(stretch.steps)
+        return len(range(struck.first, min(struck.end, stretch.steps.stop), struck.every)) * struck.every
 
     def _find_stretches(self) -> Iterator[Stretch]:
         steps = self._made.truth["steps"]
@@ -513,7 +533,7 @@ def _heard(case: Case, truth: Truth, stretch: Stretch, until: float, joins: Sequ
     said: dict[frozenset[int], list[float]] = defaultdict(list)
     for join, count in hits:
         for one in join.named[:count]:
-            said[one.ranks].append(one.cost_ms)
+            said[one.ranks].append(one.cost_in_ms(stretch))
     costs = {ranks: float(np.median(of_windows)) for ranks, of_windows in said.items()}
     after = [join for join in joins if stretch.end < join.at <= until]
     still = [join.at for join in after if any(one.ranks & stretch.ranks for one in join.named)]
@@ -563,7 +583,7 @@ def _rows(spans: Spans, names: Sequence[str]) -> list[Row]:
 
 
 def _named_live(one: LiveStraggler) -> Named:
-    return Named(ranks_in(one.who, one.rank), one.cause, one.cost_ms_per_step, one.evidence)
+    return Named(ranks_in(one.who, one.rank).union(one.ranks), one.cause, one.cost_ms_per_step, one.evidence, one.steps)
 
 
 def ranks_in(who: str, rank: int) -> frozenset[int]:

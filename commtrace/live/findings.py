@@ -34,6 +34,7 @@ class LiveStraggler:
         next_step: a sentence: what to do.
         occurrence: of what struck in few steps, in which, and how long in all: ``once, in step 7: 2.2 s``; else empty.
         steps: over how many the cost of such is the mean; 0 of what holds in every step.
+        ranks: all that it names: of a link both ends.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class LiveStraggler:
     next_step: str
     occurrence: str = ""
     steps: int = 0
+    ranks: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -24,7 +24,7 @@ from commtrace.analysis.straggler_costs import Bench, Cost
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
 from commtrace.analysis.stragglers.slow_links import slow_links
-from commtrace.analysis.stragglers.slow_ranks import CHECKPOINT, RARE, WORK, at_normal_speed, find_slow_ranks
+from commtrace.analysis.stragglers.slow_ranks import CHECKPOINT, RARE, WORK, SlowRanks, at_normal_speed, find_slow_ranks
 from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.analysis.window import Window
@@ -36,6 +36,11 @@ _logger = logging.getLogger("commtrace")
 
 _MOST_OF_A_CORE: Final = 0.02
 """In rank 0 the replay takes the interpreter from training: of large jobs not every window is replayed."""
+
+
+_MOST_OF_EXCESS: Final = 0.5
+"""Where the replay compares less of what a rank works too long, it does not tell the cost: a gap that only this rank
+has is in no work that its peers do as well, and single steps do not move a median."""
 
 
 class SampledReplay:
@@ -52,6 +57,11 @@ class SampledReplay:
         self._next_at = 0.0
         self._is_off = False
         self._is_refused = False
+
+    @property
+    def windows(self) -> int:
+        """In how many windows those of the newest steps were that are new."""
+        return self._steps.windows
 
     def newest(self, reports: Sequence[WindowReport], now: float) -> Bench | None:
         """Take what ranks have sampled, and return the newest steps; None where that cannot be had now.
@@ -113,12 +123,25 @@ class Priced:
     Attributes:
         cost: of each set of slow ranks: what a step would save without it, all others mended as well.
         verdicts: on stages, sequences and links, dearest first.
+        explained_ns: of each rank, what it works beyond what is normal in work that its peers do as well.
         not_looked_for: causes of such verdicts that cannot be told while ranks or a stage are slow.
     """
 
     cost: Mapping[frozenset[int], Cost]
     verdicts: Sequence[Verdict]
+    explained_ns: Mapping[int, float]
     not_looked_for: tuple[str, ...] = ()
+
+    def cost_ns(self, rank: int, excess_ns: float) -> float | None:
+        """What the set of this rank costs per step; None where it was not replayed, or most of the excess was not.
+
+        Args:
+            rank: a slow one.
+            excess_ns: by which it works longer than is normal.
+        """
+        if self.explained_ns.get(rank, 0.0) < _MOST_OF_EXCESS * excess_ns:
+            return None
+        return next((cost.ms * 1e6 for ranks, cost in self.cost.items() if rank in ranks), None)
 
 
 def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced:
@@ -144,9 +167,20 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced
         one: bench.cost_of(saved_ns - (bench.saved_ns(mended_ns(everybody - one)) if len(slow) > 1 else 0))
         for one in slow
     }
+    explained_ns = _explained_ns(found)
     stage = uneven_stages(bench, all_mended_ns, LIVE)
     if slow or stage:
-        return Priced(cost, [stage] if stage else [], ("communication", "sequence_length_imbalance"))
+        unknown = ("communication", "sequence_length_imbalance")
+        return Priced(cost, [stage] if stage else [], explained_ns, unknown)
     uneven = uneven_sequences(bench)
     verdicts = [*([uneven] if uneven else []), *slow_links(bench)]
-    return Priced(cost, sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step))
+    return Priced(cost, sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step), explained_ns)
+
+
+def _explained_ns(found: SlowRanks) -> dict[int, float]:
+    work = found.bench.work
+    beyond = np.bincount(work.rank, work.excess_ns(), minlength=int(work.rank.max(initial=-1)) + 1)
+    return {
+        rank: float(beyond[rank]) + sum(max(own[rank], 0.0) for own in found.rare_excess_ns.values())
+        for rank in found.bench.program.ranks.tolist()
+    }

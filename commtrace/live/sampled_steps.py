@@ -163,9 +163,13 @@ class SampledSteps:
 
     Args:
         world_size: ranks of the job.
+
+    Attributes:
+        windows: in how many the new ones were of those that were returned last.
     """
 
     def __init__(self, world_size: int) -> None:
+        self.windows = 0
         self._world_size = world_size
         self._told: dict[int, deque[_Told]] = {}
         self._names: list[str] = []
@@ -193,16 +197,17 @@ class SampledSteps:
     def newest_run(self) -> Run | None:
         """Return the steps that are new since the last call, or the newest few; None where not all ranks tell any.
 
-        There are at least ``FEWEST_STEPS``, all of which every rank has told, and one of them is new.
+        There are ``FEWEST_STEPS`` to twice ``MOST_STEPS``, all of which every rank has told, and one of them is new.
         """
         if len(self._told) < self._world_size:
             return None
         common = self._common_steps()
-        new = common[common > self._newest_judged]
+        new = common[common > self._newest_judged][-2 * MOST_STEPS :]
         if not len(new) or len(common) < FEWEST_STEPS:
             return None
         chosen = new if len(new) >= FEWEST_STEPS else common[-FEWEST_STEPS:]
         self._newest_judged = int(new[-1])
+        self.windows = sum(bool(np.isin(told.steps, new).any()) for told in next(iter(self._told.values())))
         ranks = {rank: _joined(self._told[rank], chosen) for rank in sorted(self._told)}
         self._forget_before(int(common[-FEWEST_STEPS]))
         return Run(Path(), ranks, list(self._names))
@@ -236,7 +241,8 @@ class SampledSteps:
             most_code = _CODES.get(name, len(sample.words) if name in ("name", "dtype") else None)
             limits = np.iinfo(np.int8 if dtype is np.bool_ else dtype)
             low, high = int(columns[name].min(initial=0)), int(columns[name].max(initial=0))
-            if low < limits.min or high > limits.max or (most_code is not None and high >= max(most_code, 1)):
+            lowest = limits.min if most_code is None else schema.NOT_APPLICABLE
+            if low < lowest or high > limits.max or (most_code is not None and high >= max(most_code, 1)):
                 raise SampleError(f"a row has a {name} that no row can have")
         codes = self._codes(sample.words)
         for name in ("name", "dtype"):

@@ -15,7 +15,7 @@ _Key: TypeAlias = tuple[str, str]
 @dataclass(slots=True)
 class _Seen:
     straggler: LiveStraggler
-    times: int = 0
+    windows: int = 0
     is_named: bool = False
 
 
@@ -23,11 +23,11 @@ class StandingFindings:
     """Names what was seen often enough in a row, and clears what is not seen any more.
 
     Args:
-        times_to_name: so many looks in a row must see it.
+        windows_to_name: in so many windows in a row it must be seen.
     """
 
-    def __init__(self, times_to_name: int) -> None:
-        self._times_to_name = times_to_name
+    def __init__(self, windows_to_name: int) -> None:
+        self._windows_to_name = windows_to_name
         self._seen: dict[_Key, _Seen] = {}
 
     @property
@@ -36,7 +36,12 @@ class StandingFindings:
         return [one.straggler for one in self._seen.values() if one.is_named]
 
     def join(
-        self, stragglers: Sequence[LiveStraggler], now: float, device: str, kept: Collection[str] = ()
+        self,
+        stragglers: Sequence[LiveStraggler],
+        now: float,
+        device: str,
+        kept: Collection[str] = (),
+        windows: int = 1,
     ) -> list[LiveEvent]:
         """Take what is seen now; what has changed.
 
@@ -45,14 +50,15 @@ class StandingFindings:
             now: epoch seconds.
             device: what hours are counted of: ``GPU`` or ``rank``.
             kept: causes that could not be looked for now: what was known of them stands.
+            windows: from how many what is seen now comes.
         """
         seen: dict[_Key, LiveStraggler] = {(one.cause, one.who): one for one in stragglers}
         events = list(self._clear([key for key in self._seen if key not in seen and key[0] not in kept], now))
         for key, straggler in seen.items():
             known = self._seen.setdefault(key, _Seen(straggler))
             known.straggler = replace(straggler, since=known.straggler.since)
-            known.times += 1
-            if not known.is_named and known.times >= self._times_to_name:
+            known.windows += windows
+            if not known.is_named and known.windows >= self._windows_to_name:
                 known.is_named = True
                 events.append(found(known.straggler, now, device))
         return events

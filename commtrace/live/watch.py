@@ -99,7 +99,7 @@ class Watch:
         self._seconds = seconds
         self._records: dict[int, _Record] = {}
         self._memory = PauseMemory()
-        self._pauses = StandingFindings(times_to_name=1)
+        self._pauses = StandingFindings(windows_to_name=1)
         self._replay = SampledReplay(world_size)
         self._job_wide = StandingFindings(WINDOWS_TO_NAME)
 
@@ -177,7 +177,8 @@ class Watch:
         events += self._pauses.join(pauses, now, device)
         if priced is not None:
             job_wide = [self._of_verdict(verdict, now) for verdict in priced.verdicts]
-            events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for)
+            windows = self._replay.windows
+            events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for, windows=windows)
         return events
 
     def _table(self, reports: Sequence[WindowReport]) -> _Table:
@@ -192,7 +193,8 @@ class Watch:
             return table
         windows = np.array([record.windows for record in records])
         error = np.sqrt((windows[:, :, 1] ** 2).sum(axis=1)) / WINDOWS_OF_LASTING
-        lasting = judge(replace(table.compared, total_ns=windows[:, :, 0].mean(axis=1), error_ns=error), LIVE_LASTING)
+        total = windows[:, :, 0].mean(axis=1)
+        lasting = judge(replace(table.compared, total_ns=total, error_ns=error, scale_ns=total), LIVE_LASTING)
         return replace(table, judged=_either(table.judged, lasting))
 
     def _replayed(
@@ -220,15 +222,15 @@ class Watch:
         priced: Priced | None,
     ) -> LiveStraggler:
         report, excess, normal = reports[index], float(table.judged.excess_ns[index]), table.judged.normal_ns[index]
-        who, cause = f"rank {report.rank} on {report.host}", table.cause(index)
+        who, cause, slow_ranks = f"rank {report.rank} on {report.host}", table.cause(index), [report.rank]
         if report.rank in slow_host:
             slow_ranks = sorted(rank for rank, host in slow_host.items() if host == report.host)
             who, cause = f"host {report.host} ({ranks_in_words(slow_ranks)})", HOST
         waited_ns = float(np.median(table.waiting[table.waits(index)]))
         cost_ns = min(excess, waited_ns) if record.cost_ns is None else record.cost_ns
-        replayed = [] if priced is None else [one for ranks, one in priced.cost.items() if report.rank in ranks]
-        if replayed:
-            cost_ns = record.cost_ns = replayed[0].ms * 1e6
+        replayed_ns = None if priced is None else priced.cost_ns(report.rank, excess)
+        if replayed_ns is not None:
+            cost_ns = record.cost_ns = replayed_ns
         share = cost_ns / max(report.duration_ns, 1)
         return LiveStraggler(
             rank=report.rank,
@@ -244,6 +246,7 @@ class Watch:
                 f"{normal / 1e6:.1f} ms. The others stand still for {waited_ns / 1e6:.1f} ms."
             ),
             next_step=NEXT_STEP[cause],
+            ranks=tuple(slow_ranks),
         )
 
     def _paused(self, one: RankPauses, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
@@ -264,6 +267,7 @@ class Watch:
             next_step=NEXT_STEP[one.cause],
             occurrence=how_often,
             steps=one.steps,
+            ranks=(one.rank,),
         )
 
     def _of_verdict(self, verdict: Verdict, now: float) -> LiveStraggler:
@@ -277,6 +281,7 @@ class Watch:
             gpu_hours_per_day=verdict.gpu_hours_per_day,
             evidence=verdict.evidence,
             next_step=verdict.next_step,
+            ranks=verdict.ranks,
         )
 
     def _listen(self, now: float) -> list[LiveEvent]:

@@ -234,8 +234,12 @@ class RankCollector(Collector):
             "What a slow rank costs in every step, as the monitor on this rank found; the dearest few.",
             labels=["straggler_rank", "cause"],
         )
+        dearest: dict[tuple[str, str], float] = {}
         for straggler in self._rank.stragglers[:_MOST_STRAGGLERS]:
-            cost.add_metric([str(straggler["rank"]), straggler["cause"]], straggler["cost_ms_per_step"] / 1e3)
+            labels = (str(straggler["rank"]), straggler["cause"])  # two links of a rank have the same ones
+            dearest.setdefault(labels, straggler["cost_ms_per_step"] / 1e3)
+        for labels, seconds in dearest.items():
+            cost.add_metric(list(labels), seconds)
         yield cost
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import stragglers as bench
 
+from commtrace.analysis.straggler_verdict import cause_in_words
 from commtrace.synth import synthesize
 
 
@@ -44,6 +45,36 @@ def test_the_truth_about_a_fault_that_moves() -> None:
     assert truth.cost_ms == pytest.approx(245 * 10 / 15, abs=0.1)
     assert truth.cost_of_ms(frozenset({3})) == pytest.approx(245 * 5 / 15, abs=0.1)
     assert truth.cost_of_ms(frozenset({3}), first) == pytest.approx(245, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("title", "who", "cause"),
+    [
+        ("one rank: 10 %, 4 stages", "rank 3 on node0", "compute"),
+        ("stage: 20% more, of 4", "stage 1 (ranks 2–3)", "stage_imbalance"),
+        ("link: one direction", "link from rank 2 on node1 to rank 4 on node2", "communication"),
+        ("sequences: scatter 30%", "no single rank: it moves", "sequence_length_imbalance"),
+        ("gc: 500 ms, every 10th step", "rank 2 on node0", "gc"),
+        ("checkpoint: 8 s, once", "rank 2 on node0", "checkpoint"),
+        ("evaluation: 100 ms, every step", "rank 0 on node0", "evaluation"),
+    ],
+)
+def test_the_monitor_names_what_a_recording_names(title: str, who: str, cause: str) -> None:
+    (case,) = (one for one in bench.cases() if one.title == title)
+    made = synthesize(case.job)
+    answer = bench.live(case, bench.Truth(made), made.run)
+
+    assert (answer.hit, answer.cause, answer.cost_is_right, answer.false_alarms) == (True, cause, True, 0)
+    assert f"Straggler: {who}, {cause_in_words(cause)}: " in answer.sentences[0]
+
+
+def test_what_happened_once_is_told_as_such() -> None:
+    (case,) = (one for one in bench.cases() if one.title == "checkpoint: 8 s, once")
+    made = synthesize(case.job)
+    found, over = bench.live(case, bench.Truth(made), made.run).sentences
+
+    assert "checkpoint: once, in step 30: 8.0 s, which spread over " in found
+    assert over.endswith("Rank 2 on node0 goes on as its peers do (checkpoint): once, in step 30: 8.0 s.")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from commtrace.analysis.stragglers.slow_ranks import CHECKPOINT, RARE, WORK, Slo
 from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.analysis.window import Window
+from commtrace.live.gil import Breath
 from commtrace.live.sampled_steps import SampledSteps, SampleError
 from commtrace.live.window import WindowReport
 from commtrace.trace.spans import Int64
@@ -87,7 +88,9 @@ class SampledReplay:
         return bench
 
     def _take(self, reports: Sequence[WindowReport]) -> None:
+        breath = Breath()
         for report in reports:
+            breath.take()
             if report.sample is None:
                 continue
             try:

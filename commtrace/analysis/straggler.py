@@ -10,7 +10,7 @@ waits for the slow one is never named: waiting is no duration in a replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.straggler_waited import most_waited_for
 from commtrace.analysis.stragglers.baseline import Baseline
-from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.slow_links import slow_links
 from commtrace.analysis.stragglers.slow_ranks import SlowRanks
 from commtrace.analysis.stragglers.slow_sets import Others, SlowSets, judge_sets
@@ -31,6 +31,7 @@ from commtrace.analysis.stragglers.stretches import judge_stretches
 from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.trace.run import Run
+from commtrace.trace.spans import Int64
 
 _NO_PEERS = (
     "Ranks were not compared: no two ranks do the same work (data- and tensor-parallel size are 1), so a slow rank "
@@ -102,9 +103,26 @@ def find_stragglers(
 
 def _with_stages_and_links(bench: Bench, stretches: Sequence[SlowRanks], sets: SlowSets) -> tuple[list[Verdict], float]:
     """The verdicts on ranks with those on stages, sequences and links, and what the latter cost beside the former."""
-    mended_ns, slow = sets.mended_ns, {rank for verdict in sets.verdicts for rank in verdict.ranks}
-    found = []
-    stage = uneven_stages(bench, mended_ns)
+    found, others = of_no_single_rank(bench, {rank for one in sets.verdicts for rank in one.ranks}, sets.mended_ns)
+    of_ranks = sets.verdicts
+    if of_ranks and found:  # what a rank costs is hidden where others wait for something else as well
+        of_ranks = judge_sets(bench, stretches, others).verdicts
+    return [*of_ranks, *found], sum(verdict.cost_ms_per_step for verdict in found)
+
+
+def of_no_single_rank(
+    bench: Bench, slow_ranks: Collection[int], mended_ns: Int64, limits: Limits = RECORDED
+) -> tuple[list[Verdict], Others]:
+    """Verdicts on stages, sequences and links, and how to mend stages and links.
+
+    Args:
+        bench: the run.
+        slow_ranks: that were found to be slow.
+        mended_ns: durations of its segments without these.
+        limits: from when on a stage stands out.
+    """
+    found, slow = [], set(slow_ranks)
+    stage = uneven_stages(bench, mended_ns, limits)
     if stage is not None:
         found.append(stage.verdict)
         mended_ns = np.asarray(np.rint(mended_ns * stage.ratio), np.int64)
@@ -113,12 +131,7 @@ def _with_stages_and_links(bench: Bench, stretches: Sequence[SlowRanks], sets: S
         uneven = uneven_sequences(bench)
         found += [uneven] if uneven else []
     links = slow_links(bench, mended_ns, slow)
-    found += links.verdicts
-    of_ranks = sets.verdicts
-    if of_ranks and found:  # what a rank costs is hidden where others wait for something else as well
-        ratio = stage.ratio if stage else None
-        of_ranks = judge_sets(bench, stretches, Others(ratio, links.mended_ns)).verdicts
-    return [*of_ranks, *found], sum(verdict.cost_ms_per_step for verdict in found)
+    return [*found, *links.verdicts], Others(stage.ratio if stage else None, links.mended_ns)
 
 
 def _too_few_steps(bench: Bench) -> str:

@@ -17,13 +17,17 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.occurrence import Occurrence
-from commtrace.analysis.stragglers.limits import LIVE_PAUSES, WINDOWS_TO_NAME, Thresholds
-from commtrace.analysis.stragglers.normal import Work, judge
+from commtrace.analysis.stragglers.limits import LIVE_PAUSES, Thresholds
+from commtrace.analysis.stragglers.normal import Float64, Work, judge
 from commtrace.analysis.stragglers.slow_ranks import MEANT
 from commtrace.live.window import PAUSES, WORK, Pause, WindowReport
+from commtrace.trace.spans import Int64
 
 _WINDOWS: Final = 15
 """A minute, with windows of the usual length."""
+
+_WINDOWS_TO_NAME: Final = 3
+"""So many must have pauses that nobody meant: a busy machine holds up single steps of a rank."""
 
 _LATE: Final = 1.5
 """Pauses are over when the next one is late by so much of what usually lies between two."""
@@ -78,17 +82,19 @@ class PauseMemory:
         if not any(pause.work == kind for one in reports for own in self._windows[one.rank] for pause in own.pauses):
             return
         steps = np.array([sum(own.steps for own in self._windows[one.rank]) for one in reports])
+        stage = np.array([one.stage for one in reports], np.int64)
         lost = [sum(pause.ns for pause in self._pauses(one.rank, kind)) for one in reports]
+        squares = np.array([sum(float(pause.ns) ** 2 for pause in self._pauses(one.rank, kind)) for one in reports])
         _, host = np.unique([one.host for one in reports], return_inverse=True)
         duration = np.array([one.duration_ns for one in reports], np.float64)
         mean = np.array(lost) / np.maximum(steps, 1)
         judged = judge(
             Work(
                 rank=np.array([one.rank for one in reports], np.int64),
-                peers=np.array([one.stage for one in reports], np.int64),
+                peers=stage,
                 host=host.reshape(-1).astype(np.int64),
                 total_ns=mean,
-                error_ns=np.zeros(len(mean)),
+                error_ns=np.zeros(len(mean)) if WORK[kind] in MEANT else _error_of_mean(squares, steps, stage),
                 scale_ns=duration,
             ),
             LIVE_PAUSES,
@@ -114,12 +120,21 @@ class PauseMemory:
         struck = [own.number for own in windows if any(pause.work == kind for pause in own.pauses)]
         newest = windows[-1]
         steps = [pause.step for pause in self._pauses(rank, kind)]
-        if len(struck) < WINDOWS_TO_NAME and WORK[kind] not in MEANT:
+        if len(struck) < _WINDOWS_TO_NAME and WORK[kind] not in MEANT:
             return False
         if not struck or struck[-1] == newest.number:
             return bool(struck)
         between = max((after - before for before, after in pairwise(steps)), default=0)
         return newest.last_step - steps[-1] <= _LATE * between
+
+
+def _error_of_mean(squares: Float64, steps: Int64, peers: Int64) -> Float64:
+    """By rank: the standard error of what it loses per step, if all ranks of its class are struck equally often."""
+    error = np.zeros(len(squares))
+    for one in np.unique(peers):
+        own = peers == one
+        error[own] = np.sqrt(squares[own].mean()) / np.maximum(steps[own], 1)
+    return error
 
 
 def _cost(pauses: Sequence[Pause], steps: int) -> tuple[float, int]:

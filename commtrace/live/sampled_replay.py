@@ -20,13 +20,11 @@ import numpy as np
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay import ReplayError
 from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.straggler import of_no_single_rank
 from commtrace.analysis.straggler_costs import Bench, Cost
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
-from commtrace.analysis.stragglers.slow_links import slow_links
 from commtrace.analysis.stragglers.slow_ranks import CHECKPOINT, RARE, WORK, SlowRanks, at_normal_speed, find_slow_ranks
-from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
-from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.analysis.window import Window
 from commtrace.live.gil import Breath
 from commtrace.live.sampled_steps import SampledSteps, SampleError
@@ -38,6 +36,10 @@ _logger = logging.getLogger("commtrace")
 _MOST_OF_A_CORE: Final = 0.02
 """In rank 0 the replay takes the interpreter from training: of large jobs not every window is replayed."""
 
+
+_STAGE: Final = "stage_imbalance"
+_UNKNOWN_THEN: Final = ("communication", "sequence_length_imbalance")
+"""While ranks or a stage are slow, links that touch them are not judged, and sequences not looked at."""
 
 _MOST_OF_EXCESS: Final = 0.5
 """Where the replay compares less of what a rank works too long, it does not tell the cost: a gap that only this rank
@@ -164,20 +166,24 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced
         return at_normal_speed(found, dict.fromkeys(ranks, causes)) if ranks else bench.program.segments.total_ns
 
     everybody = frozenset[int]().union(*slow)
-    all_mended_ns = mended_ns(everybody)
-    saved_ns = bench.saved_ns(all_mended_ns)
-    cost = {
-        one: bench.cost_of(saved_ns - (bench.saved_ns(mended_ns(everybody - one)) if len(slow) > 1 else 0))
-        for one in slow
-    }
-    explained_ns = _explained_ns(found)
-    stage = uneven_stages(bench, all_mended_ns, LIVE)
-    if slow or stage:
-        unknown = ("communication", "sequence_length_imbalance")
-        return Priced(cost, [stage] if stage else [], explained_ns, unknown)
-    uneven = uneven_sequences(bench)
-    verdicts = [*([uneven] if uneven else []), *slow_links(bench)]
-    return Priced(cost, sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step), explained_ns)
+    verdicts, others = of_no_single_rank(bench, everybody, mended_ns(everybody), LIVE)
+
+    def saved_ns(ranks: frozenset[int]) -> Int64:
+        """What the steps save without these ranks, and without what else is slow."""
+        durations = mended_ns(ranks)
+        if others.ratio is not None:
+            durations = np.asarray(np.rint(durations * others.ratio), np.int64)
+        return bench.saved_ns(durations, others.transfer_ns)
+
+    all_saved_ns = saved_ns(everybody)
+    cost = {one: bench.cost_of(all_saved_ns - saved_ns(everybody - one)) for one in slow}
+    has_stage = any(verdict.cause == _STAGE for verdict in verdicts)
+    return Priced(
+        cost,
+        sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
+        _explained_ns(found),
+        _UNKNOWN_THEN if slow or has_stage else (),
+    )
 
 
 def _explained_ns(found: SlowRanks) -> dict[int, float]:

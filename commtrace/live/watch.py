@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.rank_words import ranks_in_words
-from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
+from commtrace.analysis.straggler_verdict import ACTIVITY, Verdict, next_step
 from commtrace.analysis.stragglers.limits import (
     CLEARED_BELOW,
     LIVE,
@@ -32,7 +32,6 @@ from commtrace.analysis.stragglers.limits import (
     Thresholds,
 )
 from commtrace.analysis.stragglers.normal import FASTEST, MAJORITY, PAST, Judged, Work, judge
-from commtrace.analysis.stragglers.slow_sets import RARE_IN_WORDS
 from commtrace.live.findings import BACK, SILENT, LiveEvent, LiveStraggler, cleared, found
 from commtrace.live.pause_memory import PauseMemory, RankPauses
 from commtrace.live.sampled_replay import Priced, SampledReplay, price
@@ -192,7 +191,7 @@ class Watch:
         if any(len(record.windows) < WINDOWS_OF_LASTING for record in records):
             return table
         windows = np.array([record.windows for record in records])
-        error = np.sqrt((windows[:, :, 1] ** 2).sum(axis=1)) / WINDOWS_OF_LASTING
+        error = _error_of_several(windows, table.stage)
         total = windows[:, :, 0].mean(axis=1)
         lasting = judge(replace(table.compared, total_ns=total, error_ns=error, scale_ns=total), LIVE_LASTING)
         return replace(table, judged=_either(table.judged, lasting))
@@ -245,7 +244,7 @@ class Watch:
                 f"than {_COMPARED_WITH.get(table.judged.told_by[index], 'the ranks of its stage')}, which work "
                 f"{normal / 1e6:.1f} ms. The others stand still for {waited_ns / 1e6:.1f} ms."
             ),
-            next_step=NEXT_STEP[cause],
+            next_step=next_step(cause, len(slow_ranks)),
             ranks=tuple(slow_ranks),
         )
 
@@ -261,10 +260,10 @@ class Watch:
             cost_ms_per_step=one.cost_ns / 1e6,
             gpu_hours_per_day=one.cost_ns / max(report.duration_ns, 1) * 24 * self._world_size,
             evidence=(
-                f"Rank {one.rank} needs {one.mean_ns / 1e6:.1f} ms per step for {RARE_IN_WORDS[one.cause]} (mean of "
+                f"Rank {one.rank} needs {one.mean_ns / 1e6:.1f} ms per step for {ACTIVITY[one.cause]} (mean of "
                 f"{one.when.num_steps} steps), the other ranks of its stage {one.normal_ns / 1e6:.1f} ms."
             ),
-            next_step=NEXT_STEP[one.cause],
+            next_step=next_step(one.cause, 1),
             occurrence=how_often,
             steps=one.steps,
             ranks=(one.rank,),
@@ -376,6 +375,24 @@ class _Table:
         """The work of which it does most beyond what is normal."""
         own = self.judged.is_normal & (self.stage == self.stage[index])
         return WORK[int(np.argmax(self.work[index] - np.median(self.work[own], axis=0)))]
+
+
+def _error_of_several(windows: Float64, peers: npt.NDArray[np.int64]) -> Float64:
+    """Standard error of the mean over several windows, of each rank.
+
+    The work of healthy ranks may drift for seconds, as that of devices whose clocks go up and down. By what windows
+    scatter more than their steps explain, their mean is wrong as well, however many there are.
+
+    Args:
+        windows: work of each rank in each window, and its standard error; shape (ranks, windows, 2).
+        peers: class of each rank.
+    """
+    of_steps = (windows[:, :, 1] ** 2).mean(axis=1)
+    more = windows[:, :, 0].var(axis=1, ddof=1) - of_steps
+    drift = np.zeros(len(more))
+    for one in np.unique(peers):
+        drift[peers == one] = max(float(more[peers == one].mean()), 0.0)
+    return np.asarray(np.sqrt(of_steps / windows.shape[1] + drift))
 
 
 def _either(window: Judged, lasting: Judged) -> Judged:

@@ -33,7 +33,7 @@ that share the cores of a busy host may differ by 5 % for seconds, half against 
 LIVE_LASTING: Final = Limits(share=0.03, least_ns=1_000_000.0, sigmas=5.0)
 """For means over several windows in a row: their error is smaller, and a busy host is busy for seconds."""
 
-LIVE_PAUSES: Final = Limits(share=0.02, least_ns=500_000.0, sigmas=5.0, clearly=0.02)
+LIVE_PAUSES: Final = Limits(share=0.02, least_ns=500_000.0, sigmas=2.5, clearly=0.02)
 """For what ranks lose to pauses in single steps of a minute, as a share of the step."""
 
 SUMS: Final = Limits(share=0.1, least_ns=1_000_000.0, sigmas=5.0, clearly=0.1)

@@ -131,7 +131,9 @@ class RecordedRun(Generic[Frame]):
 
     def steps(self) -> Frame:
         """Return one row per rank and step: its parts, which add up to its wall time, or why it does not count."""
-        return self._convert(made.steps(self._aligned, self._matched.steps, self._analysis.partition))
+        matched = self._matched
+        recorded = apply(matched.recorded, matched.alignment)
+        return self._convert(made.steps(recorded, matched.steps, self._analysis.partition))
 
     def ranks(self) -> Frame:
         """Return one row per rank: who it is, and the mean of its steps."""

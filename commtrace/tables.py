@@ -33,11 +33,15 @@ from commtrace.analysis.states import (
     TRANSFER,
     WAIT,
 )
+from commtrace.analysis.step_attempts import is_earlier, number_of
 from commtrace.analysis.step_choice import StepChoice
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64, Spans
+
+DONE_AGAIN: Final = "done again later"
+"""Why an attempt of a step does not count that the same process repeated."""
 
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 _RANKS: Final = pa.list_(pa.int32())
@@ -249,17 +253,22 @@ def steps(recorded: Run, choice: StepChoice, partition: Partition) -> pa.Table:
     """Return one row per rank and step that was recorded, by rank and then by start.
 
     Args:
-        recorded: on one clock, whatever was loaded.
+        recorded: on one clock, whatever was loaded, earlier attempts of a step told apart from its last one.
         choice: which of its steps count.
         partition: of those.
     """
     rows = {rank: trace.spans.take(_is_left_out(trace.spans, choice)) for rank, trace in recorded.ranks.items()}
     others = Spans.concatenate(list(rows.values()))
     unknown = pa.nulls(len(others), pa.int64())
-    counted, left_out = len(partition.rank), [choice.left_out.get(step) for step in others.step.tolist()]
+    again = is_earlier(others.step)
+    counted = len(partition.rank)
+    left_out = [
+        DONE_AGAIN if repeated else choice.left_out.get(step)
+        for step, repeated in zip(others.step.tolist(), again.tolist(), strict=True)
+    ]
     columns = {
         "rank": (partition.rank, _repeated(rows)),
-        "step": (_where_it_applies(partition.step), others.step),
+        "step": (_where_it_applies(partition.step), number_of(others.step)),
         "start_ns": (partition.start, others.start),
         "end_ns": (partition.end, others.end),
         "wall_ns": (partition.wall_ns, others.end - others.start),

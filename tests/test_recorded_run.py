@@ -17,6 +17,7 @@ import commtrace
 from commtrace import tables
 from commtrace.cli.main import app
 from commtrace.errors import ConfigurationError, MissingExtraError, RunNotFoundError
+from commtrace.trace import schema
 from tests import factory
 from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
@@ -193,6 +194,23 @@ def test_only_the_steps_that_are_asked_for_are_read(directory: Path) -> None:
 
     assert rows(run.steps(), "rank", "step", "used") == [(rank, step, True) for rank in (0, 1) for step in (0, 1)]
     assert set(run.spans().column("step").to_pylist()) == {0, 1}
+
+
+def test_the_last_attempt_of_a_step_counts_and_the_others_say_why_they_do_not(tmp_path: Path) -> None:
+    spans = [
+        row(kind=schema.STEP, name="step", step=step, start=begin, end=begin + 100)
+        for begin, step in ((0, 0), (100, 1), (200, 2), (300, 1), (400, 2), (500, 3))
+    ]
+    write_rank(tmp_path, spans)
+
+    assert rows(commtrace.open(tmp_path).steps(), "step", "start_ns", "used", "left_out") == [
+        (0, 0, False, "warm-up"),
+        (1, 100, False, "done again later"),
+        (2, 200, False, "done again later"),
+        (1, 300, True, None),
+        (2, 400, True, None),
+        (3, 500, True, None),
+    ]
 
 
 def test_a_recording_without_steps_is_one_step_without_a_number(tmp_path: Path) -> None:

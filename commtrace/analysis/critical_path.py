@@ -2,8 +2,9 @@
 
 It is found on the measured times, walking back from the end of the last rank's step. While a rank works, the path is
 that work. Where the rank stood still for a communication, the path is the transfer, back to when the last participant
-had arrived, and goes on at that participant. It ends at the earliest begin of the step on any rank. So every nanosecond
-of the job's step, from the earliest begin to the latest end, is in exactly one piece.
+had arrived, and goes on at that participant. It ends at the earliest begin of the step on any rank, or where the last
+rank ended the step before, if that is later: some ranks begin a step while others are still in the one before. So every
+nanosecond of the job's step is in exactly one piece, and none is in two steps.
 
 >>> for path in critical_paths(run, matches, roles, steps=(10, 11)):  # doctest: +SKIP
 ...     print(path.step, [(piece.rank, piece.kind, piece.ns) for piece in path.pieces])
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -176,20 +177,19 @@ def critical_path(context: Context, alignment: Alignment) -> CriticalPath | None
 
 
 def _job_steps(run: Run, steps: Sequence[int]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
-    """By step, its earliest begin; and the rank on which it ended last (the lowest of several), with that end."""
+    """By step, where its path begins; and the rank on which it ended last (the lowest of several), with that end."""
     begins: dict[int, int] = {}
     ends: dict[int, tuple[int, int]] = {}
-    wanted = set(steps)
     for rank in sorted(run.ranks):
         spans = run.ranks[rank].spans
         rows = np.flatnonzero(spans.kind == schema.STEP)
         columns = (column[rows].tolist() for column in (spans.step, spans.start, spans.end))
         for step, start, end in zip(*columns, strict=True):
-            if step in wanted:
-                begins[step] = min(start, begins.get(step, start))
-                if step not in ends or end > ends[step][1]:
-                    ends[step] = (rank, end)
-    return begins, ends
+            begins[step] = min(start, begins.get(step, start))
+            if step not in ends or end > ends[step][1]:
+                ends[step] = (rank, end)
+    after = {step: ends[before][1] for before, step in pairwise(sorted(ends))}
+    return {step: max(begins[step], after.get(step, _EVER)) for step in steps if step in begins}, ends
 
 
 def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:

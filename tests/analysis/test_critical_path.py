@@ -271,9 +271,10 @@ def test_the_pieces_divide_every_step_exactly(job: Job) -> None:
     for path in paths:
         edges = [path.pieces[0].start, *(piece.end for piece in path.pieces)]
         assert [piece.start for piece in path.pieces] == edges[:-1]
-        assert (edges[0], edges[-1]) == (begins[path.step], ends[path.step])
+        # Some ranks begin a step while others are in the one before, to which that time belongs.
+        assert (edges[0], edges[-1]) == (max(begins[path.step], ends.get(path.step - 1, 0)), ends[path.step])
         assert all(piece.ns > 0 for piece in path.pieces)
-    assert CriticalPath.of(paths).ns == sum(ends[step] - begins[step] for step in steps)
+    assert CriticalPath.of(paths).ns == ends[steps[-1]] - begins[0]
 
 
 @pytest.mark.parametrize("job", RANDOM)

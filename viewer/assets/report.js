@@ -322,7 +322,7 @@ function showCriticalPath() {
   const left = parts.slice(MOST_SHARES);
   const unsure = path.uncertain_ns >= 0.01 * path.ns ? ` ${formatPercent(path.uncertain_ns / path.ns)} of it cannot be told by these clocks.` : "";
   byId("critical-path").append(
-    element("p", `The job's step takes ${formatDuration(path.ns / path.steps)} in the mean, from the earliest begin to the latest end on any rank. `
+    element("p", `The job's step takes ${formatDuration(path.ns / path.steps)} in the mean, from the earliest begin (or the end of the step before, if that is later) to the latest end on any rank. `
       + `It is made of this work and these transfers; making anything else faster does not make it shorter.${unsure}`, "hint"),
     oneBar(parts, path.ns),
     table(["<what", "ms per step", "share"], [

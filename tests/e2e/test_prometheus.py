@@ -228,13 +228,16 @@ def _the_others_wait_and_it_does_not(job: Job) -> None:
 
 def _alerts_survive_a_restart_of_prometheus(job: Job) -> None:
     """While it was not there nothing was forgotten, as no alert counts for how long something has been true."""
-    assert job.stragglers() == [SLOW_RANK]
+
+    def scores() -> object:
+        return job.server.query("commtrace:straggler_score:ratio")
+
+    prometheus.until(lambda: job.stragglers() == [SLOW_RANK], 60, scores)
     job.server.stop()
     job.server.start()
-    prometheus.until(job.stragglers, 60, lambda: job.server.query("commtrace:straggler_score:ratio"))
-    assert job.stragglers() == [SLOW_RANK]
+    prometheus.until(lambda: job.stragglers() == [SLOW_RANK], 60, scores)
     job.slow_file.unlink()
-    prometheus.until(lambda: not job.stragglers(), 60, lambda: job.server.query("commtrace:straggler_score:ratio"))
+    prometheus.until(lambda: not job.stragglers(), 60, scores)
 
 
 def _training_goes_on_without_prometheus(job: Job) -> None:

@@ -7,12 +7,14 @@ import os
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.straggler import find_stragglers
+from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.trace import schema
 from commtrace.trace.reader import load_run
 from commtrace.trace.run import Run
@@ -64,45 +66,49 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_injected_cause_is_the_costliest_verdict(injected: str, runs: Path) -> None:
     analysis = analyse(runs / injected)
     found = find_stragglers(analysis.run, analysis.matches)
-    assert found.verdicts, f"nothing was found; {injected} was injected; {found.abstentions}"
     cause, ranks = CAUSES[injected]
-    assert (found.verdicts[0].cause, found.verdicts[0].rank in ranks) == (cause, True), found.verdicts
+    hits = [place for place, one in enumerate(found.verdicts) if one.cause == cause and one.rank in ranks]
+    assert hits, f"{injected} was injected; {found.verdicts} {found.abstentions}"
+    assert_were_slow(found.verdicts[: hits[0]], analysis.run)
 
 
 def test_a_rank_that_sleeps_in_every_forward_is_named_with_its_cost(runs: Path) -> None:
     summary = run([sys.executable, "-m", "commtrace", "summary", str(runs / "forward"), "--json"])
     assert summary.returncode == 0, summary.stdout
-    costliest, *others = json.loads(summary.stdout)["stragglers"]
+    costliest = json.loads(summary.stdout)["stragglers"][0]
 
     assert (costliest["rank"], costliest["cause"]) == (1, "compute")
-    # Every forward of the first stage is on the critical path of its pipeline, and the other replica waits for it.
-    assert costliest["cost_ms_per_step"] == pytest.approx(MICROBATCHES * SLOW_FORWARD_MS, rel=0.3)
-    work = work_ms_per_step(load_run(runs / "forward"))
-    assert [one for one in others if not was_slow(one["rank"], one["cost_ms_per_step"], work)] == []
+    # Every forward of the first stage is on the critical path of its pipeline, and the other replica waits for it. It
+    # costs so much less as a busy machine makes the other replica slow, too.
+    slept = MICROBATCHES * SLOW_FORWARD_MS
+    assert costliest["cost_ms_per_step"] < 1.3 * slept
+    assert costliest["cost_ms_per_step"] > 0.7 * min(slept, excess_ms(load_run(runs / "forward"), rank=1))
 
 
 def test_nobody_is_named_where_nobody_is_slow(runs: Path) -> None:
     analysis = analyse(runs / "nobody")
-    named = find_stragglers(analysis.run, analysis.matches).verdicts
-    work = work_ms_per_step(analysis.run)
-    assert [verdict for verdict in named if not was_slow(verdict.rank, verdict.cost_ms_per_step, work)] == [], work
+    assert_were_slow(find_stragglers(analysis.run, analysis.matches).verdicts, analysis.run)
 
 
-def was_slow(rank: int, cost_ms: float, work_ms: list[float]) -> bool:
-    """Whether the machine made a rank slow: other processes take a core away from some ranks and not from others.
+def assert_were_slow(verdicts: Sequence[Verdict], recorded: Run) -> None:
+    """Nobody is named on an idle machine. On a busy one, other processes take a core away from some of the ranks.
 
-    Then a rank needs longer than its replica, which computes the same, and by more than what that is said to cost.
+    Such a rank really was slow: it needed longer than its replica, by as much as that is said to have cost.
     """
-    replica = rank ^ 1
-    return rank >= 0 and work_ms[rank] - work_ms[replica] >= cost_ms
+    for verdict in verdicts:
+        assert verdict.rank >= 0, verdict
+        assert verdict.cost_ms_per_step <= excess_ms(recorded, verdict.rank), verdict
 
 
-def work_ms_per_step(recorded: Run) -> list[float]:
-    """Of each rank, the median over steps of all its forwards, backwards and optimizer steps."""
-    work = []
-    for rank in sorted(recorded.ranks):
-        spent: Counter[int] = Counter()
-        for row in rows(recorded, rank, schema.FORWARD, schema.BACKWARD, schema.OPTIMIZER):
-            spent[row["step"]] += row["end"] - row["start"]
-        work.append(statistics.median(spent.values()) / 1e6)
-    return work
+def excess_ms(recorded: Run, rank: int) -> float:
+    """By how much a rank works longer than its replica, which computes the same: the mean over all steps."""
+    own, replica = (work_ms(recorded, one) for one in (rank, rank ^ 1))
+    return statistics.fmean(max(0.0, own[step] - replica[step]) for step in own)
+
+
+def work_ms(recorded: Run, rank: int) -> Counter[int]:
+    """By step: all forwards, backwards and optimizer steps of a rank."""
+    spent: Counter[int] = Counter()
+    for row in rows(recorded, rank, schema.FORWARD, schema.BACKWARD, schema.OPTIMIZER):
+        spent[row["step"]] += (row["end"] - row["start"]) / 1e6
+    return spent

@@ -12,8 +12,6 @@ from commtrace.trace.order import stable_order
 from commtrace.trace.spans import Int64
 
 _LARGEST = 2**62
-_DENSE_RANGE = 2
-"""Keys from a range of at most so many times their number are looked up in a table of that range, not sorted."""
 
 
 def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
@@ -56,20 +54,10 @@ def sort_groups(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
 
 def grouped(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
     """Of each distinct key, ascending, where it is first; and of every key its number among them."""
-    if len(key) and int(key.max()) - int(key.min()) < _DENSE_RANGE * len(key):
-        return _grouped_by_table(key)
     order, begins = sort_groups(key)
     number = np.empty(len(key), np.int64)
     number[order] = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(key))))
     return order[begins], number
-
-
-def _grouped_by_table(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
-    place = key.astype(np.int64) - int(key.min())
-    first = np.full(int(place.max()) + 1, -1)
-    first[place[::-1]] = np.arange(len(key))[::-1]  # what is written last stays
-    used = first >= 0
-    return first.compress(used), (np.cumsum(used) - 1)[place]
 
 
 def concatenated_ranges(first: Int64, end: Int64) -> Int64:

@@ -28,7 +28,6 @@ from commtrace.trace.spans import Bool, Int32, Int64, Spans
 _JOINED = IDENTITY | {"name", "start", "end", "bytes", "self_bytes", "dtype", "id"}
 """The columns that are looked at here."""
 
-_MOST_IDS_PER_ROW = 4
 _UNKNOWN_SIZE = -1
 _LARGEST = np.iinfo(np.int64).max
 
@@ -103,9 +102,7 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
     parts = gather_blocks(run, columns=_JOINED)
     rows = concatenate(parts, _JOINED)
     positions = [part.position for part in parts]
-    del parts  # what is made of the rows takes their memory
     joined = _join(run, rows, clocks_agree) if len(rows.rank) else None
-    del rows
     bounds = bounds_of([len(own) for own in positions])
     of_blocks = [
         _matches_of_block(block, position, joined, slice(begin, end))
@@ -145,25 +142,10 @@ def communications_of(block: Block, stalls: Int64) -> Int64:
     communications = np.flatnonzero(communication_rows(spans) & (spans.id >= 0))
     if not len(communications):
         return np.full(len(stalls), -1, np.int64)
-    wanted = spans.stalled_on[stalls]
-    # Ids count up from 0 on each rank, as a rule; then those of all ranks, one behind the other, are a table.
-    highest = np.array([int(part.max(initial=-1)) for part in block.split(spans.id).values()])
-    if sum(highest.tolist()) > _MOST_IDS_PER_ROW * len(block):
-        return _searched(block, communications, stalls)
-    begins = bounds_of(highest + 1)
-    row_of_id = np.full(begins[-1] + 1, -1, np.int64)  # the last one is of no communication
-    at = block.per_row(begins[:-1])
-    communications = communications[::-1]  # of equal ids the first row stays
-    row_of_id[at[communications] + spans.id[communications]] = communications
-    known = (wanted >= 0) & (wanted <= block.per_row(highest)[stalls])
-    return row_of_id[np.where(known, at[stalls] + wanted, -1)]
-
-
-def _searched(block: Block, communications: Int64, stalls: Int64) -> Int64:
-    """The same where ids are far apart."""
     rank = block.rank()
     which = np.concatenate([communications, stalls])
-    ids = np.concatenate([block.spans.id[communications], block.spans.stalled_on[stalls]])
+    ids = np.concatenate([spans.id[communications], spans.stalled_on[stalls]])
+    # Of equal keys the first one is the example: a communication wherever there is one, as they come first.
     example, number = grouped(pack((rank[which], ids)))
     is_communication = example < len(communications)
     found = np.where(is_communication, communications[np.minimum(example, len(communications) - 1)], -1)

@@ -8,7 +8,7 @@ microbatches and steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from commtrace.trace.spans import Bool, Int64
 
 Float64 = npt.NDArray[np.float64]
 
-_LARGEST: Final = 2**62
 _USUAL: Final = 0.5
 """What a rank does less often per step is no part of every step."""
 
@@ -153,21 +152,10 @@ def grouped_median(group: Int64, values: Float64 | Int64, groups: int) -> Float6
     first = np.concatenate([[0], np.cumsum(size)])
     medians = np.full(groups, np.nan)
     some = size > 0
-    ordered = _sorted_within(group, values, groups)
+    ordered = values[np.lexsort((values, group))]
     lower, upper = first[:-1] + (size - 1) // 2, first[:-1] + size // 2
     medians[some] = (ordered[lower[some]] + ordered[upper[some]]) / 2
     return medians
-
-
-def _sorted_within(group: Int64, values: Float64 | Int64, groups: int) -> npt.NDArray[Any]:
-    """The values by group, ascending within each."""
-    if values.dtype == np.int64 and len(values):
-        low, high = int(values.min()), int(values.max())
-        if (high - low + 1) * groups < _LARGEST:  # group and value fit into one number, which sorts far faster
-            together = group * (high - low + 1) + (values - low)
-            together.sort()
-            return np.asarray(together % (high - low + 1) + low)
-    return np.asarray(values[np.lexsort((values, group))])
 
 
 def leave_one_out_median(group: Int64, values: Float64) -> Float64:

@@ -11,9 +11,6 @@ from commtrace.trace.spans import Int64
 
 _LARGEST: Final = 2**62
 
-_counted: Int64 = np.arange(0)
-"""0, 1, 2, …, as far as was needed so far: making them anew takes a quarter of the time of a sort."""
-
 
 def stable_order(key: npt.NDArray[Any]) -> Int64:
     """What sorts integers; equal ones keep their order. Ten times as fast as a stable ``argsort``, for most keys.
@@ -37,15 +34,7 @@ def stable_order(key: npt.NDArray[Any]) -> Int64:
 def _positions(digits: Int64, bits: int) -> Int64:
     """What sorts these small numbers, each of which leaves so many of its high bits free; they are overwritten."""
     digits <<= bits
-    digits |= _count_to(len(digits))
+    digits |= np.arange(len(digits))
     digits.sort()
     digits &= (1 << bits) - 1
     return digits
-
-
-def _count_to(length: int) -> Int64:
-    global _counted
-    counted = _counted
-    if len(counted) < length:
-        counted = _counted = np.arange(length)
-    return counted[:length]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import logging
 import operator
 import os
@@ -168,7 +167,7 @@ def _start(config: Config | None) -> None:
     if chosen.enabled:
         import_pyarrow()
         _is_to_stop = False
-        with _starting, _no_garbage_collections():
+        with _starting:
             _current = _started(chosen)
         if _is_to_stop:
             stop()
@@ -201,19 +200,6 @@ def _started(config: Config) -> Instrumentation:
         session.stop()
         raise
     return session
-
-
-@contextmanager
-def _no_garbage_collections() -> Iterator[None]:
-    """What is imported to start stays for good. The garbage collector would look through it some twenty times, and
-    often once through all that torch has brought along, which takes as long as the imports."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _end_in_order(session: Instrumentation) -> None:

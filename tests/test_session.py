@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import signal
@@ -154,27 +153,6 @@ def test_options_that_came_with_pythons_variables_are_there(
         pass
     commtrace.stop()
     assert load_run(tmp_path / "nearer").ranks[0].metadata.run_id == "nearer"
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_starting_collects_no_garbage_and_leaves_the_collector_as_it_was(tmp_path: Path, enabled: bool) -> None:
-    collections: list[str] = []
-    gc.callbacks.append(lambda phase, _info: collections.append(phase))
-    threshold = gc.get_threshold()
-    before = gc.isenabled()
-    gc.set_threshold(1)
-    try:
-        (gc.enable if enabled else gc.disable)()
-        with session._no_garbage_collections():
-            collections.clear()
-            kept = [[number] for number in range(100)]
-            assert not collections
-        assert gc.isenabled() is enabled
-    finally:
-        gc.set_threshold(*threshold)
-        (gc.enable if before else gc.disable)()
-        gc.callbacks.pop()
-    assert len(kept) == 100
 
 
 def _record_one_step(directory: Path) -> None:

@@ -48,6 +48,10 @@ _MOST_GROUPS: Final = 64
 _MOST_WORDS: Final = 256
 _MOST_DIMENSIONS: Final = 32
 _MOST_WORDS_OF_JOB: Final = 10_000
+_MEMBERS_PER_RANK: Final = 64
+_MEMBERS_OF_ANY_JOB: Final = 4_096
+"""So many members of different groups are kept: every member tells its groups, and each is kept once."""
+
 _MOST_WINDOWS: Final = 16
 _LARGEST_STRIDE: Final = 1 << 20
 
@@ -174,6 +178,7 @@ class SampledSteps:
         self._told: dict[int, deque[_Told]] = {}
         self._names: list[str] = []
         self._members: dict[object, tuple[int, ...]] = {}
+        self._members_left = _MEMBERS_OF_ANY_JOB + _MEMBERS_PER_RANK * world_size
         self._newest_judged = -1
 
     def take(self, rank: int, host: str, sample: StepSample) -> None:
@@ -270,8 +275,9 @@ class SampledSteps:
             raise SampleError("it has a group with ranks that the job does not have")
         key = told.regular or told.members
         if key not in self._members:
-            if len(self._members) >= _MOST_GROUPS * self._world_size:
-                raise SampleError("the ranks of the job name too many groups")
+            if len(ranks) > self._members_left:
+                raise SampleError("the groups of the job have too many members")
+            self._members_left -= len(ranks)
             self._members[key] = tuple(ranks)
         return Group(told.id, self._members[key], told.ordinal, told.role)
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from commtrace.live.group_members import GroupMembers, RankRange
 from commtrace.live.rank import LiveRank
 from commtrace.live.sampled_steps import MOST_STEPS, SampledSteps, SampleError, StepSample, StepSampler
 from commtrace.trace import schema
@@ -143,3 +144,21 @@ def test_rows_that_cannot_be_are_refused(rows: bytes, complaint: str) -> None:
 def test_groups_with_ranks_that_the_job_does_not_have_are_refused() -> None:
     with pytest.raises(SampleError, match="ranks that the job does not have"):
         SampledSteps(1).take(0, "node1", sampled(0, range(2), world_size=1))
+
+
+def test_members_of_groups_are_kept_once_and_not_without_bound() -> None:
+    steps, sample = SampledSteps(100), sampled(0, range(2), world_size=100)
+
+    def with_groups(begins: range) -> StepSample:
+        groups = tuple(
+            GroupMembers(at, RankRange(begin, 100, step), (), 0, "dp")
+            for at, (begin, step) in enumerate((begin, step) for begin in begins for step in range(1, 9))
+        )
+        return sample._replace(groups=groups)
+
+    for _ in range(20):
+        steps.take(0, "node1", with_groups(range(8)))  # 64 groups of up to 100 ranks
+    for begin in (8, 16, 24, 32, 40):
+        steps.take(0, "node1", with_groups(range(begin, begin + 8)))
+    with pytest.raises(SampleError, match="too many members"):
+        steps.take(0, "node1", with_groups(range(48, 56)))

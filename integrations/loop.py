@@ -29,6 +29,7 @@ import torch
 from commtrace.capture.hooks import Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
+from commtrace.capture.work_waits import tell_failure
 from commtrace.integrations import ddp, fsdp
 from commtrace.integrations.evaluation import EvaluationMode
 from commtrace.trace import schema
@@ -126,23 +127,29 @@ class TrainingLoop:
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         begin, end = self._unseen_by_dynamo(self._begin_backward), self._unseen_by_dynamo(self._end_backward)
-        failed, steps = self._hooks.failed, self._tracer.steps
+        failed, tracer, steps = self._hooks.failed, self._tracer, self._tracer.steps
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            # A framework's integration has spans of its own. A backward inside a backward (activation checkpointing,
-            # double differentiation) is part of that one.
-            if torch.compiler.is_compiling() or steps.is_marked_by_framework or torch._C._current_graph_task_id() != -1:
+            # A backward inside a backward (activation checkpointing, double differentiation) is part of that one.
+            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
                 return original(*args, **kwargs)
+            is_ours = not steps.is_marked_by_framework  # A framework's integration has spans of its own.
             span: Span | None = None
             try:
-                span = begin()
+                span = begin() if is_ours else None
             except Exception as error:
                 failed(error)
             try:
                 return original(*args, **kwargs)
+            except Exception as raised:
+                # The reducer of DDP waits in C++, where no hook stands: what it waited for is what has failed.
+                tell_failure(tracer, tracer.blocked[0], raised, PART)
+                tracer.blocked[0] = None
+                raise
             finally:
                 try:
-                    end(span)
+                    if is_ours:
+                        end(span)
                 except Exception as error:
                     failed(error)
 

@@ -68,25 +68,47 @@ def _first_failure(told: Told) -> Iterable[str]:
         return
     own = [one for one in told["ranks"] if one["rank"] in first["ranks"]]
     if len(own) > 1:
-        yield (
-            f"Failed first: one of {ranks_in_words(first['ranks'])}, whose files break off; which, the launcher's log "
-            'says (torchrun: "first observed failure").'
-        )
+        yield _several_first(first, own)
         return
     device = f" ({own[0]['device_uuid']})" if own[0]["device_uuid"] else ""
     who = f"Failed first: rank {own[0]['rank']} on {own[0]['host']}{device}"
     if first["raised"]:
         yield f"{who}, with {exception_words(own[0])}; its message is in the log."
         return
-    cut_off = (
-        f" {ranks_in_words(first['cut_off']).capitalize()} failed because it was gone." if first["cut_off"] else ""
-    )
+    cut_off = _cut_off(first, "it was")
     # Who was suspended, or held its interpreter, until all were killed leaves the same.
     frozen = ", or frozen until all were killed" if own[0]["state"] == SILENT and not first["cut_off"] else ""
     yield (
         f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"
         f"{_keep_out(own[0])}"
     )
+
+
+def _several_first(first: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> str:
+    ranks = ranks_in_words(first["ranks"])
+    which = 'the launcher\'s log says (torchrun: "first observed failure")'
+    if first["together"]:
+        hosts = ", ".join(dict.fromkeys(one["host"] for one in own))
+        commands = "; ".join(dict.fromkeys(one["keep_out"] for one in own))
+        return (
+            f"Failed first: {ranks} on {hosts}, whose files break off together: killed, crashed below Python, or "
+            f"their host went down; dmesg says which, and if only one of them began it, {which}."
+            f"{_cut_off(first, 'they were')} Until it is known why, keep their nodes out of the next job: {commands}."
+        )
+    raised = [f"rank {one['rank']} ended with {exception_words(one)}" for one in own if one["exception"]]
+    broken = ranks_in_words(one["rank"] for one in own if not one["exception"])
+    if raised:
+        return (
+            f"Failed first: one of {ranks}: {'; '.join(raised)}, which may be because another rank was gone; the files "
+            f"of {broken} break off. Which came first, {which}."
+        )
+    return f"Failed first: one of {ranks}, whose files break off; which, {which}."
+
+
+def _cut_off(first: Mapping[str, Any], gone: str) -> str:
+    if not first["cut_off"]:
+        return ""
+    return f" {ranks_in_words(first['cut_off']).capitalize()} failed because {gone} gone."
 
 
 def _keep_out(rank: Mapping[str, Any]) -> str:

@@ -1,18 +1,20 @@
 """Which rank of a job that ended badly failed first, as far as the files tell.
 
-A rank whose own communication failed was cut off by another one. A rank that raised anything else, or whose files break
-off without such a word, may be the one. Launchers kill what is left once one has failed, a tenth of a second later.
+A rank whose own communication failed was cut off by another one, and a rank that raised what torch raises for a lost
+peer may have been: neither comes before a rank that broke off without a word. Launchers kill what is left once one has
+failed, a tenth of a second later.
 
 >>> find_first_failure(run, find_endings(run, now_ns))          # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commtrace.analysis.endings import SILENT, STOPPED, Ending
+from commtrace.analysis.endings import RUNNING, SILENT, STOPPED, Ending
 from commtrace.trace.processes import GONE
 from commtrace.trace.run import RankTrace, Run
 
@@ -23,51 +25,74 @@ _OF_COMMUNICATION: Final = frozenset({"DistBackendError", "DistNetworkError", "D
 """What torch raises where another rank, or the network, is at fault."""
 
 
+_OF_LOST_PEERS: Final = "RuntimeError"
+"""What C++ raises where a connection breaks, and much else."""
+
+_WAIT_FOR_OTHERS: Final = ("/torch/autograd/", "/torch/distributed/")
+"""Where the innermost frame is of an exception that communication in C++ may have raised."""
+
+
 @dataclass(frozen=True, slots=True)
 class FirstFailure:
     """Who failed first.
 
     Attributes:
-        ranks: the rank; several where it is one of them and nothing tells which.
+        ranks: the rank; several where they failed together, or where it is one of them and nothing tells which.
         raised: it ended with an exception of its own; else its files break off.
         cut_off: ranks whose communication failed because of it.
+        together: the ranks, if several, were gone at the same time.
     """
 
     ranks: tuple[int, ...]
     raised: bool
     cut_off: tuple[int, ...]
+    together: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"ranks": list(self.ranks), "raised": self.raised, "cut_off": list(self.cut_off)}
+        return {
+            "ranks": list(self.ranks),
+            "raised": self.raised,
+            "cut_off": list(self.cut_off),
+            "together": self.together,
+        }
 
 
 def find_first_failure(run: Run, endings: Mapping[int, Ending]) -> FirstFailure | None:
     """Return who failed first; None if nobody did, all did alike, or nothing tells."""
     if len(run.ranks) < 2:
         return None
-    bad = {rank: ending for rank, ending in endings.items() if _ended_badly(ending)}
+    goes_on = any(ending.state == RUNNING for ending in endings.values())
+    bad = {rank: ending for rank, ending in endings.items() if _ended_badly(ending, goes_on)}
     cut_off = tuple(rank for rank in bad if _was_cut_off(run.ranks[rank]))
-    own = [rank for rank, ending in bad.items() if ending.exception and rank not in cut_off]
-    broken = [rank for rank, ending in bad.items() if not ending.exception and rank not in cut_off]
+    raised = [rank for rank, ending in bad.items() if ending.exception and rank not in cut_off]
+    broken = tuple(rank for rank, ending in bad.items() if not ending.exception and rank not in cut_off)
+    victims = tuple(rank for rank in raised if _may_be_cut_off(run.ranks[rank]))
+    lost = tuple(sorted((*cut_off, *victims)))
     earliest = _surely_first(broken, endings)
-    if earliest is not None:
-        return FirstFailure((earliest,), False, cut_off)
-    alike = len({endings[rank].exception for rank in own}) == 1
-    if not cut_off and alike and len(broken) == 1 and len(own) == len(run.ranks) - 1 > 1:
-        return FirstFailure((broken[0],), False, tuple(own))  # recorded before failed communication was
-    if own and (cut_off or broken or not alike):
+    if earliest:
+        return FirstFailure(earliest, False, lost, len(earliest) > 1)
+    gone = _gone_at_first(run, broken)
+    if gone:
+        return FirstFailure(gone, False, lost, len(gone) > 1)
+    own = [rank for rank in raised if rank not in victims]
+    if own and (lost or broken or len({endings[rank].exception for rank in own}) > 1):
         first = min(own, key=lambda rank: (endings[rank].last_ns is None, endings[rank].last_ns))
         return FirstFailure((first,), True, cut_off)
-    if broken and cut_off:
-        # The launcher kills the others soon: what the first to ask has seen is the least.
-        seen = [{*run.ranks[rank].gone_peers} for rank in cut_off if run.ranks[rank].gone_peers]
-        gone = [rank for rank in broken if seen and rank in set.intersection(*seen)]
-        return FirstFailure(tuple(gone or broken), False, cut_off)
+    if broken and (cut_off or len(victims) > 1):
+        return FirstFailure(broken, False, lost, len(broken) > 1 and _are_whole_hosts(run, broken))
+    if broken and victims:
+        return FirstFailure(tuple(sorted((*victims, *broken))), False, ())
+    if victims and cut_off:
+        first = min(victims, key=lambda rank: (endings[rank].last_ns is None, endings[rank].last_ns))
+        return FirstFailure((first,), True, cut_off)
     return None
 
 
-def _ended_badly(ending: Ending) -> bool:
-    return bool(ending.exception) or ending.state == STOPPED or (ending.state == SILENT and ending.process == GONE)
+def _ended_badly(ending: Ending, goes_on: bool) -> bool:
+    if ending.exception or ending.state == STOPPED:
+        return True
+    # Of a process on another host nothing is known: while the job goes on, it may only be frozen.
+    return ending.state == SILENT and (ending.process == GONE or (ending.process is None and not goes_on))
 
 
 def _was_cut_off(trace: RankTrace) -> bool:
@@ -77,10 +102,40 @@ def _was_cut_off(trace: RankTrace) -> bool:
     return bool(trace.failures) and trace.exception in ("", trace.failures[-1]["exception"])
 
 
-def _surely_first(broken: list[int], endings: Mapping[int, Ending]) -> int | None:
-    """The rank whose last word came so long before anybody else's that it cannot be chance."""
+def _may_be_cut_off(trace: RankTrace) -> bool:
+    """Whether its exception may have come out of a communication that nobody saw fail, as one in C++."""
+    innermost = next(iter(trace.exception_frames), "")
+    return trace.exception == _OF_LOST_PEERS and (not innermost or any(part in innermost for part in _WAIT_FOR_OTHERS))
+
+
+def _gone_at_first(run: Run, broken: Collection[int]) -> tuple[int, ...]:
+    """Those of whom all ranks of their host that looked saw that they were gone.
+
+    The launcher kills the others soon: what the first to look has seen is the least.
+    """
+    gone = []
+    for rank in broken:
+        node = run.ranks[rank].metadata.node
+        seen = [one.gone_peers for one in run.ranks.values() if one.gone_peers and one.metadata.node == node]
+        if seen and all(rank in peers for peers in seen):
+            gone.append(rank)
+    return tuple(gone)
+
+
+def _are_whole_hosts(run: Run, ranks: Collection[int]) -> bool:
+    """Whether these are all ranks of their hosts."""
+    nodes = {run.ranks[rank].metadata.node for rank in ranks}
+    return all(rank in ranks for rank, trace in run.ranks.items() if trace.metadata.node in nodes)
+
+
+def _surely_first(broken: Collection[int], endings: Mapping[int, Ending]) -> tuple[int, ...]:
+    """The ranks whose last words came so long before anybody else's that it cannot be chance."""
     if not broken or any(ending.last_ns is None for ending in endings.values()):
-        return None
-    (_, first), (second, _) = sorted((ending.last_ns or 0, rank) for rank, ending in endings.items())[:2]
-    earlier = second - (endings[first].last_ns or 0) > _SURELY_EARLIER_NS
-    return first if earlier and first in broken else None
+        return ()
+    ranks = sorted(endings, key=lambda rank: endings[rank].last_ns or 0)
+    for number, (rank, later) in enumerate(itertools.pairwise(ranks), start=1):
+        if rank not in broken:
+            return ()
+        if (endings[later].last_ns or 0) - (endings[rank].last_ns or 0) > _SURELY_EARLIER_NS:
+            return tuple(sorted(ranks[:number]))
+    return ()

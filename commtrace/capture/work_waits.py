@@ -28,7 +28,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 
-def _tell_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> None:
+def tell_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> None:
     """Of the ranks that fail together, those whose communication failed were cut off by another one."""
     try:
         launch = blocked.launch if isinstance(blocked, DeviceCall) else blocked
@@ -65,7 +65,7 @@ def waiting(original: Any, tracer: Tracer, pending: dict[int, tuple[Launch, Any]
         try:
             result = original(work, *arguments, **keywords)
         except Exception as raised:
-            _tell_failure(tracer, blocked[0], raised, part)
+            tell_failure(tracer, blocked[0], raised, part)
             raise
         finally:
             try:
@@ -123,7 +123,7 @@ def waiting_beside(
         try:
             result = original(work, *arguments, **keywords)
         except Exception as raised:
-            _tell_failure(tracer, blocked[0], raised, part)
+            tell_failure(tracer, blocked[0], raised, part)
             raise
         finally:
             try:

@@ -145,7 +145,7 @@ def test_who_raised_by_itself_failed_before_those_whose_communication_did() -> N
 
 def test_of_ranks_that_were_killed_the_one_failed_first_whose_communication_did_not_fail() -> None:
     told = examine(job_of_three({1: "RuntimeError"}, cut_off=[0, 1]), now_ns=NOW_NS)
-    assert told["first_failure"] == {"ranks": [2], "raised": False, "cut_off": [0, 1]}
+    assert told["first_failure"] == {"ranks": [2], "raised": False, "cut_off": [0, 1], "together": False}
     assert told["findings"][0] == (
         "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
         "which. Ranks 0–1 failed because it was gone. Until it is known why, keep its node out of the next job: take "
@@ -164,7 +164,81 @@ def test_where_nothing_tells_two_killed_ranks_apart_both_are_named() -> None:
 def test_who_was_gone_when_communication_failed_died_before_those_that_the_launcher_killed() -> None:
     run = job_of_three({1: "RuntimeError"}, cut_off=[1])
     run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(2,))})
-    assert examine(run, now_ns=NOW_NS)["first_failure"] == {"ranks": [2], "raised": False, "cut_off": [1]}
+    assert examine(run, now_ns=NOW_NS)["first_failure"] == {
+        "ranks": [2],
+        "raised": False,
+        "cut_off": [1],
+        "together": False,
+    }
+
+
+def job_of_two(exception: str, frame: str) -> Run:
+    """Rank 0 breaks off; rank 1 raises, and no communication of it is known to have failed."""
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], closed=[1], exceptions={1: exception})
+    return replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], exception_frames=(frame, "train.py:38 train"))})
+
+
+def test_a_survivor_whose_backward_raised_did_not_fail_before_the_rank_that_broke_off() -> None:
+    told = examine(job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward"), now_ns=NOW_NS)
+    assert told["findings"] == [
+        "Failed first: one of ranks 0–1: rank 1 ended with an uncaught RuntimeError at "
+        "/venv/torch/autograd/graph.py:979 _engine_run_backward, which may be because another rank was gone; the files "
+        'of rank 0 break off. Which came first, the launcher\'s log says (torchrun: "first observed failure").'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exception", "frame"),
+    [
+        ("ValueError", "/venv/torch/autograd/graph.py:9 backward"),
+        ("RuntimeError", "/venv/torch/nn/modules/linear.py:9 forward"),
+    ],
+)
+def test_what_no_lost_peer_raises_failed_first(exception: str, frame: str) -> None:
+    told = examine(job_of_two(exception, frame), now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [1], "raised": True, "cut_off": [], "together": False}
+
+
+def test_a_peer_that_was_gone_comes_before_whatever_was_raised() -> None:
+    run = job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward")
+    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(0,))})
+    told = examine(run, now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [0], "raised": False, "cut_off": [1], "together": False}
+
+
+def job_of_two_hosts(last: Mapping[int, int], *, failed_on: Sequence[int] = (0, 1)) -> Run:
+    """Ranks 2 and 3, on a host of their own, break off; communication of the others raises."""
+    world = group("world", 0, 1, 2, 3)
+    rows = {rank: done({world: 5}) for rank in range(4)}
+    exceptions = dict.fromkeys(failed_on, "RuntimeError")
+    run = stopped_run(rows, [world], closed=failed_on, exceptions=exceptions, last=last)
+    ranks = {
+        rank: replace(
+            trace,
+            metadata=replace(trace.metadata, node=f"node{rank // 2}", host=f"node{rank // 2}"),
+            failures=(failed(5),) if rank in failed_on else (),
+        )
+        for rank, trace in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+@pytest.mark.parametrize("last", [{}, {2: 99}, {2: 30, 3: 30}])
+def test_ranks_that_died_with_their_host_are_named_together_with_it(last: Mapping[int, int]) -> None:
+    """At about the same time as the others, or long before: until NCCL's watchdog gave up."""
+    told = examine(job_of_two_hosts(last), now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [2, 3], "raised": False, "cut_off": [0, 1], "together": True}
+    assert told["findings"][0] == (
+        "Failed first: ranks 2–3 on node1, whose files break off together: killed, crashed below Python, or their host "
+        "went down; dmesg says which, and if only one of them began it, the launcher's log says (torchrun: \"first "
+        'observed failure"). Ranks 0–1 failed because they were gone. Until it is known why, keep their nodes out of '
+        "the next job: take node1 out of the hostfile."
+    )
+
+
+def test_a_host_that_fell_silent_is_named_though_nobody_raised() -> None:
+    told = examine(job_of_two_hosts({2: 30, 3: 30}, failed_on=()), now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [2, 3], "raised": False, "cut_off": [], "together": True}
 
 
 def test_ranks_that_all_raised_the_same_failed_together() -> None:
@@ -176,7 +250,7 @@ def test_ranks_that_all_raised_the_same_failed_together() -> None:
 
 def test_a_failure_that_was_caught_cuts_nobody_off() -> None:
     told = examine(job_of_three({1: "RuntimeError", 2: "KeyError"}, cut_off=[1, 2]), now_ns=NOW_NS)
-    assert told["first_failure"] == {"ranks": [2], "raised": True, "cut_off": [1]}
+    assert told["first_failure"] == {"ranks": [2], "raised": True, "cut_off": [1], "together": False}
 
 
 def test_a_suspended_process_is_told_at_once_with_what_lets_it_go_on() -> None:

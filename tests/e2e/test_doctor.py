@@ -103,6 +103,16 @@ def test_a_rank_that_was_killed_while_the_others_raised(jobs: Jobs) -> None:
     assert "ended in order" not in shown
 
 
+def test_no_survivor_of_a_ddp_job_failed_before_the_ranks_that_were_killed(jobs: Jobs) -> None:
+    """The first to look may see one of the two only."""
+    told = jobs.told("two_are_killed_and_ddp_of_the_others_raises")
+    assert [one["exception"] for one in told["ranks"]] == ["RuntimeError", "RuntimeError", None, None]
+    assert told["first_failure"]["cut_off"] == [0, 1]
+    assert set(told["first_failure"]["ranks"]) <= {2, 3}
+    assert not told["first_failure"]["raised"]
+    assert [one["failures"][-1]["operation"] for one in told["ranks"][:2]] == ["all_reduce", "all_reduce"]
+
+
 def test_a_rank_that_calls_another_operation(jobs: Jobs) -> None:
     told = jobs.told("one_calls_another_operation")
     (mismatch,) = told["mismatches"]["first"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from commtrace.capture.issued import IssuedCalls
 from commtrace.capture.optimizers import OptimizerPhase
+from commtrace.capture.reducer import ReducerCapture
 from commtrace.integrations import fsdp, loop
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
@@ -396,6 +399,35 @@ def test_an_evaluation_outside_of_the_window_is_not_recorded() -> None:
 
     assert evaluations(recording) == []
     assert recording.warnings() == []
+
+
+def raise_as_gloo_does() -> None:
+    raise RuntimeError("Connection closed by peer")
+
+
+@pytest.mark.parametrize("of_framework", [False, True])
+def test_what_the_reducer_waited_for_in_a_backward_that_raises_has_failed(alone: Recording, of_framework: bool) -> None:
+    """It waits in C++: only the exception that comes out of the backward tells."""
+    reducer = ReducerCapture(alone.tracer, IssuedCalls(alone.tracer))
+    reducer.install()
+    trained = DistributedDataParallel(model())
+    if of_framework:
+        alone.tracer.begin_step(0)
+    values = batch().requires_grad_() * 1
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    values.register_hook(
+        lambda _: queue(raise_as_gloo_does)
+    )  # runs where the reducer waits, as it queued itself before
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        trained(values).sum().backward()
+
+    alone.tracer.completions.wait(5)
+    reducer.uninstall()
+    alone.recorder.flush()
+    (failed,) = [json.loads(row[-1]) for row in alone.sink.rows if row[:2] == (schema.MARK, "failed")]
+    assert (failed["operation"], failed["exception"]) == ("all_reduce", "RuntimeError")
+    assert alone.tracer.blocked == [None]
 
 
 def test_the_backward_of_a_checkpoint_inside_a_backward_is_part_of_it(looping: Recording) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import commtrace
 
@@ -70,6 +71,16 @@ def one_is_killed_and_the_others_raise(rank: int, groups: Groups) -> None:
             time.sleep(1.2)  # its last rows are written
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()  # gloo raises, for the connections are closed
+
+
+def two_are_killed_and_ddp_of_the_others_raises(rank: int, groups: Groups) -> None:
+    train(groups)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    for _ in range(STEPS):
+        model(torch.ones(2, 4)).sum().backward()
+    if rank > 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model(torch.ones(2, 4)).sum().backward()  # gloo raises below the reducer, in C++
 
 
 def one_calls_another_operation(rank: int, groups: Groups) -> None:
@@ -140,6 +151,7 @@ SCENARIOS: dict[str, Callable[[int, Groups], None]] = {
         one_sleeps_before_a_collective_of_a_subgroup,
         one_is_killed,
         one_is_killed_and_the_others_raise,
+        two_are_killed_and_ddp_of_the_others_raises,
         one_calls_another_operation,
         one_waits_for_a_message_that_nobody_sends,
         a_chain_through_groups,

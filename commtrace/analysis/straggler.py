@@ -97,7 +97,9 @@ def find_stragglers(
     if not np.isfinite(bench.work.peer_ns).any():
         abstentions = (_NO_PEERS,)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    waited_for = "" if ordered else most_waited_for(stretches[0], matches)
+    # Where it cannot be told what is normal, a comparison with others would be one with the slow.
+    undecided = any(one.undecided for one in stretches)
+    waited_for = "" if ordered or undecided else most_waited_for(stretches[0], matches)
     return Findings(tuple(ordered), abstentions, bench.replay_error, together, waited_for)
 
 

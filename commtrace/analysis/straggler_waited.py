@@ -8,7 +8,16 @@ import numpy as np
 
 from commtrace.analysis.blame import blame_ns
 from commtrace.analysis.match import Matches
-from commtrace.analysis.stragglers.slow_ranks import DATA, GC, WORK, SlowRanks, at_normal_speed, least_share_of_work
+from commtrace.analysis.straggler_costs import Bench
+from commtrace.analysis.stragglers.slow_ranks import (
+    DATA,
+    GC,
+    WORK,
+    SlowRanks,
+    at_normal_speed,
+    least_share_of_work,
+    work_of_steps,
+)
 
 _STANDS_OUT: Final = 1.5
 """Times the share that each rank would have if all were waited for alike."""
@@ -47,7 +56,13 @@ def _why_not(found: SlowRanks, rank: int) -> str:
     if not peers:
         return "Whether it is slow cannot be told: no other rank does the same work."
     longer, least = own / peers - 1, least_share_of_work(found, rank)
+    mean = _longer_in_the_mean(bench, rank)
     both = f"{own / 1e6:.1f} against {peers / 1e6:.1f} ms per step, medians over {bench.num_steps} steps"
+    if longer <= least < mean:
+        return (
+            f"In most steps its own work takes as long as that of the ranks that do the same ({both}); in some it "
+            f"takes longer, by {mean:.0%} in the mean over all steps. A straggler is slow in most steps."
+        )
     if longer <= _ALIKE:
         return (
             f"It is no straggler: its own work takes no longer than that of the ranks that do the same ({both}). It "
@@ -64,3 +79,12 @@ def _why_not(found: SlowRanks, rank: int) -> str:
         f"least half of that in {cost.persistence:.0%} of the steps; a straggler is named from {limits.cost_ms:g} ms "
         f"and {limits.share_of_step:.0%} on, in {limits.majority:.0%} of them."
     )
+
+
+def _longer_in_the_mean(bench: Bench, rank: int) -> float:
+    """By what share a rank works longer than the typical rank of its stage in the mean over steps."""
+    ranks = bench.program.ranks.tolist()
+    steps = work_of_steps(bench)
+    stage = [bench.stage_of_rank[other] == bench.stage_of_rank[rank] for other in ranks]
+    typical = np.median(steps[stage], axis=0)
+    return float((steps[ranks.index(rank)] - typical).mean() / max(typical.mean(), 1.0))

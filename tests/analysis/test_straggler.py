@@ -32,7 +32,7 @@ def test_a_slow_rank_is_named_with_what_it_costs(slow: int) -> None:
     (verdict,) = findings.verdicts
     assert (verdict.rank, verdict.host, verdict.cause, verdict.persistence) == (slow, "node0", "compute", 1.0)
     assert verdict.cost_ms_per_step == pytest.approx(_step_ms(delayed) - _step_ms(plain))
-    assert "needs 4.0 ms per forward (peers 1.0) and 2.0 ms per backward (peers 2.0)" in verdict.evidence
+    assert "needs 4.0 ms per forward (peers 1.0): 24.0 ms per step more" in verdict.evidence
     assert verdict.gpu_hours_per_day == pytest.approx(4 * 24 * (1 - _step_ms(plain) / _step_ms(delayed)))
     assert findings.replay_error < 0.001
 

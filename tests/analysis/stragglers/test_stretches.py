@@ -95,3 +95,12 @@ def test_a_rank_that_becomes_slow_is_named_although_all_drift() -> None:
     ((first, last, _),) = verdict.stretches
     assert (abs(first - 40) <= 1, last) == (True, 79)
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
+def test_of_a_rank_that_is_slow_in_few_steps_the_mean_is_told_beside_the_median() -> None:
+    findings, _ = judged(("slow-rank=4:2@3:60:5",), steps=60)
+
+    assert findings.verdicts == ()
+    assert "rank 4 on node0" in findings.waited_for
+    assert "In most steps its own work takes as long" in findings.waited_for
+    assert "takes longer, by 19% in the mean over all steps" in findings.waited_for

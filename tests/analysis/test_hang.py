@@ -87,7 +87,7 @@ def test_of_ranks_that_were_killed_the_one_that_stopped_first_is_told() -> None:
     )
     assert first == [
         "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
-        "which. Until it is known why, keep its node out of the next job: take node0 out of the hostfile.",
+        "which. Until it is known why, keep its node out of the next job: start it on another host.",
         "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
     ]
     assert together == [broken]
@@ -102,8 +102,8 @@ def test_a_rank_that_was_killed_while_all_others_raised_is_where_to_look() -> No
     )
     assert examine(run, now_ns=NOW_NS)["findings"] == [
         "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
-        "which. Ranks 0, 2 failed because it was gone. Until it is known why, keep its node out of the next job: take "
-        "node0 out of the hostfile.",
+        "which. Ranks 0, 2 failed because it was gone. Until it is known why, keep its node out of the next job: start "
+        "it on another host.",
         "Ranks 0, 2 ended with an uncaught RuntimeError: its message is in the log.",
     ]
 
@@ -148,8 +148,8 @@ def test_of_ranks_that_were_killed_the_one_failed_first_whose_communication_did_
     assert told["first_failure"] == {"ranks": [2], "raised": False, "cut_off": [0, 1], "together": False}
     assert told["findings"][0] == (
         "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
-        "which. Ranks 0–1 failed because it was gone. Until it is known why, keep its node out of the next job: take "
-        "node0 out of the hostfile."
+        "which. Ranks 0–1 failed because it was gone. Until it is known why, keep its node out of the next job: start "
+        "it on another host."
     )
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Final
 
@@ -84,7 +85,8 @@ class DeepSpeedIntegration:
         when_imported = self._hooks.when_imported
         when_imported("deepspeed.runtime.engine", self._hook_engine)
         when_imported("deepspeed.runtime.pipe.engine", self._hook_pipeline)
-        when_imported("deepspeed", lambda deepspeed: warn_if_untried("deepspeed", str(deepspeed.__version__)))
+        # Not of the module: recording may begin in the middle of its import, when torch is imported by it.
+        when_imported("deepspeed", lambda _: warn_if_untried("deepspeed", version("deepspeed")))
         ZeroPhases(self._tracer, self._hooks).install()
 
     def uninstall(self) -> None:

@@ -40,7 +40,8 @@ _ENTRIES_NOT_REACHED: Final = 256
 _LAST_WORK_SECONDS: Final = 2.0
 """How long the end of the recording waits for the device to reach its last marks."""
 _MOST_FRAMES: Final = 16
-_OWN_FILES: Final = os.path.dirname(__file__) + os.sep
+OWN_FILES: Final = os.path.dirname(__file__) + os.sep
+"""What their names begin with: no place in the user's program."""
 _TOLD_AGAIN: Final = frozenset({"activity", "clock_anchor", "count", "dropped", "end", "in_flight"})
 """Marks that need no second try when they could not be written: newer ones take their place, or they are a step's."""
 
@@ -428,7 +429,7 @@ def _frames_of(error: BaseException) -> list[str]:
     frames = [
         f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} {trace.tb_frame.f_code.co_name}"
         for trace in _tracebacks(error)
-        if not trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES)
+        if not trace.tb_frame.f_code.co_filename.startswith(OWN_FILES)
     ]
     return frames[::-1][:_MOST_FRAMES]
 

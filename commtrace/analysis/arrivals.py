@@ -16,7 +16,7 @@ import numpy as np
 from commtrace.analysis.keys import pack
 from commtrace.analysis.operations import SYNCHRONISING, named
 from commtrace.trace import schema
-from commtrace.trace.groups import Group
+from commtrace.trace.groups import UNKNOWN_ROLE, Group
 from commtrace.trace.run import RankTrace, Run
 
 TAG_SHIFT: Final = 32
@@ -231,5 +231,5 @@ def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
 def describe_group(group: Group | None, number: int) -> dict[str, Any]:
     """A group as results name it; its id as a word, because JSON's numbers end at 2⁵³ in many readers."""
     if group is None:
-        return {"id": str(number), "role": "unknown", "ranks": [], "name": ""}
+        return {"id": str(number), "role": UNKNOWN_ROLE, "ranks": [], "name": ""}
     return {"id": str(group.id), "role": group.role, "ranks": list(group.ranks), "name": group.name}

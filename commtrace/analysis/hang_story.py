@@ -8,6 +8,7 @@ from typing import Any, Final
 from commtrace.analysis.endings import ENDED, SILENT
 from commtrace.analysis.hang import HUNG, UNEQUAL, WAITING
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+from commtrace.trace.groups import UNKNOWN_ROLE
 from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 
 Told = Mapping[str, Any]
@@ -17,9 +18,9 @@ MOST_ROOTS: Final = 8
 
 
 def group_words(group: Mapping[str, Any]) -> str:
-    """``tp group of ranks 0–3``."""
+    """``tp group of ranks 0–3``; ``group of ranks 0–3`` where nobody said what it is for."""
     ranks = ranks_in_words(group["ranks"]) if group["ranks"] else f"id {group['id']}"
-    return f"{group['role']} group of {ranks}"
+    return f"group of {ranks}" if group["role"] == UNKNOWN_ROLE else f"{group['role']} group of {ranks}"
 
 
 def hang_sentences(told: Told, unheard: str = "which left no files") -> list[str]:
@@ -143,7 +144,7 @@ def _last_seen(told: Told, rank: int, unheard: str) -> str:
         how = f"with {exception_words(own)}" if own["exception"] else "in order"
         return f"Rank {rank} ended {how} and will not come any more; {activity}."
     if own["state"] == SILENT:
-        return f"{silence_words(own)} What it was doing: {activity}."
+        return f"{silence_words(own)} The last it could write, its final second or so being lost: {activity}."
     return f"Rank {rank}: {activity}."
 
 

@@ -17,6 +17,7 @@ from commtrace.capture.clock import now_ns
 from commtrace.capture.groups import next_number
 from commtrace.capture.records import DeviceCall, Launch, Span, dtype_name
 from commtrace.capture.tracer import Tracer
+from commtrace.recorder import OWN_FILES
 from commtrace.trace import schema
 
 PART: Final = "activity of a quiet rank"
@@ -34,7 +35,6 @@ _LATENESS_NS: Final = 1_000_000_000
 MOST_FRAMES: Final = 16
 _MOST_OPEN: Final = 16
 _MOST_PAIRS: Final = 512
-_OWN_FRAMES: Final = "/commtrace/capture/"
 
 
 class Activity:
@@ -177,7 +177,7 @@ def _frames_of_main_thread() -> list[str]:
     told: list[str] = []
     while frame is not None and len(told) < MOST_FRAMES:
         code = frame.f_code
-        if _OWN_FRAMES not in code.co_filename:
+        if not code.co_filename.startswith(OWN_FILES):
             told.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     return told

@@ -13,6 +13,7 @@ from rich.table import Table
 from commtrace.analysis.hang_story import activity_words
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
 from commtrace.cli.basis import clock_line
+from commtrace.trace.groups import UNKNOWN_ROLE
 from commtrace.trace.processes import SUSPENDED
 
 Told = Mapping[str, Any]
@@ -81,6 +82,10 @@ def _ranges_of(told: Told, state: str) -> list[tuple[int, int]]:
     )
 
 
+def _name(group: Mapping[str, Any]) -> str:
+    return ranks_in_words(group["ranks"]) if group["role"] == UNKNOWN_ROLE and group["ranks"] else group["role"]
+
+
 def _print_groups(console: Console, told: Told) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("group", "members", "ranks", "what", "seen", "numbers", "in flight", "missing"):
@@ -107,7 +112,7 @@ def _print_groups(console: Console, told: Told) -> None:
         console.print(f"({len(groups) - _MOST_GROUPS} more groups: --json)", style="dim")
     silent = [group["group"] for group in told["groups"] if not group["collectives"] and not group["messages"]]
     if silent:
-        named = ", ".join(dict.fromkeys(group["role"] for group in silent))
+        named = ", ".join(dict.fromkeys(_name(group) for group in silent))
         console.print(
             f"{len(silent)} group{'s' * (len(silent) != 1)} in which nothing was seen: {escape(named)}", style="dim"
         )

@@ -6,7 +6,7 @@ import re
 import zlib
 from typing import Any, Final
 
-from commtrace.trace.groups import Group, group_id
+from commtrace.trace.groups import UNKNOWN_ROLE, Group, group_id
 from commtrace.trace.inputs import MOST_RANKS, decode_json
 
 _PARALLEL_GROUP: Final = re.compile(r"(?:MODEL_)?(?:PARALLEL_)?GROUP")
@@ -22,7 +22,6 @@ _MEGATRON_ROLES: Final = {
     "EMBEDDING": "embedding",
     "POSITION_EMBEDDING": "position-embedding",
 }
-UNKNOWN_ROLE: Final = "unknown"
 _NUMBER: Final = re.compile("[0-9]{1,9}")
 _LARGEST_ORDINAL: Final = 2**31
 

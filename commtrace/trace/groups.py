@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+UNKNOWN_ROLE: Final = "unknown"
+"""Of a group of which nobody said what it is for."""
 
 
 class Group(NamedTuple):

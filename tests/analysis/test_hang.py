@@ -34,6 +34,12 @@ def chains_of(run: Run) -> Chains:
     return find_chains(find_stops(run, arrivals, endings), arrivals, endings)
 
 
+def test_a_group_without_a_role_is_named_by_its_ranks() -> None:
+    made = group("unknown", 0, 1)
+    run = stopped_run({0: done({made: 5}), 1: done({made: 5})}, [made], in_flight={0: [flight(made, 5)]})
+    assert examine(run, now_ns=NOW_NS)["hang"]["sentences"][0].startswith("Hung at seq 5 of the group of ranks 0–1. ")
+
+
 def test_a_rank_that_never_comes_is_named_with_the_number_and_the_wait() -> None:
     run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]})
     (stop,) = stops_of(run)

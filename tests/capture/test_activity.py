@@ -14,6 +14,7 @@ from commtrace.capture.operations import OPERATIONS
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.records import Coordinates, Launch
 from commtrace.capture.work_waits import waiting
+from commtrace.integrations import loop
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend
 from tests.factory import group
@@ -161,3 +162,17 @@ def test_the_frames_are_those_of_the_main_thread() -> None:
     thread.join()
 
     assert any("test_the_frames_are_those_of_the_main_thread" in frame for frame in found)
+
+
+def test_a_wrapper_of_ours_is_no_place_in_the_program() -> None:
+    found: list[str] = []
+    recording = Recording()
+    uninstall = loop.install(recording.tracer)
+    try:
+        result = torch.ones(1, requires_grad=True) * 2
+        result.register_hook(lambda _: found.extend(_frames_of_main_thread()))
+        result.sum().backward()
+    finally:
+        uninstall()
+    assert any("test_a_wrapper_of_ours_is_no_place_in_the_program" in frame for frame in found)
+    assert not any(loop.__name__.replace(".", "/") in frame for frame in found)

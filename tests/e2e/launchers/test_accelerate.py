@@ -1,8 +1,7 @@
-"""``accelerate launch``, where accelerate is installed."""
+"""``accelerate launch``."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,7 @@ from tests.e2e.launchers.nodes import Node
 from tests.e2e.launchers.recipes import FEW_STEPS, execute, recipe
 from tests.e2e.launchers.runs import Place, assert_live, live_environment, recorded
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate missing: pip install accelerate"),
-]
+pytestmark = pytest.mark.e2e
 
 
 def test_accelerate_launch(two_nodes: list[Node], tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from commtrace.trace.spans import Bool, Int64
 QUARTILES_APART = 1.349
 """Distance of the quartiles in standard deviations, for normal noise."""
 
+MAD_TO_SIGMA = 1.4826
+"""Standard deviations per median distance from the middle, for normal noise."""
+
 ERROR_OF_MEDIAN = 1.2533
 """Standard errors of a median per standard error of a mean, for normal noise."""
 

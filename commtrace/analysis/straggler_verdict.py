@@ -206,6 +206,13 @@ SLOW_PHASE: Final = (
 """What to do where one phase is slow."""
 
 
+NOW_AND_THEN: Final = (
+    "See what happens in those steps (logging, a recompilation, another process on the host, a device that throttles "
+    "for moments): in the others the work takes as long as elsewhere."
+)
+"""What to do where work takes longer in some steps only."""
+
+
 def next_step(cause: str, num_ranks: int) -> str:
     """Return what to do about a cause that so many ranks have."""
     several = _NEXT_STEP_OF_SEVERAL.get(cause) if num_ranks > 1 else None

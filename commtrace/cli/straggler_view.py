@@ -24,8 +24,8 @@ def print_stragglers(
     """Print the verdicts, dearest first."""
     for straggler in stragglers:
         hours = f", {straggler['gpu_hours_per_day']:.3g} GPU-hours per day" if on_gpu else ""
-        rare = straggler["cause"] in ("data", "gc", "checkpoint", "evaluation") or straggler["stretches"]
-        typical = "mean" if rare else "median"
+        rare = straggler["cause"] in ("data", "gc", "checkpoint", "evaluation") or straggler["persistence"] < 0.5
+        typical = "mean" if rare or straggler["stretches"] else "median"
         cost = f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step ({typical}){hours}"
         if straggler["occurrence"]:
             cost = f"{straggler['occurrence']}, which spread over all steps {cost}"

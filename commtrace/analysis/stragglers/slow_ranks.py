@@ -10,7 +10,7 @@ import numpy as np
 
 from commtrace.analysis.peers import Float64
 from commtrace.analysis.replay_segments import BETWEEN, Segments
-from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, QUARTILES_APART, Bench
+from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART, Bench
 from commtrace.analysis.stragglers.limits import RECORDED
 from commtrace.analysis.stragglers.normal import Judged, Work, judge
 from commtrace.trace.spans import Bool, Int64
@@ -22,11 +22,16 @@ CHECKPOINT: Final = "checkpoint"
 EVALUATION: Final = "evaluation"
 RARE: Final = (DATA, GC, CHECKPOINT, EVALUATION)
 """Causes with spans of their own, which may strike in few steps only: their mean counts, that of work is a median."""
+SELDOM: Final = "seldom"
+"""Work that takes far longer in some steps, of a rank that is as fast as the others in most: its mean counts, too."""
 MEANT: Final = (CHECKPOINT, EVALUATION)
 """Of these, what a program does on purpose: once is enough to be told, if it costs enough."""
 
 DEPENDENCE: Final = 1.5
 """By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
+
+_STRUCK: Final = 5.0
+"""A rank works far longer than usual in a step if it does by so many standard deviations of its other steps."""
 
 _NO_DP: Final = ("tp", "cp", "ep")
 """Ranks at different places of these may load different shares of the input, or none."""
@@ -37,8 +42,9 @@ class SlowRank:
     """A rank and what it does beyond normal, ns per step; one that stands out in several things is several of these.
 
     Attributes:
-        excess_ns: of WORK by ``compute`` and ``unknown`` (outside of forward and backward), else by the cause.
-        beyond: what it stands out in: WORK or one of RARE.
+        excess_ns: of WORK and SELDOM by ``compute`` and ``unknown`` (outside of forward and backward), else by the
+            cause.
+        beyond: what it stands out in: WORK, SELDOM or one of RARE.
         normal_ns: normal work.
         told_by: what told normal.
         persistence: share of the steps in which its work is beyond normal by at least half as much as usual.
@@ -72,12 +78,14 @@ class SlowRanks:
         bench: of these steps, its peers those whose work is normal.
         slow: largest excess first.
         rare_excess_ns: by cause and rank, beyond what is normal of the rare; of all ranks.
+        seldom_ns: of each segment, by how much it is longer in a step in which its rank works far longer than usual.
         work, judged: the typical work of all ranks, and what it was found to be.
     """
 
     bench: Bench
     slow: tuple[SlowRank, ...]
     rare_excess_ns: Mapping[str, Mapping[int, float]]
+    seldom_ns: Float64
     work: Work
     judged: Judged
 
@@ -105,12 +113,16 @@ def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float]) -> SlowRanks:
         for row, rank in enumerate(one.rank.tolist())
         if one.is_slow[row]
     ]
+    seldom = _seldom_ns(bench)
     if bench.noise_is_known:
-        slow += _slow_in_work(bench, judged)
+        in_work = [*_slow_in_work(bench, judged)]
+        slow += in_work
+        slow += _slow_seldom(bench, work, seldom, {one.rank for one in in_work})
     return SlowRanks(
         bench=bench,
         slow=tuple(sorted(slow, key=lambda one: -one.total_ns)),
         rare_excess_ns=rare_excess,
+        seldom_ns=seldom,
         work=work,
         judged=judged,
     )
@@ -130,6 +142,47 @@ def _slow_in_work(bench: Bench, judged: Judged) -> Iterator[SlowRank]:
             yield SlowRank(rank, excess, WORK, float(judged.normal_ns[row]), judged.told_by[row], persistence)
 
 
+def _seldom_ns(bench: Bench) -> Float64:
+    """Of each segment, its part of what its rank works longer in that step, where that is far longer than usual.
+
+    Compared is the work of a step with the typical rank of the stage in the same step, and that with the rank's own
+    typical step.
+    """
+    segments, steps = bench.program.segments, work_of_steps(bench)
+    stage = np.array([bench.stage_of_rank[rank] for rank in bench.program.ranks.tolist()])
+    more = np.zeros_like(steps)
+    for one in np.unique(stage):
+        more[stage == one] = steps[stage == one] - np.median(steps[stage == one], axis=0)
+    more -= np.median(more, axis=1, keepdims=True)
+    level = np.median(steps, axis=1, keepdims=True)
+    noise = MAD_TO_SIGMA * np.median(np.abs(more), axis=1, keepdims=True)
+    least = np.maximum(np.maximum(RECORDED.share * level, RECORDED.least_ns), _STRUCK * noise)
+    share = np.zeros((len(steps), len(bench.program.steps)))
+    share[:, bench.steady] = np.where(more > least, more / np.maximum(steps, 1.0), 0.0)
+    return np.asarray(segments.work_ns * share[np.searchsorted(bench.program.ranks, segments.rank), segments.step])
+
+
+def _slow_seldom(bench: Bench, work: Work, seldom_ns: Float64, but: Collection[int]) -> Iterator[SlowRank]:
+    """Ranks, but not these, that are struck more often, or by more, than chance strikes the ranks of a stage."""
+    stage = np.array([bench.stage_of_rank[rank] for rank in work.rank.tolist()], np.int64)
+    steps = of_steps(bench, seldom_ns)
+    error = DEPENDENCE * _error_of_mean(steps, stage)
+    struck = replace(work, peers=stage, total_ns=steps.mean(axis=1), error_ns=error, before_ns=None)
+    judged = judge(struck, RECORDED)
+    segments = bench.program.segments
+    for row in np.flatnonzero(judged.is_slow).tolist():
+        rank = int(judged.rank[row])
+        if rank not in but:
+            own = (segments.rank == rank) & bench.counted
+            in_phase = own & (segments.kind < BETWEEN)
+            excess = {
+                "compute": float(seldom_ns[in_phase].sum()) / bench.num_steps,
+                "unknown": float(seldom_ns[own & ~in_phase].sum()) / bench.num_steps,
+            }
+            persistence = float((steps[row] > 0).mean())
+            yield SlowRank(rank, excess, SELDOM, float(work.total_ns[row]), judged.told_by[row], persistence)
+
+
 def _works_longer(bench: Bench, rank: int) -> Bool:
     """In which steps of the program a rank works longer than is normal by at least half as much as usual."""
     segments = bench.program.segments
@@ -141,7 +194,7 @@ def _works_longer(bench: Bench, rank: int) -> Bool:
 
 
 def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Int64:
-    """Segment durations where these ranks work as is normal, each in these of WORK and RARE.
+    """Segment durations where these ranks work as is normal, each in these of WORK, SELDOM and RARE.
 
     A step in which a rank works no longer than is normal has nothing to mend.
     """
@@ -158,7 +211,8 @@ def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> I
             durations += np.where(chosen, values * ratio, values)
         else:
             durations += values
-    return np.asarray(np.rint(durations), np.int64)
+    struck = np.isin(segments.rank, [rank for rank, causes in ranks.items() if SELDOM in causes])
+    return np.asarray(np.rint(np.where(struck, durations - found.seldom_ns, durations)), np.int64)
 
 
 def rare_ns(segments: Segments, cause: str) -> Int64:
@@ -192,10 +246,10 @@ def error_of_typical_work(bench: Bench, typical_ns: Float64) -> Float64:
 
 def work_of_steps(bench: Bench) -> Float64:
     """Work of every rank in every step that counts, ns; rows in the order of ``program.ranks``."""
-    return _of_steps(bench, bench.program.segments.work_ns)
+    return of_steps(bench, bench.program.segments.work_ns)
 
 
-def _of_steps(bench: Bench, values_ns: Int64) -> Float64:
+def of_steps(bench: Bench, values_ns: Int64 | Float64) -> Float64:
     """Sums of a value of segments, by rank and step that counts."""
     segments, steps = bench.program.segments, len(bench.program.steps)
     index = np.searchsorted(bench.program.ranks, segments.rank)
@@ -251,7 +305,7 @@ def _judge_rare(bench: Bench, work: Work, cause: str) -> Judged:
         place = place.reshape(-1).astype(np.int64)
         if (np.bincount(place) > 1).all():
             peers = place
-    steps = _of_steps(bench, values_ns)
+    steps = of_steps(bench, values_ns)
     # What a program does on purpose is no chance. What strikes by chance may strike one rank more often than its peers.
     error = np.zeros(len(steps)) if cause in MEANT else _error_of_mean(steps, peers)
     return judge(

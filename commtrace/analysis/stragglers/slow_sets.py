@@ -18,12 +18,13 @@ from commtrace.analysis.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.straggler_costs import Bench, Cost
-from commtrace.analysis.straggler_verdict import ACTIVITY, SLOW_PHASE, Member, Stretch, Verdict, next_step
+from commtrace.analysis.straggler_verdict import ACTIVITY, NOW_AND_THEN, SLOW_PHASE, Member, Stretch, Verdict, next_step
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import FASTEST, PAST, Float64
 from commtrace.analysis.stragglers.slow_ranks import (
     MEANT,
     RARE,
+    SELDOM,
     SlowRank,
     SlowRanks,
     at_normal_speed,
@@ -233,10 +234,10 @@ def _by_what_they_share(run: Run, slow: Sequence[SlowRank]) -> list[tuple[str, l
             if 1 < size < len(run.ranks) and len(own) >= max(2.0, share * size):
                 found.append((cause, own))
                 left = [rank for rank in left if rank not in own]
-    causes: dict[str, list[SlowRank]] = {}
+    causes: dict[tuple[str, str], list[SlowRank]] = {}
     for rank in left:
-        causes.setdefault(rank.cause, []).append(rank)
-    return [*found, *causes.items()]
+        causes.setdefault((rank.cause, rank.beyond), []).append(rank)
+    return [*found, *((cause, members) for (cause, _), members in causes.items())]
 
 
 def _host_of(run: Run, rank: int) -> tuple[object, ...]:
@@ -279,7 +280,8 @@ def _verdict(
     device = device_evidence(bench.run, first.rank) if key.cause == "compute" else None
     cause = THROTTLED if device is not None and device.is_throttled else key.cause
     evidence = _evidence(found, key.cause, members, persistence)
-    phase = _slow_phase(found.bench, members) if cause == "compute" else ""
+    to_do = NOW_AND_THEN if first.beyond == SELDOM else next_step(cause, len(members))
+    phase = _slow_phase(found.bench, members) if cause == "compute" and not rare else ""
     if phase:
         evidence += f" Only {phase} is longer: in the others {'it is' if len(members) == 1 else 'they are'} as fast."
     return Verdict(
@@ -291,7 +293,7 @@ def _verdict(
         gpu_hours_per_day=of_run / step_ms * 24 * bench.run.world_size,
         persistence=persistence,
         evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
-        next_step=SLOW_PHASE.format(phase=phase) if phase else next_step(cause, len(members)),
+        next_step=SLOW_PHASE.format(phase=phase) if phase else to_do,
         occurrence=cost.when.in_words() if rare and cost.when.is_rare else "",
         members=_members(replay, dearest, members, slow),
         stretches=stretches,
@@ -378,10 +380,10 @@ def _evidence(found: SlowRanks, cause: str, members: Sequence[SlowRank], persist
             ranks = f"{_how_many(len(members), on_host)} ranks on {host}"
             others = others.replace("ranks that", "ranks of other hosts that")
         excess = sorted(member.total_ns / 1e6 for member in members)
-        return (
-            f"{ranks} need {_range(more)} % longer per step than {others}, {_range(excess)} ms "
-            f"({_typical(members)} over steps)."
-        )
+        if first.is_rare:
+            what = f" for {ACTIVITY[cause]}" if cause in ACTIVITY else ""
+            return f"{ranks} need {_range(excess)} ms per step more{what} than other ranks of their stages (means)."
+        return f"{ranks} need {_range(more)} % longer per step than {others}, {_range(excess)} ms (medians over steps)."
     if first.is_rare:
         return (
             f"{_place(bench.run, first.rank)} needs {_details(bench, first)} (mean), "
@@ -396,10 +398,6 @@ def _evidence(found: SlowRanks, cause: str, members: Sequence[SlowRank], persist
 def _of_device(members: Sequence[SlowRank], device: DeviceEvidence) -> str:
     """What its driver says; of several ranks, of the slowest one's."""
     return device.sentence if len(members) == 1 else f"Rank {members[0].rank}: {device.sentence}"
-
-
-def _typical(members: Sequence[SlowRank]) -> str:
-    return "means" if all(member.is_rare for member in members) else "medians"
 
 
 def _how_many(some: int, all_of_them: int) -> str:
@@ -419,6 +417,8 @@ def _place(run: Run, rank: int) -> str:
 
 def _details(bench: Bench, slow: SlowRank) -> str:
     """What is slower, in numbers."""
+    if slow.beyond == SELDOM:
+        return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms of work per step"
     if slow.cause in RARE:
         mean_ns = mean_per_step(bench, rare_ns(bench.program.segments, slow.cause))[slow.rank]
         return f"{mean_ns / 1e6:.1f} ms per step for {ACTIVITY[slow.cause]}"

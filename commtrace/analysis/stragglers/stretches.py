@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.straggler_costs import Bench
+from commtrace.analysis.straggler_costs import MAD_TO_SIGMA, Bench
 from commtrace.analysis.stragglers.limits import RECORDED, SIGMAS_OF_CHANGE
 from commtrace.analysis.stragglers.normal import Float64
-from commtrace.analysis.stragglers.slow_ranks import DEPENDENCE, SlowRanks, find_slow_ranks, work_of_steps
-from commtrace.trace.spans import Bool
+from commtrace.analysis.stragglers.slow_ranks import DEPENDENCE, SlowRanks, find_slow_ranks, of_steps, work_of_steps
+from commtrace.trace.spans import Bool, Int64
 
 _FILTER: Final = 5
 """Each step counts as the median of so many around it: one or two that the machine held up are no change."""
@@ -32,7 +32,6 @@ _MOST_CHANGES: Final = 32
 _SPARE: Final = 0.25
 """Share of the steps that may lie in ends in which nobody was slow yet, or any more."""
 
-_MAD_TO_SIGMA: Final = 1.4826
 _LOWER_QUARTILE: Final = 0.3186
 """Of the distances from the middle, in standard deviations, for normal noise."""
 
@@ -61,19 +60,43 @@ def judge_stretches(bench: Bench, baseline_ns: Mapping[int, float]) -> list[Slow
 
 
 def find_changes(bench: Bench) -> list[int]:
-    """Where the work of a rank changes against its stage, as places among the steps that count; ascending."""
-    steps = work_of_steps(bench)
+    """Where what a rank does changes against its stage, as places among the steps that count; ascending.
+
+    Compared are its work, its input and its garbage collection.
+    """
+    segments, shortest = bench.program.segments, bench.thresholds.fewest_steps
+    level = np.median(work_of_steps(bench), axis=1)
+    series = [_beyond_stage(bench, values) for values in (segments.work_ns, segments.data_ns, segments.gc_ns)]
+    typical = [_without_single_steps(beyond) for beyond in series]
+    error = [_error_of_step(beyond, one, level, shortest) for beyond, one in zip(series, typical, strict=True)]
+    least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
+    return _cut(
+        np.concatenate(typical),
+        np.concatenate(error),
+        np.tile(least, len(series)),
+        shortest,
+        _MOST_CHANGES,
+        _SPARE * bench.num_steps,
+    )
+
+
+def _beyond_stage(bench: Bench, values_ns: Int64) -> Float64:
+    """By rank and step: how much more of something it has than the typical rank of its stage, ns."""
+    steps = of_steps(bench, values_ns)
     stage = np.array([bench.stage_of_rank[rank] for rank in bench.program.ranks.tolist()])
     beyond = np.zeros_like(steps)
     for one in np.unique(stage):
         beyond[stage == one] = steps[stage == one] - np.median(steps[stage == one], axis=0)
-    level = np.median(steps, axis=1)
-    noise = _MAD_TO_SIGMA * np.median(np.abs(np.diff(beyond, axis=1)), axis=1) / np.sqrt(2)
-    noise = np.maximum(np.minimum(noise, _NOISIEST * np.median(noise)), 1e-3 * level + 1.0)
-    shortest, typical = bench.thresholds.fewest_steps, _without_single_steps(beyond)
-    error = DEPENDENCE * noise * _wandering(typical, noise, shortest)
-    least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
-    return _cut(typical, error, least, shortest, _MOST_CHANGES, _SPARE * bench.num_steps)
+    return beyond
+
+
+def _error_of_step(beyond: Float64, typical: Float64, level: Float64, shortest: int) -> Float64:
+    """By rank: the standard error of a single step, for means over many."""
+    noise = MAD_TO_SIGMA * np.median(np.abs(np.diff(beyond, axis=1)), axis=1) / np.sqrt(2)
+    scatters = noise[noise > 0]  # not so the input of ranks that get theirs from another one
+    most = _NOISIEST * np.median(scatters) if len(scatters) else 0.0
+    noise = np.maximum(np.minimum(noise, most), 1e-3 * level + 1.0)
+    return np.asarray(DEPENDENCE * noise * _wandering(typical, noise, shortest))
 
 
 def _wandering(steps: Float64, noise: Float64, length: int) -> float:

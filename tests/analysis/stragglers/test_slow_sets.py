@@ -70,6 +70,24 @@ def test_of_a_rank_that_is_slow_in_one_phase_that_phase_is_named(fault: str, pha
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
 
 
+@pytest.mark.parametrize("every", [3, 5, 10])
+def test_a_rank_whose_work_takes_far_longer_in_some_steps_is_named_with_these(every: int) -> None:
+    findings, cost_ms = judged([f"slow-rank=4:2@3:60:{every}"], steps=60)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.ranks, verdict.cause) == ((4,), "compute")
+    assert verdict.evidence.endswith(f"so in {len(range(3, 60, every))} of 59 steps.")
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+    assert "See what happens in those steps" in verdict.next_step
+
+
+def test_work_that_takes_far_longer_once_on_a_rank_is_chance() -> None:
+    struck = ((4, 20), (2, 30), (4, 41), (7, 55))
+    findings, _ = judged([f"slow-rank={rank}:4@{step}:{step + 1}" for rank, step in struck], steps=60)
+
+    assert findings.verdicts == ()
+
+
 def test_stalls_that_strike_any_rank_by_chance_name_none() -> None:
     struck = ((2, 5), (2, 17), (2, 31), (0, 9), (3, 12), (5, 22), (5, 36), (6, 27))
     findings, _ = judged([f"data={rank}:300@{step}:{step + 1}" for rank, step in struck], steps=40)

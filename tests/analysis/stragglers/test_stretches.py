@@ -46,6 +46,17 @@ def test_an_excess_that_grows_has_a_stretch_for_each_size() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
 
 
+def test_input_that_becomes_slow_late_or_moves_is_told_with_its_steps() -> None:
+    (late,) = judged(("data=2:40@60:100",), steps=100)[0].verdicts
+    moved = judged(("data=2:40@0:30", "data=6:40@30:60"), steps=60)[0].verdicts
+
+    assert (late.rank, late.cause, [stretch[:2] for stretch in late.stretches]) == (2, "data", [(60, 99)])
+    assert {(one.rank, one.cause, *(stretch[:2] for stretch in one.stretches)) for one in moved} == {
+        (2, "data", (1, 29)),
+        (6, "data", (30, 59)),
+    }
+
+
 def test_ranks_whose_faults_overlap_for_a_while_are_verdicts_of_their_own() -> None:
     faults = ("slow-rank=4:1.3@0:40", "slow-rank=2:1.5@30:80", "slow-rank=5:1.3@80:120")
     findings, _ = judged(faults, steps=120)
@@ -95,12 +106,3 @@ def test_a_rank_that_becomes_slow_is_named_although_all_drift() -> None:
     ((first, last, _),) = verdict.stretches
     assert (abs(first - 40) <= 1, last) == (True, 79)
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
-
-
-def test_of_a_rank_that_is_slow_in_few_steps_the_mean_is_told_beside_the_median() -> None:
-    findings, _ = judged(("slow-rank=4:2@3:60:5",), steps=60)
-
-    assert findings.verdicts == ()
-    assert "rank 4 on node0" in findings.waited_for
-    assert "In most steps its own work takes as long" in findings.waited_for
-    assert "takes longer, by 20% in the mean over all steps" in findings.waited_for

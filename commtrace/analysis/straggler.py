@@ -27,7 +27,7 @@ from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.slow_links import slow_links
 from commtrace.analysis.stragglers.slow_ranks import SlowRanks
 from commtrace.analysis.stragglers.slow_sets import Others, SlowSets, judge_sets
-from commtrace.analysis.stragglers.stretches import judge_stretches
+from commtrace.analysis.stragglers.stretches import common_change, judge_stretches
 from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.trace.run import Run
@@ -97,6 +97,9 @@ def find_stragglers(
     if not np.isfinite(bench.work.peer_ns).any():
         abstentions = (_NO_PEERS,)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
+    if not ordered:
+        changes = common_change(bench), baseline.difference(bench) if baseline else ""
+        abstentions += tuple(filter(None, changes))
     # Where it cannot be told what is normal, a comparison with others would be one with the slow.
     undecided = any(one.undecided for one in stretches)
     waited_for = "" if ordered or undecided else most_waited_for(stretches[0], matches)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from commtrace.analysis.replay_program import Program
 from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
 from commtrace.analysis.stragglers.slow_ranks import typical_work_of_stages
 from commtrace.trace.run import Run
 
@@ -29,3 +29,24 @@ class Baseline:
     def of_ranks(self, bench: Bench) -> dict[int, float]:
         """By rank of another run, what is normal at its stage; without the stages that this one lacks."""
         return {rank: self.work_ns[stage] for rank, stage in bench.stage_of_rank.items() if stage in self.work_ns}
+
+    def difference(self, bench: Bench) -> str:
+        """Say how the work of a run, none of whose ranks is slow, differs from this one's; empty if it does not."""
+        own = typical_work_of_stages(bench)
+        if own.keys() != self.work_ns.keys():
+            stages = (f"{len(work)} pipeline stage{'s' * (len(work) != 1)}" for work in (self.work_ns, own))
+            return f"The baseline tells nothing of this run: it has {next(stages)}, and this run {next(stages)}."
+        work, usual = sum(own.values()), sum(self.work_ns.values())
+        if abs(work - usual) <= RECORDED.clearly * usual:
+            return ""
+        both = f"{work / len(own) / 1e6:.1f} against {usual / len(own) / 1e6:.1f} ms per step"
+        if work > usual:
+            return (
+                f"All ranks work longer than in the baseline, by {work / usual - 1:.0%} ({both}): none is slower than "
+                "the others. They have more to do, or what they share is slower (power, clocks, software): `commtrace "
+                "compare` of both runs says which phase it is."
+            )
+        return (
+            f"All ranks work less than in the baseline, by {1 - work / usual:.0%} ({both}): it has more to do, or was "
+            "not well, and tells nothing of this run."
+        )

@@ -80,6 +80,33 @@ def find_changes(bench: Bench) -> list[int]:
     )
 
 
+def common_change(bench: Bench) -> str:
+    """Say since when all ranks work longer than before, and by how much; empty if they do not.
+
+    It is the last change of a run: what has recovered is over.
+    """
+    if not bench.noise_is_known:
+        return ""
+    steps = work_of_steps(bench)
+    of_rank = np.median(steps, axis=1, keepdims=True)
+    level = np.median(of_rank, axis=0)
+    typical = level * np.median(steps / np.maximum(of_rank, 1.0), axis=0)[np.newaxis]
+    smooth, shortest = _without_single_steps(typical), bench.thresholds.fewest_steps
+    error = _error_of_step(typical, smooth, level, shortest)
+    cuts = _cut(smooth, error, RECORDED.clearly * level, shortest, _MOST_CHANGES, _SPARE * bench.num_steps)
+    if not cuts:
+        return ""
+    before, after = (float(np.median(part)) for part in (smooth[0, : cuts[0]], smooth[0, cuts[-1] :]))
+    if after <= (1 + RECORDED.clearly) * before:
+        return ""
+    since = int(bench.program.steps[bench.steady][cuts[-1]])
+    return (
+        f"All ranks work longer from step {since} on, by {after / before - 1:.0%}: none is slower than the others. "
+        "They have more to do since then (longer sequences, a larger batch), or what they share is slower (power, "
+        "clocks)."
+    )
+
+
 def _beyond_stage(bench: Bench, values_ns: Int64) -> Float64:
     """By rank and step: how much more of something it has than the typical rank of its stage, ns."""
     steps = of_steps(bench, values_ns)

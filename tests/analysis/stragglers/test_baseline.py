@@ -1,0 +1,66 @@
+"""What all ranks have in common is told by the job's own past, or by another run."""
+
+from __future__ import annotations
+
+import pytest
+
+from commtrace.analysis.matched import Matched, match_run
+from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.straggler import find_stragglers
+from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.synth import Fault, Job, synthesize
+
+ALL = ",".join(map(str, range(8)))
+
+
+def simulated(*faults: str, **job: int) -> Matched:
+    sizes = {"dp": 8, "steps": 60, "microbatches": 4, **job}
+    return match_run(synthesize(Job(**sizes, jitter=0.02, faults=tuple(map(Fault.parse, faults)))).run)  # type: ignore[arg-type]
+
+
+def baseline_of(matched: Matched) -> Baseline:
+    return Baseline.of(matched.run, build_program(matched.run, matched.matches))
+
+
+@pytest.fixture(scope="module")
+def well() -> Baseline:
+    return baseline_of(simulated())
+
+
+def test_ranks_that_all_become_slower_are_told_since_when() -> None:
+    matched = simulated(f"slow-rank={ALL}:1.3@30:60")
+    findings = find_stragglers(matched.run, matched.matches)
+
+    assert findings.verdicts == ()
+    assert any("All ranks work longer from step 30 on, by 30%" in one for one in findings.abstentions)
+
+
+def test_ranks_that_were_slower_for_a_while_are_past() -> None:
+    matched = simulated(f"slow-rank={ALL}:1.3@20:40")
+
+    assert find_stragglers(matched.run, matched.matches).abstentions == ()
+
+
+def test_ranks_that_are_all_slower_than_in_the_baseline(well: Baseline) -> None:
+    matched = simulated(f"slow-rank={ALL}:1.3")
+    findings = find_stragglers(matched.run, matched.matches, baseline=well)
+
+    assert findings.verdicts == ()
+    (said,) = findings.abstentions
+    assert said.startswith("All ranks work longer than in the baseline, by 30% (6")
+
+
+def test_a_baseline_that_is_alike_says_nothing(well: Baseline) -> None:
+    matched = simulated(seed=3)
+
+    assert find_stragglers(matched.run, matched.matches, baseline=well).abstentions == ()
+
+
+def test_a_baseline_of_another_job_is_said_to_tell_nothing(well: Baseline) -> None:
+    other, slower = simulated(pp=2, dp=4), baseline_of(simulated(microbatches=8))
+    same = simulated()
+
+    (stages,) = find_stragglers(other.run, other.matches, baseline=well).abstentions
+    (work,) = find_stragglers(same.run, same.matches, baseline=slower).abstentions
+    assert stages == "The baseline tells nothing of this run: it has 1 pipeline stage, and this run 2 pipeline stages."
+    assert work.startswith("All ranks work less than in the baseline, by 4")

@@ -111,10 +111,10 @@ class Awaited:
     doing: tuple[Doing, ...]
 
     def in_words(self) -> str:
-        """``rank 0 (92 % of all waiting), which was evaluating (88 %, in 2 of 25 steps (10, 20): 11 s in all)``."""
+        """``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, summed over ranks)``."""
         told = [
             f"{_IN_WORDS[one.activity]} ({one.wait_ns / self.wait_ns:.0%}"
-            + (f", {one.when.in_words()})" if one.when.is_rare else ")")
+            + (f", {one.when.in_words()}, summed over ranks)" if one.when.is_rare else ")")
             for one in self.doing
             if one.wait_ns >= _WORTH_A_WORD * self.wait_ns
         ]

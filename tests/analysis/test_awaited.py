@@ -49,8 +49,8 @@ def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
         ("checkpoint", 100 * MS, (6,)),
     ]
     assert rank_0.in_words() == (
-        "rank 0 (100% of all waiting), which was evaluating (75%, once, in step 3: 0.3 s) and saving or loading a "
-        "checkpoint (25%, once, in step 6: 0.1 s)"
+        "rank 0 (100% of all waiting), which was evaluating (75%, once, in step 3: 0.3 s, summed over ranks) and "
+        "saving or loading a checkpoint (25%, once, in step 6: 0.1 s, summed over ranks)"
     )
 
 

@@ -156,7 +156,17 @@ def apply(run: Run, alignment: Alignment) -> Run:
     if not moving:
         return run
     clocks = {rank: moving.get(trace.clock_key) for rank, trace in run.ranks.items()}
-    return run.with_blocks([_moved(block, clocks) for block in run.blocks])
+    ranks = {rank: _with_readings(trace, clocks[rank]) for rank, trace in run.ranks.items()}
+    return replace(run, ranks=ranks).with_blocks([_moved(block, clocks) for block in run.blocks])
+
+
+def _with_readings(trace: RankTrace, clock: HostClock | None) -> RankTrace:
+    """The rank with the times of its device's readings on the reference clock."""
+    if clock is None or not trace.device_states:
+        return trace
+    times = clock.to_reference(np.array([state.at_ns for state in trace.device_states], np.int64))
+    states = tuple(state._replace(at_ns=at) for state, at in zip(trace.device_states, times.tolist(), strict=True))
+    return replace(trace, device_states=states)
 
 
 def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:

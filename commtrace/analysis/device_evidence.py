@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from commtrace.trace.device_state import DeviceState
-from commtrace.trace.run import Run
+from commtrace.trace.run import RankTrace, Run
 
 _SLOWER: Final = 0.97
 """Of the others' clock: devices of one model, at the same work, differ by a few steps of 15 MHz."""
@@ -36,19 +36,24 @@ class DeviceEvidence(NamedTuple):
     serial: str
 
 
-def device_evidence(run: Run, rank: int) -> DeviceEvidence | None:
-    """Return what was read over the whole recording; None where nothing was.
+def device_evidence(run: Run, rank: int, within: tuple[int, int] | None = None) -> DeviceEvidence | None:
+    """Return what was read; None where nothing was.
 
     Medians over the readings of a rank, and over the other ranks whose device has the same name.
+
+    Args:
+        run: on one clock.
+        rank: whose device.
+        within: from when to when, ns; None for the whole recording.
     """
-    own = run.ranks[rank].device_states
+    own = _read(run.ranks[rank], within)
     if not own:
         return None
     model = run.ranks[rank].metadata.device
     others = [
-        trace.device_states
+        states
         for other, trace in run.ranks.items()
-        if other != rank and trace.device_states and trace.metadata.device == model
+        if other != rank and trace.metadata.device == model and (states := _read(trace, within))
     ]
     clock, usual_clock = _typical(own, "clock_mhz"), _typical_of_others(others, "clock_mhz")
     reasons = Counter(reason for state in own for reason in state.slowdowns)
@@ -59,6 +64,12 @@ def device_evidence(run: Run, rank: int) -> DeviceEvidence | None:
     sentences = (("Its device: ", state), ("Its errors: ", [*_errors(own)]))
     told = " ".join(f"{begin}{'; '.join(parts)}." for begin, parts in sentences if parts)
     return DeviceEvidence(is_throttled, told, own[-1].serial) if told else None
+
+
+def _read(trace: RankTrace, within: tuple[int, int] | None) -> Sequence[DeviceState]:
+    if within is None:
+        return trace.device_states
+    return [state for state in trace.device_states if within[0] <= state.at_ns <= within[1]]
 
 
 def _clock(own: Sequence[DeviceState], clock: float | None, usual: float | None, reasons: Counter[str]) -> str:

@@ -31,6 +31,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
     mean_per_step,
     rare_ns,
 )
+from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -38,6 +39,9 @@ _MOST_SHARES: Final = 16
 """Each share is a replay or two: of sets with more ranks only what they cost together is told."""
 
 THROTTLED: Final = "throttled_device"
+
+_OF_DEVICES: Final = ("compute", "host", "tensor_group")
+"""Causes that the readings of devices may explain."""
 
 _PLACES: Final = ("host", "tensor_group")
 """Causes that name a place rather than what its ranks do."""
@@ -277,8 +281,11 @@ def _verdict(
     first = members[0]
     stretches = () if lasts else _joined([(replay.stretches[part.stretch].bench, price) for part, price in prices])
     persistence = cost.persistence if rare or len(members) > 1 else first.persistence
-    device = device_evidence(bench.run, first.rank) if key.cause == "compute" else None
-    cause = THROTTLED if device is not None and device.is_throttled else key.cause
+    when = None if lasts else _time_of(found.bench)
+    devices = [] if rare else [device_evidence(bench.run, member.rank, when) for member in members]
+    device = devices[0] if devices and key.cause in _OF_DEVICES else None
+    is_throttled = key.cause == "compute" and bool(devices) and all(one and one.is_throttled for one in devices)
+    cause = THROTTLED if is_throttled else key.cause
     evidence = _evidence(found, key.cause, members, persistence)
     to_do = NOW_AND_THEN if first.beyond == SELDOM else next_step(cause, len(members))
     phase = _slow_phase(found.bench, members) if cause == "compute" and not rare else ""
@@ -323,6 +330,17 @@ def _members(
 
 def _mean_ms(steps: Bool, saved_ns: Int64) -> float:
     return float(saved_ns[steps].mean()) / 1e6
+
+
+def _time_of(bench: Bench) -> tuple[int, int] | None:
+    """From when to when the steps that count lasted, ns; None where they were not recorded as spans."""
+    steps = bench.program.steps[bench.steady]
+    begins, ends = [], []
+    for trace in bench.run.ranks.values():
+        own = (trace.spans.kind == schema.STEP) & (trace.spans.step >= steps[0]) & (trace.spans.step <= steps[-1])
+        begins.extend(trace.spans.start[own].tolist())
+        ends.extend(trace.spans.end[own].tolist())
+    return (min(begins), max(ends)) if begins else None
 
 
 def _joined(prices: Sequence[tuple[Bench, Cost]]) -> tuple[Stretch, ...]:

@@ -122,6 +122,23 @@ def test_a_device_whose_clock_is_held_down_is_the_cause() -> None:
     assert "cooling" in verdict.next_step
 
 
+def test_readings_of_a_device_are_those_of_the_steps_in_which_its_rank_is_slow() -> None:
+    made = synthesize(Job(dp=4, steps=60, jitter=0.02, faults=(Fault.parse("slow-rank=2:1.5@45:60"),)))
+    of_steps = made.truth["steps"]
+
+    def states(rank: int) -> tuple[DeviceState, ...]:
+        held = {"clock_mhz": 1320, "slowdowns": ("power brake",)} if rank == 2 else {"clock_mhz": 1980}
+        at = [(of_steps[step]["start_ns"], {"clock_mhz": 1980} if step < 45 else held) for step in range(1, 60)]
+        return tuple(DeviceState(at_ns, **reading) for at_ns, reading in at)
+
+    ranks = {rank: replace(trace, device_states=states(rank)) for rank, trace in made.run.ranks.items()}
+    analysis = analyse(replace(made.run, ranks=ranks))
+    (verdict,) = find_stragglers(analysis.run, analysis.matches).verdicts
+
+    assert (verdict.ranks, verdict.cause) == ((2,), "throttled_device")
+    assert "1320 MHz (the others 1980 MHz), held down by power brake in 1" in verdict.evidence
+
+
 @pytest.mark.parametrize("ranks", [(1,), (1, 3)])
 def test_half_of_the_ranks_are_compared_with_the_fastest(ranks: Sequence[int]) -> None:
     findings, cost_ms = judged([f"slow-rank={rank}:1.5" for rank in ranks], dp=2 * len(ranks))

@@ -61,6 +61,13 @@ class InjectedError(Exception):
     """What no code of ours expects."""
 
 
+USUAL = commtrace.Config(dir="/nowhere")
+CONFIGS = {
+    job: commtrace.Config(dir="/nowhere", **options) for job, options in {**jobs.OPTIONS, **models.OPTIONS}.items()
+}
+"""Made before anything is broken: a script that makes a configuration is told at once what is wrong with it."""
+
+
 class Recorded:
     """The recording of a job: everything but the thread and the files.
 
@@ -77,8 +84,7 @@ class Recorded:
 
     def run(self, job: Callable[[], str]) -> str:
         """The result of the job, which starts and stops the recording as a script does."""
-        options = {**jobs.OPTIONS, **models.OPTIONS}.get(getattr(job, "__name__", ""), {})
-        commtrace.start(commtrace.Config(dir="/nowhere", **options))
+        commtrace.start(CONFIGS.get(getattr(job, "__name__", ""), USUAL))
         self.instrumentation = session._current
         try:
             return job()

@@ -133,7 +133,8 @@ class TrainingLoop:
             # A backward inside a backward (activation checkpointing, double differentiation) is part of that one.
             if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
                 return original(*args, **kwargs)
-            is_ours, span = False, None
+            is_ours = False
+            span: Span | None = None
             try:
                 is_ours = not steps.is_marked_by_framework  # A framework's integration has spans of its own.
                 span = begin() if is_ours else None

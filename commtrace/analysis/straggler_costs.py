@@ -146,7 +146,8 @@ class Bench:
         if meant:
             return True
         if rare:
-            return cost.persistence >= limits.rare_persistence
+            often = len(cost.when.steps) >= limits.fewest_strikes or not self.noise_is_known
+            return often and cost.persistence >= limits.rare_persistence
         return cost.persistence >= limits.majority and cost.ms >= limits.standard_errors * cost.standard_error_ms
 
     def gpu_hours_per_day(self, cost: Cost) -> float:

@@ -76,6 +76,7 @@ class Thresholds:
         persistence: share of the steps in which a rank's work exceeds what is normal by at least half as much as usual.
         majority: share of the steps in which it costs at least half as much.
         rare_persistence: the same for what strikes now and then and has a span of its own: input, garbage collection.
+        fewest_strikes: in how many steps it strikes at least, if there are enough steps to tell it from chance.
         standard_errors: cost in standard errors of its median over steps.
         sigmas: of single steps, for what is compared without a rank's peers: links.
         replay_error: no verdict is given when the replay misses the measured steps by more.
@@ -88,6 +89,7 @@ class Thresholds:
     persistence: float = 0.6
     majority: float = 0.5
     rare_persistence: float = 0.05
+    fewest_strikes: int = 3
     standard_errors: float = 1.5
     sigmas: float = 2.5
     replay_error: float = 0.3

@@ -69,6 +69,9 @@ def find_changes(bench: Bench) -> list[int]:
     series = [_beyond_stage(bench, values) for values in (segments.work_ns, segments.data_ns, segments.gc_ns)]
     typical = [_without_single_steps(beyond) for beyond in series]
     error = [_error_of_step(beyond, one, level, shortest) for beyond, one in zip(series, typical, strict=True)]
+    for rare, steps in zip(error[1:], typical[1:], strict=True):
+        # Of what strikes now and then most steps are alike: its noise is what the filter leaves of single strikes.
+        rare[:] = np.maximum(rare, DEPENDENCE * np.sqrt((np.diff(steps, axis=1) ** 2).mean(axis=1) / 2))
     least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
     return _cut(
         np.concatenate(typical),

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA
+
 Float64 = npt.NDArray[np.float64]
 
 WINDOW: Final = 15
@@ -33,9 +35,6 @@ _NEIGHBOURHOOD: Final = 4 * WINDOW
 no steps."""
 
 _MOST_CHANGES: Final = 8
-_MAD_TO_SIGMA: Final = 1.4826
-_MEDIAN_TO_MEAN_ERROR: Final = 1.2533
-"""Standard error of a median over that of a mean, of normal noise."""
 
 
 class Change(NamedTuple):
@@ -72,12 +71,12 @@ def without_drift(time: Float64, difference: Float64) -> Float64:
 
 def noise_of(level: Float64) -> float:
     """Standard deviation of single readings; jumps do not count."""
-    return _MAD_TO_SIGMA * float(np.median(np.abs(np.diff(level)))) / float(np.sqrt(2))
+    return MAD_TO_SIGMA * float(np.median(np.abs(np.diff(level)))) / float(np.sqrt(2))
 
 
 def error_of_median(noise: float, count: int) -> float:
     """Standard error of the median of so many readings."""
-    return noise * _MEDIAN_TO_MEAN_ERROR / float(np.sqrt(count))
+    return noise * ERROR_OF_MEDIAN / float(np.sqrt(count))
 
 
 def _largest_jump(time: Float64, difference: Float64) -> Change | None:
@@ -89,7 +88,7 @@ def _largest_jump(time: Float64, difference: Float64) -> Change | None:
     jumps = medians[window:] - medians[:-window]  # jumps[i]: between readings i + window − 1 and i + window
     largest = int(np.argmax(np.abs(jumps)))
     error_of_jump = error_of_median(noise_of(level), window) * float(np.sqrt(2))
-    spread = _MAD_TO_SIGMA * float(np.median(np.abs(jumps - np.median(jumps))))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(jumps - np.median(jumps))))
     if abs(jumps[largest]) < max(_SMALLEST_STEP_NS, _SIGMAS * WINDOW / window * error_of_jump, _SPREADS * spread):
         return None
     left, right = float(medians[largest]), float(medians[largest + window])

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.clock_observations import Observations
+from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.trace.spans import Int32, Int64
 
 Float64 = npt.NDArray[np.float64]
@@ -23,7 +24,6 @@ Float64 = npt.NDArray[np.float64]
 _ROUNDS = 60
 _HUBER_K = 1.345
 _SMALLEST_SCALE_NS = 100.0
-_MAD_TO_SIGMA = 1.4826
 # A crystal drifts by less than this; it decides where too few observations cannot (one alone: no drift).
 _LIKELY_DRIFT = 200e-6
 _ROUGH_NS = 10.0
@@ -173,7 +173,7 @@ class _Design:
     def _robust(self, solution: Float64) -> tuple[float, Float64]:
         """How much the readings scatter around these clocks, ns, and by Huber's rule the weight of each."""
         size = np.abs(self.residual(solution))
-        scale = max(_MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
+        scale = max(MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
         return scale, np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
 
     def _normal(self, weights: Float64, scale: float, free: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:

@@ -11,18 +11,10 @@ import numpy as np
 from commtrace.analysis.occurrence import Occurrence, occurrence
 from commtrace.analysis.peers import Float64, PeerComparison, compare_with_peers
 from commtrace.analysis.replay_program import Program, stage_of
+from commtrace.analysis.statistics import ERROR_OF_MEDIAN, QUARTILES_APART
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
-
-QUARTILES_APART = 1.349
-"""Distance of the quartiles in standard deviations, for normal noise."""
-
-MAD_TO_SIGMA = 1.4826
-"""Standard deviations per median distance from the middle, for normal noise."""
-
-ERROR_OF_MEDIAN = 1.2533
-"""Standard errors of a median per standard error of a mean, for normal noise."""
 
 
 class Cost(NamedTuple):

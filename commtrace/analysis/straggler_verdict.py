@@ -200,7 +200,7 @@ _NEXT_STEP_OF_SEVERAL: Final = {
 
 
 SLOW_PHASE: Final = (
-    "Profile {phase} here and on another rank (a recompilation, a hook, offloading, other kernels): a slow device "
+    "Profile the {phase} here and on another rank (a recompilation, a hook, offloading, other kernels): a slow device "
     "would be slow in the other phases too."
 )
 """What to do where one phase is slow."""

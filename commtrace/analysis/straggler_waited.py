@@ -82,9 +82,11 @@ def _why_not(found: SlowRanks, rank: int) -> str:
 
 
 def _longer_in_the_mean(bench: Bench, rank: int) -> float:
-    """By what share a rank works longer than the typical rank of its stage in the mean over steps."""
-    ranks = bench.program.ranks.tolist()
+    """By what share a rank works longer than the other ranks of its stage do typically, in the mean over steps."""
+    ranks, stage = bench.program.ranks.tolist(), bench.stage_of_rank
+    others = [other != rank and stage[other] == stage[rank] for other in ranks]
+    if not any(others):
+        return 0.0
     steps = work_of_steps(bench)
-    stage = [bench.stage_of_rank[other] == bench.stage_of_rank[rank] for other in ranks]
-    typical = np.median(steps[stage], axis=0)
+    typical = np.median(steps[others], axis=0)
     return float((steps[ranks.index(rank)] - typical).mean() / max(typical.mean(), 1.0))

@@ -104,9 +104,7 @@ def _jsonable(value: Any) -> Any:
 def _print(rows: pa.Table, file: IO[str]) -> None:
     table = Table(box=None, pad_edge=False)
     for field in rows.schema:
-        is_number = (
-            pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
-        )
+        is_number = any(is_of(field.type) for is_of in _NUMBERS)
         table.add_column(escape(field.name), justify="right" if is_number else "left", no_wrap=is_number)
     for row in rows.slice(0, _MOST_ROWS).to_pylist():
         table.add_row(*("" if value is None else escape(str(value)) for value in row.values()))

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Meta
 
 from commtrace.analysis.occurrence import occurrence
+from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.live.declared import Count, Duration, Number, Rank, Text, WindowNumber
 from commtrace.live.rank import LiveRank
 from commtrace.live.sampled_steps import StepSample, StepSampler
@@ -38,8 +39,6 @@ _RARE: Final = 0.25
 _MOST_ROLES: Final = 6
 _FEWEST_STEPS: Final = 2
 """One step tells nothing of its scatter: steps longer than a window are gathered over several."""
-
-_MAD_TO_SIGMA: Final = 1.4826
 
 
 class Pause(NamedTuple):
@@ -216,7 +215,7 @@ def _standard_error(values: Int64) -> int:
     if len(values) < 2:
         return 0
     deviation = float(np.median(np.abs(values - np.median(values))))
-    return round(_MAD_TO_SIGMA * deviation / float(np.sqrt(len(values))))
+    return round(MAD_TO_SIGMA * deviation / float(np.sqrt(len(values))))
 
 
 def _mean(values: Sequence[int]) -> int:

@@ -52,6 +52,9 @@ SIGMAS_OF_CHANGE: Final = 6.0
 """A run is cut where a rank's work changes by so many standard errors. It is the largest of as many differences as
 there are ranks times steps: 5 is what a million of them reach by chance."""
 
+ALIKE: Final = 0.25
+"""Stretches that follow each other are one where what a rank works too long, or costs, differs by no more of it."""
+
 SHARE_OF_HOST: Final = 0.75
 """A host is named instead of its ranks when this share of them is slow."""
 
@@ -78,7 +81,6 @@ class Thresholds:
         rare_persistence: the same for what strikes now and then and has a span of its own: input, garbage collection.
         fewest_strikes: in how many steps it strikes at least, if there are enough steps to tell it from chance.
         standard_errors: cost in standard errors of its median over steps.
-        sigmas: of single steps, for what is compared without a rank's peers: links.
         replay_error: no verdict is given when the replay misses the measured steps by more.
         fewest_steps: of fewer, nothing is told that has to stand out of the noise between steps: one step scatters by
             nothing, and two ranks always differ. Input and garbage collection are told all the same.
@@ -91,6 +93,5 @@ class Thresholds:
     rare_persistence: float = 0.05
     fewest_strikes: int = 3
     standard_errors: float = 1.5
-    sigmas: float = 2.5
     replay_error: float = 0.3
     fewest_steps: int = 8

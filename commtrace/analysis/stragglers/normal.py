@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.analysis.stragglers.limits import FEWEST_FOR_SCATTER, Limits
 from commtrace.trace.spans import Bool, Int64
 
@@ -27,9 +28,6 @@ MAJORITY: Final = "majority"
 PAST: Final = "past"
 FASTEST: Final = "fastest"
 UNKNOWN: Final = ""
-
-_MAD_TO_SIGMA: Final = 1.4826
-"""Standard deviation by median absolute deviation, for normal noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def judge(work: Work, limits: Limits) -> Judged:
             undecided.append(_faster_ones(work, clusters[0], members))
         middle = float(np.median(work.total_ns[members]))
         deviation = float(np.median(np.abs(work.total_ns[members] - middle)))
-        scatter = _MAD_TO_SIGMA * deviation if len(members) >= FEWEST_FOR_SCATTER else 0.0
+        scatter = MAD_TO_SIGMA * deviation if len(members) >= FEWEST_FOR_SCATTER else 0.0
         noise = np.hypot(work.error_ns[own], float(np.median(work.error_ns[members])))
         normal[own] = middle
         limit[own] = np.maximum(_least(work, own, limits), limits.sigmas * np.hypot(noise, scatter))

@@ -16,6 +16,7 @@ import numpy as np
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.peers import Float64, grouped_median
 from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.statistics import MEDIAN_DISTANCE
 from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.straggler_verdict import Member, Verdict, next_step
 from commtrace.analysis.stragglers.limits import FEWEST_TRANSFERS, LINKS, SHARE_OF_HOST
@@ -25,9 +26,6 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 _CAUSE: Final = "communication"
 _SEND, _RECEIVE = "send", "recv"
-
-_HALF_OF_UPPER_HALF: Final = 0.6745
-"""Median of what lies above the median, in standard deviations, for normal noise."""
 
 _FAST_PERCENTILE: Final = 25
 """Shares are taken of what the fast links of a class take: most of them may be slow."""
@@ -238,7 +236,7 @@ def _typical_scatter(peers: Int64, entry: Int64, values: Float64, median: Float6
     """
     above = values - median[entry]
     upper = above >= 0
-    spread = grouped_median(entry[upper], above[upper], len(median)) / _HALF_OF_UPPER_HALF
+    spread = grouped_median(entry[upper], above[upper], len(median)) / MEDIAN_DISTANCE
     return np.asarray(grouped_median(peers, spread, int(peers.max()) + 1)[peers])
 
 

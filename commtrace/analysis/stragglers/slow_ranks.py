@@ -10,7 +10,8 @@ import numpy as np
 
 from commtrace.analysis.peers import Float64
 from commtrace.analysis.replay_segments import BETWEEN, Segments
-from commtrace.analysis.straggler_costs import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART, Bench
+from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART
+from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.stragglers.limits import RECORDED
 from commtrace.analysis.stragglers.normal import Judged, Work, judge
 from commtrace.trace.spans import Bool, Int64

@@ -19,7 +19,7 @@ from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.straggler_costs import Bench, Cost
 from commtrace.analysis.straggler_verdict import ACTIVITY, NOW_AND_THEN, SLOW_PHASE, Member, Stretch, Verdict, next_step
-from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
+from commtrace.analysis.stragglers.limits import ALIKE, SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import FASTEST, PAST, Float64
 from commtrace.analysis.stragglers.slow_ranks import (
     MEANT,
@@ -46,10 +46,7 @@ _OF_DEVICES: Final = ("compute", "host", "tensor_group")
 _PLACES: Final = ("host", "tensor_group")
 """Causes that name a place rather than what its ranks do."""
 
-_ALIKE: Final = 0.25
-"""Stretches that follow each other are told as one if their costs differ by no more than this share."""
-
-_PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
+_PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer step"}
 _DIFFERS: Final = 0.01
 """From this share on a phase is told as longer than that of the peers."""
 
@@ -287,10 +284,9 @@ def _verdict(
     is_throttled = key.cause == "compute" and bool(devices) and all(one and one.is_throttled for one in devices)
     cause = THROTTLED if is_throttled else key.cause
     evidence = _evidence(found, key.cause, members, persistence)
-    to_do = NOW_AND_THEN if first.beyond == SELDOM else next_step(cause, len(members))
     phase = _slow_phase(found.bench, members) if cause == "compute" and not rare else ""
     if phase:
-        evidence += f" Only {phase} is longer: in the others {'it is' if len(members) == 1 else 'they are'} as fast."
+        evidence += f" Only the {phase} takes longer; the other phases are as fast as elsewhere."
     return Verdict(
         rank=first.rank,
         host=bench.run.ranks[first.rank].metadata.node,
@@ -300,7 +296,7 @@ def _verdict(
         gpu_hours_per_day=of_run / step_ms * 24 * bench.run.world_size,
         persistence=persistence,
         evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
-        next_step=SLOW_PHASE.format(phase=phase) if phase else to_do,
+        next_step=_next_step(cause, members, phase),
         occurrence=cost.when.in_words() if rare and cost.when.is_rare else "",
         members=_members(replay, dearest, members, slow),
         stretches=stretches,
@@ -365,7 +361,7 @@ def _follow(steps: Int64, before: Stretch, own: Stretch) -> bool:
 
 def _cost_alike(one: Stretch, other: Stretch) -> bool:
     most = max(one.cost_ms_per_step, other.cost_ms_per_step)
-    return abs(one.cost_ms_per_step - other.cost_ms_per_step) <= _ALIKE * most
+    return abs(one.cost_ms_per_step - other.cost_ms_per_step) <= ALIKE * most
 
 
 def _who(run: Run, key: _Key) -> str:
@@ -449,6 +445,12 @@ def _details(bench: Bench, slow: SlowRank) -> str:
         if own - peers > _DIFFERS * peers
     ]
     return ", ".join(parts) or f"{slow.excess_ns['compute'] / 1e6:.1f} ms more"
+
+
+def _next_step(cause: str, members: Sequence[SlowRank], phase: str) -> str:
+    if phase:
+        return SLOW_PHASE.format(phase=phase)
+    return NOW_AND_THEN if members[0].beyond == SELDOM else next_step(cause, len(members))
 
 
 def _slow_phase(bench: Bench, members: Sequence[SlowRank]) -> str:

@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.straggler_costs import MAD_TO_SIGMA, Bench
-from commtrace.analysis.stragglers.limits import RECORDED, SIGMAS_OF_CHANGE
+from commtrace.analysis.statistics import LOWER_QUARTILE_OF_DISTANCE, MAD_TO_SIGMA
+from commtrace.analysis.straggler_costs import Bench
+from commtrace.analysis.stragglers.limits import ALIKE, RECORDED, SIGMAS_OF_CHANGE
 from commtrace.analysis.stragglers.normal import Float64
 from commtrace.analysis.stragglers.slow_ranks import DEPENDENCE, SlowRanks, find_slow_ranks, of_steps, work_of_steps
 from commtrace.trace.spans import Bool, Int64
@@ -25,15 +26,9 @@ _FILTER: Final = 5
 _NOISIEST: Final = 1.5
 """No rank counts as noisier than the typical one by more: of few steps, the noise of a single rank is badly known."""
 
-_ALIKE: Final = 0.25
-"""Neighbouring stretches in which the same rank is slow are one if its excess differs by no more than this share."""
-
 _MOST_CHANGES: Final = 32
 _SPARE: Final = 0.25
 """Share of the steps that may lie in ends in which nobody was slow yet, or any more."""
-
-_LOWER_QUARTILE: Final = 0.3186
-"""Of the distances from the middle, in standard deviations, for normal noise."""
 
 
 def judge_stretches(bench: Bench, baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
@@ -68,10 +63,8 @@ def find_changes(bench: Bench) -> list[int]:
     level = np.median(work_of_steps(bench), axis=1)
     series = [_beyond_stage(bench, values) for values in (segments.work_ns, segments.data_ns, segments.gc_ns)]
     typical = [_without_single_steps(beyond) for beyond in series]
-    error = [_error_of_step(beyond, one, level, shortest) for beyond, one in zip(series, typical, strict=True)]
-    for rare, steps in zip(error[1:], typical[1:], strict=True):
-        # Of what strikes now and then most steps are alike: its noise is what the filter leaves of single strikes.
-        rare[:] = np.maximum(rare, DEPENDENCE * np.sqrt((np.diff(steps, axis=1) ** 2).mean(axis=1) / 2))
+    work, *strikes = (_error_of_step(beyond, one, level, shortest) for beyond, one in zip(series, typical, strict=True))
+    error = [work, *(np.maximum(own, _error_of_strikes(one)) for own, one in zip(strikes, typical[1:], strict=True))]
     least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
     return _cut(
         np.concatenate(typical),
@@ -129,6 +122,11 @@ def _error_of_step(beyond: Float64, typical: Float64, level: Float64, shortest: 
     return np.asarray(DEPENDENCE * noise * _wandering(typical, noise, shortest))
 
 
+def _error_of_strikes(typical: Float64) -> Float64:
+    """By rank: the same for what strikes in few steps, all others being alike: what the filter leaves of strikes."""
+    return np.asarray(DEPENDENCE * np.sqrt((np.diff(typical, axis=1) ** 2).mean(axis=1) / 2))
+
+
 def _wandering(steps: Float64, noise: Float64, length: int) -> float:
     """By how much the means of so many steps scatter more than they would if steps were independent; 1 at least.
 
@@ -140,7 +138,7 @@ def _wandering(steps: Float64, noise: Float64, length: int) -> float:
         return 1.0
     means = np.lib.stride_tricks.sliding_window_view(steps, length, axis=1).mean(axis=2)
     differences = np.quantile(np.abs(means[:, length:] - means[:, :-length]), 0.25, axis=1)
-    sigma = differences / _LOWER_QUARTILE / np.sqrt(2)
+    sigma = differences / LOWER_QUARTILE_OF_DISTANCE / np.sqrt(2)
     return max(1.0, float(np.median(sigma * np.sqrt(length) / noise)))
 
 
@@ -215,6 +213,6 @@ def _are_alike(one: SlowRanks, other: SlowRanks) -> bool:
     first, second = ({(slow.rank, slow.cause): slow for slow in found.slow} for found in (one, other))
     return first.keys() == second.keys() and all(
         abs(slow.total_ns - second[key].total_ns)
-        <= max(RECORDED.share * slow.normal_ns, _ALIKE * max(slow.total_ns, second[key].total_ns))
+        <= max(RECORDED.share * slow.normal_ns, ALIKE * max(slow.total_ns, second[key].total_ns))
         for key, slow in first.items()
     )

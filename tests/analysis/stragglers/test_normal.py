@@ -116,3 +116,27 @@ def test_classes_are_judged_apart_and_a_rank_alone_is_not() -> None:
     assert found.slow_ranks == [5]
     assert np.isnan(found.excess_ns[6])
     assert not found.is_slow[6]
+
+
+HALF = [0] * 4 + [1] * 4
+WELL = [100.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("work_ms", "others", "slow", "told_by", "abstains"),
+    [
+        ([100] * 7 + [130], {}, [7], MAJORITY, False),
+        ([100] * 3 + [120] * 5, {"before_ms": WELL}, [3, 4, 5, 6, 7], PAST, False),
+        ([100] * 3 + [120] * 5, {}, [], MAJORITY, True),
+        ([100] * 4 + [120] * 4, {}, [4, 5, 6, 7], FASTEST, False),
+        ([100] * 4 + [130] * 4, {"host": HALF}, [4, 5, 6, 7], FASTEST, False),
+        ([100, 106, 112, 118, 124, 130, 136, 142], {}, [], UNKNOWN, True),
+        ([130] * 8, {}, [], MAJORITY, False),
+    ],
+)
+def test_the_cases_that_the_documentation_draws(
+    work_ms: Sequence[float], others: dict[str, Sequence[float]], slow: list[int], told_by: str, abstains: bool
+) -> None:
+    found = judged(work_ms, **others)  # type: ignore[arg-type]
+
+    assert (found.slow_ranks, found.told_by[0], bool(found.undecided)) == (slow, told_by, abstains)

@@ -58,15 +58,17 @@ def test_one_rank_that_saves_or_evaluates_alone_is_named(fault: str, cause: str,
 
 
 @pytest.mark.parametrize("ranks", [(3,), (2, 5)])
-@pytest.mark.parametrize(("fault", "phase"), [("slow-optimizer={}:6", "optimizer"), ("slow-forward={}:1.5", "forward")])
+@pytest.mark.parametrize(
+    ("fault", "phase"), [("slow-optimizer={}:6", "optimizer step"), ("slow-forward={}:1.5", "forward")]
+)
 def test_of_a_rank_that_is_slow_in_one_phase_that_phase_is_named(fault: str, phase: str, ranks: Sequence[int]) -> None:
     findings, cost_ms = judged([fault.format(",".join(map(str, ranks)))])
 
     (verdict,) = findings.verdicts
     assert (set(verdict.ranks), verdict.cause) == (set(ranks), "compute")
-    assert f"Only {phase} is longer" in verdict.evidence
+    assert f"Only the {phase} takes longer" in verdict.evidence
     assert "peers" not in verdict.evidence or f"per {phase} (peers" in verdict.evidence
-    assert verdict.next_step.startswith(f"Profile {phase} here and on another rank")
+    assert verdict.next_step.startswith(f"Profile the {phase} here and on another rank")
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
 
 

@@ -106,3 +106,12 @@ def test_a_rank_that_becomes_slow_is_named_although_all_drift() -> None:
     ((first, last, _),) = verdict.stretches
     assert (abs(first - 40) <= 1, last) == (True, 79)
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
+
+
+def test_of_two_ranks_a_few_slow_steps_are_told_and_named_nobody() -> None:
+    findings, _ = judged(("slow-rank=1:2@5:60:20",), dp=2, steps=60)
+
+    assert findings.verdicts == ()
+    assert "rank 1 on node0" in findings.waited_for
+    assert "In most steps its own work takes as long" in findings.waited_for
+    assert "takes longer, by 5% in the mean over all steps" in findings.waited_for

@@ -1,4 +1,4 @@
-"""Cuts a run where the work of a rank changes against that of its peers, and judges each stretch by itself.
+"""Cuts a run where what a rank does changes against its peers, and judges each stretch by itself.
 
 A change is found by binary segmentation with the CUSUM statistic (Page, Continuous Inspection Schemes, 1954;
 Vostrikova, Detecting "disorder" in multidimensional random processes, 1981): of all ranks and all places to cut, the

@@ -147,3 +147,15 @@ def test_every_page_is_in_the_index() -> None:
 
 def _linked(text: str) -> set[str]:
     return set(re.findall(r"\]\(([\w-]+\.md)\)", text))
+
+
+def test_names_in_the_glossary_exist() -> None:
+    rows = re.findall(r"^\|.*\| ([^|]*) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    modules = [
+        path for package in ("commtrace", "exporters", "integrations") for path in (ROOT / package).rglob("*.py")
+    ]
+    words = set(re.findall(r"\w+", "".join(module.read_text() for module in modules)))
+
+    assert len(names) > 50
+    assert sorted(names - words) == []

@@ -111,15 +111,14 @@ def load_seconds(python: str, script: str, file: Path) -> float:
     return float(told.split()[-1])
 
 
-def analysis(size: str, folder: Path, rounds: int, executor: str) -> None:
+def analysis(size: str, folder: Path, rounds: int) -> None:
     run = folder / size
     made = cost_of([*COMMTRACE, "synth", "-o", str(run), *SIZES[size].split(), *FAULTS.split()])
     spans = num_spans(run)
     heading(f"{size}: {spans:,} spans")
     line("synth", made, spans)
     for command in COMMANDS:
-        options = ["--executor", executor] if executor else []
-        line(command, best_of([*COMMTRACE, command, str(run), "--steps", "0:", *options], rounds), spans)
+        line(command, best_of([*COMMTRACE, command, str(run), "--steps", "0:"], rounds), spans)
 
 
 def kineto(files: Sequence[Path], folder: Path, rounds: int, hta_python: str) -> None:
@@ -160,7 +159,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", action="append", choices=sorted(SIZES), help="Of synthetic runs; default: all.")
     parser.add_argument("--rounds", type=int, default=3, help="The quickest of so many counts.")
-    parser.add_argument("--executor", default="", help="As of commtrace summary.")
     parser.add_argument("--kineto", nargs="*", type=Path, default=[], help="Kineto files.")
     parser.add_argument("--hta-python", default="", help="A Python that HTA is installed in.")
     parser.add_argument("--whatif", nargs=2, type=Path, metavar=("TRACE", "META"), help="A published trace.")
@@ -177,7 +175,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sizes = chosen.size or ([] if chosen.kineto or chosen.whatif else list(SIZES))
         for size in sizes:
-            analysis(size, Path(folder), chosen.rounds, chosen.executor)
+            analysis(size, Path(folder), chosen.rounds)
         kineto(chosen.kineto, Path(folder), chosen.rounds, hta_python)
         if chosen.whatif:
             trace, meta = chosen.whatif

@@ -24,7 +24,7 @@ from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.pipeline import Pipeline, reconstruct_pipeline
 from commtrace.analysis.rank_means import rank_means
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import build_program
 from commtrace.analysis.roles import find_roles
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.stragglers.baseline import Baseline

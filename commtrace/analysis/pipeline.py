@@ -23,10 +23,8 @@ from commtrace.analysis.pipeline_schedule import (
     theoretical_ratio_to_work,
 )
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_parts import build_program
-from commtrace.analysis.replay_program import Program, common_steps, stage_of
+from commtrace.analysis.replay_program import Program, build_program, common_steps, stage_of
 from commtrace.analysis.roles import Roles
-from commtrace.analysis.step_parts import StepWorkers
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
@@ -154,21 +152,18 @@ def observe_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> 
     )
 
 
-def reconstruct_pipeline(
-    run: Run, matches: Matches, workers: StepWorkers | None = None, roles: Roles | None = None
-) -> Pipeline | None:
+def reconstruct_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> Pipeline | None:
     """The pipeline of a run, from its spans alone, with the causes of its bubbles if it can be replayed.
 
-    Args:
-        workers: who builds what is replayed; the others are those of :func:`observe_pipeline`, as is what is returned.
+    Arguments and result are those of :func:`observe_pipeline`.
     """
     observed = observe_pipeline(run, matches, roles)
-    return observed.explained(_program(run, matches, workers)) if observed else None
+    return observed.explained(_program(run, matches)) if observed else None
 
 
-def _program(run: Run, matches: Matches, workers: StepWorkers | None) -> Program | None:
+def _program(run: Run, matches: Matches) -> Program | None:
     try:
-        return build_program(run, matches, workers)
+        return build_program(run, matches)
     except ReplayError:
         return None  # the bubble is measured all the same; its causes are then left out
 

@@ -119,7 +119,7 @@ class JoinedGraph:
         edges, nodes: of each graph, the numbers that its edges and nodes have in the whole.
     """
 
-    graphs: tuple[ReplayGraph | JoinedGraph, ...]
+    graphs: tuple[ReplayGraph, ...]
     edges: tuple[Int64, ...]
     nodes: tuple[Int64, ...]
 

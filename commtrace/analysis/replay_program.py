@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.lane_rows import LaneRows
 from commtrace.analysis.match import Matches
-from commtrace.analysis.replay import JoinedGraph, ReplayGraph
+from commtrace.analysis.replay import JoinedGraph, ReplayError, ReplayGraph
 from commtrace.analysis.replay_edges import Edges, StallNodes, connect, work_between, worked_before
 from commtrace.analysis.replay_joins import Joins, Transfers, join_launches
 from commtrace.analysis.replay_lane import Lanes, ReadLanes, concatenate_lanes, read_lanes
@@ -134,12 +134,18 @@ class Program:
         return work_between(before, self.edges.first_piece, self.edges.end_piece)
 
 
-def program_of_steps(run: Run, matches: Matches, bounds: StepBounds) -> Program:
-    """The dependency graph of the steps of which the bounds are given.
+def build_program(run: Run, matches: Matches) -> Program:
+    """Build the dependency graph of the steps that every rank recorded whole.
+
+    The clocks of the ranks must have been aligned.
 
     Raises:
-        ReplayError: what was recorded contradicts itself.
+        ReplayError: no step was recorded by all ranks, or what was recorded contradicts itself.
     """
+    steps = common_steps(run)
+    if not len(steps):
+        raise ReplayError("No step was recorded by all ranks, so nothing can be replayed.")
+    bounds = StepBounds.of(run, steps)
     program, step = _without_graph(run, matches, bounds)
     # Launches and waits are gone by now: the graph takes their memory.
     return replace(program, graph=graph_of_steps(program.edges.source, program.edges.target, step))
@@ -209,7 +215,7 @@ def stage_of(trace: RankTrace) -> int:
 def by_rank(program: Program, rank: Int32, row: Int32, values: Callable[[int], npt.NDArray[Any]]) -> Int64:
     """Of each (rank, row), the rank's value at that row."""
     picked = np.empty(len(rank), np.int64)
-    # Ranks come in ascending runs: one, or one of every part that the program was joined from.
+    # Ranks come in ascending runs.
     heads = np.flatnonzero(np.diff(rank, prepend=-1))
     known = {number: values(number) for number in program.ranks.tolist()}
     for first, end in pairwise([*heads.tolist(), len(rank)]):

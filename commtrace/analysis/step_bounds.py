@@ -49,10 +49,6 @@ class StepBounds(NamedTuple):
         own = np.searchsorted(self.ranks, ranks)
         return self._replace(ranks=ranks, start=self.start[own], end=self.end[own])
 
-    def of_steps(self, steps: Int64) -> StepBounds:
-        own = np.searchsorted(self.steps, steps)
-        return self._replace(steps=steps, start=self.start[:, own], end=self.end[:, own])
-
 
 def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64]:
     """Start and end of each step as recorded, and since when the rank could have been in it."""

@@ -17,8 +17,7 @@ import numpy as np
 
 from commtrace.analysis.match import Matches
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_parts import build_program
-from commtrace.analysis.replay_program import Program
+from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.straggler_waited import most_waited_for

@@ -25,11 +25,9 @@ from commtrace.analysis.pipeline import observe_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.rank_means import RankMean, rank_means
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_parts import build_program
-from commtrace.analysis.replay_program import Program
+from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.run_budget import RunBudget, run_budget
 from commtrace.analysis.step_attempts import LaunchSteps, RepeatedStep, repeated_steps
-from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import Findings, find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
 from commtrace.analysis.unmatched import Unmatched, find_unmatched, roles_of_one_rank
@@ -39,15 +37,12 @@ from commtrace.trace.reader import load_earlier_attempts
 from commtrace.trace.run import Run
 
 
-def summarise(
-    source: str | Path | Run | Window, steps: str | None = None, workers: StepWorkers | None = None
-) -> dict[str, Any]:
+def summarise(source: str | Path | Run | Window, steps: str | None = None) -> dict[str, Any]:
     """Where the time of a run went.
 
     Args:
         source: a run directory, a loaded run, or these steps of one as they were loaded.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first (the warm-up).
-        workers: who analyses ranges of steps side by side.
 
     Returns:
         Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
@@ -64,17 +59,14 @@ def summarise(
         RunNotFoundError: nothing was recorded there.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
     """
-    return summarise_analysis(analyse(source, steps), workers, is_whole=steps is None)
+    return summarise_analysis(analyse(source, steps), is_whole=steps is None)
 
 
-def summarise_analysis(
-    analysis: Analysis, workers: StepWorkers | None = None, *, is_whole: bool = False
-) -> dict[str, Any]:
+def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> dict[str, Any]:
     """The same, of a run that was analysed already.
 
     Args:
         analysis: of the run.
-        workers: as of :func:`summarise`.
         is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
     """
     tables = _tables(analysis, is_whole)
@@ -82,7 +74,7 @@ def summarise_analysis(
     budget, repeated = _launches(analysis.recorded, is_whole)
     path = critical_path(analysis.context, analysis.alignment) if analysis.steps.used else None
     awaited = awaited_ranks(analysis.context)
-    pipeline, findings, lost = _replay(analysis, workers)
+    pipeline, findings, lost = _replay(analysis)
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
     stragglers = [straggler.to_json() for straggler in findings.verdicts]
@@ -158,13 +150,13 @@ class _Replayed(NamedTuple):
     lost: LostTime | None = None
 
 
-def _replay(analysis: Analysis, workers: StepWorkers | None) -> _Replayed:
+def _replay(analysis: Analysis) -> _Replayed:
     run, matches = analysis.run, analysis.matches
     if not analysis.steps.used:
         return _Replayed(None, Findings())
     if any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return _Replayed(None, None)
-    program = _program(run, matches, workers)
+    program = _program(run, matches)
     findings = find_stragglers(run, matches, program=program)
     pipeline = observe_pipeline(run, matches, analysis.roles)
     explained = pipeline.explained(program).to_json() if pipeline else None
@@ -187,9 +179,9 @@ def _most_waited_for(ranks: Sequence[RankMean]) -> str:
     return f" Others waited longest for rank {last.rank}: {share:.0%} of all waiting."
 
 
-def _program(run: Run, matches: Matches, workers: StepWorkers | None) -> Program | None:
+def _program(run: Run, matches: Matches) -> Program | None:
     try:
-        return build_program(run, matches, workers)
+        return build_program(run, matches)
     except ReplayError:
         return None  # The search for stragglers meets the same error and tells the user.
 

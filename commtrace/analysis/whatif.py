@@ -25,8 +25,7 @@ import numpy.typing as npt
 from commtrace.analysis.ideal import equal_stages, mean_segments, median_transfers
 from commtrace.analysis.keys import pack, sort_groups
 from commtrace.analysis.match import Matches
-from commtrace.analysis.replay_parts import build_program
-from commtrace.analysis.replay_program import Program
+from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64

@@ -15,7 +15,6 @@ from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.basis import basis_of, print_basis
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_pipeline
-from commtrace.cli.workers import ExecutorOption, step_workers
 
 
 def pipeline(
@@ -25,7 +24,6 @@ def pipeline(
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
     ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
-    executor: ExecutorOption = "",
 ) -> None:
     """Print the pipeline schedule of a run, and why each stage waits.
 
@@ -35,12 +33,7 @@ def pipeline(
     """
     run = run_directory(runs)
     analysis = analyse(run, steps or None)
-    with step_workers(executor) as workers:
-        found = (
-            reconstruct_pipeline(analysis.run, analysis.matches, workers=workers, roles=analysis.roles)
-            if analysis.steps.used
-            else None
-        )
+    found = reconstruct_pipeline(analysis.run, analysis.matches, analysis.roles) if analysis.steps.used else None
     told = {**found.to_json(), **basis_of(analysis.recorded, analysis.alignment)} if found else None
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")

@@ -12,11 +12,10 @@ from rich.console import Console
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.plan import plan_of, plan_timeline
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
-from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.viewer.report import MOST_STEPS, render
 
 
@@ -26,7 +25,6 @@ def report(
     steps: Annotated[
         str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
     ] = "",
-    executor: ExecutorOption = "",
 ) -> None:
     """Write the timeline and the breakdown of a run as one HTML file.
 
@@ -36,8 +34,7 @@ def report(
     run = run_directory(runs)
     with Console(stderr=True).status(f"Writing {output}"):
         analysis = analyse(run, steps or None)
-        with step_workers(executor) as workers:
-            summary = summarise_analysis(analysis, workers, is_whole=not steps)
+        summary = summarise_analysis(analysis, is_whole=not steps)
         page = render(
             summary,
             Timeline.of_analysis(analysis),

@@ -19,10 +19,8 @@ from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_parts import build_program
-from commtrace.analysis.replay_program import Program
+from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.step_attempts import LaunchSteps, RepeatedStep, repeated_steps
-from commtrace.analysis.step_parts import StepWorkers
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.straggler_verdict import on_gpu
 from commtrace.analysis.stragglers.baseline import Baseline
@@ -36,7 +34,6 @@ from commtrace.cli.console import wide_console
 from commtrace.cli.step_attempts_view import step_attempts_lines
 from commtrace.cli.straggler_view import print_awaited, print_stragglers
 from commtrace.cli.units import milliseconds
-from commtrace.cli.workers import ExecutorOption, step_workers
 from commtrace.errors import CommtraceError
 from commtrace.trace.reader import load_earlier_attempts
 from commtrace.trace.run import Run
@@ -76,7 +73,6 @@ def straggler(
         typer.Option(help="A run of the same job in which it was well: tells what is normal where ranks cannot."),
     ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    executor: ExecutorOption = "",
 ) -> None:
     """Print who slows the job, why, what it costs, and what the job would gain without.
 
@@ -86,8 +82,7 @@ def straggler(
     ideal, M_S when the last stage is.
     """
     run = run_directory(runs)
-    with step_workers(executor) as workers:
-        told = _told(run, steps, workers, _baseline(baseline, workers))
+    told = _told(run, steps, _baseline(baseline))
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     else:
@@ -97,23 +92,23 @@ def straggler(
         _print(console, told)
 
 
-def _baseline(run: str, workers: StepWorkers | None) -> Baseline | None:
+def _baseline(run: str) -> Baseline | None:
     if not run:
         return None
     matched = match_run(run)
-    program = _program(matched, workers)
+    program = _program(matched)
     if program is None:
         raise CommtraceError(f"{run}: traces of the what-if study are no baseline.")
     return Baseline.of(matched.run, program)
 
 
-def _told(run: Path, steps: str, workers: StepWorkers | None, baseline: Baseline | None) -> dict[str, Any]:
+def _told(run: Path, steps: str, baseline: Baseline | None) -> dict[str, Any]:
     matched = match_run(run, steps or None)
     if not matched.steps.used:
         raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
     if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
         raise CommtraceError(f"{run}: {ONLY_KERNELS}")
-    program = _program(matched, workers)
+    program = _program(matched)
     findings = find_stragglers(matched.run, matched.matches, program=program, baseline=baseline)
     slowdown = _what_if(matched, program)
     return {
@@ -147,10 +142,10 @@ def _where(run: Run, ranks: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _program(matched: Matched, workers: StepWorkers | None) -> Program | None:
+def _program(matched: Matched) -> Program | None:
     """The steps for a replay; None of a trace of the study that only the study's rules can replay."""
     try:
-        return build_program(matched.run, matched.matches, workers)
+        return build_program(matched.run, matched.matches)
     except ReplayError as error:
         if is_whatif_run(matched.recorded):
             return None  # The search for stragglers meets the same error and tells the user.

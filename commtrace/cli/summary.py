@@ -12,7 +12,6 @@ from commtrace.analysis.summary import summarise
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.summary_view import print_summary
-from commtrace.cli.workers import ExecutorOption, step_workers
 
 
 def summary(
@@ -28,7 +27,6 @@ def summary(
     all_ranks: Annotated[
         bool, typer.Option("--all-ranks", help="Show every rank; without, the extremes of more than 16.")
     ] = False,
-    executor: ExecutorOption = "",
 ) -> None:
     """Print where the time of a run went, and what to look at.
 
@@ -40,8 +38,7 @@ def summary(
     --steps says which steps to use.
     """
     run = run_directory(runs)
-    with step_workers(executor) as workers:
-        told = summarise(run, steps or None, workers)
+    told = summarise(run, steps or None)
     if json_output:
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     else:

@@ -19,7 +19,7 @@ import numpy as np
 
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import build_program
 from commtrace.analysis.straggler import of_no_single_rank
 from commtrace.analysis.straggler_costs import Bench, Cost
 from commtrace.analysis.straggler_verdict import Verdict

@@ -8,8 +8,7 @@ import pytest
 
 from commtrace.analysis.lost_time import LostTime, lost_time
 from commtrace.analysis.match import match
-from commtrace.analysis.replay_parts import build_program
-from commtrace.analysis.replay_program import Program
+from commtrace.analysis.replay_program import Program, build_program
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.synth import FREE, Fault, Job, synthesize

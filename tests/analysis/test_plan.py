@@ -8,7 +8,7 @@ import pytest
 
 from commtrace.analysis.match import match
 from commtrace.analysis.plan import Plan, plan_of, plan_timeline
-from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import build_program
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from tests.analysis.simulated_schedules import gpipe, interleaved, simulate

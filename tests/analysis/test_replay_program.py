@@ -7,8 +7,7 @@ import pytest
 
 from commtrace.analysis.match import match
 from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_parts import build_program
-from commtrace.analysis.replay_program import Program
+from commtrace.analysis.replay_program import Program, build_program
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
 

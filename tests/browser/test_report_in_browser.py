@@ -10,7 +10,7 @@ import pytest
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.plan import plan_of, plan_timeline
-from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import build_program
 from commtrace.analysis.summary import summarise_analysis
 from commtrace.analysis.timeline import Timeline
 from commtrace.trace.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commtrace.analysis.matched import Matched, match_run
-from commtrace.analysis.replay_parts import build_program
+from commtrace.analysis.replay_program import build_program
 from commtrace.analysis.straggler import find_stragglers
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.synth import Fault, Job, synthesize

@@ -1,8 +1,7 @@
-"""What is found in a run depends neither on how its steps are split, nor on order, codes or the zero of its clocks."""
+"""What is found in a run does not depend on the order, codes and blocks of its rows, or on the zero of its clocks."""
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtrace.analysis.chain import analyse
-from commtrace.analysis.replay_parts import build_program
-from commtrace.analysis.step_bounds import StepBounds
-from commtrace.analysis.step_parts import StepWorkers, cut
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.trace import blocks
@@ -37,23 +32,6 @@ JOBS = st.builds(
     gpus_per_host=st.just(2),
     clocks=st.sampled_from([{}, random_clocks(8, wall_error_ns=2_000_000, drift_ppm=5)]),
 )
-
-
-class _AtOnce(Executor):
-    """Does everything where it is submitted."""
-
-    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(function(*args, **kwargs))
-        return done
-
-
-@settings(max_examples=12, deadline=None)
-@given(job=JOBS, parts=st.integers(2, 9))
-def test_a_summary_does_not_depend_on_how_steps_are_split(job: Job, parts: int) -> None:
-    run = synthesize(job).run
-
-    assert summarise(run, workers=StepWorkers(_AtOnce(), parts)) == summarise(run)
 
 
 @settings(max_examples=6, deadline=None)
@@ -103,38 +81,6 @@ def test_a_summary_does_not_depend_on_which_ranks_are_in_one_block(job: Job, row
         divided = replace(run)
         assert rows > 1 or len(divided.blocks) == len(run.ranks)
         assert summarise(divided) == expected
-
-
-def test_a_part_holds_its_steps_and_what_overlaps_them() -> None:
-    analysis = analyse(synthesize(Job(pp=2, microbatches=2, steps=5)).run)
-    part = cut(analysis.run, analysis.matches, StepBounds.of(analysis.run, np.array([2, 3])))
-    trace = part.run.ranks[1]
-
-    assert sorted(np.unique(trace.spans.step[trace.spans.kind == 0]).tolist()) == [2, 3]
-    np.testing.assert_array_equal(trace.spans.start, analysis.run.ranks[1].spans.start[part.rows[1]])
-
-
-def test_joined_parts_replay_the_same_times() -> None:
-    analysis = analyse(synthesize(Job(pp=2, dp=2, microbatches=4, steps=7)).run)
-    whole = build_program(analysis.run, analysis.matches)
-    joined = build_program(analysis.run, analysis.matches, StepWorkers(_AtOnce(), 3))
-
-    np.testing.assert_array_equal(joined.steps, whole.steps)
-    np.testing.assert_array_equal(joined.step_times(), whole.step_times())
-    np.testing.assert_array_equal(joined.times(origins=joined.start_ns)[joined.last_node], whole.end_ns)
-
-
-def test_ranges_are_never_empty() -> None:
-    assert StepWorkers(_AtOnce(), 4).ranges([5, 6, 7]) == [[5], [6], [7]]
-    assert StepWorkers(_AtOnce(), 2).ranges(range(5)) == [[0, 1, 2], [3, 4]]
-
-
-def test_what_a_worker_raises_is_raised() -> None:
-    def fails(_: int) -> None:
-        raise ValueError("seen")
-
-    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="seen"):
-        StepWorkers(pool, 1).map(fails, [(1,)])
 
 
 def _recoded(spans: Any, count: int) -> Any:

@@ -65,7 +65,7 @@ TOLERANCE_MS: Final = 1.0
 
 COMPUTE: Final = ("compute",)
 HOST: Final = ("host",)
-TENSOR: Final = ("tensor_group", "compute")
+TENSOR: Final = ("tensor_group", "ranks")
 STAGE: Final = ("stage_imbalance",)
 NETWORK: Final = ("communication",)
 SEQUENCES: Final = ("sequence_length_imbalance",)
@@ -79,16 +79,22 @@ class Case:
         family, name: which kind; the name says what is special.
         job: with its faults; without any, nobody must be named.
         causes: words that are right.
+        places: likewise; empty where all are.
     """
 
     family: str
     name: str
     job: Job
     causes: tuple[str, ...] = COMPUTE
+    places: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         return f"{self.family}: {self.name}"
+
+    def is_cause(self, named: Named) -> bool:
+        """Whether place and cause were said as they are."""
+        return named.cause in self.causes and (not self.places or named.place in self.places)
 
 
 class Named(NamedTuple):
@@ -96,11 +102,12 @@ class Named(NamedTuple):
 
     Attributes:
         ranks: the guilty.
-        cause, cost_ms, sentence: as they were said.
+        place, cause, cost_ms, sentence: as they were said.
         steps: over how many the cost of a pause is the mean; 0 of what holds in every step.
     """
 
     ranks: frozenset[int]
+    place: str
     cause: str
     cost_ms: float
     sentence: str
@@ -284,9 +291,9 @@ def _one_rank() -> Iterator[Case]:
     yield Case("one rank", "20 %, overlapped", _with(replace(DP8, overlap_grad_reduce=True), "slow-rank=7:1.2"))
     big = _pipeline(8, 128, microbatches=8, steps=24)
     yield Case("one rank", "30 %, 8 stages of 128", _with(big, "slow-rank=700:1.3"))
-    yield Case("phase", "forward 50 %", _with(DP8, "slow-forward=4:1.5"))
-    yield Case("phase", "backward 30 %", _with(PP4, "slow-backward=4:1.3"))
-    yield Case("phase", "optimizer 400 %", _with(DP4, "slow-optimizer=1:5"), ("compute", "optimizer"))
+    yield Case("phase", "forward 50 %", _with(DP8, "slow-forward=4:1.5"), ("forward",))
+    yield Case("phase", "backward 30 %", _with(PP4, "slow-backward=4:1.3"), ("backward",))
+    yield Case("phase", "optimizer 400 %", _with(DP4, "slow-optimizer=1:5"), ("optimizer",))
 
 
 def _sets() -> Iterator[Case]:
@@ -299,31 +306,29 @@ def _sets() -> Iterator[Case]:
     yield Case("several", "five of 16 alike", _with(DP16, "slow-rank=0,3,6,9,12:1.3"))
     yield Case("several", "two of 64", _with(_job(dp=64), "slow-rank=10,50:1.25"))
     twenty = f"slow-rank={_numbers(range(500, 520))}:1.2"  # two whole hosts among them
-    yield Case("several", "20 of 1,024", _with(_job(dp=1024, steps=30), twenty), ("compute", "host"))
+    yield Case("several", "20 of 1,024", _with(_job(dp=1024, steps=30), twenty))
     yield Case("several", "in two stages", _with(PP2, "slow-rank=1:1.4", "slow-rank=6:1.4"))
     for ranks in (2, 4, 8, 16, 64):
         half = _numbers(range(ranks // 2))
-        causes = ("compute", "host") if ranks > 8 else COMPUTE  # then it is whole hosts of eight
-        yield Case("half", f"half of {ranks}", _with(_job(dp=ranks), f"slow-rank={half}:1.3"), causes)
+        yield Case("half", f"half of {ranks}", _with(_job(dp=ranks), f"slow-rank={half}:1.3"))
     yield Case("half", "half of 8, from the middle on", _with(DP8, "slow-rank=4,5,6,7:1.3@30:60"))
     yield Case("half", "half of each stage", _with(PP2, "slow-rank=0,1,4,5:1.3"))
     yield Case("half", "three of 4", _with(DP4, "slow-rank=1,2,3:1.4"))
-    yield Case("tensor group", "20 %", _with(TP4, "slow-rank=4,5,6,7:1.2"), TENSOR)
-    yield Case("tensor group", "50 %", _with(TP4, "slow-rank=8,9,10,11:1.5"), TENSOR)
-    yield Case("tensor group", "of a stage", _with(ALL, "slow-rank=10,11:1.3"), TENSOR)
+    yield Case("tensor group", "20 %", _with(TP4, "slow-rank=4,5,6,7:1.2"), places=TENSOR)
+    yield Case("tensor group", "50 %", _with(TP4, "slow-rank=8,9,10,11:1.5"), places=TENSOR)
+    yield Case("tensor group", "of a stage", _with(ALL, "slow-rank=10,11:1.3"), places=TENSOR)
 
 
 def _hosts_and_stages() -> Iterator[Case]:
-    both = ("host", "compute")
     for percent in (10, 30):
         job = _with(replace(DP8, gpus_per_host=4), f"slow-host=1:{1 + percent / 100}")
-        yield Case("host", f"{percent} %, one of two", job, HOST)
-    yield Case("host", "20 %, one of four", _with(replace(DP16, gpus_per_host=4), "slow-host=2:1.2"), HOST)
-    yield Case("host", "50 %, one of 128", _with(_job(dp=1024, steps=30), "slow-host=77:1.5"), HOST)
-    yield Case("host", "30 %, two of four", _with(replace(DP16, gpus_per_host=4), "slow-host=0,3:1.3"), HOST)
-    yield Case("host", "5 %, one of eight", _with(_job(dp=64), "slow-host=5:1.05"), HOST)
-    yield Case("host", "of half of each stage", _with(_pipeline(2, 8, gpus_per_host=4), "slow-host=1:1.3"), both)
-    yield Case("host", "from step 30 on", _with(replace(DP16, gpus_per_host=4), "slow-host=1:1.3@30:60"), HOST)
+        yield Case("host", f"{percent} %, one of two", job, places=HOST)
+    yield Case("host", "20 %, one of four", _with(replace(DP16, gpus_per_host=4), "slow-host=2:1.2"), places=HOST)
+    yield Case("host", "50 %, one of 128", _with(_job(dp=1024, steps=30), "slow-host=77:1.5"), places=HOST)
+    yield Case("host", "30 %, two of four", _with(replace(DP16, gpus_per_host=4), "slow-host=0,3:1.3"), places=HOST)
+    yield Case("host", "5 %, one of eight", _with(_job(dp=64), "slow-host=5:1.05"), places=HOST)
+    yield Case("host", "of half of each stage", _with(_pipeline(2, 8, gpus_per_host=4), "slow-host=1:1.3"))
+    yield Case("host", "from step 30 on", _with(replace(DP16, gpus_per_host=4), "slow-host=1:1.3@30:60"), places=HOST)
     for factor in (1.1, 1.2, 1.45, 2.0):
         job = _with(PP4, f"uneven-stage=1:{factor}", jitter=0.02)
         yield Case("stage", f"{factor - 1:.0%} more, of 4", job, STAGE)
@@ -402,7 +407,7 @@ def _mixed() -> Iterator[Case]:
     """The cause that is named first is that of the dearest."""
     yield Case("mixed", "slow rank, slow input", _with(DP8, "slow-rank=1:1.4", "data=6:60"))
     host = replace(DP16, gpus_per_host=4)
-    yield Case("mixed", "slow host, slow rank", _with(host, "slow-host=1:1.4", "slow-rank=13:1.2"), HOST)
+    yield Case("mixed", "slow host, slow rank", _with(host, "slow-host=1:1.4", "slow-rank=13:1.2"), places=HOST)
     yield Case("mixed", "uneven stage, slow rank", _with(PP4, "uneven-stage=1:1.5", "slow-rank=6:1.2"), STAGE)
     yield Case("mixed", "slow rank, slow link", _with(NODES, "slow-rank=7:1.3", "slow-link=0-2:4"))
 
@@ -450,7 +455,8 @@ def offline(case: Case, truth: Truth, run: Run) -> Answer:
     analysis = analyse(run)
     findings = find_stragglers(analysis.run, analysis.matches)
     named = [
-        Named(ranks_in(verdict.who, verdict.rank).union(verdict.ranks), verdict.cause, verdict.cost_ms_per_step,
+        Named(ranks_in(verdict.who, verdict.rank).union(verdict.ranks), verdict.place, verdict.cause,
+              verdict.cost_ms_per_step,
               f"{verdict.who}: {verdict.cause}, {verdict.cost_ms_per_step:.1f} ms. {verdict.evidence}")
         for verdict in findings.verdicts
     ]  # fmt: skip
@@ -484,7 +490,7 @@ def live(case: Case, truth: Truth, run: Run) -> Answer:
     return Answer(
         hit=all(one.hit for one in heard) and bool(heard or not found),
         cause=first.cause if first else "",
-        cause_is_right=first is not None and first.cause in case.causes,
+        cause_is_right=first is not None and case.is_cause(first),
         cost_ms=heard[0].cost_ms if heard else NAN,
         cost_is_right=all(one.cost_is_right for one in heard),
         false_alarms=sum(_is_false(case, truth, one) for one in found),
@@ -583,7 +589,8 @@ def _rows(spans: Spans, names: Sequence[str]) -> list[Row]:
 
 
 def _named_live(one: LiveStraggler) -> Named:
-    return Named(ranks_in(one.who, one.rank).union(one.ranks), one.cause, one.cost_ms_per_step, one.evidence, one.steps)
+    ranks = ranks_in(one.who, one.rank).union(one.ranks)
+    return Named(ranks, one.place, one.cause, one.cost_ms_per_step, one.evidence, one.steps)
 
 
 def ranks_in(who: str, rank: int) -> frozenset[int]:
@@ -622,7 +629,7 @@ def _answer(case: Case, truth: Truth, named: Sequence[Named], unsaid: tuple[str,
     return Answer(
         hit=bool(read) if case.job.faults else not named,
         cause=named[0].cause if named else "",
-        cause_is_right=bool(named) and named[0].cause in case.causes,
+        cause_is_right=bool(named) and case.is_cause(named[0]),
         cost_ms=read[0].cost_ms if read else NAN,
         cost_is_right=bool(read) and all(is_right(one.cost_ms, truth.cost_of_ms(one.ranks)) for one in read),
         false_alarms=sum(_is_false(case, truth, one) for one in named),

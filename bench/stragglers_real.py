@@ -81,6 +81,7 @@ class RealFault:
         name: of the fault.
         pace: of the ranks that have it.
         causes: words that are right.
+        places: likewise; empty where all are.
         link: both of its ends, where nothing tells whether it is the link or the rank that has the fault.
     """
 
@@ -89,11 +90,16 @@ class RealFault:
     pace: Mapping[int, Pace]
     causes: tuple[str, ...] = ("compute",)
     link: frozenset[int] = frozenset()
+    places: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> frozenset[int]:
         """None but these may be named."""
         return self.link | frozenset(self.pace)
+
+    def is_cause(self, named: Any) -> bool:
+        """Whether place and cause were said as they are."""
+        return named.cause in self.causes and (not self.places or named.place in self.places)
 
     def count_until_found(self, named: Sequence[Any]) -> int:
         """As that of bench/stragglers.py."""
@@ -108,10 +114,10 @@ FAULTS: Final = (
     RealFault(REPLICAS, "one rank 50 %", {0: slower(50)}),
     RealFault(REPLICAS, "two of 4 alike, 40 %", {1: slower(40), 3: slower(40)}),
     RealFault(REPLICAS, "two of 4, 50 and 25 %", {0: slower(50), 3: slower(25)}),
-    RealFault(REPLICAS, "one host of two, 30 %", {2: slower(30), 3: slower(30)}, ("host",)),
+    RealFault(REPLICAS, "one host of two, 30 %", {2: slower(30), 3: slower(30)}, places=("host",)),
     RealFault(REPLICAS, "three of 4, 40 %", {0: slower(40), 1: slower(40), 2: slower(40)}),
-    RealFault(REPLICAS, "forward 80 %", {3: Pace(forward=0.054)}),
-    RealFault(REPLICAS, "backward 40 %", {1: Pace(backward=0.084)}),
+    RealFault(REPLICAS, "forward 80 %", {3: Pace(forward=0.054)}, ("forward",)),
+    RealFault(REPLICAS, "backward 40 %", {1: Pace(backward=0.084)}, ("backward",)),
     RealFault(REPLICAS, "data 25 ms", {1: Pace(data=0.027)}, ("data",)),
     RealFault(REPLICAS, "garbage collection", {3: Pace(garbage=5_000)}, ("gc",)),
     RealFault(REPLICAS, "late launch 25 ms", {2: Pace(launch=0.025)}, ("late_launch", "unknown")),
@@ -381,7 +387,7 @@ def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Any:
     analysis = analyse(folder / "run", f"{first + SETTLED}:{first + STEPS - SETTLED}")
     findings = find_stragglers(analysis.run, analysis.matches)
     named = [
-        Named(ranks_in(one.who, one.rank).union(one.ranks), one.cause, one.cost_ms_per_step,
+        Named(ranks_in(one.who, one.rank).union(one.ranks), one.place, one.cause, one.cost_ms_per_step,
               f"{one.who}: {one.cause}, {one.cost_ms_per_step:.1f} ms. {one.evidence}")
         for one in findings.verdicts
     ]  # fmt: skip
@@ -402,7 +408,7 @@ def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]],
         who = straggler["who"]
         if event["kind"] == "straggler":
             ranks, cost_ms = ranks_in(who, straggler["rank"]), straggler["cost_ms_per_step"]
-            current[who] = Named(ranks, straggler["cause"], cost_ms, event["sentence"])
+            current[who] = Named(ranks, straggler["place"], straggler["cause"], cost_ms, event["sentence"])
         else:
             current.pop(who, None)
             seconds_to_clear = event["time"] - end
@@ -424,7 +430,7 @@ def _answer(fault: RealFault, true_ms: float, named: Sequence[Any], unsaid: Sequ
     return Answer(
         hit=bool(count),
         cause=named[0].cause if named else "",
-        cause_is_right=bool(named) and named[0].cause in fault.causes,
+        cause_is_right=bool(named) and fault.is_cause(named[0]),
         cost_ms=named[0].cost_ms if count else NAN,
         cost_is_right=bool(count) and is_right(named[0].cost_ms, true_ms),
         false_alarms=sum(not one.ranks <= fault.ranks for one in named),

@@ -51,6 +51,7 @@ def test_the_truth_about_a_fault_that_moves() -> None:
     ("title", "who", "cause"),
     [
         ("one rank: 10 %, 4 stages", "rank 3 on node0", "compute"),
+        ("phase: forward 50 %", "rank 4 on node0", "forward"),
         ("stage: 20% more, of 4", "stage 1 (ranks 2–3)", "stage_imbalance"),
         ("link: one direction", "link from rank 2 on node1 to rank 4 on node2", "communication"),
         ("sequences: scatter 30%", "no single rank: it moves", "sequence_length_imbalance"),
@@ -90,7 +91,7 @@ def test_what_happened_once_is_told_as_such() -> None:
     ],
 )
 def test_a_hit_is_all_of_the_guilty_before_anybody_else(named: list[set[int]], count: int) -> None:
-    said = [bench.Named(frozenset(ranks), "compute", 1.0, "") for ranks in named]
+    said = [bench.Named(frozenset(ranks), "ranks", "compute", 1.0, "") for ranks in named]
 
     assert bench.count_until_found(("compute",), frozenset({1, 3}), said) == count
 

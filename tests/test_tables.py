@@ -42,16 +42,16 @@ def test_every_state_of_a_step_has_a_column() -> None:
 
 def test_a_straggler_that_moves_between_ranks_has_no_rank() -> None:
     named = Verdict(
-        3, "alpha", "data", "rank 3", 2.5, 0.1, 0.9, "because", "do this", members=(Member(3, "alpha", 2.5),)
+        3, "alpha", "ranks", "data", "rank 3", 2.5, 0.1, 0.9, "because", "do this", members=(Member(3, "alpha", 2.5),)
     )
-    moving = Verdict(-1, "", "gc", "several ranks", 1.0, 0.0, 0.5, "because", "do that")
+    moving = Verdict(-1, "", "job", "gc", "several ranks", 1.0, 0.0, 0.5, "because", "do that")
 
     table = tables.stragglers([named, moving])
 
     assert table.schema == tables.STRAGGLERS
-    assert table.select(["rank", "ranks", "cause", "cost_ms_per_step"]).to_pylist() == [
-        {"rank": 3, "ranks": [3], "cause": "data", "cost_ms_per_step": 2.5},
-        {"rank": None, "ranks": [], "cause": "gc", "cost_ms_per_step": 1.0},
+    assert table.select(["rank", "ranks", "place", "cause", "cost_ms_per_step"]).to_pylist() == [
+        {"rank": 3, "ranks": [3], "place": "ranks", "cause": "data", "cost_ms_per_step": 2.5},
+        {"rank": None, "ranks": [], "place": "job", "cause": "gc", "cost_ms_per_step": 1.0},
     ]
 
 

@@ -7,20 +7,34 @@ from typing import Any, Final, NamedTuple
 
 from commtrace.trace.run import Run
 
+RANKS: Final = "ranks"
+HOST: Final = "host"
+TENSOR_GROUP: Final = "tensor_group"
+STAGE: Final = "stage"
+LINK: Final = "link"
+NETWORK: Final = "network"
+JOB: Final = "job"
+
+PLACES: Final = (RANKS, HOST, TENSOR_GROUP, STAGE, LINK, NETWORK, JOB)
+"""Where time is lost: on ranks that have nothing else in common; a host or a tensor-parallel group, nearly all of whose
+ranks are slow; a pipeline stage; a link between ranks; the network of hosts; now one rank, now another of the job."""
+
 CAUSES: Final = (
     "compute",
+    "forward",
+    "backward",
+    "optimizer",
     "throttled_device",
     "communication",
     "data",
     "gc",
     "checkpoint",
     "evaluation",
-    "host",
-    "tensor_group",
     "stage_imbalance",
     "sequence_length_imbalance",
     "unknown",
 )
+"""Why: ``forward``, ``backward`` and ``optimizer`` where only that phase is slow, ``compute`` where all work is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +76,8 @@ class Verdict:
     Attributes:
         rank: the slow one; the slowest of several; −1 where the cause moves between ranks.
         host: its node; empty where the cause moves.
-        cause: one of CAUSES.
+        place: where time is lost, one of PLACES.
+        cause: why, one of CAUSES.
         who: the same as the sentence names it: a rank, a host or a stage with its ranks, or that it moves.
         cost_ms_per_step: what a step would save without it, everything else that is named mended as well: the median
             over steps; of what strikes now and then (input, garbage collection) or lasts for a part of the run only,
@@ -79,6 +94,7 @@ class Verdict:
 
     rank: int
     host: str
+    place: str
     cause: str
     who: str
     cost_ms_per_step: float
@@ -100,7 +116,9 @@ class Verdict:
 
 
 def cause_in_words(cause: str) -> str:
-    """``stage imbalance``; ``cause unknown`` where the evidence does not tell."""
+    """Return ``stage imbalance``, ``slow backward``; ``cause unknown`` where the evidence does not tell."""
+    if cause in PHASES:
+        return f"slow {PHASES[cause]}"
     return "cause unknown" if cause == "unknown" else cause.replace("_", " ")
 
 
@@ -110,20 +128,8 @@ def on_gpu(run: Run) -> bool:
     return bool(device) and not device.endswith("cpu") and not device.startswith("simulated")
 
 
-CAUSE_IN_WORDS: Final = {
-    "compute": "slow compute",
-    "throttled_device": "a device whose clock is held down",
-    "communication": "slow communication",
-    "data": "waiting for input",
-    "gc": "garbage collection",
-    "checkpoint": "saving",
-    "evaluation": "evaluating",
-    "host": "the whole host is slow",
-    "tensor_group": "a whole tensor-parallel group is slow",
-    "stage_imbalance": "stage imbalance",
-    "sequence_length_imbalance": "sequence length imbalance",
-    "unknown": "time outside forward and backward",
-}
+PHASES: Final = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
+"""The causes that are one phase, in words."""
 
 ACTIVITY: Final = {
     "data": "waiting for input",
@@ -158,14 +164,6 @@ NEXT_STEP: Final = {
         "Evaluate on all ranks, each its own part, or in a job beside this one: while one rank evaluates, all others "
         "wait for it."
     ),
-    "host": (
-        "Look at this host (CPU load, memory pressure, power and clock limits, other jobs); take it out of the job to "
-        "confirm."
-    ),
-    "tensor_group": (
-        "Look at what these ranks share (host, switch, power), and at the slowest of them first: the others of a group "
-        "may work next to it rather than wait for it."
-    ),
     "stage_imbalance": (
         "Move layers from this stage to others, or count embedding and output layer as layers when the model is cut."
     ),
@@ -199,6 +197,8 @@ _NEXT_STEP_OF_SEVERAL: Final = {
 }
 
 
+ONLY_PHASE: Final = "Only the {phase} takes longer; the other phases are as fast as elsewhere."
+
 SLOW_PHASE: Final = (
     "Profile the {phase} here and on another rank (a recompilation, a hook, offloading, other kernels): a slow device "
     "would be slow in the other phases too."
@@ -213,7 +213,31 @@ NOW_AND_THEN: Final = (
 """What to do where work takes longer in some steps only."""
 
 
-def next_step(cause: str, num_ranks: int) -> str:
-    """Return what to do about a cause that so many ranks have."""
+_NEXT_STEP_AT: Final = {
+    HOST: (
+        "Look at this host (CPU load, memory pressure, power and clock limits, other jobs); take it out of the job to "
+        "confirm."
+    ),
+    TENSOR_GROUP: (
+        "Look at what these ranks share (host, switch, power), and at the slowest of them first: the others of a group "
+        "may work next to it rather than wait for it."
+    ),
+}
+"""What to do where all ranks of a place are slow in all that they do."""
+
+_INPUT_OF_HOST: Final = (
+    "Look at the storage that this host reads its input from (mount, cache, network), and give its ranks more workers "
+    "or a deeper prefetch."
+)
+
+
+def next_step(cause: str, num_ranks: int, place: str = RANKS) -> str:
+    """Return what to do about a cause that so many ranks of a place have."""
+    if cause in PHASES:
+        return SLOW_PHASE.format(phase=PHASES[cause])
+    if cause in ("compute", "unknown") and place in _NEXT_STEP_AT:
+        return _NEXT_STEP_AT[place]
+    if cause == "data" and place == HOST:
+        return _INPUT_OF_HOST
     several = _NEXT_STEP_OF_SEVERAL.get(cause) if num_ranks > 1 else None
     return several or NEXT_STEP[cause]

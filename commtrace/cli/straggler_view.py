@@ -9,13 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.straggler_verdict import cause_in_words
+from commtrace.analysis.straggler_verdict import HOST, cause_in_words
 from commtrace.cli.units import milliseconds
 
 _MOST_STRETCHES = 4
 _MOST_MEMBERS = 4
-_OF_A_NODE = frozenset({"compute", "throttled_device", "communication", "host"})
-"""Causes that may go away with the node; a program's own do not."""
+_OF_A_NODE = frozenset({"compute", "throttled_device", "communication"})
+"""Causes that may go away with the node; a program's own do not, unless a whole host has them."""
 
 
 def print_stragglers(
@@ -33,7 +33,7 @@ def print_stragglers(
             f"[bold red]Straggler: {escape(straggler['who'])}[/], {cause_in_words(straggler['cause'])}: {cost}"
         )
         told = [_stretches(straggler), straggler["evidence"], _members(straggler) if with_next_step else ""]
-        if with_next_step and straggler["cause"] in _OF_A_NODE:
+        if with_next_step and (straggler["cause"] in _OF_A_NODE or straggler["place"] == HOST):
             told += [", ".join(straggler["devices"]), f"To keep the next job off it: {straggler['keep_out']}"]
         for text in (*filter(None, told), *([straggler["next_step"]] if with_next_step else [])):
             # Not rich's padding, which fills every line with blanks up to the width.

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from rich.text import Text
 
 from commtrace.analysis.rank_words import seconds_in_words
+from commtrace.analysis.straggler_verdict import cause_in_words
 from commtrace.cli.units import UNKNOWN, milliseconds, share
 from commtrace.top.choice import choose_ranks
 from commtrace.top.frame import URGENT, Frame, RankRow, Slow
@@ -133,7 +134,7 @@ def _slow_line(one: Slow) -> Text:
     cost = f", costs {milliseconds(one.cost_ms_per_step * 1e6)} ms per step" if one.cost_ms_per_step is not None else ""
     since = time.strftime(" since %H:%M:%S", time.localtime(one.since)) if one.since is not None else ""
     return Text.assemble(
-        (f"STRAGGLER {one.who}: {one.cause.replace('_', ' ')}{cost}", "bold red"), f" (by the {one.told_by}{since})"
+        (f"STRAGGLER {one.who}: {cause_in_words(one.cause)}{cost}", "bold red"), f" (by the {one.told_by}{since})"
     )
 
 

@@ -24,7 +24,8 @@ class LiveStraggler:
         rank: the slow one, of several the slowest; −1 where the cause moves between ranks.
         host: its node; empty where the cause moves.
         who: the same in words, as ``commtrace straggler`` says it: a rank, a host or a stage with its ranks, a link.
-        cause: one of :data:`commtrace.analysis.straggler_verdict.CAUSES`.
+        place: where time is lost, one of :data:`commtrace.analysis.straggler_verdict.PLACES`.
+        cause: why, one of :data:`commtrace.analysis.straggler_verdict.CAUSES`.
         since: epoch seconds: begin of the first window in which it stood out.
         cost_ms_per_step: what a step would save without it, all others that are named mended as well, by replaying
             some steps; of what strikes in single steps, the mean over steps. Where no steps could be replayed: the
@@ -40,6 +41,7 @@ class LiveStraggler:
     rank: int
     host: str
     who: str
+    place: str
     cause: str
     since: float
     cost_ms_per_step: float

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from commtrace.analysis.straggler_costs import Bench, Cost
 from commtrace.analysis.straggler_verdict import Verdict
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
 from commtrace.analysis.stragglers.slow_ranks import CHECKPOINT, RARE, WORK, SlowRanks, at_normal_speed, find_slow_ranks
+from commtrace.analysis.stragglers.slow_sets import slow_phase
 from commtrace.analysis.window import Window
 from commtrace.live.gil import Breath
 from commtrace.live.sampled_steps import SampledSteps, SampleError
@@ -130,12 +131,18 @@ class Priced:
         verdicts: on stages, sequences and links, dearest first.
         explained_ns: of each rank, what it works beyond what is normal in work that its peers do as well.
         not_looked_for: causes of such verdicts that cannot be told while ranks or a stage are slow.
+        phase: of each set of slow ranks: the one phase in which they are slow; empty where it is not one.
     """
 
     cost: Mapping[frozenset[int], Cost]
     verdicts: Sequence[Verdict]
     explained_ns: Mapping[int, float]
     not_looked_for: tuple[str, ...] = ()
+    phase: Mapping[frozenset[int], str] = field(default_factory=dict)
+
+    def slow_phase(self, rank: int) -> str:
+        """Return the one phase in which the set of this rank is slow; empty where it is not one, or not known."""
+        return next((phase for ranks, phase in self.phase.items() if rank in ranks), "")
 
     def cost_ns(self, rank: int, excess_ns: float) -> float | None:
         """What the set of this rank costs per step; None where it was not replayed, or most of the excess was not.
@@ -183,6 +190,7 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced
         sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
         _explained_ns(found),
         _UNKNOWN_THEN if slow or has_stage else (),
+        {one: slow_phase(found.bench, one) for one in slow},
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.rank_words import ranks_in_words
-from commtrace.analysis.straggler_verdict import ACTIVITY, Verdict, next_step
+from commtrace.analysis.straggler_verdict import ACTIVITY, HOST, ONLY_PHASE, PHASES, RANKS, Verdict, next_step
 from commtrace.analysis.stragglers.limits import (
     CLEARED_BELOW,
     LIVE,
@@ -42,9 +42,6 @@ Float64 = npt.NDArray[np.float64]
 
 SILENT_WINDOWS: Final = 3.0
 
-HOST: Final = "host"
-"""The cause where nearly all ranks of a host are slow."""
-
 _COMPARED_WITH: Final = {
     PAST: "the ranks of its stage that work as long as before",
     FASTEST: "the fastest ranks of its stage",
@@ -58,6 +55,7 @@ class _Record:
     Attributes:
         well_ns: its work when that was last known to be normal.
         cost_ns: what it costs per step, as far as steps were replayed since it is suspected.
+        phase: the one in which alone it is slow, as the newest replayed steps tell; else empty.
         windows: its work in the last few, and the standard error of it.
     """
 
@@ -70,6 +68,7 @@ class _Record:
     named: LiveStraggler | None = None
     well_ns: float = np.nan
     cost_ns: float | None = None
+    phase: str = ""
     windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_silent: bool = False
     has_ended: bool = False
@@ -109,7 +108,7 @@ class Watch:
         named += [*self._pauses.named, *self._job_wide.named]
         told: dict[tuple[str, str], LiveStraggler] = {}
         for one in sorted(named, key=lambda one: (-one.cost_ms_per_step, one.rank)):
-            told.setdefault((one.cause, one.host if one.cause == HOST else one.who), one)
+            told.setdefault((HOST, one.host) if one.place == HOST else (one.cause, one.who), one)
         return list(told.values())
 
     @property
@@ -221,10 +220,20 @@ class Watch:
         priced: Priced | None,
     ) -> LiveStraggler:
         report, excess, normal = reports[index], float(table.judged.excess_ns[index]), table.judged.normal_ns[index]
-        who, cause, slow_ranks = f"rank {report.rank} on {report.host}", table.cause(index), [report.rank]
+        who, place, cause, slow_ranks = (
+            f"rank {report.rank} on {report.host}",
+            RANKS,
+            table.cause([index]),
+            [report.rank],
+        )
         if report.rank in slow_host:
             slow_ranks = sorted(rank for rank, host in slow_host.items() if host == report.host)
-            who, cause = f"host {report.host} ({ranks_in_words(slow_ranks)})", HOST
+            who, place = f"host {report.host} ({ranks_in_words(slow_ranks)})", HOST
+            cause = table.cause([at for at, other in enumerate(reports) if other.rank in slow_ranks])
+        if priced is not None:
+            record.phase = priced.slow_phase(report.rank)
+        if cause == "compute" and record.phase:
+            cause = record.phase
         waited_ns = float(np.median(table.waiting[table.waits(index)]))
         cost_ns = min(excess, waited_ns) if record.cost_ns is None else record.cost_ns
         replayed_ns = None if priced is None else priced.cost_ns(report.rank, excess)
@@ -235,6 +244,7 @@ class Watch:
             rank=report.rank,
             host=report.host,
             who=who,
+            place=place,
             cause=cause,
             since=record.since,
             cost_ms_per_step=cost_ns / 1e6,
@@ -243,8 +253,9 @@ class Watch:
                 f"Rank {report.rank} works {(normal + excess) / 1e6:.1f} ms per step: {excess / 1e6:.1f} ms more "
                 f"than {_COMPARED_WITH.get(table.judged.told_by[index], 'the ranks of its stage')}, which work "
                 f"{normal / 1e6:.1f} ms. The others stand still for {waited_ns / 1e6:.1f} ms."
+                + (f" {ONLY_PHASE.format(phase=PHASES[cause])}" if cause in PHASES else "")
             ),
-            next_step=next_step(cause, len(slow_ranks)),
+            next_step=next_step(cause, len(slow_ranks), place),
             ranks=tuple(slow_ranks),
         )
 
@@ -255,6 +266,7 @@ class Watch:
             rank=one.rank,
             host=report.host,
             who=f"rank {one.rank} on {report.host}",
+            place=RANKS,
             cause=one.cause,
             since=now - self._seconds,
             cost_ms_per_step=one.cost_ns / 1e6,
@@ -274,6 +286,7 @@ class Watch:
             rank=verdict.rank,
             host=verdict.host,
             who=verdict.who,
+            place=verdict.place,
             cause=verdict.cause,
             since=now - self._seconds,
             cost_ms_per_step=verdict.cost_ms_per_step,
@@ -371,10 +384,13 @@ class _Table:
         quick = others & ~self.judged.is_slow
         return np.asarray(quick if quick.any() else others)
 
-    def cause(self, index: int) -> str:
-        """The work of which it does most beyond what is normal."""
-        own = self.judged.is_normal & (self.stage == self.stage[index])
-        return WORK[int(np.argmax(self.work[index] - np.median(self.work[own], axis=0)))]
+    def cause(self, indices: Sequence[int]) -> str:
+        """The work of which ranks do most beyond what is normal."""
+        excess = np.zeros(len(WORK))
+        for index in indices:
+            own = self.judged.is_normal & (self.stage == self.stage[index])
+            excess += self.work[index] - np.median(self.work[own], axis=0)
+        return WORK[int(np.argmax(excess))]
 
 
 def _error_of_several(windows: Float64, peers: npt.NDArray[np.int64]) -> Float64:
@@ -438,7 +454,7 @@ def _one_per_host(events: Sequence[LiveEvent]) -> list[LiveEvent]:
     """Of the ranks of one slow host, the dearest is told."""
     told: dict[Any, LiveEvent] = {}
     for event in events:
-        is_host = event.straggler is not None and event.straggler.cause == HOST
+        is_host = event.straggler is not None and event.straggler.place == HOST
         key = (event.kind, event.host) if is_host else (event.kind, event.rank, event.time)
         known = told.get(key)
         if known is None or _cost(event) > _cost(known):

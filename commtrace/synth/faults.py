@@ -48,10 +48,10 @@ FORMS: Final = {
 
 CAUSES: Final = {
     SLOW_RANK: "compute",
-    SLOW_FORWARD: "compute",
-    SLOW_BACKWARD: "compute",
-    SLOW_OPTIMIZER: "compute",
-    SLOW_HOST: "host",
+    SLOW_FORWARD: "forward",
+    SLOW_BACKWARD: "backward",
+    SLOW_OPTIMIZER: "optimizer",
+    SLOW_HOST: "compute",
     SLOW_LINK: "communication",
     SLOW_SEND: "communication",
     SLOW_NETWORK: "communication",
@@ -64,7 +64,18 @@ CAUSES: Final = {
     LONG_MICROBATCH: "sequence_length_imbalance",
     SEQUENCE_IMBALANCE: "sequence_length_imbalance",
 }
-"""What each is, in the words of a verdict."""
+"""Why each costs time, in the words of a verdict."""
+
+PLACES: Final = {
+    SLOW_HOST: "host",
+    SLOW_LINK: "link",
+    SLOW_SEND: "link",
+    SLOW_NETWORK: "network",
+    UNEVEN_STAGE: "stage",
+    LONG_MICROBATCH: "job",
+    SEQUENCE_IMBALANCE: "job",
+}
+"""Where, in the words of a verdict, if not on ranks."""
 
 OF_HOSTS: Final = (SLOW_HOST, SLOW_NETWORK)
 OF_PAIRS: Final = (SLOW_LINK, SLOW_SEND, LONG_MICROBATCH)

@@ -9,7 +9,17 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.synth.clocks import PERFECT, Clock
-from commtrace.synth.faults import CAUSES, LONG_MICROBATCH, OF_HOSTS, SEQUENCE_IMBALANCE, UNEVEN_STAGE, Fault
+from commtrace.synth.faults import (
+    CAUSES,
+    LONG_MICROBATCH,
+    OF_HOSTS,
+    PLACES,
+    SEQUENCE_IMBALANCE,
+    SLOW_LINK,
+    SLOW_SEND,
+    UNEVEN_STAGE,
+    Fault,
+)
 from commtrace.synth.job import Job
 from commtrace.synth.layout import Layout
 from commtrace.synth.network import FREE
@@ -190,12 +200,20 @@ def _truth(job: Job, layout: Layout, simulated: Simulated) -> dict[str, Any]:
             {
                 **fault.to_json(),
                 "ranks": _guilty(job, layout, fault),
+                "place": _place(fault),
                 "cause": CAUSES[fault.kind],
                 "cost_ns_per_step": mean - without,
             }
             for fault, without in zip(job.faults, means_without_one, strict=True)
         ],
     }
+
+
+def _place(fault: Fault) -> str:
+    """Where it is: all links of a rank are the rank's."""
+    if fault.kind in (SLOW_LINK, SLOW_SEND) and len(fault.where) == 1:
+        return "ranks"
+    return PLACES.get(fault.kind, "ranks")
 
 
 def _guilty(job: Job, layout: Layout, fault: Fault) -> list[int]:

@@ -72,7 +72,7 @@ class Slow:
     Attributes:
         rank: −1 where the cause moves between ranks.
         host: its node.
-        cause: a word.
+        place, cause: where and why, as a verdict has them; metrics tell no more than ``slow`` or ``own work``.
         cost_ms_per_step: None where the source does not tell it.
         since: epoch seconds, of the monitor.
         evidence: a sentence with the numbers.
@@ -83,6 +83,7 @@ class Slow:
 
     rank: int
     host: str
+    place: str
     cause: str
     cost_ms_per_step: float | None
     evidence: str

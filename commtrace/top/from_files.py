@@ -21,6 +21,7 @@ from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.analysis.step_attempts import LaunchSteps, repeated_steps, told_apart
 from commtrace.analysis.step_inference import infer_steps
 from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.analysis.straggler_verdict import HOST, RANKS
 from commtrace.analysis.stragglers.limits import Thresholds
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
@@ -42,7 +43,6 @@ _LEAST_BEFORE_STALLED_NS: Final = 5_000_000_000
 """A job whose steps take this many times as long as ever, and this long, stands still."""
 
 _NOT_SEEN: Final = "Not, or no longer, in the steps shown."
-HOST: Final = "host"
 _NO_RANK: Final = ("stage_imbalance", "sequence_length_imbalance")
 """Causes that are nobody's: the rank that goes with them is an example."""
 
@@ -130,6 +130,7 @@ class _Straggler(msgspec.Struct, omit_defaults=True):
     evidence: str
     since: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
     who: str | msgspec.UnsetType = msgspec.UNSET
+    place: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Status(msgspec.Struct):
@@ -313,7 +314,15 @@ def _told_by_steps(findings: Findings) -> Iterator[Slow]:
     for one in findings.verdicts:
         others = tuple(rank for rank in one.ranks if rank != one.rank)
         yield Slow(
-            one.rank, one.host, one.cause, one.cost_ms_per_step, one.evidence, STEPS_SHOWN, one.who, others=others
+            one.rank,
+            one.host,
+            one.place,
+            one.cause,
+            one.cost_ms_per_step,
+            one.evidence,
+            STEPS_SHOWN,
+            one.who,
+            others=others,
         )
 
 
@@ -323,7 +332,15 @@ def _told_by_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Iterator
     for one in monitor.get("stragglers", ()):
         who = one.get("who", f"rank {one['rank']} on {one['host']}")
         yield Slow(
-            one["rank"], one["host"], one["cause"], one["cost_ms_per_step"], one["evidence"], MONITOR, who, one["since"]
+            one["rank"],
+            one["host"],
+            one.get("place", RANKS),
+            one["cause"],
+            one["cost_ms_per_step"],
+            one["evidence"],
+            MONITOR,
+            who,
+            one["since"],
         )
 
 
@@ -354,7 +371,7 @@ def _names(several: Slow, one: Slow) -> bool:
     """Whether a finding, which may be about several ranks, names whom another one names."""
     if several.cause in _NO_RANK or one.cause in _NO_RANK:
         return (several.cause, several.who) == (one.cause, one.who)
-    if HOST in (several.cause, one.cause) and several.host == one.host:
+    if HOST in (several.place, one.place) and several.host == one.host:
         return True
     return one.rank in (several.rank, *several.others)
 

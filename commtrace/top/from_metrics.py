@@ -18,6 +18,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
+from commtrace.analysis.straggler_verdict import HOST, RANKS
 from commtrace.analysis.stragglers.limits import SUMS
 from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.errors import RunNotFoundError
@@ -38,7 +39,7 @@ _LARGEST_VALUE: Final = 2.0**52
 _SILENT_SECONDS: Final = 30.0
 _SILENT_STEPS: Final = 10.0
 _NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job"})
-_OF_SAMPLES: Final = frozenset({"phase", "role", "operation", "kind", "le", "part", "straggler_rank", "cause"})
+_OF_SAMPLES: Final = frozenset({"phase", "role", "operation", "kind", "le", "part", "straggler_rank", "place", "cause"})
 """Labels that tell one series of a rank from another, and nothing of the rank."""
 
 
@@ -401,9 +402,8 @@ def _split(exposed_ns: int, wait: float, transfer: float) -> Exposed:
 def _told_by_alerts(alerts: Iterable[Mapping[str, str]], rows: Sequence[RankRow]) -> Iterator[Slow]:
     for labels in alerts:
         rank = int(labels["rank"]) if labels.get("rank", "").isdecimal() else -1
-        yield Slow(
-            rank, labels.get("node", ""), "slow", None, "The alert CommtraceStraggler fires.", ALERT, _who(labels)
-        )
+        evidence = "The alert CommtraceStraggler fires."
+        yield Slow(rank, labels.get("node", ""), RANKS, "slow", None, evidence, ALERT, _who(labels))
 
 
 def _told_by_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterator[Slow]:
@@ -412,9 +412,10 @@ def _told_by_monitor(found: Iterable[Sample], rows: Sequence[RankRow]) -> Iterat
         number = one.labels.get("straggler_rank", "")
         rank = int(number) if number.isdecimal() else -1
         node = hosts.get(rank, "")
-        cause, who = one.labels.get("cause", "unknown"), _who({"rank": number, "node": node})
+        place, cause = one.labels.get("place", RANKS), one.labels.get("cause", "unknown")
+        who = f"host {node}" if place == HOST and node else _who({"rank": number, "node": node})
         evidence = "The monitor on rank 0 names it; its log has the numbers and what to do."
-        yield Slow(rank, node, cause, 1e3 * one.value, evidence, MONITOR, who)
+        yield Slow(rank, node, place, cause, 1e3 * one.value, evidence, MONITOR, who)
 
 
 def _who(labels: Mapping[str, str]) -> str:
@@ -450,7 +451,7 @@ def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> It
         normal_ms = float(judged.normal_ns[row]) / 1e6
         evidence = f"It works {normal_ms + excess_ms:.1f} ms per step; normal at its stage is {normal_ms:.1f} ms."
         number = int(known[row]) if known[row].isdecimal() else -1
-        found.append(Slow(number, labels.get("node", ""), "own work", cost, evidence, METRICS, _who(labels)))
+        found.append(Slow(number, labels.get("node", ""), RANKS, "own work", cost, evidence, METRICS, _who(labels)))
     yield from sorted(found, key=lambda one: -(one.cost_ms_per_step or 0.0))
 
 

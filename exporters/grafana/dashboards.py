@@ -78,7 +78,7 @@ def _overview() -> list[list[Panel]]:
             ),
             table(
                 FOUND, "s", Query(f"commtrace_straggler_cost_seconds{{{RUN}}}", ""),
-                {"straggler_rank": "Slow rank", "cause": "Cause", "Value": "Costs per step"},
+                {"straggler_rank": "Slow rank", "place": "Place", "cause": "Cause", "Value": "Costs per step"},
                 "What the monitor on rank 0 has found (COMMTRACE_EXPORT=prometheus,monitor). Empty is good.",
                 hides=("run_id", "rank", "node", "local_rank", "tp", "pp", "dp"),
             ),

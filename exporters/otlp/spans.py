@@ -173,7 +173,7 @@ class _StepSpans:
             "commtrace.finding.node": finding["host"],
             "commtrace.finding.sentence": finding["sentence"],
         }
-        for name in ("cause", "cost_ms_per_step", "gpu_hours_per_day"):
+        for name in ("place", "cause", "cost_ms_per_step", "gpu_hours_per_day"):
             if name in told:
                 attributes[f"commtrace.finding.{name}"] = told[name]
         begins = round(told["since"] * 1e9) if finding["kind"] == "straggler" and "since" in told else at

@@ -232,11 +232,12 @@ class RankCollector(Collector):
         cost = GaugeMetricFamily(
             "commtrace_straggler_cost_seconds",
             "What a slow rank costs in every step, as the monitor on this rank found; the dearest few.",
-            labels=["straggler_rank", "cause"],
+            labels=["straggler_rank", "place", "cause"],
         )
-        dearest: dict[tuple[str, str], float] = {}
+        dearest: dict[tuple[str, str, str], float] = {}
         for straggler in self._rank.stragglers[:_MOST_STRAGGLERS]:
-            labels = (str(straggler["rank"]), straggler["cause"])  # two links of a rank have the same ones
+            # Two links of a rank have the same ones.
+            labels = (str(straggler["rank"]), straggler["place"], straggler["cause"])
             dearest.setdefault(labels, straggler["cost_ms_per_step"] / 1e3)
         for labels, seconds in dearest.items():
             cost.add_metric(list(labels), seconds)

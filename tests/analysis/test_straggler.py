@@ -30,7 +30,7 @@ def test_a_slow_rank_is_named_with_what_it_costs(slow: int) -> None:
     findings = findings_of(delayed)
 
     (verdict,) = findings.verdicts
-    assert (verdict.rank, verdict.host, verdict.cause, verdict.persistence) == (slow, "node0", "compute", 1.0)
+    assert (verdict.rank, verdict.host, verdict.cause, verdict.persistence) == (slow, "node0", "forward", 1.0)
     assert verdict.cost_ms_per_step == pytest.approx(_step_ms(delayed) - _step_ms(plain))
     assert "needs 4.0 ms per forward (peers 1.0): 24.0 ms per step more" in verdict.evidence
     assert verdict.gpu_hours_per_day == pytest.approx(4 * 24 * (1 - _step_ms(plain) / _step_ms(delayed)))
@@ -79,7 +79,8 @@ def test_a_host_all_of_whose_ranks_are_slow() -> None:
 
     (verdict,) = findings_of(job.run()).verdicts
 
-    assert (verdict.host, verdict.cause, verdict.who) == ("b", "host", "host b (ranks 1, 4)")
+    assert (verdict.host, verdict.place, verdict.cause) == ("b", "host", "forward")
+    assert verdict.who == "host b (ranks 1, 4)"
     assert verdict.cost_ms_per_step == pytest.approx(
         _step_ms(job.run()) - _step_ms(replace(job, extra_forward_ns={}).run())
     )
@@ -125,6 +126,7 @@ def test_a_verdict_as_json() -> None:
         *(
             "rank",
             "host",
+            "place",
             "cause",
             "who",
             "cost_ms_per_step",
@@ -143,7 +145,7 @@ def test_who_was_slow_behind_a_slower_one_is_named_with_it() -> None:
     job = replace(JOB, extra_forward_ns={0: 3 * MS, 3: 2 * MS})
     (verdict,) = findings_of(job.run()).verdicts
 
-    assert (verdict.who, verdict.cause) == ("ranks 0, 3 on node0", "compute")
+    assert (verdict.who, verdict.cause) == ("ranks 0, 3 on node0", "forward")
     slow, plain = _step_ms(job.run()), _step_ms(JOB.run())
     assert verdict.cost_ms_per_step == pytest.approx(slow - plain)
     first, second = verdict.members

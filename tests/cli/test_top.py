@@ -48,7 +48,7 @@ def many(count: int) -> Frame:
         )
         for rank in range(count)
     )
-    slow = Slow(3, "n", "compute", 2.0, "It is slow.", "steps shown", "rank 3 on n")
+    slow = Slow(3, "n", "ranks", "compute", 2.0, "It is slow.", "steps shown", "rank 3 on n")
     return Frame("run", EPOCH_NS, num_steps=1, ranks=rows, stragglers=(slow,))
 
 

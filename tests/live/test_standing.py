@@ -7,7 +7,7 @@ from commtrace.live.standing import StandingFindings
 
 
 def stage(at: float, cause: str = "stage_imbalance") -> LiveStraggler:
-    return LiveStraggler(2, "node0", "stage 1 (ranks 2–3)", cause, at, 30.0, 1.2, "Evidence.", "Do this.")
+    return LiveStraggler(2, "node0", "stage 1 (ranks 2–3)", "stage", cause, at, 30.0, 1.2, "Evidence.", "Do this.")
 
 
 def test_what_is_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:

@@ -157,8 +157,9 @@ def test_a_slow_host_is_one_finding() -> None:
     watch, events = watched(2, slow, ranks=16)
     assert len(events) == 1
     assert events[0].straggler is not None
-    assert (events[0].straggler.cause, events[0].host) == ("host", "node1")
-    assert events[0].sentence.startswith("Straggler: host node1 (ranks 4–7), host: costs ")
+    told = events[0].straggler
+    assert (told.place, told.cause, events[0].host) == ("host", "compute", "node1")
+    assert events[0].sentence.startswith("Straggler: host node1 (ranks 4–7), compute: costs ")
     assert [one.who for one in watch.stragglers] == ["host node1 (ranks 4–7)"]
 
 

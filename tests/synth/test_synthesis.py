@@ -83,24 +83,29 @@ def test_a_second_run_is_not_mixed_into_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause", "rank"),
+    ("fault", "place", "cause", "ranks"),
     [
-        ("slow-rank=3:1.3", "compute", 3),
-        ("data=2:40", "data", 2),
-        ("gc=5:60", "gc", 5),
-        ("slow-host=1:1.3", "host", 4),
+        ("slow-rank=3:1.3", "ranks", "compute", (3,)),
+        ("slow-backward=3:1.3", "ranks", "backward", (3,)),
+        ("data=2:40", "ranks", "data", (2,)),
+        ("gc=5:60", "ranks", "gc", (5,)),
+        ("slow-host=1:1.3", "host", "compute", (2, 3)),
+        ("data=2,3:40", "host", "data", (2, 3)),
     ],
 )
-def test_a_fault_is_found_and_costs_what_it_truly_costs(fault: str, cause: str, rank: int) -> None:
+def test_a_fault_is_found_and_costs_what_it_truly_costs(
+    fault: str, place: str, cause: str, ranks: tuple[int, ...]
+) -> None:
     # Four ranks a host, so that the second stage is on another host than the first one; peers are inside a stage.
-    job = replace(JUDGED, faults=(Fault.parse(fault),), gpus_per_host=2 if cause == "host" else 4)
-    rank = 2 if cause == "host" else rank
+    job = replace(JUDGED, faults=(Fault.parse(fault),), gpus_per_host=2 if place == "host" else 4)
     made = synthesize(job)
     analysis = analyse(made.run)
     (verdict,) = find_stragglers(analysis.run, analysis.matches).verdicts
 
-    assert (verdict.cause, verdict.rank) == (cause, rank)
-    true_ms = made.truth["faults"][0]["cost_ns_per_step"] / 1e6
+    (told,) = made.truth["faults"]
+    assert (verdict.place, verdict.cause, tuple(sorted(verdict.ranks))) == (place, cause, ranks)
+    assert told["cause"] == cause
+    true_ms = told["cost_ns_per_step"] / 1e6
     assert verdict.cost_ms_per_step == pytest.approx(true_ms, rel=0.1)
 
 
@@ -132,25 +137,29 @@ def test_a_slow_network_lengthens_what_leaves_the_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "ranks", "cause", "cost_ms"),
+    ("fault", "ranks", "place", "cause", "cost_ms"),
     [
-        ("slow-rank=1,2:1.5", [1, 2], "compute", 20 * 0.5),
-        ("slow-forward=1:1.5", [1], "compute", 5 * 0.5),
-        ("slow-backward=1:1.5", [1], "compute", 10 * 0.5),
-        ("slow-optimizer=1:1.5", [1], "compute", 5 * 0.5),
-        ("checkpoint=3:8", [3], "checkpoint", 8),
-        ("evaluation=3:8@0:4:2", [3], "evaluation", 4),
-        ("late-launch=0:6", [0], "late_launch", 6),
-        ("long-microbatch=1:3", [], "sequence_length_imbalance", 7.5 * 2),
-        ("long-microbatch=1-2:3", [2], "sequence_length_imbalance", 7.5 * 2),
+        ("slow-rank=1,2:1.5", [1, 2], "ranks", "compute", 20 * 0.5),
+        ("slow-host=0:1.5", [0, 1, 2, 3], "host", "compute", 20 * 0.5),
+        ("slow-forward=1:1.5", [1], "ranks", "forward", 5 * 0.5),
+        ("slow-backward=1:1.5", [1], "ranks", "backward", 10 * 0.5),
+        ("slow-optimizer=1:1.5", [1], "ranks", "optimizer", 5 * 0.5),
+        ("checkpoint=3:8", [3], "ranks", "checkpoint", 8),
+        ("evaluation=3:8@0:4:2", [3], "ranks", "evaluation", 4),
+        ("late-launch=0:6", [0], "ranks", "late_launch", 6),
+        ("slow-link=0-1:2", [0, 1], "link", "communication", 0),
+        ("slow-link=0:2", [0], "ranks", "communication", 0),
+        ("long-microbatch=1:3", [], "job", "sequence_length_imbalance", 7.5 * 2),
+        ("long-microbatch=1-2:3", [2], "job", "sequence_length_imbalance", 7.5 * 2),
     ],
 )
-def test_the_truth_about_a_fault(fault: str, ranks: list[int], cause: str, cost_ms: float) -> None:
+def test_the_truth_about_a_fault(fault: str, ranks: list[int], place: str, cause: str, cost_ms: float) -> None:
     times = {"forward_ns": 2_500_000, "backward_ns": 5_000_000, "optimizer_ns": 5_000_000, "data_ns": 0}
     job = Job(dp=4, microbatches=2, steps=4, jitter=0.0, end_scatter_ns=0, network=FREE, **times)  # type: ignore[arg-type]
     (told,) = synthesize(replace(job, faults=(Fault.parse(fault),))).truth["faults"]
 
-    assert (told["ranks"], told["cause"], told["cost_ns_per_step"]) == (ranks, cause, cost_ms * 1e6)
+    assert (told["ranks"], told["place"], told["cause"]) == (ranks, place, cause)
+    assert told["cost_ns_per_step"] == cost_ms * 1e6
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_job_that_was_started_again_says_so() -> None:
 def test_a_slow_rank_is_named_with_its_cost() -> None:
     job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
     frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS)
-    assert [(one.rank, one.cause, one.told_by) for one in frame.stragglers] == [(2, "compute", "steps shown")]
+    assert [(one.rank, one.cause, one.told_by) for one in frame.stragglers] == [(2, "forward", "steps shown")]
     cost = frame.stragglers[0].cost_ms_per_step
     assert cost is not None
     assert cost > 5.0
@@ -203,7 +203,7 @@ def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
     frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor)
 
     both, other = frame.stragglers
-    assert (both.rank, both.cause, both.since) == (2, "compute", 5.0)
+    assert (both.rank, both.cause, both.since) == (2, "forward", 5.0)
     assert (both.told_by, both.evidence[:6]) == ("monitor and the steps shown", "Rank 2")
     assert (other.who, other.told_by) == ("rank 5 on n", "monitor")
     assert other.evidence == "E. Not, or no longer, in the steps shown."

@@ -18,7 +18,7 @@ from commtrace.analysis.peers import Float64, grouped_median
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.statistics import MEDIAN_DISTANCE
 from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_verdict import Member, Verdict, next_step
+from commtrace.analysis.straggler_verdict import LINK, NETWORK, RANKS, Member, Verdict, next_step
 from commtrace.analysis.stragglers.limits import FEWEST_TRANSFERS, LINKS, SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import Judged, Work, judge
 from commtrace.trace.run import Run
@@ -66,11 +66,13 @@ class _Suspicion(NamedTuple):
     """Slow links that have something in common.
 
     Attributes:
+        place: a link, a rank whose links are all slow, or the network of a host.
         who: in words.
         ranks: the guilty, or the ends of the link.
         rows: of the links.
     """
 
+    place: str
     who: str
     ranks: tuple[int, ...]
     rows: frozenset[int]
@@ -118,6 +120,7 @@ def slow_links(bench: Bench, mended_ns: Int64, slow_ranks: Collection[int]) -> S
             Verdict(
                 rank=one.ranks[0],
                 host=bench.run.ranks[one.ranks[0]].metadata.node,
+                place=one.place,
                 cause=_CAUSE,
                 who=one.who,
                 cost_ms_per_step=cost.ms,
@@ -251,25 +254,25 @@ def _level_of_fast_ones(peers: Int64, typical: Float64) -> Float64:
 def _explanations(run: Run, links: _Links) -> Iterator[_Suspicion]:
     """The slow links by what they share: first what explains many of them, at last each by itself."""
     left = {int(row) for row in np.flatnonzero(links.is_slow)}
-    for who, ranks, rows in _places(run, links):
+    for place, who, ranks, rows in _places(run, links):
         known = [row for row in rows if np.isfinite(links.normal_ns[row])]
         slow = left.intersection(known)
         all_slow = sum(bool(links.is_slow[row]) for row in known)
         partners = {links.link[row].ranks for row in slow}
         if len({frozenset(one) for one in partners}) > 1 and all_slow >= SHARE_OF_HOST * len(known):
             left -= slow
-            yield _Suspicion(who, ranks, frozenset(slow))
+            yield _Suspicion(place, who, ranks, frozenset(slow))
     pairs: dict[frozenset[int], list[int]] = {}
     for row in sorted(left):
         pairs.setdefault(frozenset(links.link[row].ranks), []).append(row)
     for rows in pairs.values():
         yield _Suspicion(
-            _link_in_words(run, [links.link[row] for row in rows]), links.link[rows[0]].ranks, frozenset(rows)
+            LINK, _link_in_words(run, [links.link[row] for row in rows]), links.link[rows[0]].ranks, frozenset(rows)
         )
 
 
-def _places(run: Run, links: _Links) -> Iterator[tuple[str, tuple[int, ...], list[int]]]:
-    """What links may have in common, as words, ranks and rows: the network of a host, a rank, all that it sends."""
+def _places(run: Run, links: _Links) -> Iterator[tuple[str, str, tuple[int, ...], list[int]]]:
+    """What links may have in common, as place, words, ranks and rows: a host, a rank, all that it sends."""
     hosts: dict[str, list[int]] = {}
     for rank, trace in run.ranks.items():
         hosts.setdefault(trace.metadata.node, []).append(rank)
@@ -279,12 +282,12 @@ def _places(run: Run, links: _Links) -> Iterator[tuple[str, tuple[int, ...], lis
         ]
         used = {rank for row in crossing for rank in links.link[row].ranks}.intersection(own)
         if len(used) > 1:
-            yield f"network of host {host} ({ranks_in_words(sorted(own))})", tuple(sorted(used)), crossing
+            yield NETWORK, f"network of host {host} ({ranks_in_words(sorted(own))})", tuple(sorted(used)), crossing
     for rank, trace in run.ranks.items():
         where = f"rank {rank} on {trace.metadata.node}"
-        yield where, (rank,), [row for row, link in enumerate(links.link) if rank in link.ranks]
+        yield RANKS, where, (rank,), [row for row, link in enumerate(links.link) if rank in link.ranks]
         sent = [row for row, link in enumerate(links.link) if link.is_directed and link.ranks[0] == rank]
-        yield f"what {where} sends", (rank,), sent
+        yield RANKS, f"what {where} sends", (rank,), sent
 
 
 def _link_in_words(run: Run, links: Sequence[Link]) -> str:

@@ -6,7 +6,8 @@ side, each alone costs nothing. A member without which the set costs as much is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import eq, ne
@@ -18,7 +19,19 @@ from commtrace.analysis.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.straggler_costs import Bench, Cost
-from commtrace.analysis.straggler_verdict import ACTIVITY, NOW_AND_THEN, SLOW_PHASE, Member, Stretch, Verdict, next_step
+from commtrace.analysis.straggler_verdict import (
+    ACTIVITY,
+    HOST,
+    NOW_AND_THEN,
+    ONLY_PHASE,
+    PHASES,
+    RANKS,
+    TENSOR_GROUP,
+    Member,
+    Stretch,
+    Verdict,
+    next_step,
+)
 from commtrace.analysis.stragglers.limits import ALIKE, SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import FASTEST, PAST, Float64
 from commtrace.analysis.stragglers.slow_ranks import (
@@ -40,13 +53,7 @@ _MOST_SHARES: Final = 16
 
 THROTTLED: Final = "throttled_device"
 
-_OF_DEVICES: Final = ("compute", "host", "tensor_group")
-"""Causes that the readings of devices may explain."""
-
-_PLACES: Final = ("host", "tensor_group")
-"""Causes that name a place rather than what its ranks do."""
-
-_PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer step"}
+_PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 _DIFFERS: Final = 0.01
 """From this share on a phase is told as longer than that of the peers."""
 
@@ -63,9 +70,16 @@ _OTHERS: Final = "the ranks that do the same work"
 
 
 class _Key(NamedTuple):
-    """What is one verdict, in whichever steps."""
+    """What is one verdict, in whichever steps.
 
-    cause: str
+    Attributes:
+        place: one of PLACES.
+        what: the cause that ranks have in common; of a host or a group, what they stand out in.
+        ranks: which.
+    """
+
+    place: str
+    what: str
     ranks: tuple[int, ...]
 
 
@@ -212,33 +226,41 @@ def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Par
             when.setdefault((one.rank, one.cause), []).append(number)
     parts: dict[_Key, list[_Part]] = {}
     for number, own in enumerate(slow):
-        for cause, sharing in _by_what_they_share(run, own):
+        for place, what, sharing in _by_what_they_share(run, own):
             together: dict[tuple[int, ...], list[SlowRank]] = {}
             for one in sharing:
-                stretches = () if cause in _PLACES else tuple(when[one.rank, one.cause])
+                stretches = tuple(when[one.rank, one.cause]) if place == RANKS else ()
                 together.setdefault(stretches, []).append(one)
             for members in together.values():
-                key = _Key(cause, tuple(sorted(one.rank for one in members)))
+                key = _Key(place, what, tuple(sorted(one.rank for one in members)))
                 parts.setdefault(key, []).append(_Part(number, tuple(members)))
     return parts
 
 
-def _by_what_they_share(run: Run, slow: Sequence[SlowRank]) -> list[tuple[str, list[SlowRank]]]:
-    found: list[tuple[str, list[SlowRank]]] = []
+def _by_what_they_share(run: Run, slow: Sequence[SlowRank]) -> list[tuple[str, str, list[SlowRank]]]:
+    """A place, what its ranks have in common, and the ranks: hosts first, then tensor-parallel groups, then causes."""
+    found: list[tuple[str, str, list[SlowRank]]] = []
     left = list(slow)
-    for cause, place, share in (("host", _host_of, SHARE_OF_HOST), ("tensor_group", _tensor_group_of, 1.0)):
-        places: dict[tuple[object, ...], int] = {}
-        for trace in run.ranks:
-            places[place(run, trace)] = places.get(place(run, trace), 0) + 1
-        for one, size in places.items():
-            own = [rank for rank in left if not rank.is_rare and place(run, rank.rank) == one]
-            if 1 < size < len(run.ranks) and len(own) >= max(2.0, share * size):
-                found.append((cause, own))
-                left = [rank for rank in left if rank not in own]
+    for beyond in dict.fromkeys(one.beyond for one in slow):
+        for place, ranks in _whole_places(run, [one for one in slow if one.beyond == beyond]):
+            found.append((place, beyond, ranks))
+            left = [one for one in left if one not in ranks]
     causes: dict[tuple[str, str], list[SlowRank]] = {}
-    for rank in left:
-        causes.setdefault((rank.cause, rank.beyond), []).append(rank)
-    return [*found, *((cause, members) for (cause, _), members in causes.items())]
+    for one in left:
+        causes.setdefault((one.cause, one.beyond), []).append(one)
+    return [*found, *((RANKS, cause, members) for (cause, _), members in causes.items())]
+
+
+def _whole_places(run: Run, slow: Sequence[SlowRank]) -> Iterator[tuple[str, list[SlowRank]]]:
+    """Hosts and tensor-parallel groups, nearly all of whose ranks stand out in the same."""
+    left = list(slow)
+    for place, place_of, share in ((HOST, _host_of, SHARE_OF_HOST), (TENSOR_GROUP, _tensor_group_of, 1.0)):
+        sizes = Counter(place_of(run, trace) for trace in run.ranks)
+        for one, size in sizes.items():
+            own = [rank for rank in left if place_of(run, rank.rank) == one]
+            if 1 < size < len(run.ranks) and len(own) >= max(2.0, share * size):
+                yield place, own
+                left = [rank for rank in left if rank not in own]
 
 
 def _host_of(run: Run, rank: int) -> tuple[object, ...]:
@@ -262,7 +284,7 @@ def _verdict(
     for part in parts:
         bench = replay.stretches[part.stretch].bench
         cost = bench.cost_of(saved_ns, rare=rare)
-        if bench.passes(cost, rare=rare, meant=key.cause in MEANT):
+        if bench.passes(cost, rare=rare, meant=key.what in MEANT):
             prices.append((part, cost))
     if not prices:
         return None
@@ -280,27 +302,38 @@ def _verdict(
     persistence = cost.persistence if rare or len(members) > 1 else first.persistence
     when = None if lasts else _time_of(found.bench)
     devices = [] if rare else [device_evidence(bench.run, member.rank, when) for member in members]
-    device = devices[0] if devices and key.cause in _OF_DEVICES else None
-    is_throttled = key.cause == "compute" and bool(devices) and all(one and one.is_throttled for one in devices)
-    cause = THROTTLED if is_throttled else key.cause
-    evidence = _evidence(found, key.cause, members, persistence)
-    phase = _slow_phase(found.bench, members) if cause == "compute" and not rare else ""
-    if phase:
-        evidence += f" Only the {phase} takes longer; the other phases are as fast as elsewhere."
+    cause = _cause_of(members)
+    device = devices[0] if devices and (cause == "compute" or key.place != RANKS) else None
+    if cause == "compute" and devices and all(one and one.is_throttled for one in devices):
+        cause = THROTTLED
+    evidence = _evidence(found, key.place, cause, members, persistence)
+    if cause == "compute" and not rare:
+        cause = slow_phase(found.bench, {member.rank for member in members}) or cause
+    if cause in PHASES:
+        evidence += f" {ONLY_PHASE.format(phase=PHASES[cause])}"
     return Verdict(
         rank=first.rank,
         host=bench.run.ranks[first.rank].metadata.node,
+        place=key.place,
         cause=cause,
         who=_who(bench.run, key),
         cost_ms_per_step=of_run,
         gpu_hours_per_day=of_run / step_ms * 24 * bench.run.world_size,
         persistence=persistence,
         evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
-        next_step=_next_step(cause, members, phase),
+        next_step=_next_step(key.place, cause, members),
         occurrence=cost.when.in_words() if rare and cost.when.is_rare else "",
         members=_members(replay, dearest, members, slow),
         stretches=stretches,
     )
+
+
+def _cause_of(members: Sequence[SlowRank]) -> str:
+    """What most of their excess is due to."""
+    excess: Counter[str] = Counter()
+    for member in members:
+        excess.update(member.excess_ns)
+    return max(excess, key=lambda cause: excess[cause])
 
 
 def _members(
@@ -365,10 +398,10 @@ def _cost_alike(one: Stretch, other: Stretch) -> bool:
 
 
 def _who(run: Run, key: _Key) -> str:
-    if key.cause == "host":
+    if key.place == HOST:
         return f"host {run.ranks[key.ranks[0]].metadata.node} ({ranks_in_words(key.ranks)})"
     places = _on_hosts(run, key.ranks)
-    return f"tensor-parallel group of {places}" if key.cause == "tensor_group" else places
+    return f"tensor-parallel group of {places}" if key.place == TENSOR_GROUP else places
 
 
 def _on_hosts(run: Run, ranks: Sequence[int]) -> str:
@@ -381,14 +414,14 @@ def _on_hosts(run: Run, ranks: Sequence[int]) -> str:
     return ", ".join(f"{ranks_in_words(own)} on {host}" for host, own in hosts.items())
 
 
-def _evidence(found: SlowRanks, cause: str, members: Sequence[SlowRank], persistence: float) -> str:
+def _evidence(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], persistence: float) -> str:
     bench, first = found.bench, members[0]
     others = _COMPARED_WITH.get(first.told_by, _OTHERS)
     how_often = f"so in {round(persistence * bench.num_steps)} of {bench.num_steps} steps"
     if len(members) > 1:
         more = sorted(100 * member.total_ns / max(member.normal_ns, 1.0) for member in members)
         ranks = ranks_in_words(member.rank for member in members).capitalize()
-        if cause == "host":
+        if place == HOST:
             host = bench.run.ranks[first.rank].metadata.node
             on_host = sum(trace.metadata.node == host for trace in bench.run.ranks.values())
             ranks = f"{_how_many(len(members), on_host)} ranks on {host}"
@@ -440,24 +473,27 @@ def _details(bench: Bench, slow: SlowRank) -> str:
         return "more time outside of forward and backward"
     parts = [
         f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
-        for kind, name in _PHASES.items()
-        for own, peers in [_per_phase(bench, slow.rank, kind)]
+        for kind, phase in _PHASES.items()
+        for name, own, peers in [(PHASES[phase], *_per_phase(bench, slow.rank, kind))]
         if own - peers > _DIFFERS * peers
     ]
     return ", ".join(parts) or f"{slow.excess_ns['compute'] / 1e6:.1f} ms more"
 
 
-def _next_step(cause: str, members: Sequence[SlowRank], phase: str) -> str:
-    if phase:
-        return SLOW_PHASE.format(phase=phase)
-    return NOW_AND_THEN if members[0].beyond == SELDOM else next_step(cause, len(members))
+def _next_step(place: str, cause: str, members: Sequence[SlowRank]) -> str:
+    return NOW_AND_THEN if members[0].beyond == SELDOM else next_step(cause, len(members), place)
 
 
-def _slow_phase(bench: Bench, members: Sequence[SlowRank]) -> str:
-    """The one phase in which all of them are slow, where the others are as fast as elsewhere; empty without."""
+def slow_phase(bench: Bench, ranks: Collection[int]) -> str:
+    """Return the one phase in which all of these are slow, where the others are as fast as elsewhere; empty without.
+
+    Args:
+        bench: of the steps, its peers those whose work is normal.
+        ranks: that compute for too long.
+    """
     work = bench.work
     excess = work.excess_ns()
-    own = np.isin(work.rank, [member.rank for member in members])
+    own = np.isin(work.rank, list(ranks))
     in_phase = own & (work.kind < BETWEEN)
     typical = np.nan_to_num(work.peer_ns * work.per_step)
     all_excess, all_work = float(excess[in_phase].sum()), float(typical[in_phase].sum())

@@ -11,7 +11,7 @@ from commtrace.analysis.keys import pack
 from commtrace.analysis.peers import Float64, grouped_median
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
+from commtrace.analysis.straggler_verdict import JOB, NEXT_STEP, Verdict
 
 _CAUSE: Final = "sequence_length_imbalance"
 
@@ -53,6 +53,7 @@ def uneven_sequences(bench: Bench) -> Verdict | None:
     return Verdict(
         rank=-1,
         host="",
+        place=JOB,
         cause=_CAUSE,
         who="no single rank: it moves",
         cost_ms_per_step=cost.ms,

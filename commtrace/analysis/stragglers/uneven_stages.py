@@ -14,7 +14,7 @@ import numpy as np
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_verdict import NEXT_STEP, Verdict
+from commtrace.analysis.straggler_verdict import NEXT_STEP, STAGE, Verdict
 from commtrace.analysis.stragglers.limits import RECORDED, TWO_ENDS, Limits
 from commtrace.analysis.stragglers.normal import FASTEST, Float64, Judged, Work, judge
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
@@ -69,6 +69,7 @@ def uneven_stages(bench: Bench, mended_ns: Int64, limits: Limits = RECORDED) -> 
     verdict = Verdict(
         rank=first,
         host=bench.run.ranks[first].metadata.node,
+        place=STAGE,
         cause=_CAUSE,
         who=f"stage{'s' * (int(slow.sum()) > 1)} {_in_words(stages[slow])} ({ranks_in_words(ranks)})",
         cost_ms_per_step=cost.ms,

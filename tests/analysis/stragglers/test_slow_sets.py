@@ -59,13 +59,16 @@ def test_one_rank_that_saves_or_evaluates_alone_is_named(fault: str, cause: str,
 
 @pytest.mark.parametrize("ranks", [(3,), (2, 5)])
 @pytest.mark.parametrize(
-    ("fault", "phase"), [("slow-optimizer={}:6", "optimizer step"), ("slow-forward={}:1.5", "forward")]
+    ("fault", "cause", "phase"),
+    [("slow-optimizer={}:6", "optimizer", "optimizer step"), ("slow-forward={}:1.5", "forward", "forward")],
 )
-def test_of_a_rank_that_is_slow_in_one_phase_that_phase_is_named(fault: str, phase: str, ranks: Sequence[int]) -> None:
+def test_of_a_rank_that_is_slow_in_one_phase_that_phase_is_named(
+    fault: str, cause: str, phase: str, ranks: Sequence[int]
+) -> None:
     findings, cost_ms = judged([fault.format(",".join(map(str, ranks)))])
 
     (verdict,) = findings.verdicts
-    assert (set(verdict.ranks), verdict.cause) == (set(ranks), "compute")
+    assert (set(verdict.ranks), verdict.cause) == (set(ranks), cause)
     assert f"Only the {phase} takes longer" in verdict.evidence
     assert "peers" not in verdict.evidence or f"per {phase} (peers" in verdict.evidence
     assert verdict.next_step.startswith(f"Profile the {phase} here and on another rank")
@@ -156,8 +159,8 @@ def test_slow_hosts_are_named_also_where_they_are_the_larger_half(hosts: int, sl
     faults = [f"slow-host={host}:1.3" for host in slow]
     findings, cost_ms = judged(faults, dp=4 * hosts, gpus_per_host=4, steps=12)
 
-    named = {(verdict.cause, tuple(sorted(verdict.ranks))) for verdict in findings.verdicts}
-    assert named == {("host", tuple(range(4 * host, 4 * host + 4))) for host in slow}
+    named = {(verdict.place, verdict.cause, tuple(sorted(verdict.ranks))) for verdict in findings.verdicts}
+    assert named == {("host", "compute", tuple(range(4 * host, 4 * host + 4))) for host in slow}
     assert findings.together_ms_per_step == pytest.approx(cost_ms, rel=0.2)
 
 
@@ -165,7 +168,7 @@ def test_a_slow_tensor_parallel_group_is_one_verdict() -> None:
     findings, cost_ms = judged([f"slow-rank={rank}:1.3" for rank in (2, 3)], tp=2, dp=4, steps=12)
 
     (verdict,) = findings.verdicts
-    assert (verdict.cause, verdict.ranks) == ("tensor_group", (2, 3))
+    assert (verdict.place, verdict.cause, verdict.ranks) == ("tensor_group", "compute", (2, 3))
     assert verdict.who.startswith("tensor-parallel group of ranks 2–3 on ")
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
 

@@ -34,7 +34,7 @@ def exported() -> set[str]:
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
     live = rank()
     live.split = {("all_reduce", "dp"): Split(1, 1)}
-    live.joins, live.stragglers = True, ({"rank": 1, "cause": "compute", "cost_ms_per_step": 1.0},)
+    live.joins, live.stragglers = True, ({"rank": 1, "place": "ranks", "cause": "compute", "cost_ms_per_step": 1.0},)
     samples = {sample.name for family in RankCollector(live, totals).collect() for sample in family.samples}
     return samples | {rule.record for rule in recording_rules(Timing())}
 

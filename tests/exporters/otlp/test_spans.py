@@ -182,7 +182,9 @@ def test_members_of_a_large_group_link_to_the_lowest_and_this_one_to_some(size: 
 
 
 def test_a_finding_of_the_monitor_is_a_span_from_since_when_it_is() -> None:
-    straggler = {"cause": "data", "since": 1_700_000_010.5, "cost_ms_per_step": 3.5, "gpu_hours_per_day": 1.0}
+    straggler = {
+        "place": "ranks", "cause": "data", "since": 1_700_000_010.5, "cost_ms_per_step": 3.5, "gpu_hours_per_day": 1.0,
+    }  # fmt: skip
     finding = {
         "kind": "straggler", "time": 1_700_000_020.0, "rank": 3, "host": "alpha", "sentence": "Rank 3 …",
         "straggler": straggler,
@@ -198,6 +200,7 @@ def test_a_finding_of_the_monitor_is_a_span_from_since_when_it_is() -> None:
         "commtrace.finding": "straggler",
         "commtrace.finding.rank": 3,
         "commtrace.finding.node": "alpha",
+        "commtrace.finding.place": "ranks",
         "commtrace.finding.sentence": "Rank 3 …",
         "commtrace.finding.cause": "data",
         "commtrace.finding.cost_ms_per_step": 3.5,

@@ -30,7 +30,11 @@ def test_every_metric_is_documented() -> None:
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
     live = rank()
-    live.joins, live.score, live.stragglers = True, 1.0, ({"rank": 1, "cause": "compute", "cost_ms_per_step": 1.0},)
+    live.joins, live.score, live.stragglers = (
+        True,
+        1.0,
+        ({"rank": 1, "place": "ranks", "cause": "compute", "cost_ms_per_step": 1.0},),
+    )
     live.budget.add([(schema.STEP, "step", schema.COMPUTE, 0, 1)], {})
     live.split = {("all_reduce", "dp"): Split(1, 1)}
     names = {

@@ -6,6 +6,7 @@
     python bench/stragglers.py --only "half of 4" -v   # one case, with the sentences that were said
     python bench/stragglers.py --only link --ranks 16  # cases with this in their name, of at most so many ranks
     python bench/stragglers.py --only half --seed 7    # the same with other noise
+    python bench/stragglers.py --recorded              # without the monitor
 
 Jobs are simulated (docs/synthetic-runs.md), so the guilty ranks, the cause and the true cost are known: the mean step
 with the faults less the mean step without them, by the simulation's own schedule. *Offline* asks `find_stragglers` as
@@ -336,6 +337,11 @@ def _hosts_and_stages() -> Iterator[Case]:
     yield Case("stage", "30 % more, the first of 2", _with(PP2, "uneven-stage=0:1.3"), STAGE)
     yield Case("stage", "20 % more, two of 8", _with(PP8, "uneven-stage=0,7:1.2"), STAGE)
     yield Case("stage", "20 % more, 8 of 32", _with(_pipeline(8, 32), "uneven-stage=3:1.2"), STAGE)
+    for first in (30, 45):
+        job = _with(PP4, f"uneven-stage=1:1.3@{first}:60", jitter=0.02)
+        yield Case("stage", f"30 % more, from step {first} on", job, STAGE)
+    yield Case("stage", "25 % more, three of 4, late", _with(PP4, "uneven-stage=0,1,3:1.25@30:60", jitter=0.02), STAGE)
+    yield Case("stage", "one always, one late", _with(PP8, "uneven-stage=2:1.3", "uneven-stage=5:1.4@30:60"), STAGE)
     yield Case("stage", "30 % more, no replicas", _with(_pipeline(4, 1), "uneven-stage=2:1.3"), STAGE)
 
 
@@ -443,11 +449,17 @@ def _random_job(random: np.random.Generator) -> Job:
 # A run of a case
 
 
-def judge(case: Case, seed: int | None = None) -> Judged:
-    """Simulate a case and ask both ways."""
+NOT_ASKED: Final = Answer(
+    hit=False, cause="", cause_is_right=False, cost_ms=NAN, cost_is_right=False, false_alarms=0, sentences=()
+)
+
+
+def judge(case: Case, seed: int | None = None, *, is_live: bool = True) -> Judged:
+    """Simulate a case and ask both ways, or only what a recording tells."""
     made = synthesize(case.job if seed is None else replace(case.job, seed=seed))
     truth, run = Truth(made), made.run
-    return Judged(case, truth.ranks, truth.cost_ms, offline(case, truth, run), live(case, truth, run))
+    on = live(case, truth, run) if is_live else NOT_ASKED
+    return Judged(case, truth.ranks, truth.cost_ms, offline(case, truth, run), on)
 
 
 def offline(case: Case, truth: Truth, run: Run) -> Answer:
@@ -649,6 +661,7 @@ def main() -> int:
     parser.add_argument("--clean", type=int, default=0, metavar="N", help="N runs with nothing wrong, at random.")
     parser.add_argument("--seed", type=int, help="Of the noise; default: 0, as the cases say.")
     parser.add_argument("--processes", type=int, default=1, help="That judge cases side by side.")
+    parser.add_argument("--recorded", action="store_true", help="Ask only what a recording tells, not the monitor.")
     parser.add_argument("--list", action="store_true", help="Print the titles of the cases only.")
     parser.add_argument("-v", "--verbose", action="store_true", help="Print what was said of each case.")
     options = parser.parse_args()
@@ -673,7 +686,7 @@ def _told(chosen: Sequence[Case], options: argparse.Namespace) -> Iterator[Judge
     print(f"{'':44s} {'offline':32s} live")
     print(f"{'case':36s} {'true ms':>7s} {'hit':4s} {'cause':13s} {'ms':>7s} {'false':>5s}", end="  ")
     print(f"{'hit':4s} {'cause':13s} {'ms':>7s} {'false':>5s} {'named':>7s} {'cleared':>7s}")
-    work = partial(judge, seed=options.seed)
+    work = partial(judge, seed=options.seed, is_live=not options.recorded)
     if options.processes > 1:
         with ProcessPoolExecutor(options.processes) as pool:
             for one in pool.map(work, chosen):

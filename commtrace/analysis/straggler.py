@@ -10,8 +10,9 @@ waits for the slow one is never named: waiting is no duration in a replay.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ from commtrace.analysis.straggler_waited import most_waited_for
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.limits import RECORDED, Limits, Thresholds
 from commtrace.analysis.stragglers.slow_links import slow_links
-from commtrace.analysis.stragglers.slow_ranks import SlowRanks
-from commtrace.analysis.stragglers.slow_sets import Others, SlowSets, judge_sets
+from commtrace.analysis.stragglers.slow_sets import Others, judge_sets
 from commtrace.analysis.stragglers.stretches import common_change, judge_stretches
 from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
@@ -87,55 +87,73 @@ def find_stragglers(
     stretches = judge_stretches(bench, baseline.of_ranks(bench) if baseline else {})
     sets = judge_sets(bench, stretches)
     verdicts, together = sets.verdicts, sets.together_ms
-    abstentions = tuple(dict.fromkeys(sentence for one in stretches for sentence in one.undecided))
+    undecided = tuple(sentence for one in stretches for sentence in one.undecided)
     if bench.noise_is_known:
-        verdicts, more_ms = _with_stages_and_links(bench, stretches, sets)
-        together += more_ms
+        others = of_no_single_rank(
+            bench, {rank for one in sets.verdicts for rank in one.ranks}, sets.mended_ns, is_cut=True, baseline=baseline
+        )
+        if verdicts and others.verdicts:  # what a rank costs is hidden where others wait for something else as well
+            verdicts = judge_sets(bench, stretches, others.mended).verdicts
+        verdicts = [*verdicts, *others.verdicts]
+        together += sum(verdict.cost_ms_per_step for verdict in others.verdicts)
+        undecided += others.undecided
+        abstentions = tuple(dict.fromkeys(undecided))
     else:
         abstentions = (_too_few_steps(bench),)
-    if not np.isfinite(bench.work.peer_ns).any():
-        abstentions = (_NO_PEERS,)
+    if not np.isfinite(bench.work.peer_ns).any() and not verdicts:
+        abstentions = (_NO_PEERS, *undecided)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     if not ordered:
         changes = common_change(bench), baseline.difference(bench) if baseline else ""
         abstentions += tuple(filter(None, changes))
     # Where it cannot be told what is normal, a comparison with others would be one with the slow.
-    undecided = any(one.undecided for one in stretches)
     waited_for = "" if ordered or undecided else most_waited_for(stretches[0], matches)
     return Findings(tuple(ordered), abstentions, bench.replay_error, together, waited_for)
 
 
-def _with_stages_and_links(bench: Bench, stretches: Sequence[SlowRanks], sets: SlowSets) -> tuple[list[Verdict], float]:
-    """The verdicts on ranks with those on stages, sequences and links, and what the latter cost beside the former."""
-    found, others = of_no_single_rank(bench, {rank for one in sets.verdicts for rank in one.ranks}, sets.mended_ns)
-    of_ranks = sets.verdicts
-    if of_ranks and found:  # what a rank costs is hidden where others wait for something else as well
-        of_ranks = judge_sets(bench, stretches, others).verdicts
-    return [*of_ranks, *found], sum(verdict.cost_ms_per_step for verdict in found)
+class OfNoSingleRank(NamedTuple):
+    """What holds up the job though no rank works longer than those that do the same.
+
+    Attributes:
+        verdicts: on stages, sequences and links.
+        mended: stages and links without it.
+        undecided: sentences on what cannot be told.
+    """
+
+    verdicts: list[Verdict]
+    mended: Others
+    undecided: tuple[str, ...]
 
 
 def of_no_single_rank(
-    bench: Bench, slow_ranks: Collection[int], mended_ns: Int64, limits: Limits = RECORDED
-) -> tuple[list[Verdict], Others]:
-    """Verdicts on stages, sequences and links, and how to mend stages and links.
+    bench: Bench,
+    slow_ranks: Collection[int],
+    mended_ns: Int64,
+    limits: Limits = RECORDED,
+    *,
+    is_cut: bool = False,
+    baseline: Baseline | None = None,
+) -> OfNoSingleRank:
+    """Look for slow stages, sequences and links, and how to mend stages and links.
 
     Args:
         bench: the run.
         slow_ranks: that were found to be slow.
         mended_ns: durations of its segments without these.
         limits: from when on a stage stands out.
+        is_cut: whether the run is cut where stages or links change; else its steps are judged together.
+        baseline: what the same job does where it is well.
     """
-    found, slow = [], set(slow_ranks)
-    stage = uneven_stages(bench, mended_ns, limits)
-    if stage is not None:
-        found.append(stage.verdict)
-        mended_ns = np.asarray(np.rint(mended_ns * stage.ratio), np.int64)
-        slow.update(stage.ranks)
-    elif not slow:  # ranks that are slow now and then have long microbatches, too
-        uneven = uneven_sequences(bench)
-        found += [uneven] if uneven else []
+    usual = baseline.quickest_ns if baseline else {}
+    stages = uneven_stages(bench, mended_ns, limits, is_cut=is_cut, baseline_ns=usual)
+    slow = {*slow_ranks, *stages.ranks}
+    if stages.ratio is not None:
+        mended_ns = np.asarray(np.rint(mended_ns * stages.ratio), np.int64)
+    # Ranks that are slow now and then have long microbatches, too.
+    sequences = None if slow else uneven_sequences(bench)
     links = slow_links(bench, mended_ns, slow)
-    return [*found, *links.verdicts], Others(stage.ratio if stage else None, links.mended_ns)
+    verdicts = [*stages.verdicts, *([sequences] if sequences else []), *links.verdicts]
+    return OfNoSingleRank(verdicts, Others(stages.ratio, links.mended_ns), stages.undecided)
 
 
 def _too_few_steps(bench: Bench) -> str:

@@ -173,7 +173,7 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced
         return at_normal_speed(found, dict.fromkeys(ranks, causes)) if ranks else bench.program.segments.total_ns
 
     everybody = frozenset[int]().union(*slow)
-    verdicts, others = of_no_single_rank(bench, everybody, mended_ns(everybody), LIVE)
+    verdicts, others, _ = of_no_single_rank(bench, everybody, mended_ns(everybody), LIVE)
 
     def saved_ns(ranks: frozenset[int]) -> Int64:
         """What the steps save without these ranks, and without what else is slow."""

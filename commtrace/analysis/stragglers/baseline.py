@@ -9,6 +9,7 @@ from commtrace.analysis.replay_program import Program
 from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
 from commtrace.analysis.stragglers.slow_ranks import typical_work_of_stages
+from commtrace.analysis.stragglers.uneven_stages import quickest_of_stages
 from commtrace.trace.run import Run
 
 
@@ -18,13 +19,16 @@ class Baseline:
 
     Attributes:
         work_ns: by pipeline stage, what its typical rank works per step.
+        quickest_ns: by pipeline stage, what its quickest rank works per step in forward and backward.
     """
 
     work_ns: Mapping[int, float]
+    quickest_ns: Mapping[int, float]
 
     @classmethod
     def of(cls, run: Run, program: Program) -> Baseline:
-        return cls(typical_work_of_stages(Bench.of(run, program, Thresholds())))
+        bench = Bench.of(run, program, Thresholds())
+        return cls(typical_work_of_stages(bench), _quickest(bench))
 
     def of_ranks(self, bench: Bench) -> dict[int, float]:
         """By rank of another run, what is normal at its stage; without the stages that this one lacks."""
@@ -32,11 +36,13 @@ class Baseline:
 
     def difference(self, bench: Bench) -> str:
         """Say how the work of a run, none of whose ranks is slow, differs from this one's; empty if it does not."""
-        own = typical_work_of_stages(bench)
-        if own.keys() != self.work_ns.keys():
-            stages = (f"{len(work)} pipeline stage{'s' * (len(work) != 1)}" for work in (self.work_ns, own))
+        own, other = typical_work_of_stages(bench), self.work_ns
+        if own.keys() != other.keys():
+            stages = (f"{len(work)} pipeline stage{'s' * (len(work) != 1)}" for work in (other, own))
             return f"The baseline tells nothing of this run: it has {next(stages)}, and this run {next(stages)}."
-        work, usual = sum(own.values()), sum(self.work_ns.values())
+        if not any(own.values()):  # no two ranks do the same work
+            own, other = _quickest(bench), self.quickest_ns
+        work, usual = sum(own.values()), sum(other.values())
         if abs(work - usual) <= RECORDED.clearly * usual:
             return ""
         both = f"{work / len(own) / 1e6:.1f} against {usual / len(own) / 1e6:.1f} ms per step"
@@ -50,3 +56,7 @@ class Baseline:
             f"All ranks work less than in the baseline, by {1 - work / usual:.0%} ({both}): it has more to do, or was "
             "not well, and tells nothing of this run."
         )
+
+
+def _quickest(bench: Bench) -> dict[int, float]:
+    return dict(zip(*(column.tolist() for column in quickest_of_stages(bench)), strict=True))

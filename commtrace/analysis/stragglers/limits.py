@@ -52,15 +52,35 @@ SIGMAS_OF_CHANGE: Final = 6.0
 """A run is cut where a rank's work changes by so many standard errors. It is the largest of as many differences as
 there are ranks times steps: 5 is what a million of them reach by chance."""
 
+LAST_OF_TWO: Final = 0.5
+"""The last stage holds the output layer and the loss. Of two stages none is left to tell how much these take: only from
+this excess on the last one is called uneven, unless its past or another run tells."""
+
+SMOOTHED_STEPS: Final = 5
+"""Where a run is cut, each step counts as the median of so many around it: one or two that the machine held up are no
+change."""
+
+NOISIEST: Final = 1.5
+"""No rank counts as noisier than the typical one by more: of few steps, the noise of a single rank is badly known."""
+
+MOST_CHANGES: Final = 32
+SPARE_STEPS: Final = 0.25
+"""Share of the steps that may lie in ends in which nobody was slow yet, or any more."""
+
+DEPENDENCE: Final = 1.5
+"""By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
+
+FEWEST_FOR_DRIFT: Final = 24
+"""Of fewer steps it is not told whether the speed of healthy devices goes up and down slowly."""
+
+STRUCK: Final = 5.0
+"""A rank works far longer than usual in a step if it does by so many standard deviations of its other steps."""
+
 ALIKE: Final = 0.25
 """Stretches that follow each other are one where what a rank works too long, or costs, differs by no more of it."""
 
 SHARE_OF_HOST: Final = 0.75
 """A host is named instead of its ranks when this share of them is slow."""
-
-TWO_ENDS: Final = 0.5
-"""Of two stages one holds the embedding and the other the output layer, and none is left to compare them with: only
-from this excess on the cut is called uneven."""
 
 WINDOWS_TO_NAME: Final = 2
 WINDOWS_OF_LASTING: Final = 4

@@ -10,9 +10,9 @@ it was when the job was well; where that is not known, the fastest one if it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ Float64 = npt.NDArray[np.float64]
 
 MAJORITY: Final = "majority"
 PAST: Final = "past"
+BASELINE: Final = "baseline"
 FASTEST: Final = "fastest"
 UNKNOWN: Final = ""
 
@@ -42,6 +43,7 @@ class Work:
         error_ns: standard error of that.
         scale_ns: what shares are taken of.
         before_ns: the work when the job was well, in its own past or in another run; NaN where unknown.
+        before_by: which of both: PAST or BASELINE.
     """
 
     rank: Int64
@@ -51,6 +53,7 @@ class Work:
     error_ns: Float64
     scale_ns: Float64
     before_ns: Float64 | None = None
+    before_by: str = PAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Judged:
         excess_ns: what the rank works beyond it.
         limit_ns: from which excess on it is slow.
         is_normal: its work makes the norm.
-        told_by: what told normal in its class: MAJORITY, PAST, FASTEST, or UNKNOWN.
+        told_by: what told normal in its class: MAJORITY, PAST, BASELINE, FASTEST, or UNKNOWN.
         undecided: sentences on classes in which it could not be told, with what would tell it.
     """
 
@@ -88,8 +91,23 @@ class Judged:
         return self.rank[self.is_normal]
 
 
-def judge(work: Work, limits: Limits) -> Judged:
-    """Find the ranks whose work is beyond what is normal for their class."""
+class Names(NamedTuple):
+    """How what is judged is called in sentences.
+
+    Attributes:
+        in_words: of numbers, ``ranks 0–2``.
+        alike: those of a class.
+    """
+
+    in_words: Callable[[Sequence[int]], str]
+    alike: str
+
+
+RANKS: Final = Names(ranks_in_words, "ranks that do the same work")
+
+
+def judge(work: Work, limits: Limits, names: Names = RANKS) -> Judged:
+    """Find the ranks, or stages, whose work is beyond what is normal for their class."""
     normal = np.full(len(work.rank), np.nan)
     limit = np.full(len(work.rank), np.inf)
     is_normal = np.zeros(len(work.rank), np.bool_)
@@ -101,12 +119,12 @@ def judge(work: Work, limits: Limits) -> Judged:
         clusters = _clusters(work, own, limits)
         chosen = _normal_cluster(work, clusters, limits)
         if chosen is None:
-            undecided.append(_what_would_tell(work, clusters))
+            undecided.append(_what_would_tell(work, clusters, names))
             continue
         number, by = chosen
         members = clusters[number]
         if by == MAJORITY and _is_far_behind(work, clusters[0], members, limits):
-            undecided.append(_faster_ones(work, clusters[0], members))
+            undecided.append(_faster_ones(work, clusters[0], members, names))
         middle = float(np.median(work.total_ns[members]))
         deviation = float(np.median(np.abs(work.total_ns[members] - middle)))
         scatter = MAD_TO_SIGMA * deviation if len(members) >= FEWEST_FOR_SCATTER else 0.0
@@ -156,7 +174,7 @@ def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tu
         return 0, MAJORITY
     unchanged = _unchanged(work, clusters, limits)
     if unchanged is not None:
-        return unchanged, PAST
+        return unchanged, work.before_by
     if has_majority and not _are_whole_hosts(work, clusters[0], np.concatenate(clusters[1:])):
         return largest, MAJORITY
     enough = 2 * sizes[0] >= sum(sizes) or 1 < sizes[0] == max(sizes)
@@ -187,27 +205,27 @@ def _is_far_behind(work: Work, fastest: Int64, members: Int64, limits: Limits) -
     return behind > limits.clearly * float(np.median(work.scale_ns[members]))
 
 
-def _faster_ones(work: Work, fastest: Int64, members: Int64) -> str:
+def _faster_ones(work: Work, fastest: Int64, members: Int64, names: Names) -> str:
     few, many = (float(np.median(work.total_ns[own])) / 1e6 for own in (fastest, members))
     return (
-        f"{_works(work.rank[fastest].tolist()).capitalize()} {few:.1f} ms per step, and most ranks that do the same "
-        f"work {many:.1f} ms: whether these are slow, or the former have less to do, cannot be told. A run in which "
+        f"{_works(names, work.rank[fastest].tolist()).capitalize()} {few:.1f} ms per step, and most {names.alike} "
+        f"{many:.1f} ms: whether these are slow, or the former have less to do, cannot be told. A run in which "
         "the job was well tells it (--baseline RUN)."
     )
 
 
-def _what_would_tell(work: Work, clusters: Sequence[Int64]) -> str:
+def _what_would_tell(work: Work, clusters: Sequence[Int64], names: Names) -> str:
     groups = [
-        f"{_works(work.rank[own].tolist())} {float(np.median(work.total_ns[own])) / 1e6:.1f} ms per step"
+        f"{_works(names, work.rank[own].tolist())} {float(np.median(work.total_ns[own])) / 1e6:.1f} ms per step"
         for own in clusters[:3]
     ]
     more = ", and others more" if len(clusters) > 3 else ""
     return (
-        f"Which of the ranks that do the same work are slow cannot be told: {', '.join(groups)}{more}, and no group of "
+        f"Which of the {names.alike} are slow cannot be told: {', '.join(groups)}{more}, and no group of "
         "them is the larger half. A run in which the job was well tells it (--baseline RUN), or the steps before the "
         "job changed."
     )
 
 
-def _works(ranks: Sequence[int]) -> str:
-    return f"{ranks_in_words(ranks)} work{'s' * (len(ranks) == 1)}"
+def _works(names: Names, numbers: Sequence[int]) -> str:
+    return f"{names.in_words(numbers)} work{'s' * (len(numbers) == 1)}"

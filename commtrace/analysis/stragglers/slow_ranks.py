@@ -12,8 +12,9 @@ from commtrace.analysis.peers import Float64
 from commtrace.analysis.replay_segments import BETWEEN, Segments
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART
 from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.stragglers.limits import RECORDED
-from commtrace.analysis.stragglers.normal import Judged, Work, judge
+from commtrace.analysis.stragglers.cusum import drift
+from commtrace.analysis.stragglers.limits import DEPENDENCE, RECORDED, STRUCK
+from commtrace.analysis.stragglers.normal import PAST, Judged, Work, judge
 from commtrace.trace.spans import Bool, Int64
 
 WORK: Final = "work"
@@ -27,12 +28,6 @@ SELDOM: Final = "seldom"
 """Work that takes far longer in some steps, of a rank that is as fast as the others in most: its mean counts, too."""
 MEANT: Final = (CHECKPOINT, EVALUATION)
 """Of these, what a program does on purpose: once is enough to be told, if it costs enough."""
-
-DEPENDENCE: Final = 1.5
-"""By how much errors are larger because steps are not independent: what disturbs one often disturbs the next."""
-
-_STRUCK: Final = 5.0
-"""A rank works far longer than usual in a step if it does by so many standard deviations of its other steps."""
 
 _NO_DP: Final = ("tp", "cp", "ep")
 """Ranks at different places of these may load different shares of the input, or none."""
@@ -96,14 +91,15 @@ class SlowRanks:
         return self.judged.undecided if self.bench.noise_is_known else ()
 
 
-def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float]) -> SlowRanks:
+def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float], before_by: str = PAST) -> SlowRanks:
     """Judge the typical work of every rank; of too few steps to know the noise, only what has spans of its own.
 
     Args:
         bench: of the steps.
         before_ns: by rank, its work when the job was well; empty where that is not known.
+        before_by: where that was: PAST or BASELINE.
     """
-    work = _typical_work(bench, before_ns)
+    work = replace(_typical_work(bench, before_ns), before_by=before_by)
     judged = judge(work, RECORDED)
     bench = replace(bench, work=bench.work.among(_normal_ranks(bench, judged)))
     rare = {cause: _judge_rare(bench, work, cause) for cause in RARE}
@@ -150,14 +146,11 @@ def _seldom_ns(bench: Bench) -> Float64:
     typical step.
     """
     segments, steps = bench.program.segments, work_of_steps(bench)
-    stage = np.array([bench.stage_of_rank[rank] for rank in bench.program.ranks.tolist()])
-    more = np.zeros_like(steps)
-    for one in np.unique(stage):
-        more[stage == one] = steps[stage == one] - np.median(steps[stage == one], axis=0)
+    more = beyond_stage(bench, segments.work_ns)
     more -= np.median(more, axis=1, keepdims=True)
     level = np.median(steps, axis=1, keepdims=True)
     noise = MAD_TO_SIGMA * np.median(np.abs(more), axis=1, keepdims=True)
-    least = np.maximum(np.maximum(RECORDED.share * level, RECORDED.least_ns), _STRUCK * noise)
+    least = np.maximum(np.maximum(RECORDED.share * level, RECORDED.least_ns), STRUCK * noise)
     share = np.zeros((len(steps), len(bench.program.steps)))
     share[:, bench.steady] = np.where(more > least, more / np.maximum(steps, 1.0), 0.0)
     return np.asarray(segments.work_ns * share[np.searchsorted(bench.program.ranks, segments.rank), segments.step])
@@ -239,10 +232,16 @@ def noise_between_steps(bench: Bench) -> float:
     return float(np.median((high - low) / QUARTILES_APART / np.maximum(np.median(work, axis=1), 1.0)))
 
 
-def error_of_typical_work(bench: Bench, typical_ns: Float64) -> Float64:
-    """Standard error of medians over the steps, for ranks that scatter as the typical one does."""
+def error_of_typical_work(bench: Bench, typical_ns: Float64, beyond_ns: Float64) -> Float64:
+    """Return the standard error of medians over the steps, for ranks that scatter as the typical one does.
+
+    Args:
+        bench: of the steps.
+        typical_ns: the medians.
+        beyond_ns: of each step, what these work beyond what they have in common: slow drift is seen from it.
+    """
     scale = ERROR_OF_MEDIAN * DEPENDENCE / np.sqrt(max(bench.num_steps, 1))
-    return np.asarray(noise_between_steps(bench) * typical_ns * scale)
+    return np.asarray(noise_between_steps(bench) * typical_ns * scale * drift(beyond_ns, typical_ns))
 
 
 def work_of_steps(bench: Bench) -> Float64:
@@ -256,6 +255,16 @@ def of_steps(bench: Bench, values_ns: Int64 | Float64) -> Float64:
     index = np.searchsorted(bench.program.ranks, segments.rank)
     sums = np.bincount(index * steps + segments.step, values_ns, minlength=len(bench.program.ranks) * steps)
     return np.asarray(sums.reshape(-1, steps)[:, bench.steady], np.float64)
+
+
+def beyond_stage(bench: Bench, values_ns: Int64) -> Float64:
+    """By rank and step that counts: how much more of something it has than the typical rank of its stage, ns."""
+    steps = of_steps(bench, values_ns)
+    stage = np.array([bench.stage_of_rank[rank] for rank in bench.program.ranks.tolist()])
+    beyond = np.zeros_like(steps)
+    for one in np.unique(stage):
+        beyond[stage == one] = steps[stage == one] - np.median(steps[stage == one], axis=0)
+    return beyond
 
 
 def typical_work_of_stages(bench: Bench) -> dict[int, float]:
@@ -281,7 +290,7 @@ def _typical_work(bench: Bench, before_ns: Mapping[int, float]) -> Work:
         peers=np.where(alone, -1 - ranks, stage),
         host=np.unique(nodes, return_inverse=True)[1].reshape(-1).astype(np.int64),
         total_ns=level + np.array([beyond.get(rank, 0.0) for rank in ranks.tolist()]),
-        error_ns=error_of_typical_work(bench, level),
+        error_ns=error_of_typical_work(bench, level, beyond_stage(bench, bench.program.segments.work_ns)),
         scale_ns=level,
         before_ns=np.array([before_ns.get(rank, np.nan) for rank in ranks.tolist()]),
     )

@@ -18,7 +18,7 @@ import numpy as np
 from commtrace.analysis.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
-from commtrace.analysis.straggler_costs import Bench, Cost
+from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.straggler_verdict import (
     ACTIVITY,
     HOST,
@@ -28,12 +28,12 @@ from commtrace.analysis.straggler_verdict import (
     RANKS,
     TENSOR_GROUP,
     Member,
-    Stretch,
     Verdict,
     next_step,
 )
-from commtrace.analysis.stragglers.limits import ALIKE, SHARE_OF_HOST
-from commtrace.analysis.stragglers.normal import FASTEST, PAST, Float64
+from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
+from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST, Float64
+from commtrace.analysis.stragglers.prices import mean_ms, price_of
 from commtrace.analysis.stragglers.slow_ranks import (
     MEANT,
     RARE,
@@ -46,7 +46,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
 )
 from commtrace.trace import schema
 from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Int64
 
 _MOST_SHARES: Final = 16
 """Each share is a replay or two: of sets with more ranks only what they cost together is told."""
@@ -64,6 +64,7 @@ _SLOW_PHASE: Final = 0.7
 _MOST_HOSTS: Final = 3
 _COMPARED_WITH: Final = {
     PAST: "the ranks that do the same work and are as fast as before",
+    BASELINE: "the ranks that do the same work and are as fast as in the baseline",
     FASTEST: "the fastest ranks that do the same work",
 }
 _OTHERS: Final = "the ranks that do the same work"
@@ -280,25 +281,17 @@ def _verdict(
 ) -> Verdict | None:
     """None where it costs too little, too seldom, or does not stand out."""
     rare = all(member.is_rare for part in parts for member in part.members)
-    prices: list[tuple[_Part, Cost]] = []
-    for part in parts:
-        bench = replay.stretches[part.stretch].bench
-        cost = bench.cost_of(saved_ns, rare=rare)
-        if bench.passes(cost, rare=rare, meant=key.what in MEANT):
-            prices.append((part, cost))
-    if not prices:
+    benches = [found.bench for found in replay.stretches]
+    price = price_of(
+        replay.whole, benches, [part.stretch for part in parts], saved_ns, rare=rare, meant=key.what in MEANT
+    )
+    if price is None:
         return None
-    dearest, cost = max(prices, key=lambda price: price[1].ms)
-    found = replay.stretches[dearest.stretch]
+    dearest = next(part for part in parts if part.stretch == price.dearest)
+    cost, found, bench = price.cost, replay.stretches[dearest.stretch], replay.whole
     lasts = len(replay.stretches) == 1
-    within = np.logical_or.reduce([replay.stretches[part.stretch].bench.steady for part, _ in prices])
-    of_run = cost.ms if lasts else _mean_ms(replay.whole.steady, np.where(within, saved_ns, 0))
-    bench = replay.whole
-    # A mean over steps, most of which lack it, is a share of the mean step.
-    step_ms = bench.step_ns / 1e6 if lasts and not rare else _mean_ms(bench.steady, bench.program.measured_step_times())
     members = sorted(dearest.members, key=lambda member: -member.total_ns)
     first = members[0]
-    stretches = () if lasts else _joined([(replay.stretches[part.stretch].bench, price) for part, price in prices])
     persistence = cost.persistence if rare or len(members) > 1 else first.persistence
     when = None if lasts else _time_of(found.bench)
     devices = [] if rare else [device_evidence(bench.run, member.rank, when) for member in members]
@@ -317,14 +310,14 @@ def _verdict(
         place=key.place,
         cause=cause,
         who=_who(bench.run, key),
-        cost_ms_per_step=of_run,
-        gpu_hours_per_day=of_run / step_ms * 24 * bench.run.world_size,
+        cost_ms_per_step=price.ms,
+        gpu_hours_per_day=price.gpu_hours_per_day,
         persistence=persistence,
         evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
         next_step=_next_step(key.place, cause, members),
         occurrence=cost.when.in_words() if rare and cost.when.is_rare else "",
         members=_members(replay, dearest, members, slow),
-        stretches=stretches,
+        stretches=price.stretches,
     )
 
 
@@ -345,7 +338,7 @@ def _members(
 
     def mended(is_mended: Callable[[_WhoAndWhat], bool]) -> float:
         chosen = [tuple(one for one in own if is_mended(_who_and_what(one))) for own in slow]
-        return _mean_ms(bench.steady, replay.saved_ns(chosen))
+        return mean_ms(bench.steady, replay.saved_ns(chosen))
 
     told = []
     for one in members:
@@ -357,10 +350,6 @@ def _members(
     return tuple(told)
 
 
-def _mean_ms(steps: Bool, saved_ns: Int64) -> float:
-    return float(saved_ns[steps].mean()) / 1e6
-
-
 def _time_of(bench: Bench) -> tuple[int, int] | None:
     """From when to when the steps that count lasted, ns; None where they were not recorded as spans."""
     steps = bench.program.steps[bench.steady]
@@ -370,31 +359,6 @@ def _time_of(bench: Bench) -> tuple[int, int] | None:
         begins.extend(trace.spans.start[own].tolist())
         ends.extend(trace.spans.end[own].tolist())
     return (min(begins), max(ends)) if begins else None
-
-
-def _joined(prices: Sequence[tuple[Bench, Cost]]) -> tuple[Stretch, ...]:
-    """The stretches in the order of time; those that follow each other at about the same cost are one."""
-    joined: list[Stretch] = []
-    for bench, cost in prices:
-        numbers = bench.program.steps[bench.steady]
-        own = Stretch(int(numbers[0]), int(numbers[-1]), cost.ms)
-        before = joined[-1] if joined else None
-        if before is not None and _follow(bench.program.steps, before, own) and _cost_alike(before, own):
-            length, more = before.last - before.first + 1, own.last - own.first + 1
-            cost_ms = (length * before.cost_ms_per_step + more * own.cost_ms_per_step) / (length + more)
-            joined[-1] = Stretch(before.first, own.last, cost_ms)
-        else:
-            joined.append(own)
-    return tuple(joined)
-
-
-def _follow(steps: Int64, before: Stretch, own: Stretch) -> bool:
-    return not ((steps > before.last) & (steps < own.first)).any()
-
-
-def _cost_alike(one: Stretch, other: Stretch) -> bool:
-    most = max(one.cost_ms_per_step, other.cost_ms_per_step)
-    return abs(one.cost_ms_per_step - other.cost_ms_per_step) <= ALIKE * most
 
 
 def _who(run: Run, key: _Key) -> str:

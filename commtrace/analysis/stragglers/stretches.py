@@ -1,34 +1,23 @@
-"""Cuts a run where what a rank does changes against its peers, and judges each stretch by itself.
-
-A change is found by binary segmentation with the CUSUM statistic (Page, Continuous Inspection Schemes, 1954;
-Vostrikova, Detecting "disorder" in multidimensional random processes, 1981): of all ranks and all places to cut, the
-one at which the means on both sides are furthest apart in standard errors; then the same on either side of it.
-"""
+"""Cuts a run where what a rank does changes against its peers, and judges each stretch by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.statistics import LOWER_QUARTILE_OF_DISTANCE, MAD_TO_SIGMA
 from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.stragglers.limits import ALIKE, RECORDED, SIGMAS_OF_CHANGE
-from commtrace.analysis.stragglers.normal import Float64
-from commtrace.analysis.stragglers.slow_ranks import DEPENDENCE, SlowRanks, find_slow_ranks, of_steps, work_of_steps
-from commtrace.trace.spans import Bool, Int64
-
-_FILTER: Final = 5
-"""Each step counts as the median of so many around it: one or two that the machine held up are no change."""
-
-_NOISIEST: Final = 1.5
-"""No rank counts as noisier than the typical one by more: of few steps, the noise of a single rank is badly known."""
-
-_MOST_CHANGES: Final = 32
-_SPARE: Final = 0.25
-"""Share of the steps that may lie in ends in which nobody was slow yet, or any more."""
+from commtrace.analysis.stragglers.cusum import (
+    Series,
+    error_of_steps,
+    error_of_strikes,
+    find_cuts,
+    without_single_steps,
+)
+from commtrace.analysis.stragglers.limits import ALIKE, RECORDED
+from commtrace.analysis.stragglers.normal import BASELINE, PAST
+from commtrace.analysis.stragglers.slow_ranks import SlowRanks, beyond_stage, find_slow_ranks, work_of_steps
 
 
 def judge_stretches(bench: Bench, baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
@@ -38,20 +27,26 @@ def judge_stretches(bench: Bench, baseline_ns: Mapping[int, float]) -> list[Slow
         bench: all steps that count.
         baseline_ns: by rank, its work in a run in which the job was well; empty without one.
     """
-    whole = find_slow_ranks(bench, baseline_ns)
+    whole = find_slow_ranks(bench, baseline_ns, BASELINE)
     if not bench.noise_is_known:
         return [whole]
-    bounds = [0, *find_changes(bench), bench.num_steps]
-    if len(bounds) == 2:
-        return [whole]
-    found = _judge_each(bench, bounds, baseline_ns)
-    same = [_are_alike(one, other) for one, other in pairwise(found)]
-    if any(same):
-        bounds = [0, *(at for at, is_same in zip(bounds[1:-1], same, strict=True) if not is_same), bench.num_steps]
-        if len(bounds) == 2:
-            return [whole]
-        found = _judge_each(bench, bounds, baseline_ns)
-    return found if any(one.slow for one in found) else [whole]
+    cuts = find_changes(bench)
+    found = _judge_each(cut_at(bench, cuts), baseline_ns)
+    if any(_are_alike(one, other) for one, other in pairwise(found)):
+        cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
+        found = _judge_each(cut_at(bench, cuts), baseline_ns)
+    return found if cuts and any(one.slow for one in found) else [whole]
+
+
+def cut_at(bench: Bench, cuts: Sequence[int]) -> list[Bench]:
+    """Return the stretches between these places among the steps that count; the whole where there are none."""
+    return [_within(bench, first, end) for first, end in pairwise([0, *cuts, bench.num_steps])] if cuts else [bench]
+
+
+def _within(bench: Bench, first: int, end: int) -> Bench:
+    chosen = np.zeros(len(bench.steady), np.bool_)
+    chosen[np.flatnonzero(bench.steady)[first:end]] = True
+    return bench.within(chosen)
 
 
 def find_changes(bench: Bench) -> list[int]:
@@ -61,19 +56,13 @@ def find_changes(bench: Bench) -> list[int]:
     """
     segments, shortest = bench.program.segments, bench.thresholds.fewest_steps
     level = np.median(work_of_steps(bench), axis=1)
-    series = [_beyond_stage(bench, values) for values in (segments.work_ns, segments.data_ns, segments.gc_ns)]
-    typical = [_without_single_steps(beyond) for beyond in series]
-    work, *strikes = (_error_of_step(beyond, one, level, shortest) for beyond, one in zip(series, typical, strict=True))
-    error = [work, *(np.maximum(own, _error_of_strikes(one)) for own, one in zip(strikes, typical[1:], strict=True))]
+    series = [beyond_stage(bench, values) for values in (segments.work_ns, segments.data_ns, segments.gc_ns)]
+    typical = [without_single_steps(beyond) for beyond in series]
+    work, *strikes = (error_of_steps(beyond, one, level, shortest) for beyond, one in zip(series, typical, strict=True))
+    error = [work, *(np.maximum(own, error_of_strikes(one)) for own, one in zip(strikes, typical[1:], strict=True))]
     least = np.maximum(RECORDED.share * level, RECORDED.least_ns) / 2  # where it comes and goes, means hold half of it
-    return _cut(
-        np.concatenate(typical),
-        np.concatenate(error),
-        np.tile(least, len(series)),
-        shortest,
-        _MOST_CHANGES,
-        _SPARE * bench.num_steps,
-    )
+    together = Series(np.concatenate(typical), np.concatenate(error), np.tile(least, len(series)))
+    return find_cuts(together, shortest)
 
 
 def common_change(bench: Bench) -> str:
@@ -87,9 +76,9 @@ def common_change(bench: Bench) -> str:
     of_rank = np.median(steps, axis=1, keepdims=True)
     level = np.median(of_rank, axis=0)
     typical = level * np.median(steps / np.maximum(of_rank, 1.0), axis=0)[np.newaxis]
-    smooth, shortest = _without_single_steps(typical), bench.thresholds.fewest_steps
-    error = _error_of_step(typical, smooth, level, shortest)
-    cuts = _cut(smooth, error, RECORDED.clearly * level, shortest, _MOST_CHANGES, _SPARE * bench.num_steps)
+    smooth, shortest = without_single_steps(typical), bench.thresholds.fewest_steps
+    error = error_of_steps(typical, smooth, level, shortest)
+    cuts = find_cuts(Series(smooth, error, RECORDED.clearly * level), shortest)
     if not cuts:
         return ""
     before, after = (float(np.median(part)) for part in (smooth[0, : cuts[0]], smooth[0, cuts[-1] :]))
@@ -103,96 +92,13 @@ def common_change(bench: Bench) -> str:
     )
 
 
-def _beyond_stage(bench: Bench, values_ns: Int64) -> Float64:
-    """By rank and step: how much more of something it has than the typical rank of its stage, ns."""
-    steps = of_steps(bench, values_ns)
-    stage = np.array([bench.stage_of_rank[rank] for rank in bench.program.ranks.tolist()])
-    beyond = np.zeros_like(steps)
-    for one in np.unique(stage):
-        beyond[stage == one] = steps[stage == one] - np.median(steps[stage == one], axis=0)
-    return beyond
-
-
-def _error_of_step(beyond: Float64, typical: Float64, level: Float64, shortest: int) -> Float64:
-    """By rank: the standard error of a single step, for means over many."""
-    noise = MAD_TO_SIGMA * np.median(np.abs(np.diff(beyond, axis=1)), axis=1) / np.sqrt(2)
-    scatters = noise[noise > 0]  # not so the input of ranks that get theirs from another one
-    most = _NOISIEST * np.median(scatters) if len(scatters) else 0.0
-    noise = np.maximum(np.minimum(noise, most), 1e-3 * level + 1.0)
-    return np.asarray(DEPENDENCE * noise * _wandering(typical, noise, shortest))
-
-
-def _error_of_strikes(typical: Float64) -> Float64:
-    """By rank: the same for what strikes in few steps, all others being alike: what the filter leaves of strikes."""
-    return np.asarray(DEPENDENCE * np.sqrt((np.diff(typical, axis=1) ** 2).mean(axis=1) / 2))
-
-
-def _wandering(steps: Float64, noise: Float64, length: int) -> float:
-    """By how much the means of so many steps scatter more than they would if steps were independent; 1 at least.
-
-    A device whose clock goes up and down with its temperature is fast for some steps, then slow for some: its steps are
-    like their neighbours, and the noise between neighbours says nothing of it. It is that of the typical rank, and from
-    the lower quartile of the differences between such means: a change of behaviour lies between many of them.
-    """
-    if steps.shape[1] < 3 * length:
-        return 1.0
-    means = np.lib.stride_tricks.sliding_window_view(steps, length, axis=1).mean(axis=2)
-    differences = np.quantile(np.abs(means[:, length:] - means[:, :-length]), 0.25, axis=1)
-    sigma = differences / LOWER_QUARTILE_OF_DISTANCE / np.sqrt(2)
-    return max(1.0, float(np.median(sigma * np.sqrt(length) / noise)))
-
-
-def _without_single_steps(values: Float64) -> Float64:
-    half = _FILTER // 2
-    padded = np.pad(values, ((0, 0), (half, half)), mode="edge")
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, _FILTER, axis=1), axis=2))
-
-
-def _cut(values: Float64, error: Float64, least: Float64, shortest: int, most: int, spare: float) -> list[int]:
-    """Places to cut; ends that are no slower and too short to be judged stay uncut, ``spare`` steps in all."""
-    steps = values.shape[1]
-    if most < 1 or steps < 2 * shortest:
-        return []
-    edge = _FILTER // 2 + 1
-    left = np.arange(edge, steps - edge + 1)
-    sums = np.cumsum(values, axis=1)
-    before, total = sums[:, left - 1], sums[:, -1:]
-    apart = np.abs((total - before) / (steps - left) - before / left)
-    sigmas = apart * np.sqrt(left * (steps - left) / steps) / error[:, np.newaxis]
-    sigmas[apart < least[:, np.newaxis]] = 0.0
-    rank, place = np.unravel_index(int(np.argmax(sigmas)), sigmas.shape)
-    if sigmas[rank, place] < SIGMAS_OF_CHANGE:
-        return []
-    at = int(left[place])
-    if not shortest <= at <= steps - shortest:
-        # One end differs that is too short to be judged by itself.
-        is_first, length = at < shortest, min(at, steps - at)
-        slower_first = before[:, place] / at > (total[:, 0] - before[:, place]) / (steps - at)
-        is_slow = ((sigmas[:, place] >= SIGMAS_OF_CHANGE) & (slower_first == is_first)).any()
-        if not is_slow and length <= spare:
-            # It stays with its neighbours, as steps that cost nothing.
-            rest = values[:, at:] if is_first else values[:, :at]
-            return [one + at * is_first for one in _cut(rest, error, least, shortest, most, spare - length)]
-        at = shortest if is_first else steps - shortest
-    first = _cut(values[:, :at], error, least, shortest, most - 1, spare)
-    second = _cut(values[:, at:], error, least, shortest, most - 1 - len(first), spare)
-    return [*first, at, *(at + one for one in second)]
-
-
-def _judge_each(bench: Bench, bounds: Sequence[int], baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
-    benches = [bench.within(_steps_between(bench, first, end)) for first, end in pairwise(bounds)]
-    found = [find_slow_ranks(one, baseline_ns) for one in benches]
+def _judge_each(benches: Sequence[Bench], baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
+    found = [find_slow_ranks(one, baseline_ns, BASELINE) for one in benches]
     judged = []
     for number, one in enumerate(found):
-        before = {**baseline_ns, **_when_all_were_alike(found, number)}
-        judged.append(find_slow_ranks(benches[number], before) if before else one)
+        past = _when_all_were_alike(found, number)
+        judged.append(find_slow_ranks(benches[number], {**baseline_ns, **past}, PAST) if past else one)
     return judged
-
-
-def _steps_between(bench: Bench, first: int, end: int) -> Bool:
-    chosen = np.zeros(len(bench.steady), np.bool_)
-    chosen[np.flatnonzero(bench.steady)[first:end]] = True
-    return chosen
 
 
 def _when_all_were_alike(found: Sequence[SlowRanks], number: int) -> dict[int, float]:

@@ -1,12 +1,16 @@
 """Pipeline stages of which even the quickest rank has more to do than the ranks of other stages.
 
 Ranks of different stages do not do the same work, so a whole stage that is slow is no straggler among its peers: it has
-too many layers, or layers that cost more. The rule for ranks holds for stages, too: normal is what most stages do.
+too many layers, or layers that cost more. The rule for ranks holds for stages, too: normal is what most stages do, or
+what they did before, and a run is cut where a stage changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,9 +19,12 @@ from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_word
 from commtrace.analysis.replay_segments import BACKWARD, FORWARD
 from commtrace.analysis.straggler_costs import Bench
 from commtrace.analysis.straggler_verdict import NEXT_STEP, STAGE, Verdict
-from commtrace.analysis.stragglers.limits import RECORDED, TWO_ENDS, Limits
-from commtrace.analysis.stragglers.normal import FASTEST, Float64, Judged, Work, judge
-from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work
+from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
+from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
+from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST, Float64, Judged, Names, Work, judge
+from commtrace.analysis.stragglers.prices import Price, price_of
+from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work, of_steps
+from commtrace.analysis.stragglers.stretches import cut_at
 from commtrace.trace.spans import Int64
 
 _CAUSE: Final = "stage_imbalance"
@@ -27,62 +34,92 @@ class UnevenStages(NamedTuple):
     """Stages with too much work.
 
     Attributes:
-        verdict: on them.
+        verdicts: dearest first.
         ranks: all of theirs.
-        ratio: of each segment, what it would last if they did what is normal, as a share of what it lasts.
+        ratio: of each segment, what it would last if they did what is normal, as a share of what it lasts; None where
+            there are none.
+        undecided: sentences on stages of which it cannot be told, with what would tell.
     """
 
-    verdict: Verdict
-    ranks: tuple[int, ...]
-    ratio: Float64
+    verdicts: tuple[Verdict, ...] = ()
+    ranks: tuple[int, ...] = ()
+    ratio: Float64 | None = None
+    undecided: tuple[str, ...] = ()
 
 
-def uneven_stages(bench: Bench, mended_ns: Int64, limits: Limits = RECORDED) -> UnevenStages | None:
-    """The stages that hold up the others, and what the job would save if they did what is normal.
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """What the quickest rank of each stage typically works in forward and backward in some steps.
+
+    Attributes:
+        bench: of the steps.
+        stages: their numbers.
+        quickest_ns: per step.
+        judged: which of them work too long.
+    """
+
+    bench: Bench
+    stages: Int64
+    quickest_ns: Float64
+    judged: Judged
+
+    @property
+    def slow(self) -> tuple[int, ...]:
+        return tuple(self.stages[self.judged.is_slow].tolist())
+
+    def row(self, stage: int) -> int:
+        return int(np.searchsorted(self.stages, stage))
+
+
+def uneven_stages(
+    bench: Bench,
+    mended_ns: Int64,
+    limits: Limits = RECORDED,
+    *,
+    is_cut: bool = False,
+    baseline_ns: Mapping[int, float] | None = None,
+) -> UnevenStages:
+    """Find the stages that hold up the others, and what the job would save if they did what is normal.
 
     Args:
         bench: the run.
         mended_ns: durations of its segments without the ranks that are slow among their peers.
         limits: from when on a stage stands out.
+        is_cut: whether the run is cut where a stage changes; else its steps are judged together.
+        baseline_ns: by stage, what its quickest rank works in a run in which the job was well.
     """
-    stages, quickest = _quickest_of_stages(bench)
+    stages, quickest = quickest_of_stages(bench)
     if len(stages) < 2:
-        return None
-    judged = _judge_stages(bench, stages, quickest, limits)
-    slow = judged.is_slow
-    if len(stages) == 2:  # one holds the embedding, the other the output layer
-        slow = slow & (judged.excess_ns > TWO_ENDS * judged.normal_ns)
-    if not slow.any():
-        return None
-    segments = bench.program.segments
-    ratio = np.ones(int(max(stages.max(), segments.stage.max(initial=0))) + 1)
-    ratio[stages[slow]] = (judged.normal_ns / quickest)[slow]
-    in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
-    evened = np.where(in_phase, ratio[np.maximum(segments.stage, 0)], 1.0)
-    saved = bench.saved_ns(np.asarray(np.rint(mended_ns * evened), np.int64)) - bench.saved_ns(mended_ns)
-    cost = bench.cost_of(saved)
-    if not bench.passes(cost):
-        return None
-    slowest = int(np.argmax(np.where(slow, judged.excess_ns, -np.inf)))
-    ranks = [rank for rank, stage in bench.stage_of_rank.items() if stage in set(stages[slow].tolist())]
-    first = min(rank for rank in ranks if bench.stage_of_rank[rank] == stages[slowest])
-    verdict = Verdict(
-        rank=first,
-        host=bench.run.ranks[first].metadata.node,
-        place=STAGE,
-        cause=_CAUSE,
-        who=f"stage{'s' * (int(slow.sum()) > 1)} {_in_words(stages[slow])} ({ranks_in_words(ranks)})",
-        cost_ms_per_step=cost.ms,
-        gpu_hours_per_day=bench.gpu_hours_per_day(cost),
-        persistence=cost.persistence,
-        evidence=_evidence(stages, quickest, judged, slowest) + _or_slow_instead(bench, ranks),
-        next_step=NEXT_STEP[_CAUSE],
+        return UnevenStages()
+    found = _judge_stretches(bench, stages, quickest, limits, baseline_ns or {}, is_cut=is_cut)
+    undecided = tuple(dict.fromkeys(sentence for one in found for sentence in one.judged.undecided))
+    when: dict[int, list[int]] = {}
+    for number, one in enumerate(found):
+        for stage in one.slow:
+            when.setdefault(stage, []).append(number)
+    together: dict[tuple[int, ...], list[int]] = {}
+    for stage, held_in in when.items():
+        together.setdefault(tuple(held_in), []).append(stage)
+    saved_ns = partial(_saved_ns, bench, mended_ns, found)
+    all_saved = saved_ns(when)
+    verdicts: list[Verdict] = []
+    named: set[int] = set()
+    for numbers, own in together.items():
+        saved = all_saved if len(together) == 1 else all_saved - saved_ns(when.keys() - own)
+        price = price_of(bench, [one.bench for one in found], numbers, saved)
+        if price is not None:
+            verdicts.append(_verdict(bench, found[price.dearest], sorted(own), price))
+            named.update(own)
+    return UnevenStages(
+        tuple(sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)),
+        tuple(rank for rank, stage in bench.stage_of_rank.items() if stage in named),
+        _ratio(found, named) if named else None,
+        undecided,
     )
-    return UnevenStages(verdict, tuple(ranks), evened)
 
 
-def _quickest_of_stages(bench: Bench) -> tuple[Int64, Float64]:
-    """The stages, and what the quickest rank of each typically works in forward and backward, ns per step."""
+def quickest_of_stages(bench: Bench) -> tuple[Int64, Float64]:
+    """Return the stages, and what the quickest rank of each typically works in forward and backward, ns per step."""
     work = bench.work
     in_phase = (work.kind == FORWARD) | (work.kind == BACKWARD)
     per_entry = np.nan_to_num(work.own_ns * work.per_step)
@@ -94,34 +131,170 @@ def _quickest_of_stages(bench: Bench) -> tuple[Int64, Float64]:
     return stages, np.array([quickest[stage] for stage in stages.tolist()])
 
 
-def _judge_stages(bench: Bench, stages: Int64, quickest: Float64, limits: Limits) -> Judged:
-    return judge(
-        Work(
-            rank=stages,
-            peers=np.zeros(len(stages), np.int64),
-            host=stages,
-            total_ns=quickest,
-            error_ns=error_of_typical_work(bench, quickest),
-            scale_ns=quickest,
-        ),
-        limits,
+def _judge_stretches(
+    bench: Bench,
+    stages: Int64,
+    quickest: Float64,
+    limits: Limits,
+    baseline_ns: Mapping[int, float],
+    *,
+    is_cut: bool,
+) -> list[_Stages]:
+    """Which stages work too long in each stretch of the run; a single one where that does not change."""
+    before = np.array([baseline_ns.get(stage, np.nan) for stage in stages.tolist()])
+    whole = [_judge(bench, stages, quickest, limits, before, BASELINE)]
+    cuts = _find_changes(bench, stages, quickest, limits) if is_cut and bench.noise_is_known else []
+    found = _judge_each(bench, cuts, stages, limits, before)
+    if any(_are_alike(one, other) for one, other in pairwise(found)):
+        cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
+        found = _judge_each(bench, cuts, stages, limits, before)
+    return found if cuts and any(one.slow for one in found) else whole
+
+
+def _judge_each(bench: Bench, cuts: Sequence[int], stages: Int64, limits: Limits, before: Float64) -> list[_Stages]:
+    """Judge each stretch: where its stages do not tell what is normal, the nearest stretch in which all were alike."""
+    found = []
+    for one in cut_at(bench, cuts):
+        _, quickest = quickest_of_stages(one)
+        if len(quickest) != len(stages):  # a stage that did nothing in these steps
+            return []
+        found.append(_judge(one, stages, quickest, limits, before, BASELINE))
+    judged = []
+    for number, own in enumerate(found):
+        nearest = sorted(range(len(found)), key=lambda other: (abs(other - number), other))
+        past = [found[other] for other in nearest if other != number and found[other].judged.is_normal.all()]
+        if past:
+            own = _judge(own.bench, stages, own.quickest_ns, limits, past[0].quickest_ns, PAST)
+        elif own.judged.undecided and len(nearest) > 1:
+            own = _judge_growth(own, found[nearest[1]], limits)
+        judged.append(own)
+    return judged
+
+
+def _judge_growth(own: _Stages, other: _Stages, limits: Limits) -> _Stages:
+    """Judge stages that differ by design: by what they work more than in another stretch."""
+    level, growth = float(own.quickest_ns.max()), own.quickest_ns - other.quickest_ns
+    grown = _judge(own.bench, own.stages, level + growth, limits, np.full(len(growth), level), PAST).judged
+    if not grown.is_slow.any():
+        return own
+    normal, told_by = own.quickest_ns - grown.excess_ns, (PAST,) * len(growth)
+    return replace(own, judged=replace(grown, normal_ns=normal, told_by=told_by, undecided=()))
+
+
+def _judge(bench: Bench, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str) -> _Stages:
+    work = Work(
+        rank=stages,
+        peers=np.zeros(len(stages), np.int64),
+        host=stages,
+        total_ns=quickest,
+        error_ns=error_of_typical_work(bench, quickest, _beyond_others(bench, stages)),
+        scale_ns=quickest,
+        before_ns=before,
+        before_by=before_by,
+    )
+    judged = judge(work, limits, Names(_stages_in_words, "stages"))
+    if len(stages) == 2 and judged.is_slow[1] and judged.told_by[1] == FASTEST:
+        judged = _only_if_far_longer(judged, quickest)
+    return _Stages(bench, stages, quickest, judged)
+
+
+def _only_if_far_longer(judged: Judged, quickest: Float64) -> Judged:
+    """Judge the last of two stages, which alone has an output layer and a loss."""
+    excess, normal = float(judged.excess_ns[1]), float(judged.normal_ns[1])
+    if excess > LAST_OF_TWO * normal:
+        return judged
+    said = (
+        f"The last of two stages works {100 * excess / normal:.0f} % longer than the first ({quickest[1] / 1e6:.1f} "
+        f"against {quickest[0] / 1e6:.1f} ms per step): whether its output layer and loss take that, or it has too "
+        "many layers, cannot be told. A run in which the job was well tells it (--baseline RUN)."
+    )
+    limit = judged.limit_ns.copy()
+    limit[1] = LAST_OF_TWO * normal
+    return replace(judged, limit_ns=limit, undecided=(said,))
+
+
+def _find_changes(bench: Bench, stages: Int64, quickest: Float64, limits: Limits) -> list[int]:
+    """Where what a stage does changes against the others, as places among the steps that count; ascending."""
+    beyond, shortest = _beyond_others(bench, stages), bench.thresholds.fewest_steps
+    smooth = without_single_steps(beyond)
+    error = error_of_steps(beyond, smooth, quickest, shortest)
+    least = np.maximum(limits.share * quickest, limits.least_ns) / 2  # where it comes and goes, means hold half of it
+    return find_cuts(Series(smooth, error, least), shortest)
+
+
+def _beyond_others(bench: Bench, stages: Int64) -> Float64:
+    """By stage and step that counts: how much longer its quickest rank works than that of the typical stage, ns."""
+    segments = bench.program.segments
+    steps = of_steps(bench, np.where(np.isin(segments.kind, (FORWARD, BACKWARD)), segments.work_ns, 0))
+    stage = np.array([bench.stage_of_rank[rank] for rank in bench.program.ranks.tolist()])
+    quickest = np.array([steps[stage == one].min(axis=0) for one in stages.tolist()])
+    return np.asarray(quickest - np.median(quickest, axis=0))
+
+
+def _are_alike(one: _Stages, other: _Stages) -> bool:
+    """Whether the same stages work too long, and by as much."""
+    own, others = one.judged.excess_ns[one.judged.is_slow], other.judged.excess_ns[one.judged.is_slow]
+    return one.slow == other.slow and bool((np.abs(own - others) <= ALIKE * np.maximum(own, others)).all())
+
+
+def _ratio(found: Sequence[_Stages], stages: Collection[int]) -> Float64:
+    """Of each segment: what it would last if these stages did what is normal, as a share of what it lasts."""
+    segments = found[0].bench.program.segments
+    in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
+    evened = np.ones(len(segments))
+    for one in found:
+        ratio = np.ones(int(max(one.stages.max(), segments.stage.max(initial=0))) + 1)
+        mended = [one.row(stage) for stage in one.slow if stage in stages]
+        ratio[one.stages[mended]] = (one.judged.normal_ns / one.quickest_ns)[mended]
+        here = in_phase & one.bench.counted
+        evened[here] = ratio[np.maximum(segments.stage[here], 0)]
+    return evened
+
+
+def _saved_ns(bench: Bench, mended_ns: Int64, found: Sequence[_Stages], stages: Collection[int]) -> Int64:
+    """What each step saves if these stages do what is normal, beside what is mended."""
+    evened = np.asarray(np.rint(mended_ns * _ratio(found, stages)), np.int64)
+    return bench.saved_ns(evened) - bench.saved_ns(mended_ns)
+
+
+def _verdict(bench: Bench, found: _Stages, own: Sequence[int], price: Price) -> Verdict:
+    ranks = [rank for rank, stage in bench.stage_of_rank.items() if stage in own]
+    slowest = max(own, key=lambda stage: found.judged.excess_ns[found.row(stage)])
+    first = min(rank for rank in ranks if bench.stage_of_rank[rank] == slowest)
+    return Verdict(
+        rank=first,
+        host=bench.run.ranks[first].metadata.node,
+        place=STAGE,
+        cause=_CAUSE,
+        who=f"{_stages_in_words(own)} ({ranks_in_words(ranks)})",
+        cost_ms_per_step=price.ms,
+        gpu_hours_per_day=price.gpu_hours_per_day,
+        persistence=price.cost.persistence,
+        evidence=_evidence(found, slowest) + _or_slow_instead(bench, ranks),
+        next_step=NEXT_STEP[_CAUSE],
+        stretches=price.stretches,
     )
 
 
-def _evidence(stages: Int64, quickest: Float64, judged: Judged, slowest: int) -> str:
-    stage, normal = int(stages[slowest]), float(judged.normal_ns[slowest])
-    others = (
-        "the fastest other stages" if judged.told_by[slowest] == FASTEST and len(stages) > 2 else "the other stages"
-    )
+def _evidence(found: _Stages, stage: int) -> str:
+    row, stages = found.row(stage), found.stages
+    normal_ns, works_ns = float(found.judged.normal_ns[row]), float(found.quickest_ns[row])
+    others = {
+        PAST: "before, compared with the other stages",
+        BASELINE: "in the baseline, compared with the other stages",
+        FASTEST: "the fastest other stages" if len(stages) > 2 else "the other stage",
+    }.get(found.judged.told_by[row], "the other stages")
     end = ""
     if stage == stages[-1]:
         end = " It is the last one: the output layer and the loss are part of that."
     elif stage == stages[0]:
         end = " It is the first one: the embedding is part of that."
-    more = 100 * float(judged.excess_ns[slowest]) / normal
+    ranks = [rank for rank, own in found.bench.stage_of_rank.items() if own == stage]
+    who = f"Rank {ranks[0]} works" if len(ranks) == 1 else f"Every rank of stage {stage} works at least"
+    more = f"{100 * (works_ns / normal_ns - 1):.0f} % more than {others}"
     return (
-        f"Every rank of stage {stage} works at least {quickest[slowest] / 1e6:.1f} ms per step in forward and "
-        f"backward, {more:.0f} % more than {others} ({normal / 1e6:.1f} ms; medians over steps).{end}"
+        f"{who} {works_ns / 1e6:.1f} ms per step in forward and backward, {more} ({normal_ns / 1e6:.1f} ms; medians "
+        f"over steps).{end}"
     )
 
 
@@ -136,5 +309,6 @@ def _or_slow_instead(bench: Bench, ranks: Sequence[int]) -> str:
     return f" Its ranks are all that run on {host}: the host may be slow instead, which a run on other hosts tells."
 
 
-def _in_words(stages: Int64) -> str:
-    return ranges_in_words(ranges(stages.tolist()))
+def _stages_in_words(stages: Sequence[int]) -> str:
+    """``stage 2``; ``stages 1–2``."""
+    return f"stage{'s' * (len(stages) > 1)} {ranges_in_words(ranges(stages))}"

@@ -64,3 +64,29 @@ def test_a_baseline_of_another_job_is_said_to_tell_nothing(well: Baseline) -> No
     (work,) = find_stragglers(same.run, same.matches, baseline=slower).abstentions
     assert stages == "The baseline tells nothing of this run: it has 1 pipeline stage, and this run 2 pipeline stages."
     assert work.startswith("All ranks work less than in the baseline, by 4")
+
+
+def test_most_stages_are_slower_than_in_the_baseline() -> None:
+    well = baseline_of(simulated(pp=4, dp=2))
+    matched = simulated("uneven-stage=0,1,3:1.25", pp=4, dp=2)
+
+    (verdict,) = find_stragglers(matched.run, matched.matches, baseline=well).verdicts
+    assert verdict.who == "stages 0–1, 3 (ranks 0–3, 6–7)"
+    assert "25 % more than in the baseline, compared with the other stages" in verdict.evidence
+
+
+def test_ranks_without_peers_that_are_all_slower_than_in_the_baseline() -> None:
+    well = baseline_of(simulated(pp=4, dp=1))
+    matched = simulated("slow-rank=0,1,2,3:1.3", pp=4, dp=1)
+    findings = find_stragglers(matched.run, matched.matches, baseline=well)
+
+    assert findings.verdicts == ()
+    assert any(said.startswith("All ranks work longer than in the baseline, by 30%") for said in findings.abstentions)
+
+
+def test_ranks_that_the_baseline_tells_are_said_to_be_compared_with_it(well: Baseline) -> None:
+    matched = simulated("slow-rank=0,1,2,5,7:1.35")
+
+    (verdict,) = find_stragglers(matched.run, matched.matches, baseline=well).verdicts
+    assert set(verdict.ranks) == {0, 1, 2, 5, 7}
+    assert "than the ranks that do the same work and are as fast as in the baseline" in verdict.evidence

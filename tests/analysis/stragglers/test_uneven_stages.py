@@ -53,3 +53,63 @@ def test_a_stage_that_is_a_host_of_its_own_may_be_a_slow_host() -> None:
     assert verdict.evidence.endswith(
         "Its ranks are all that run on node1: the host may be slow instead, which a run on other hosts tells."
     )
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 20), (20, 40), (30, 40)])
+def test_a_stage_that_is_uneven_in_a_part_of_the_run_is_named_with_these_steps(first: int, last: int) -> None:
+    findings, cost_ms = judged((f"uneven-stage=1:1.3@{first}:{last}",), **{**PIPELINE, "steps": 40})
+
+    (verdict,) = findings.verdicts
+    assert (verdict.who, verdict.cause) == ("stage 1 (ranks 2–3)", "stage_imbalance")
+    ((begin, end, in_stretch_ms),) = verdict.stretches
+    assert (begin, end) == (max(first, 1), last - 1)  # the first step warms up
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1, abs=1)
+    assert in_stretch_ms == pytest.approx(cost_ms * 40 / (last - first), rel=0.1, abs=1)
+
+
+def test_stages_that_are_uneven_in_different_steps_are_verdicts_of_their_own() -> None:
+    findings, _ = judged(("uneven-stage=1:1.3", "uneven-stage=2:1.4@20:40"), **{**PIPELINE, "steps": 40})
+
+    named = {verdict.who: [stretch[:2] for stretch in verdict.stretches] for verdict in findings.verdicts}
+    assert named["stage 2 (ranks 4–5)"] == [(20, 39)]
+    assert named.keys() == {"stage 1 (ranks 2–3)", "stage 2 (ranks 4–5)"}
+
+
+def test_most_stages_that_become_slow_are_told_by_their_past() -> None:
+    findings, cost_ms = judged(("uneven-stage=0,1,3:1.25@20:40",), **{**PIPELINE, "steps": 40})
+
+    (verdict,) = findings.verdicts
+    assert verdict.who == "stages 0–1, 3 (ranks 0–3, 6–7)"
+    assert "25 % more than before, compared with the other stages" in verdict.evidence
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+
+
+def test_stages_that_differ_by_design_are_compared_with_their_own_past() -> None:
+    design = ("uneven-stage=1:1.1", "uneven-stage=2:1.2", "uneven-stage=3:1.3")
+    findings, _ = judged((*design, "uneven-stage=2:1.5@20:40"), **{**PIPELINE, "steps": 40})
+
+    (verdict,) = findings.verdicts
+    assert (verdict.who, [stretch[:2] for stretch in verdict.stretches]) == ("stage 2 (ranks 4–5)", [(20, 39)])
+    assert "50 % more than before" in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        (
+            ("uneven-stage=0,1,3:1.25",),
+            "Stage 2 works 96.0 ms per step, and most stages 119.8 ms: whether these are slow",
+        ),
+        (
+            ("uneven-stage=1:1.1", "uneven-stage=2:1.2", "uneven-stage=3:1.4"),
+            "Which of the stages are slow cannot be told: stage 0 works 96.2 ms per step, stage 1 works 105.4 ms",
+        ),
+    ],
+)
+def test_where_it_cannot_be_told_which_stages_are_uneven_that_is_said(faults: Sequence[str], said: str) -> None:
+    findings, _ = judged(faults, **PIPELINE)
+
+    assert findings.verdicts == ()
+    (sentence,) = findings.abstentions
+    assert sentence.startswith(said)
+    assert "(--baseline RUN)" in sentence

@@ -1,0 +1,143 @@
+"""Finds the steps at which what ranks, stages or links do changes.
+
+A change is found by binary segmentation with the CUSUM statistic (Page, Continuous Inspection Schemes, 1954;
+Vostrikova, Detecting "disorder" in multidimensional random processes, 1981): of all rows and all places to cut, the
+one at which the means on both sides are furthest apart in standard errors; then the same on either side of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.statistics import LOWER_QUARTILE_OF_DISTANCE, MAD_TO_SIGMA
+from commtrace.analysis.stragglers.limits import (
+    DEPENDENCE,
+    FEWEST_FOR_DRIFT,
+    MOST_CHANGES,
+    NOISIEST,
+    SIGMAS_OF_CHANGE,
+    SMOOTHED_STEPS,
+    SPARE_STEPS,
+)
+
+Float64 = npt.NDArray[np.float64]
+
+
+class Series(NamedTuple):
+    """What is searched for changes, one row for each rank, stage or link.
+
+    Attributes:
+        values: of each step, without single steps that differ; shape (rows, steps), ns.
+        error: of each row, the standard error of a single step, for means over many; ns.
+        least: of each row, the smallest change that counts; ns.
+    """
+
+    values: Float64
+    error: Float64
+    least: Float64
+
+
+def find_cuts(series: Series, shortest: int) -> list[int]:
+    """Return the places at which to cut the steps, ascending.
+
+    Args:
+        series: what may change.
+        shortest: fewer steps are not told apart.
+    """
+    return _cut(series, shortest, MOST_CHANGES, SPARE_STEPS * series.values.shape[1])
+
+
+def without_single_steps(values: Float64) -> Float64:
+    """Return the medians of the steps around each one."""
+    half = SMOOTHED_STEPS // 2
+    padded = np.pad(values, ((0, 0), (half, half)), mode="edge")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED_STEPS, axis=1), axis=2))
+
+
+def error_of_steps(values: Float64, smooth: Float64, level: Float64, shortest: int) -> Float64:
+    """Return the standard error of a single step of each row, for means over many.
+
+    Args:
+        values: of each step.
+        smooth: the same without single steps.
+        level: of each row, its usual value: noise of less than a thousandth of it counts as that.
+        shortest: how many steps make the shortest mean.
+    """
+    noise = _noise(values, level)
+    return np.asarray(DEPENDENCE * noise * _wandering(smooth, noise, shortest))
+
+
+def error_of_strikes(smooth: Float64) -> Float64:
+    """Return the same for what strikes in few steps, all others being alike: what smoothing leaves of strikes."""
+    return np.asarray(DEPENDENCE * np.sqrt((np.diff(smooth, axis=1) ** 2).mean(axis=1) / 2))
+
+
+def drift(values: Float64, level: Float64) -> float:
+    """Return by how much errors of means over all steps are larger because of slow drift; 1 at least.
+
+    Args:
+        values: of each step, beyond what the rows have in common.
+        level: of each row, its usual value.
+    """
+    steps = values.shape[1]
+    if steps < FEWEST_FOR_DRIFT:
+        return 1.0
+    return _wandering(without_single_steps(values), _noise(values, level), steps // 3)
+
+
+def _noise(values: Float64, level: Float64) -> Float64:
+    """Of each row, how much a step scatters about its neighbours."""
+    noise = MAD_TO_SIGMA * np.median(np.abs(np.diff(values, axis=1)), axis=1) / np.sqrt(2)
+    scatters = noise[noise > 0]  # not so the input of ranks that get theirs from another one
+    most = NOISIEST * np.median(scatters) if len(scatters) else 0.0
+    return np.asarray(np.maximum(np.minimum(noise, most), 1e-3 * level + 1.0))
+
+
+def _wandering(steps: Float64, noise: Float64, length: int) -> float:
+    """By how much the means of so many steps scatter more than they would if steps were independent; 1 at least.
+
+    A device whose clock goes up and down with its temperature is fast for some steps, then slow for some: its steps are
+    like their neighbours, and the noise between neighbours says nothing of it. It is that of the typical rank, and from
+    the lower quartile of the differences between such means: a change of behaviour lies between many of them.
+    """
+    if steps.shape[1] < 3 * length:
+        return 1.0
+    means = np.lib.stride_tricks.sliding_window_view(steps, length, axis=1).mean(axis=2)
+    differences = np.quantile(np.abs(means[:, length:] - means[:, :-length]), 0.25, axis=1)
+    sigma = differences / LOWER_QUARTILE_OF_DISTANCE / np.sqrt(2)
+    return max(1.0, float(np.median(sigma * np.sqrt(length) / noise)))
+
+
+def _cut(series: Series, shortest: int, most: int, spare: float) -> list[int]:
+    """Places to cut; ends that are no slower and too short to be judged stay uncut, ``spare`` steps in all."""
+    values, error, least = series
+    steps = values.shape[1]
+    if most < 1 or steps < 2 * shortest:
+        return []
+    edge = SMOOTHED_STEPS // 2 + 1
+    left = np.arange(edge, steps - edge + 1)
+    sums = np.cumsum(values, axis=1)
+    before, total = sums[:, left - 1], sums[:, -1:]
+    apart = np.abs((total - before) / (steps - left) - before / left)
+    sigmas = apart * np.sqrt(left * (steps - left) / steps) / error[:, np.newaxis]
+    sigmas[apart < least[:, np.newaxis]] = 0.0
+    row, place = np.unravel_index(int(np.argmax(sigmas)), sigmas.shape)
+    if sigmas[row, place] < SIGMAS_OF_CHANGE:
+        return []
+    at = int(left[place])
+    if not shortest <= at <= steps - shortest:
+        # One end differs that is too short to be judged by itself.
+        is_first, length = at < shortest, min(at, steps - at)
+        slower_first = before[:, place] / at > (total[:, 0] - before[:, place]) / (steps - at)
+        is_slow = ((sigmas[:, place] >= SIGMAS_OF_CHANGE) & (slower_first == is_first)).any()
+        if not is_slow and length <= spare:
+            # It stays with its neighbours, as steps that cost nothing.
+            rest = series._replace(values=values[:, at:] if is_first else values[:, :at])
+            return [one + at * is_first for one in _cut(rest, shortest, most, spare - length)]
+        at = shortest if is_first else steps - shortest
+    first = _cut(series._replace(values=values[:, :at]), shortest, most - 1, spare)
+    second = _cut(series._replace(values=values[:, at:]), shortest, most - 1 - len(first), spare)
+    return [*first, at, *(at + one for one in second)]

@@ -396,7 +396,7 @@ def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Any:
 
 def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]], begin: float, end: float) -> Any:
     """The newest of what was said before the pause; the seconds are those until it was right."""
-    from stragglers import NAN, Named, ranks_in
+    from stragglers import NAN, Named
 
     current: dict[str, Named] = {}
     seconds, seconds_to_clear = NAN, NAN
@@ -407,7 +407,7 @@ def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]],
             continue
         who = straggler["who"]
         if event["kind"] == "straggler":
-            ranks, cost_ms = ranks_in(who, straggler["rank"]), straggler["cost_ms_per_step"]
+            ranks, cost_ms = _named_in(straggler), straggler["cost_ms_per_step"]
             current[who] = Named(ranks, straggler["place"], straggler["cause"], cost_ms, event["sentence"])
         else:
             current.pop(who, None)
@@ -419,8 +419,15 @@ def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]],
     said = at_hit or list(current.values())
     answer = _answer(fault, true_ms, list(said), ())
     found = [event for event in events if event["kind"] == "straggler"]
-    false = sum(not ranks_in(one["straggler"]["who"], one["rank"]) <= fault.ranks for one in found)
+    false = sum(not _named_in(one["straggler"]) <= fault.ranks for one in found)
     return replace(answer, seconds=seconds, seconds_to_clear=seconds_to_clear, false_alarms=false, sentences=sentences)
+
+
+def _named_in(straggler: Mapping[str, Any]) -> frozenset[int]:
+    """The ranks that the monitor named: of a link both ends."""
+    from stragglers import ranks_in
+
+    return ranks_in(straggler["who"], straggler["rank"]).union(straggler["ranks"])
 
 
 def _answer(fault: RealFault, true_ms: float, named: Sequence[Any], unsaid: Sequence[str]) -> Any:

@@ -102,7 +102,7 @@ def examine(
         },
         "problems": list(run.problems),
     }
-    first = find_first_failure(heard, endings)
+    first = find_first_failure(heard, arrivals, endings)
     told["first_failure"] = None if first is None else first.to_json()
     told["flight_recorder"] = None
     if flight_calls:

@@ -67,6 +67,12 @@ def _first_failure(told: Told) -> Iterable[str]:
     if first is None:
         return
     own = [one for one in told["ranks"] if one["rank"] in first["ranks"]]
+    if first["ended"]:
+        yield _left_early(told, first)
+        return
+    if len(own) < len(first["ranks"]):
+        yield _unheard(first, own)
+        return
     if len(own) > 1:
         yield _several_first(first, own)
         return
@@ -81,6 +87,31 @@ def _first_failure(told: Told) -> Iterable[str]:
     yield (
         f"{who}, whose files break off: killed or crashed below Python{frozen}; its log and dmesg say which.{cut_off}"
         f"{_keep_out(own[0])}"
+    )
+
+
+def _left_early(told: Told, first: Mapping[str, Any]) -> str:
+    failed = next(one for one in told["ranks"] if one["rank"] in first["cut_off"] and one["failures"])
+    last = failed["failures"][-1]
+    ranks, them = ranks_in_words(first["ranks"]), "it" if len(first["ranks"]) == 1 else "they"
+    return (
+        f"Left first: {ranks} ended in order, and {them} never came to {last['operation']} {last['seq']} of the "
+        f"{group_words(last['group'])}, in which {ranks_in_words(first['cut_off'])} failed. See why the script ended "
+        "earlier there: fewer batches, a return, sys.exit."
+    )
+
+
+def _unheard(first: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> str:
+    """Of ranks without files it is only known that communication of the others failed."""
+    unheard = set(first["ranks"]) - {one["rank"] for one in own}
+    one_of = "one of " if len(first["ranks"]) > 1 else ""
+    failed = ranks_in_words(first["cut_off"] or [one["rank"] for one in own if one["exception"]])
+    broken = [one["rank"] for one in own if not one["exception"]]
+    besides = f", and the files of {ranks_in_words(broken)} break off" if broken else ""
+    return (
+        f"Failed first: {one_of}{ranks_in_words(first['ranks'])}: communication of {failed} failed, there are no "
+        f"files of {ranks_in_words(unheard)}{besides}. Killed in its first seconds, or not recorded: the launcher's "
+        "log says."
     )
 
 

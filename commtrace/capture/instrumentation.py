@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,6 +20,7 @@ from commtrace.capture.groups import GroupRegistry
 from commtrace.capture.hang_watch import HangWatch
 from commtrace.capture.module_selection import ModuleSelection
 from commtrace.capture.optimizers import OptimizerPhase
+from commtrace.capture.peer_watch import PeerWatch
 from commtrace.capture.phases import PhaseCapture
 from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.records import Launch
@@ -28,10 +30,11 @@ from commtrace.capture.triggers import Triggers
 from commtrace.config import Config
 from commtrace.identity import Identity
 from commtrace.installation import warn_if_untried
-from commtrace.recorder import Recorder, Sink
+from commtrace.recorder import Recorder, Sink, uncaught_exception
 from commtrace.trace.aggregates import AggregatingSink
 from commtrace.trace.budget import Budget
 from commtrace.trace.detail import DetailPlan
+from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.step_range import StepRange
 from commtrace.trace.writer import SegmentWriter, rank_directory, segment_paths
@@ -115,6 +118,7 @@ class Instrumentation:
         self._device_watch = DeviceWatch(self.tracer.failed)
         self._marks = RunMarks(self.tracer, self._device_clock, self._triggers, self._unfinished, self._device_watch)
         self._hang_watch = HangWatch(self.tracer, self._unfinished, config.hang_seconds)
+        self._peer_watch = PeerWatch(self.tracer.failed)
         self._uninstallers: list[tuple[str, Callable[[], None]]] = []
 
     def start(self) -> None:
@@ -195,6 +199,7 @@ class Instrumentation:
             self._uninstallers.pop()
         self.tracer.guard.has_ended = True
         self._hang_watch.stop()
+        self._peer_watch.stop(in_order=not self.tracer.failures_told and not uncaught_exception())
         self._device_watch.stop()
         self._marks.has_ended = True
         self.recorder.stop()
@@ -217,6 +222,7 @@ class Instrumentation:
         self.tracer.renew_locks()
         self.recorder.abandon_after_fork()
         self._hang_watch.abandon_after_fork()
+        self._peer_watch.abandon_after_fork()
         for observer in self._observers:
             observer.abandon_after_fork()
 
@@ -263,8 +269,10 @@ class Instrumentation:
             steps_per_segment=self._config.steps_per_segment,
             budget=Budget(self._config.keep_steps, self._config.keep_bytes),
         )
+        # At once: of a rank that is killed while exporters are loaded nothing else would be known.
+        writer.write([mark_row("clock_anchor", asdict(identity.clock_anchor()))])
         announcement.announce(directory, metadata)
-        self._marks.open(directory, metadata)
+        self._peer_watch.start(directory, metadata)
         if self._config.hang_seconds:
             self._hang_watch.start(directory, metadata)
         # Before the writer, which may thin out what it is given.

@@ -5,10 +5,8 @@ Runs on the harvester thread, once per pass. Every part of it fails for itself.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 from commtrace import identity
@@ -22,7 +20,6 @@ from commtrace.capture.invisible import PART as INVISIBLE
 from commtrace.capture.records import Launch
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers
-from commtrace.trace.metadata import RankMetadata
 
 ANCHOR_SECONDS: Final = 10.0
 """How often the monotonic clock is compared with the wall clock."""
@@ -67,13 +64,6 @@ class RunMarks:
         self._told_in_flight: list[Any] = []
         self._activity: Activity | None = Activity(tracer)
         self._told_invisible: dict[str, str] | None = {}
-        self._ask_for_gone: Callable[[], list[int]] | None = None
-
-    def open(self, directory: Path, metadata: RankMetadata) -> None:
-        """From now on the files of other ranks lie there."""
-        from commtrace.capture.gone_peers import gone_peers  # with pyarrow, which is not needed before
-
-        self._ask_for_gone = functools.partial(gone_peers, directory, metadata)
 
     def since_last_pass(self) -> Iterator[tuple[str, Any]]:
         """The marks of this pass."""
@@ -101,19 +91,7 @@ class RunMarks:
         elif self.has_ended and self._tracer.window is not None:
             yield from self._progress()
         yield from self._requests()
-        yield from self._gone_peers()
         yield from self._what_is_going_on()
-
-    def _gone_peers(self) -> list[tuple[str, Any]]:
-        """Once, when the first communication has failed: who is gone by then."""
-        if self._ask_for_gone is None or not self._tracer.failures_told:
-            return []
-        ask, self._ask_for_gone = self._ask_for_gone, None
-        try:
-            return [("gone", {"ranks": ask()})]
-        except Exception as error:
-            self._tracer.failed("asking for ranks that are gone", error)
-            return []
 
     def _progress(self) -> Iterator[tuple[str, Any]]:
         """Where a rank is that records nothing now."""

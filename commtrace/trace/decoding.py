@@ -227,7 +227,6 @@ def _trace(
         exception=marks.exception,
         exception_frames=marks.exception_frames,
         failures=tuple(marks.failures),
-        gone_peers=marks.gone_peers,
         aggregates={
             step: tuple(texts)
             for step, texts in told.aggregates.items()

@@ -160,10 +160,6 @@ class _End(Struct, omit_defaults=True):
     frames: Annotated[list[Word], Meta(max_length=64)] = []
 
 
-class _Gone(Struct):
-    ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)]
-
-
 class _Failed(Struct):
     operation: Word
     group: Identity
@@ -186,7 +182,6 @@ _TYPES: Final[Mapping[str, Any]] = {
     "trigger": _Trigger,
     "problem": _Problem,
     "failed": _Failed,
-    "gone": _Gone,
     "end": _End,
 }
 

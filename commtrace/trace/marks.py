@@ -35,7 +35,6 @@ class Marks:
         self.closed = False
         self.exception = ""
         self.exception_frames: tuple[str, ...] = ()
-        self.gone_peers: tuple[int, ...] = ()
         self.failures: list[Mapping[str, Any]] = []
 
     def add_problem(self, message: str) -> None:
@@ -101,5 +100,3 @@ class Marks:
             self.exception_frames = tuple(detail.get("frames", ()))
         elif name == "failed":
             self.failures.append(detail)
-        elif name == "gone":
-            self.gone_peers = tuple(detail["ranks"])

@@ -30,7 +30,6 @@ discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: de
 problem            {"message"}: a part of commtrace was disabled, and why
 failed             {"operation", "group", "seq", "peer", "exception", "at_ns"}: a communication raised this, as when
                    another rank is gone
-gone               {"ranks"}: of this host, whose process was gone when the first communication of this rank failed
 end                {"exception", "frames"}: the recorder was closed in order; the type of the exception that nobody
                    caught, if the program ended for one, and where it was raised, innermost first
 =================  ===================================================================================

@@ -23,6 +23,7 @@ from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.trace import schema, sessions
 from commtrace.trace.blocks import Block
 from commtrace.trace.decoding import DecodedBlock, RankTable, decode, known_columns
+from commtrace.trace.gone_peers import with_gone_peers
 from commtrace.trace.inputs import printable
 from commtrace.trace.locate import find_run_directory, rank_directories
 from commtrace.trace.losses import with_losses
@@ -138,9 +139,9 @@ def _loaded(
             read.rename(names)
             problems += read.problems
             blocks.append(read.block)
-            ranks.update(
-                {rank: with_losses(trace, segments[rank][0].path.parent) for rank, trace in read.ranks.items()}
-            )
+            for rank, trace in read.ranks.items():
+                folder = segments[rank][0].path.parent
+                ranks[rank] = with_gone_peers(with_losses(trace, folder), folder)
     if not ranks:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     problems += missing_ranks(ranks, directory)

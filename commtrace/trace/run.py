@@ -51,7 +51,7 @@ class RankTrace:
         exception: type of the one that nobody caught, if the rank ended for one; else empty.
         exception_frames: where it was raised, innermost first, as ``file:line function``.
         failures: communications that raised, as the ``failed`` marks have them.
-        gone_peers: ranks of the same host whose process was gone when the first of them did.
+        gone_peers: ranks of the same host that it saw end, look by look.
         aggregates: by step that is not in detail, the texts of its ``aggregate`` marks (:mod:`.aggregates`).
         discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
         progress: (step, ns) while nothing was recorded, of a rank that was told to record only some steps.
@@ -77,7 +77,7 @@ class RankTrace:
     exception: str = ""
     exception_frames: tuple[str, ...] = ()
     failures: tuple[Mapping[str, Any], ...] = ()
-    gone_peers: tuple[int, ...] = ()
+    gone_peers: tuple[tuple[int, ...], ...] = ()
     aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     discarded: Mapping[str, Any] = field(default_factory=dict)
     progress: tuple[tuple[int, int], ...] = ()

@@ -151,7 +151,13 @@ def test_who_raised_by_itself_failed_before_those_whose_communication_did() -> N
 
 def test_of_ranks_that_were_killed_the_one_failed_first_whose_communication_did_not_fail() -> None:
     told = examine(job_of_three({1: "RuntimeError"}, cut_off=[0, 1]), now_ns=NOW_NS)
-    assert told["first_failure"] == {"ranks": [2], "raised": False, "cut_off": [0, 1], "together": False}
+    assert told["first_failure"] == {
+        "ranks": [2],
+        "raised": False,
+        "cut_off": [0, 1],
+        "together": False,
+        "ended": False,
+    }
     assert told["findings"][0] == (
         "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
         "which. Ranks 0–1 failed because it was gone. Until it is known why, keep its node out of the next job: start "
@@ -169,13 +175,82 @@ def test_where_nothing_tells_two_killed_ranks_apart_both_are_named() -> None:
 
 def test_who_was_gone_when_communication_failed_died_before_those_that_the_launcher_killed() -> None:
     run = job_of_three({1: "RuntimeError"}, cut_off=[1])
-    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(2,))})
+    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=((2,), (0,)))})
     assert examine(run, now_ns=NOW_NS)["first_failure"] == {
         "ranks": [2],
         "raised": False,
         "cut_off": [1],
         "together": False,
+        "ended": False,
     }
+
+
+def seen_by(run: Run, looks: Mapping[int, tuple[tuple[int, ...], ...]]) -> Run:
+    """Whom ranks saw end."""
+    seen = {rank: replace(run.ranks[rank], gone_peers=own) for rank, own in looks.items()}
+    return replace(run, ranks={**run.ranks, **seen})
+
+
+@pytest.mark.parametrize(
+    ("looks", "first"),
+    [
+        pytest.param({1: ((2,), (0,)), 0: ((2,),)}, [2], id="all saw the same one"),
+        pytest.param({1: ((0, 2),), 0: ((2,),)}, [2], id="the first to look saw the least"),
+        pytest.param({1: ((2,),), 0: ((1,), (2,))}, [2], id="who had been cut off says nothing"),
+        pytest.param({1: ((2,),), 2: ((0,),)}, [0, 2], id="they do not agree"),
+    ],
+)
+def test_whom_the_others_saw_end_first(looks: Mapping[int, tuple[tuple[int, ...], ...]], first: list[int]) -> None:
+    told = examine(seen_by(job_of_three({1: "RuntimeError"}, cut_off=[1]), looks), now_ns=NOW_NS)
+    assert (told["first_failure"]["ranks"], told["first_failure"]["together"]) == (first, False)
+
+
+def test_nobody_raised_and_all_break_off_but_it_was_seen_who_was_first() -> None:
+    """On GPUs, where the others have noticed nothing when the launcher kills them."""
+    run = stopped_run({rank: done({WORLD: 5}) for rank in range(3)}, [WORLD])
+    told = examine(seen_by(run, {0: ((2,),), 1: ((2,),)}), now_ns=NOW_NS)
+    assert told["findings"] == [
+        "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
+        "which. Until it is known why, keep its node out of the next job: start it on another host.",
+        "The files of ranks 0–1 break off as well: launchers kill the other ranks once one has failed.",
+    ]
+
+
+def test_who_ended_in_order_and_left_the_others_alone_is_told() -> None:
+    run = job_of_three({1: "RuntimeError"}, cut_off=[1])
+    run = replace(run, ranks={**run.ranks, 2: replace(run.ranks[2], closed=True)})
+    told = examine(run, now_ns=NOW_NS)
+    assert told["first_failure"] == {
+        "ranks": [2], "raised": False, "cut_off": [1], "together": False, "ended": True,
+    }  # fmt: skip
+    assert told["findings"] == [
+        "Left first: rank 2 ended in order, and it never came to all_reduce 5 of the world group of ranks 0–2, in "
+        "which rank 1 failed. See why the script ended earlier there: fewer batches, a return, sys.exit.",
+        "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
+        "the log.",
+        "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "sentence"),
+    [
+        (
+            [0, 1],
+            "Failed first: rank 2: communication of ranks 0–1 failed, there are no files of rank 2. Killed in its "
+            "first seconds, or not recorded: the launcher's log says.",
+        ),
+        (
+            [1],
+            "Failed first: one of ranks 0, 2: communication of rank 1 failed, there are no files of rank 2, and the "
+            "files of rank 0 break off. Killed in its first seconds, or not recorded: the launcher's log says.",
+        ),
+    ],
+)
+def test_a_rank_without_files_may_have_been_killed_before_its_first_word(cut_off: list[int], sentence: str) -> None:
+    run = job_of_three(dict.fromkeys(cut_off, "RuntimeError"), cut_off=cut_off)
+    run = replace(run, ranks={rank: trace for rank, trace in run.ranks.items() if rank != 2})
+    assert examine(run, now_ns=NOW_NS)["findings"][0] == sentence
 
 
 def job_of_two(exception: str, frame: str) -> Run:
@@ -202,14 +277,14 @@ def test_a_survivor_whose_backward_raised_did_not_fail_before_the_rank_that_brok
 )
 def test_what_no_lost_peer_raises_failed_first(exception: str, frame: str) -> None:
     told = examine(job_of_two(exception, frame), now_ns=NOW_NS)
-    assert told["first_failure"] == {"ranks": [1], "raised": True, "cut_off": [], "together": False}
+    assert told["first_failure"] == {"ranks": [1], "raised": True, "cut_off": [], "together": False, "ended": False}
 
 
 def test_a_peer_that_was_gone_comes_before_whatever_was_raised() -> None:
     run = job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward")
-    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(0,))})
+    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=((0,),))})
     told = examine(run, now_ns=NOW_NS)
-    assert told["first_failure"] == {"ranks": [0], "raised": False, "cut_off": [1], "together": False}
+    assert told["first_failure"] == {"ranks": [0], "raised": False, "cut_off": [1], "together": False, "ended": False}
 
 
 def job_of_two_hosts(last: Mapping[int, int], *, failed_on: Sequence[int] = (0, 1)) -> Run:
@@ -233,7 +308,13 @@ def job_of_two_hosts(last: Mapping[int, int], *, failed_on: Sequence[int] = (0, 
 def test_ranks_that_died_with_their_host_are_named_together_with_it(last: Mapping[int, int]) -> None:
     """At about the same time as the others, or long before: until NCCL's watchdog gave up."""
     told = examine(job_of_two_hosts(last), now_ns=NOW_NS)
-    assert told["first_failure"] == {"ranks": [2, 3], "raised": False, "cut_off": [0, 1], "together": True}
+    assert told["first_failure"] == {
+        "ranks": [2, 3],
+        "raised": False,
+        "cut_off": [0, 1],
+        "together": True,
+        "ended": False,
+    }
     assert told["findings"][0] == (
         "Failed first: ranks 2–3 on node1, whose files break off together: killed, crashed below Python, or their host "
         "went down; dmesg says which, and if only one of them began it, the launcher's log says (torchrun: \"first "
@@ -244,7 +325,7 @@ def test_ranks_that_died_with_their_host_are_named_together_with_it(last: Mappin
 
 def test_a_host_that_fell_silent_is_named_though_nobody_raised() -> None:
     told = examine(job_of_two_hosts({2: 30, 3: 30}, failed_on=()), now_ns=NOW_NS)
-    assert told["first_failure"] == {"ranks": [2, 3], "raised": False, "cut_off": [], "together": True}
+    assert told["first_failure"] == {"ranks": [2, 3], "raised": False, "cut_off": [], "together": True, "ended": False}
 
 
 def test_ranks_that_all_raised_the_same_failed_together() -> None:
@@ -256,7 +337,7 @@ def test_ranks_that_all_raised_the_same_failed_together() -> None:
 
 def test_a_failure_that_was_caught_cuts_nobody_off() -> None:
     told = examine(job_of_three({1: "RuntimeError", 2: "KeyError"}, cut_off=[1, 2]), now_ns=NOW_NS)
-    assert told["first_failure"] == {"ranks": [2], "raised": True, "cut_off": [1], "together": False}
+    assert told["first_failure"] == {"ranks": [2], "raised": True, "cut_off": [1], "together": False, "ended": False}
 
 
 def test_a_suspended_process_is_told_at_once_with_what_lets_it_go_on() -> None:

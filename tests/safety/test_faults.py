@@ -327,7 +327,7 @@ NOT_REACHED = {
     "capture/announcement.py": "the harvester says where it writes when it opens the files",
     "capture/clock.py": "its clocks are functions of C's",
     "capture/cuda_driver.py": "only a CUDA device reaches it",
-    "capture/gone_peers.py": "the harvester asks it once a communication has failed",
+    "capture/peer_watch.py": "a thread of its own is in it, and no hook",
     "capture/invisible.py": "the harvester asks it",
 }
 """Modules that no job breaks, and why."""

@@ -1,0 +1,163 @@
+"""Notes which other ranks of this host are gone, in the moment in which one of them ends.
+
+Launchers kill the ranks that are left a tenth of a second after one has died: then all files break off alike, and on a
+GPU the others have not even noticed by then. So a thread waits for the processes of the others (pidfd_open(2), Linux
+5.3), and writes at once whose has ended. It needs neither the training thread nor the harvester for that.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from commtrace.trace import schema
+from commtrace.trace.gone_peers import forget_gone_peers, note_gone_peers
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.processes import GONE, process_state
+from commtrace.trace.writer import rank_directory, segment_paths
+
+PART: Final = "watching the other ranks of this host"
+
+_MOST_PEERS: Final = 64
+"""Of one host."""
+
+_LOOK_SECONDS: Final = 1.0
+_SEARCH_SECONDS: Final = 60.0
+"""So long the files of the others are looked for: they say which process each of them is."""
+
+_JOIN_SECONDS: Final = 1.0
+
+
+class PeerWatch:
+    """Watches the other ranks of this launch on this host.
+
+    Args:
+        failed: is told, once, of what went wrong in here.
+    """
+
+    def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
+        self._failed = failed
+        self._stop: tuple[int, int] | None = None
+        self._thread: threading.Thread | None = None
+        self._own: RankMetadata | None = None
+        self._run_directory = Path()
+        self._noted: set[int] = set()
+
+    def start(self, run_directory: Path, metadata: RankMetadata) -> None:
+        """Begin to watch, where the system can."""
+        if metadata.world_size < 2 or not hasattr(os, "pidfd_open"):
+            return
+        self._own, self._run_directory = metadata, run_directory
+        try:
+            self._stop = os.pipe()
+            thread = threading.Thread(target=self._run, args=(self._stop[0],), name="commtrace-peer-watch", daemon=True)
+            thread.start()
+        except (OSError, RuntimeError) as error:  # since Python 3.12 no thread starts once Python ends
+            if threading.main_thread().is_alive():
+                self._failed(PART, error)
+            return
+        self._thread = thread
+
+    def stop(self, *, in_order: bool) -> None:
+        """End the thread.
+
+        Args:
+            in_order: nothing made the job end early: what was noted says nothing.
+        """
+        if self._thread is None or self._stop is None or self._own is None:
+            return
+        thread, self._thread = self._thread, None
+        os.write(self._stop[1], b"\0")
+        if thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+        if not thread.is_alive():
+            for end in self._stop:
+                os.close(end)
+        if in_order and self._noted:
+            try:
+                forget_gone_peers(rank_directory(self._run_directory, self._own.rank), self._own.session)
+            except OSError as error:
+                self._failed(PART, error)
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: the thread is not there."""
+        self._thread = None
+
+    def _run(self, stop: int) -> None:
+        watched: dict[int, int] = {}
+        try:
+            self._watch(stop, watched)
+        except Exception as error:
+            self._failed(PART, error)
+        finally:
+            for process in watched:
+                os.close(process)
+
+    def _watch(self, stop: int, watched: dict[int, int]) -> None:
+        """Until there is something to read from ``stop``; by descriptor of its process, every rank that is watched."""
+        assert self._own is not None
+        poll = select.poll()
+        poll.register(stop, select.POLLIN)
+        peers: dict[int, RankMetadata] = {}
+        unknown = _ranks_nearby(self._own)
+        give_up_at = time.monotonic() + _SEARCH_SECONDS
+        while True:
+            for rank in sorted(unknown):
+                peer = _of_rank(self._run_directory, rank, self._own)
+                if peer is None:
+                    continue
+                unknown.discard(rank)
+                if peer.node == self._own.node and process_state(peer) is not None:
+                    peers[rank] = peer
+                    _watch_process(peer.pid, rank, poll, watched)
+            if time.monotonic() > give_up_at:
+                unknown.clear()
+            gone = {rank for rank, peer in peers.items() if rank not in self._noted and process_state(peer) == GONE}
+            if gone:
+                self._noted |= gone
+                note_gone_peers(rank_directory(self._run_directory, self._own.rank), self._own.session, gone)
+            ready = [descriptor for descriptor, _ in poll.poll(1000 * _LOOK_SECONDS if unknown else None)]
+            if stop in ready:
+                return
+            for descriptor in ready:
+                poll.unregister(descriptor)
+                del watched[descriptor]
+                os.close(descriptor)
+
+
+def _ranks_nearby(own: RankMetadata) -> set[int]:
+    """Ranks that may be of this host."""
+    first = own.rank - own.local_rank
+    return set(range(first, min(first + _MOST_PEERS, own.world_size))) - {own.rank}
+
+
+def _watch_process(pid: int, rank: int, poll: select.poll, watched: dict[int, int]) -> None:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # Who looks for its state next finds that it is gone.
+    watched[process] = rank
+    poll.register(process, select.POLLIN)
+
+
+def _of_rank(run_directory: Path, rank: int, own: RankMetadata) -> RankMetadata | None:
+    """What the files of a rank say of it; None as long as there are none of this launch."""
+    directory = rank_directory(run_directory, rank)
+    if not directory.is_dir():
+        return None
+    for path in segment_paths(directory)[-1:]:
+        try:
+            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+                peer = RankMetadata.from_json((stream.schema.metadata or {})[schema.METADATA_KEY])
+        except (OSError, pa.ArrowException):
+            return None  # It is being written.
+        if (peer.run_id, peer.attempt) == (own.run_id, own.attempt):
+            return peer
+    return None

@@ -1,0 +1,68 @@
+"""Which other ranks of its host a rank saw end, in that order, said beside its segments.
+
+A file of its own, ``gone-SESSION``, with a line for each look that found somebody gone: a list of ranks. Rows would
+come too late: the launcher kills the rank a tenth of a second after it has seen that, or sooner. Who ends in order
+removes its file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from commtrace.trace.run import RankTrace
+
+_MOST_BYTES: Final = 65_536
+
+
+def note_gone_peers(rank_directory: Path, session: int, ranks: Collection[int]) -> None:
+    """Add a look.
+
+    Args:
+        rank_directory: of the rank that looked.
+        session: of its recording.
+        ranks: whose processes it found gone, those of earlier looks left out.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = os.open(_path(rank_directory, session), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(file, f"{json.dumps(sorted(ranks))}\n".encode())
+    finally:
+        os.close(file)
+
+
+def forget_gone_peers(rank_directory: Path, session: int) -> None:
+    """Remove all looks.
+
+    Raises:
+        OSError: they cannot be removed.
+    """
+    _path(rank_directory, session).unlink(missing_ok=True)
+
+
+def with_gone_peers(trace: RankTrace, rank_directory: Path) -> RankTrace:
+    """Return the trace with its looks, as far as the file can be read."""
+    path = _path(rank_directory, trace.metadata.session)
+    try:
+        text = path.read_text(encoding="ascii") if path.stat().st_size <= _MOST_BYTES else ""
+        looks = [json.loads(line) for line in text.splitlines()]
+    except (OSError, ValueError, RecursionError):
+        return trace  # Most have none; of a damaged one nothing is believed.
+    world_size = trace.metadata.world_size
+    if not all(isinstance(look, list) and all(_is_rank(rank, world_size) for rank in look) for look in looks):
+        return trace
+    return replace(trace, gone_peers=tuple(map(tuple, looks)))
+
+
+def _is_rank(told: object, world_size: int) -> bool:
+    return type(told) is int and 0 <= told < world_size
+
+
+def _path(rank_directory: Path, session: int) -> Path:
+    return rank_directory / f"gone-{session}"

@@ -1,0 +1,88 @@
+"""Who is seen to end, by the processes that the files of the ranks of this host name."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commtrace.capture.peer_watch import PeerWatch
+from commtrace.trace.reader import load_run
+from tests.trace.rows import mark, metadata, write_rank
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+pytestmark = pytest.mark.skipif(
+    not BOOT_ID.exists() or not hasattr(os, "pidfd_open"), reason="only Linux lets a process wait for any other one"
+)
+LIMIT_SECONDS = 30.0
+SESSION = 4 * 10**18
+"""Later than any process began."""
+
+
+def here(pid: int, **changes: object) -> dict[str, object]:
+    told = {
+        "host": socket.gethostname(), "node": "node0", "boot_id": BOOT_ID.read_text().strip(), "world_size": 5,
+        "session": SESSION, "pid": pid,
+    }  # fmt: skip
+    return {**told, **changes}
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def looks(run: Path) -> tuple[tuple[int, ...], ...]:
+    return load_run(run).ranks[0].gone_peers
+
+
+@pytest.fixture
+def processes() -> list[subprocess.Popen[bytes]]:
+    return [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
+
+
+def fail(part: str, error: BaseException) -> None:
+    raise AssertionError(part) from error
+
+
+def test_ranks_of_this_host_are_noted_as_they_end(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    first, second = processes
+    write_rank(tmp_path, [mark("end", {})], rank=0, **here(os.getpid()))
+    write_rank(tmp_path, [mark("end", {})], rank=1, **here(first.pid))
+    write_rank(tmp_path, [mark("end", {})], rank=2, **here(first.pid, boot_id="another"))
+    write_rank(tmp_path, [mark("end", {})], rank=3, **here(first.pid, run_id="earlier"))
+    watch = PeerWatch(fail)
+    watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
+    try:
+        first.communicate()
+        wait_until(lambda: looks(tmp_path) == ((1,),))
+        write_rank(tmp_path, [mark("end", {})], rank=4, **here(second.pid))  # begins to record later
+        second.communicate()
+        wait_until(lambda: looks(tmp_path) == ((1,), (4,)))
+    finally:
+        watch.stop(in_order=False)
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert looks(tmp_path) == ((1,), (4,))
+
+
+def test_who_ends_in_order_leaves_no_word(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    for rank, pid in enumerate((os.getpid(), processes[0].pid)):
+        write_rank(tmp_path, [mark("end", {})], rank=rank, **here(pid))
+    watch = PeerWatch(fail)
+    watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
+    for process in processes:
+        process.communicate()
+    wait_until(lambda: looks(tmp_path) == ((1,),))
+    watch.stop(in_order=True)
+    assert looks(tmp_path) == ()
+    watch.stop(in_order=True)

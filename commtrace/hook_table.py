@@ -1,4 +1,4 @@
-"""What stands in for torch's tables of optimizer hooks (:mod:`commtrace.capture.optimizer_hooks`).
+"""What stands in for torch's tables of optimizer hooks (:mod:`commtrace.capture.model.optimizer_hooks`).
 
 It is a file of its own outside of ``commtrace.capture`` because ``torch.compile`` must trace it where the script
 compiles an optimizer's step: see :mod:`commtrace.called`. Nothing of ours is in the graph.

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
+from commtrace.trace.files.row_batch import RowBatch
+from commtrace.trace.files.writer import Row
 from commtrace.trace.mark_rows import mark_row as mark_row
-from commtrace.trace.row_batch import RowBatch
-from commtrace.trace.writer import Row
 
 _logger = logging.getLogger("commtrace")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from commtrace.analysis.flight_calls import FlightCall
+from commtrace.analysis.hangs.flight_calls import FlightCall
 from commtrace.errors import ImportFileError
 from commtrace.importers.flight_record import read_flight_record
 

@@ -19,7 +19,7 @@ from commtrace.errors import ImportFileError
 from commtrace.importers.flight_record import Entry, FlightRecord, read_flight_record
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
 from commtrace.trace import schema
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 _USUAL_RANKS_PER_HOST = 8
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
+from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import IMPORTED, ClockAnchor, RankMetadata
 from commtrace.trace.spans import Spans
-from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 
 _ROWS_PER_BATCH: Final = 20_000
 _ROWS_PER_SEGMENT: Final = 50_000

@@ -15,9 +15,9 @@ import numpy as np
 from commtrace.errors import ConfigurationError
 from commtrace.synth.synthesis import Synthetic
 from commtrace.trace import schema
+from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace
-from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 
 TRUTH_FILE: Final = "truth.json"
 

@@ -11,27 +11,27 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from commtrace.analysis.arrivals import says_now
+from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.endings import ENDED, SILENT, STOPPED, Ending, find_endings, wall_clock_ns
-from commtrace.analysis.match import Matches
-from commtrace.analysis.operations import is_kernel_trace
-from commtrace.analysis.rank_means import RankMean, rank_means
+from commtrace.analysis.hangs.arrivals import says_now
+from commtrace.analysis.hangs.liveness import ENDED, SILENT, STOPPED, Ending, find_endings, wall_clock_ns
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
-from commtrace.analysis.step_attempts import LaunchSteps, repeated_steps, told_apart
-from commtrace.analysis.step_inference import infer_steps
-from commtrace.analysis.straggler import Findings, find_stragglers
-from commtrace.analysis.straggler_verdict import HOST, RANKS
+from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, told_apart
+from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.verdict import HOST, RANKS
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
-from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, read_file
-from commtrace.trace.locate import find_run_directory
+from commtrace.trace.files.inputs import MOST_RANKS, all_printable, decode_json, read_file
+from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace.files.tail import Newest, RunTail
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.step_range import StepRange
-from commtrace.trace.tail import Newest, RunTail
+from commtrace.trace.selection.step_range import StepRange
 
 MONITOR_FILE: Final = "monitor.json"
 STEPS_SHOWN: Final = "steps shown"
@@ -60,7 +60,7 @@ class FileSource:
     """Makes frames of a run directory.
 
     Args:
-        path: as for :func:`commtrace.trace.reader.load_run`.
+        path: as for :func:`commtrace.trace.files.reader.load_run`.
         last: so many newest steps are shown; 0: as many as a job of this size affords, see :func:`steps_of`.
         ask: for the process of a rank.
     """

@@ -18,14 +18,14 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
-from commtrace.analysis.straggler_verdict import HOST, RANKS
 from commtrace.analysis.stragglers.limits import SUMS
 from commtrace.analysis.stragglers.normal import Work, judge
+from commtrace.analysis.stragglers.verdict import HOST, RANKS
 from commtrace.errors import RunNotFoundError
 from commtrace.redaction import redacted_url
 from commtrace.top.frame import Exposed, Frame, RankRow, Slow
 from commtrace.top.http import MetricsError, fetch
-from commtrace.trace.inputs import all_printable, decode_json
+from commtrace.trace.files.inputs import all_printable, decode_json
 from commtrace.trace.spans import Int64
 
 ALERT: Final = "alert"

@@ -10,8 +10,8 @@ from typing import Final
 from commtrace.config import Config
 from commtrace.options import OTLP_LEVELS
 from commtrace.trace import schema
-from commtrace.trace.step_range import StepRange
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
+from commtrace.trace.selection.step_range import StepRange
 
 _ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
     "none": frozenset(),

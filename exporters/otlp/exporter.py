@@ -38,7 +38,7 @@ from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -20,7 +20,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
-from commtrace.analysis.roles import role_of
+from commtrace.analysis.matching.roles import role_of
 from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.span_ids import SpanIds
@@ -28,10 +28,10 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.live.trace_id import trace_id
 from commtrace.trace import schema
+from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
-from commtrace.trace.writer import Row
 
 Attributes = dict[str, AttributeValue]
 

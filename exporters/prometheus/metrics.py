@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 
 from commtrace.exporters.prometheus.totals import BUCKETS_SECONDS, COUNTS, OTHER, StepTotals
+from commtrace.live.monitoring.waits import Split
 from commtrace.live.rank import LiveRank
-from commtrace.live.waits import Split
 from commtrace.trace import schema
 
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})

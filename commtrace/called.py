@@ -71,7 +71,7 @@ def surrounded(
 
 
 def code_of_stand_ins() -> CodeType:
-    """The code that all functions that :func:`surrounded` makes have in common."""
+    """Return the code that all functions that :func:`surrounded` makes have in common."""
     return next(
         constant
         for constant in surrounded.__code__.co_consts

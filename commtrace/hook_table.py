@@ -40,7 +40,7 @@ class HookTable(MutableMapping[int, Any]):
         self.is_compiling = is_compiling
 
     def values(self) -> Iterable[Any]:  # type: ignore[override]
-        """All hooks. Ours are those of now; a change of the table meanwhile is noticed as torch notices it."""
+        """Return all hooks. Ours are those of now; a change of the table meanwhile is noticed as torch notices it."""
         if self.is_compiling():  # first of all: the compiler reads no further
             return self.table.values()
         ours: tuple[Hook, ...] = ()

@@ -121,7 +121,7 @@ class RecordedRun(Generic[Frame]):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with its files, in sentences; empty if nothing is."""
+        """Return what is wrong with its files, in sentences; empty if nothing is."""
         return self._recorded.problems
 
     def spans(self) -> Frame:

@@ -25,7 +25,7 @@ _ROOT_TRACK: Final = 0
 
 
 def is_available() -> bool:
-    """Whether the ``perfetto`` package is installed."""
+    """Return whether the ``perfetto`` package is installed."""
     return find_spec("perfetto") is not None
 
 

@@ -51,7 +51,7 @@ def render(
     most_steps: int | None = MOST_STEPS,
     most_bytes: int = MOST_BYTES,
 ) -> Page:
-    """The report of a run.
+    """Return the report of a run.
 
     Args:
         summary: what :func:`commtrace.analysis.summary.summarise` returns.
@@ -81,7 +81,7 @@ def render(
 
 
 def _by_interest(durations: Mapping[int, int], most: int | None) -> list[int]:
-    """The typical step, the slowest one, and others spread evenly over the run."""
+    """Return the typical step, the slowest one, and others spread evenly over the run."""
     steps = sorted(durations)
     if not steps:
         return []

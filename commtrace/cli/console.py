@@ -28,7 +28,7 @@ class PlainConsole(Console):
 
 
 def wide_console(file: IO[str] | None = None) -> Console:
-    """A console wide enough for every number, also when the output goes into a file or a pager."""
+    """Return a console wide enough for every number, also when the output goes into a file or a pager."""
     console = PlainConsole(file=file)
     if console.width < _READABLE_WIDTH:
         console.width = _READABLE_WIDTH

@@ -86,14 +86,14 @@ class _LazyGroup(TyperGroup):
 
 
 def command_function(name: str) -> Callable[..., None]:
-    """What a command calls; its docstring is the command's help."""
+    """Return what a command calls; its docstring is the command's help."""
     identifier = f"{name}_" if iskeyword(name) else name
     function: Callable[..., None] = getattr(import_module(f"commtrace.cli.commands.{identifier}"), identifier)
     return function
 
 
 def load_command(name: str) -> TyperCommand:
-    """The command with its arguments and options."""
+    """Return the command with its arguments and options."""
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, context_settings=dict(COMMANDS[name].settings))(command_function(name))
     command = typer.main.get_command(single)

@@ -66,7 +66,7 @@ class CommunicationKernel:
 
     @property
     def is_described(self) -> bool:
-        """Whether it is known which process group it belongs to."""
+        """Return whether it is known which process group it belongs to."""
         return "Process Group Name" in self.arguments
 
 
@@ -188,7 +188,7 @@ class _Reader:
         self._trace.memory.append(*times, name, integer(_arguments(event).get("bytes")))
 
     def _device_times(self, event: Event) -> tuple[int, int] | None:
-        """When a device event ran; None, and counted, where that cannot be known."""
+        """Return when a device event ran; None, and counted, where that cannot be known."""
         times = _times(event)
         if times is None:
             self._trace.unreadable += 1
@@ -229,7 +229,7 @@ class _Reader:
 
 
 def integer(value: Any, default: int = -1) -> int:
-    """A number among the arguments of an event, which some writers quote; the default where there is none."""
+    """Return a number among the arguments of an event, which some writers quote; the default where there is none."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

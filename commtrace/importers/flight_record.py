@@ -286,7 +286,7 @@ def _time(told: Any) -> int | None:
 
 
 def _peer(words: str, group: Group | None) -> int:
-    """The other side's global rank, from ``send 1->2`` or ``recv 2<-1``, which count inside the group."""
+    """Return the other side's global rank, from ``send 1->2`` or ``recv 2<-1``, which count inside the group."""
     match = _PEERS.search(words)
     if not match or not group:
         return -1

@@ -28,7 +28,7 @@ class Stalls(NamedTuple):
 
 
 def gaps(steps: Intervals, work: Intervals, step: Int64) -> Intervals:
-    """Where a lane did nothing, between the pieces of its work and the bounds of their steps; ascending.
+    """Return where a lane did nothing, between the pieces of its work and the bounds of their steps; ascending.
 
     Args:
         steps: one behind the other.
@@ -47,7 +47,7 @@ def gaps(steps: Intervals, work: Intervals, step: Int64) -> Intervals:
 
 
 def stalls(idle: Intervals, communications: Intervals) -> Stalls:
-    """What the lane stood still for in its gaps; by gap, and in each from its end backwards.
+    """Return what the lane stood still for in its gaps; by gap, and in each from its end backwards.
 
     What ends last in a gap is what kept the next piece of work from beginning. Before it came into flight, what ends
     last before that; and so on. Time at which nothing was in flight is no stall, nor is time at which only that was

@@ -27,7 +27,7 @@ _LARGEST_ORDINAL: Final = 2**31
 
 
 def named_group(name: str, members: tuple[int, ...], description: str, backend: str = "") -> Group:
-    """The group that torch calls by this name; the same on every rank that tells of it."""
+    """Return the group that torch calls by this name; the same on every rank that tells of it."""
     # torch numbers groups in the order in which they are created; other names tell groups apart, and no more.
     ordinal = int(name) if _NUMBER.fullmatch(name) else zlib.crc32(name.encode()) % _LARGEST_ORDINAL
     return Group(group_id(members, ordinal), members, ordinal, role_of(description), name, description, backend)
@@ -53,7 +53,7 @@ def complete_list(ranks: Any) -> tuple[int, ...]:
 
 
 def role_of(description: str) -> str:
-    """What a group is for, from torch's description: ``default_pg``, a mesh's ``mesh_tp``, Megatron's names."""
+    """Return what a group is for, from torch's description: ``default_pg``, a mesh's ``mesh_tp``, Megatron's names."""
     if description == "default_pg":
         return "world"
     if description.startswith("mesh_"):

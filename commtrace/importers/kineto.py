@@ -136,7 +136,7 @@ def _distributed_info(path: Path) -> dict[str, Any]:
 
 
 def _world(of_rank: Mapping[int, tuple[Path, dict[str, Any]]]) -> tuple[int, ...]:
-    """All ranks of the job as far as it is known: of some, no file may have been given."""
+    """Return all ranks of the job as far as it is known: of some, no file may have been given."""
     size = max(integer(distributed.get("world_size")) for _, distributed in of_rank.values())
     return tuple(range(size)) if max(of_rank) < size <= _LARGEST_RANK else tuple(sorted(of_rank))
 
@@ -171,7 +171,7 @@ class _Steps:
         )
 
     def containing(self, time: int) -> int:
-        """The step that this instant is in; −1 before the first."""
+        """Return the step that this instant is in; −1 before the first."""
         position = bisect_right(self.begin, time) - 1
         return self.number[position] if position >= 0 else -1
 
@@ -233,7 +233,7 @@ def _marks(trace: DeviceTrace, groups: Sequence[Group]) -> list[Row]:
 
 
 def _problems(trace: DeviceTrace) -> Iterator[str]:
-    """What a reader of the numbers must know of this trace."""
+    """Yield what a reader of the numbers must know of this trace."""
     alike = _look_like_communication(trace)
     if alike:
         yield (
@@ -262,7 +262,7 @@ def _problems(trace: DeviceTrace) -> Iterator[str]:
 
 
 def _look_like_communication(trace: DeviceTrace) -> list[str]:
-    """Names, short, of kernels that count as compute and are named like communication; not more than three."""
+    """Return names, short, of kernels that count as compute and are named like communication; not more than three."""
     computing = set(trace.kernels.name)
     names = (name for code, name in enumerate(trace.names) if code in computing)
     alike = (plain_name(name) for name in names if _LOOKS_LIKE_COMMUNICATION.search(qualified_name(name)))

@@ -102,7 +102,9 @@ def plain_name(kernel: str) -> str:
 
 
 def _self_bytes(arguments: Mapping[str, Any], num_bytes: int, group: Group | None, rank: int) -> int:
-    """What a rank sends to itself in an all_to_all with split sizes; −1 for even splits, or where they are not told."""
+    """Return what a rank sends to itself in an all_to_all with split sizes; −1 for even splits, or where they are
+    not told.
+    """
     try:
         splits: Any = decode_json(str(arguments.get("In split size", "[]")))
     except ValueError:  # torch cuts long lists off
@@ -175,7 +177,7 @@ class _Groups:
 
 
 def _word(value: Any) -> str:
-    """A word among arguments; torch writes lists as words, too."""
+    """Return a word among arguments; torch writes lists as words, too."""
     return printable(str(value)) if isinstance(value, (str, int, float, list)) else ""
 
 

@@ -61,7 +61,7 @@ def span_row(
     stalled_on: int = -1,
     detail: str | None = None,
 ) -> Row:
-    """A row in the order of the schema; what is not given does not apply."""
+    """Return a row in the order of the schema; what is not given does not apply."""
     return (
         kind, name, lane, start, end, step, microbatch, chunk, stage, group, seq, op_in_seq, num_bytes, self_bytes,
         dtype, peer, is_async, id, stalled_on, timing, detail,
@@ -75,7 +75,7 @@ def mark_row(name: str, detail: Any) -> Row:
 
 
 def group_rows(groups: Iterable[Group]) -> list[Row]:
-    """The marks that tell what these groups are."""
+    """Return the marks that tell what these groups are."""
     return [mark_row("process_group", {**group._asdict(), "ranks": list(group.ranks)}) for group in groups]
 
 
@@ -160,7 +160,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def new_run(output: Path) -> tuple[str, int]:
-    """The id and the session of a run that is to be written to ``output``.
+    """Return the id and the session of a run that is to be written to ``output``.
 
     Raises:
         ConfigurationError: a run is there already.

@@ -105,7 +105,7 @@ class TraceFile:
         self._piece = num_bytes_per_piece
 
     def events(self) -> Generator[Sequence[Event], None, None]:
-        """All events, piece by piece; first none, when what stands before them has been read.
+        """Yield all events, piece by piece; first none, when what stands before them has been read.
 
         Events hold on to the text of their piece: keep none of them.
 
@@ -229,7 +229,7 @@ class _Unpacked(gzip.GzipFile):
 
 
 def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
-    """The events up to the last right cut, and what follows it; no events where no cut is right."""
+    """Return the events up to the last right cut, and what follows it; no events where no cut is right."""
     cuts: list[int] = []
     for window in (*_WINDOWS, len(buffer)):
         cuts = cuts or [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - window))]
@@ -249,7 +249,7 @@ def _decode_strictly(text: bytes) -> list[Event] | None:
 
 
 def _decode_leniently(text: bytes) -> list[Event] | None:
-    """What some writers produce and JSON does not allow: NaN, Infinity, control characters, broken UTF-8."""
+    """Return what some writers produce and JSON does not allow: NaN, Infinity, control characters, broken UTF-8."""
     events = _loads(text)
     return [_event(event) for event in events if isinstance(event, dict)] if isinstance(events, list) else None
 
@@ -277,7 +277,7 @@ def _decode_document(text: bytes) -> _Document | None:
 
 
 def _whole(number: Any) -> int | None:
-    """A number that some writers quote or write with a point; None where there is none."""
+    """Return a number that some writers quote or write with a point; None where there is none."""
     try:
         decimal = Decimal(str(number)[:_LONGEST_NUMBER])
         return int(decimal) if decimal.is_finite() and decimal.adjusted() < _DIGITS else None
@@ -304,7 +304,7 @@ def _event(loaded: dict[str, Any]) -> Event:
 
 
 def nanoseconds(microseconds: msgspec.Raw) -> int:
-    """A time in a trace, µs, as exact nanoseconds: as a float, an epoch in µs would be off by up to 256 ns.
+    """Return a time in a trace, µs, as exact nanoseconds: as a float, an epoch in µs would be off by up to 256 ns.
 
     Raises:
         ValueError: there is none, or it is no number that a clock could show (NaN, null, a word).

@@ -66,7 +66,7 @@ class Job(NamedTuple):
 
 
 def spans_by_worker(job: Job, operations: Operations) -> list[Spans]:
-    """The spans of each worker: by step the step, what was computed, what was communicated, what stalled."""
+    """Return the spans of each worker: by step the step, what was computed, what was communicated, what stalled."""
     rows = _Rows.of(job, operations)
     spans = _spans(job, operations, rows)
     bounds = np.searchsorted(operations.worker[rows.operation], np.arange(len(job.workers) + 1))

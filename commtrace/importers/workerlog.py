@@ -135,7 +135,7 @@ def import_workerlog(
 
 
 def _in_order(files: Sequence[Path]) -> list[Path]:
-    """The logs by machine and number; folders are searched."""
+    """Return the logs by machine and number; folders are searched."""
     logs: list[Path] = []
     for path in files:
         found = [log for log in path.rglob("workerlog.*") if _NAME.search(log.name)] if path.is_dir() else [path]
@@ -179,7 +179,7 @@ def _read(path: Path) -> _Log:
 
 
 def _job(match: re.Match[str]) -> _Job | None:
-    """None where a time is no number, or the job ended before it started: the line is damaged."""
+    """Return None where a time is no number, or the job ended before it started: the line is damaged."""
     start, end = _nanoseconds(match["start"]), _nanoseconds(match["end"])
     if start is None or end is None or end < start:
         return None

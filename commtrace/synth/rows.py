@@ -117,7 +117,7 @@ class StageRows:
         )  # fmt: skip
 
     def finished(self) -> StageColumns:
-        """The rows as columns."""
+        """Return the rows as columns."""
         templates = self._templates
         places = np.array([template.place for template in templates], np.int32).reshape(-1, 4)
         columns = {
@@ -146,6 +146,6 @@ class StageColumns:
     end: Int64
 
     def recorded(self, position: int) -> Bool:
-        """Which of the rows the rank at this position of the stage has."""
+        """Return which of the rows the rank at this position of the stage has."""
         optional = np.isin(self.common["kind"], _ONLY_WITH_A_LENGTH)
         return np.asarray(~optional | (self.end[position] > self.start[position]))

@@ -99,7 +99,7 @@ class _Simulation:
         return [fault for fault in self._job.faults if fault.kind in kinds and self._step in fault.steps]
 
     def _work_factors(self, slow_phase: str) -> Float64:
-        """How much longer than usual each rank works in a phase; shape (stages, ranks of a stage)."""
+        """Return how much longer than usual each rank works in a phase; shape (stages, ranks of a stage)."""
         factors = np.array(self._wandering[self._step])
         for fault in self._active(faults.SLOW_RANK, slow_phase):
             factors[list(fault.where)] *= fault.amount
@@ -111,11 +111,13 @@ class _Simulation:
         return shaped
 
     def _on_hosts(self, ranks: Int64, fault: faults.Fault) -> Bool:
-        """Which of these ranks are on the hosts that a fault names."""
+        """Return which of these ranks are on the hosts that a fault names."""
         return np.isin(ranks // self._job.gpus_per_host, fault.where)
 
     def _sequence_factors(self) -> Float64:
-        """The work of each microbatch, shape (microbatches, ranks of a stage): equal on all ranks of a replica."""
+        """Return the work of each microbatch, shape (microbatches, ranks of a stage): equal on all ranks of a
+        replica.
+        """
         job = self._job
         factors = np.ones((job.microbatches, job.dp))
         for fault in self._active(faults.SEQUENCE_IMBALANCE):
@@ -126,7 +128,7 @@ class _Simulation:
         return np.repeat(factors, job.cp * job.tp, axis=1)
 
     def _link_factors(self, members: Int64) -> Float64:
-        """How much longer communications of these groups of global ranks take."""
+        """Return how much longer communications of these groups of global ranks take."""
         factors = np.ones(len(members))
         for fault in self._active(faults.SLOW_LINK):
             uses = np.all([(members == rank).any(axis=1) for rank in fault.where], axis=0)
@@ -137,7 +139,7 @@ class _Simulation:
         return factors
 
     def _send_factors(self, sender: Int64, receiver: Int64) -> Float64:
-        """How much longer messages between these global ranks take for their direction."""
+        """Return how much longer messages between these global ranks take for their direction."""
         factors = np.ones(len(sender))
         for fault in self._active(faults.SLOW_SEND):
             goes = np.all([ends == rank for ends, rank in zip((sender, receiver), fault.where, strict=False)], axis=0)
@@ -160,7 +162,7 @@ class _Simulation:
             self._pause(stage, schema.DATA, "data", duration, Place(self._step, stage=stage))
 
     def _added(self, kind: str, stage: int) -> Int64:
-        """What faults of this kind add to a step, by rank of a stage."""
+        """Return what faults of this kind add to a step, by rank of a stage."""
         added = np.zeros(self._job.world_size, np.int64)
         for fault in self._active(kind):
             added[list(fault.where)] += round(fault.amount * 1e6)
@@ -299,7 +301,7 @@ class _Simulation:
         self._now[stage] = scattered
 
     def _ends(self, operation: str, num_bytes: int, members: Int64, starts: Int64) -> Int64:
-        """When each member's operation ends, shape (groups, members)."""
+        """Return when each member's operation ends, shape (groups, members)."""
         after = starts.max(axis=1) + self._transfer_ns(operation, num_bytes, members)
         scatter = self._job.end_scatter_ns
         late = np.rint(self._random.exponential(scatter, members.shape)).astype(np.int64) if scatter else 0
@@ -368,7 +370,9 @@ class _Simulation:
 
 
 def _wandering(job: Job) -> Float64:
-    """How much longer than usual each rank works in each step, shape (steps, ranks): an autoregressive process."""
+    """Return how much longer than usual each rank works in each step, shape (steps, ranks): an autoregressive
+    process.
+    """
     drawn = np.random.default_rng([job.seed, 3]).normal(0.0, job.wander, (job.steps, job.world_size))
     speed = np.empty_like(drawn)
     speed[0] = drawn[0]

@@ -67,7 +67,7 @@ def _write_rank(synthetic: Synthetic, directory: Path, rank: int, session: int, 
 
 
 def _marks(synthetic: Synthetic, trace: RankTrace) -> list[Row]:
-    """What a recorder tells besides its spans."""
+    """Return what a recorder tells besides its spans."""
     dropped = [_mark("dropped", dict(trace.dropped))] if trace.dropped else []
     return [
         *(_mark("process_group", _group(one)) for one in trace.groups.values()),
@@ -82,7 +82,7 @@ def _group(one: Group) -> dict[str, Any]:
 
 
 def _mark(name: str, detail: Any) -> Row:
-    """A row of the schema, of which only kind, name, lane and detail say something."""
+    """Return a row of the schema, of which only kind, name, lane and detail say something."""
     values: dict[str, Any] = dict.fromkeys(schema.SCHEMA.names, schema.NOT_APPLICABLE)
     values |= {"kind": schema.MARK, "name": name, "lane": schema.HOST, "start": 0, "end": 0, "op_in_seq": 0}
     values |= {"dtype": None, "is_async": False, "timing": schema.HOST_TIMING, "detail": json.dumps(detail)}

@@ -43,7 +43,7 @@ class Block:
 
     @classmethod
     def of_ranks(cls, spans: Mapping[int, Spans]) -> Block:
-        """A copy of the rows of these ranks."""
+        """Return a copy of the rows of these ranks."""
         return cls(tuple(spans), bounds_of([len(own) for own in spans.values()]), Spans.concatenate([*spans.values()]))
 
     def __len__(self) -> int:
@@ -65,16 +65,16 @@ class Block:
         return np.concatenate([parts[rank] for rank in self.ranks])
 
     def single(self) -> Iterator[Block]:
-        """Every rank as a block of its own; no copy."""
+        """Yield every rank as a block of its own; no copy."""
         for rank, rows in self.slices().items():
             yield Block((rank,), bounds_of([rows.stop - rows.start]), self.spans.take(rows))
 
     def per_row(self, of_rank: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A value per rank, in the order of ``ranks``, handed to all rows of each."""
+        """Return a value per rank, in the order of ``ranks``, handed to all rows of each."""
         return np.repeat(of_rank, np.diff(self.bounds))
 
     def rank(self) -> Int32:
-        """Whose each row is."""
+        """Return whose each row is."""
         return np.asarray(self.per_row(np.array(self.ranks, np.int32)))
 
     def end_to_end(self) -> Int64:
@@ -83,7 +83,7 @@ class Block:
 
 
 def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
-    """What to add to the times of each rank so that no time of a rank is in another one's part of the axis.
+    """Return what to add to the times of each rank so that no time of a rank is in another one's part of the axis.
 
     What is sorted, searched or cut by time can then be so for all ranks at once. The parts are in the order of the
     ranks; within each, times differ by as much as before.
@@ -112,12 +112,12 @@ def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
 
 
 def bounds_of(lengths: Sequence[int] | Int64) -> Int64:
-    """Where parts of these lengths begin, and after the last one where it ends."""
+    """Return where parts of these lengths begin, and after the last one where it ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def blocks_of(spans: Mapping[int, Spans]) -> Iterator[Block]:
-    """The rows of ranks, copied into blocks."""
+    """Yield the rows of ranks, copied into blocks."""
     held: dict[int, Spans] = {}
     rows = 0
     for rank, own in spans.items():

@@ -42,7 +42,7 @@ class Group(NamedTuple):
 
 
 def group_id(ranks: Sequence[int], ordinal: int) -> int:
-    """A number for the ``ordinal``-th group with these members: equal on all ranks without communication.
+    """Return a number for the ``ordinal``-th group with these members: equal on all ranks without communication.
 
     The first 63 bits of a BLAKE2b digest: with 100,000 groups the chance of any collision is below 10⁻⁹.
     """

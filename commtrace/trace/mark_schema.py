@@ -187,7 +187,7 @@ _TYPES: Final[Mapping[str, Any]] = {
 
 
 def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
-    """The detail of a mark, as plain values of the types above; None for marks that readers pass over.
+    """Return the detail of a mark, as plain values of the types above; None for marks that readers pass over.
 
     Args:
         most_ranks: no rank of the job has this number.
@@ -206,7 +206,7 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
 
 
 def topology_fields() -> set[str]:
-    """What may be told of a topology; anything else is left out when it is read."""
+    """Return what may be told of a topology; anything else is left out when it is read."""
     return set(_Topology.__struct_fields__)
 
 

@@ -65,7 +65,7 @@ _LARGEST: Final = 2**62
 
 
 def measures_durations(environment: Mapping[str, str]) -> bool:
-    """Whether a job has told torch to measure how long its NCCL operations take.
+    """Return whether a job has told torch to measure how long its NCCL operations take.
 
     Rows of hidden communication are then written some seconds late (:mod:`commtrace.capture.collectives.hidden_ends`).
     """
@@ -117,7 +117,7 @@ class RankMetadata:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankMetadata:
-        """What the header of a segment says.
+        """Return what the header of a segment says.
 
         Raises:
             ValueError: it is no metadata, or of a rank that cannot be.

@@ -13,7 +13,8 @@ _LARGEST: Final = 2**62
 
 
 def stable_order(key: npt.NDArray[Any]) -> Int64:
-    """What sorts integers; equal ones keep their order. Ten times as fast as a stable ``argsort``, for most keys.
+    """Return what sorts integers; equal ones keep their order. Ten times as fast as a stable ``argsort``, for most
+    keys.
 
     Each key takes its position along in its low bits: numbers are sorted far faster than positions are by numbers. A
     key that leaves no room for that is sorted by its low digits first, then by the others.
@@ -32,7 +33,9 @@ def stable_order(key: npt.NDArray[Any]) -> Int64:
 
 
 def _positions(digits: Int64, bits: int) -> Int64:
-    """What sorts these small numbers, each of which leaves so many of its high bits free; they are overwritten."""
+    """Return what sorts these small numbers, each of which leaves so many of its high bits free; they are
+    overwritten.
+    """
     digits <<= bits
     digits |= np.arange(len(digits))
     digits.sort()

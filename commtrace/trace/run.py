@@ -90,13 +90,13 @@ class RankTrace:
 
     @property
     def recording(self) -> Mapping[str, Any]:
-        """How the rank was told to record: ``sample``, ``skip_roles``, …; empty for what was imported."""
+        """Return how the rank was told to record: ``sample``, ``skip_roles``, …; empty for what was imported."""
         told: Mapping[str, Any] = self.topology.get("recording", {})
         return told
 
     @property
     def process_start_ns(self) -> int | None:
-        """When its process began, on its own clock; None where that was not recorded."""
+        """Return when its process began, on its own clock; None where that was not recorded."""
         told = self.topology.get("process_start_ns")
         return told if isinstance(told, int) else None
 
@@ -135,7 +135,7 @@ class Run:
         return tuple(blocks_of({rank: trace.spans for rank, trace in self.ranks.items()}))
 
     def with_blocks(self, blocks: Sequence[Block]) -> Run:
-        """This run with other rows: the ranks of these blocks, which it has, and what is in them."""
+        """Return this run with other rows: the ranks of these blocks, which it has, and what is in them."""
         ranks = {
             rank: replace(self.ranks[rank], spans=block.spans.take(rows))
             for block in blocks
@@ -155,5 +155,5 @@ class Run:
         return max(trace.metadata.world_size for trace in self.ranks.values())
 
     def name_code(self, name: str) -> int:
-        """The code of a name, or −2 (a code that no row has) if the run does not hold it."""
+        """Return the code of a name, or −2 (a code that no row has) if the run does not hold it."""
         return self.names.index(name) if name in self.names else -2

@@ -26,7 +26,7 @@ class PathCollector(Collector):
         self._totals = totals
 
     def collect(self) -> Iterable[Metric]:
-        """All samples; none before the first step."""
+        """Yield all samples; none before the first step."""
         totals, path = self._totals, self._totals.path
         if totals.last_step < 0:
             return

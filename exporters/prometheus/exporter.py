@@ -22,7 +22,7 @@ _logger = logging.getLogger("commtrace")
 
 
 def open_prometheus(config: Config, rank: LiveRank) -> StepListener:
-    """The exporter that the configuration asks for.
+    """Return the exporter that the configuration asks for.
 
     Raises:
         ConfigurationError: it cannot listen.

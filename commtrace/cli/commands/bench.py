@@ -111,7 +111,7 @@ def _read_stamps(path: Path) -> RankStamps:
 
 
 def _with_recording(measured: Measured, run_directory: Path) -> Measured:
-    """Steps are counted per rank: a step of four ranks counts four times."""
+    """Return steps are counted per rank: a step of four ranks counts four times."""
     try:
         traces = load_run(run_directory).ranks.values()
     except RunNotFoundError as error:

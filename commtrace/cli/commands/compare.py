@@ -89,7 +89,7 @@ def _print_bases(console: Console, sides: Sequence[Sequence[Path]], bases: Seque
 
 
 def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:
-    """The directory of each run.
+    """Return the directory of each run.
 
     Raises:
         ConfigurationError: two of them are the same run.
@@ -204,7 +204,7 @@ def _verdict(comparison: Comparison, threshold: float) -> str:
 
 
 def _most_of_it(comparison: Comparison) -> str:
-    """The part that moved furthest in the direction of the step."""
+    """Return the part that moved furthest in the direction of the step."""
     total = comparison.wall_ns.difference or 0.0
     along = [
         (state, change.difference)

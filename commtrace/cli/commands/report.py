@@ -48,7 +48,9 @@ def report(
 
 
 def _plan(analysis: Analysis) -> dict[str, Any] | None:
-    """The schedule with mean forwards and backwards, to be drawn beside the real one; None where it cannot be had."""
+    """Return the schedule with mean forwards and backwards, to be drawn beside the real one; None where it cannot be
+    had.
+    """
     try:
         plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches))
     except ReplayError:

@@ -117,7 +117,7 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _written_since(directory: str, began_ns: int) -> set[Path]:
-    """The folders of ranks to which files were added since, in the runs that ``directory`` may mean."""
+    """Return the folders of ranks to which files were added since, in the runs that ``directory`` may mean."""
     # Imported here: pyarrow is not needed for the command to start.
     from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN
 
@@ -160,7 +160,7 @@ def _tell_what_was_recorded(noted: set[Path], began_ns: int, environment: Mappin
 
 
 def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | None:
-    """What there is to say if only steps were asked for that the job did not get to."""
+    """Return what there is to say if only steps were asked for that the job did not get to."""
     if not Config.from_env(environment).steps:
         return None
     from commtrace.analysis.steps.unreached import unreached_steps

@@ -134,7 +134,7 @@ def _repeated(recorded: Run) -> list[RepeatedStep]:
 
 
 def _where(run: Run, ranks: Sequence[int]) -> dict[str, Any]:
-    """The devices of ranks, where they are known, and what keeps their nodes out of the next job."""
+    """Return the devices of ranks, where they are known, and what keeps their nodes out of the next job."""
     known = [run.ranks[rank].metadata for rank in ranks if rank in run.ranks]
     return {
         "devices": [f"rank {one.rank}: {one.device_uuid}" for one in known if one.device_uuid],
@@ -143,7 +143,7 @@ def _where(run: Run, ranks: Sequence[int]) -> dict[str, Any]:
 
 
 def _program(matched: Matched) -> Program | None:
-    """The steps for a replay; None of a trace of the study that only the study's rules can replay."""
+    """Return the steps for a replay; None of a trace of the study that only the study's rules can replay."""
     try:
         return build_program(matched.run, matched.matches)
     except ReplayError as error:
@@ -153,7 +153,7 @@ def _program(matched: Matched) -> Program | None:
 
 
 def _what_if(matched: Matched, program: Program | None) -> WhatIf:
-    """An imported trace of the what-if study is analysed by the rules of its authors, over all of its steps."""
+    """Return an imported trace of the what-if study is analysed by the rules of its authors, over all of its steps."""
     if is_whatif_run(matched.recorded):
         return analyse_whatif_trace(whatif_trace_of(matched.recorded))
     return what_if(matched.run, matched.matches, program)
@@ -223,7 +223,7 @@ def _in_words(parts: Sequence[tuple[str, float]]) -> str:
 
 
 def _by_range(by_rank: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Ranks of equal S together."""
+    """Return ranks of equal S together."""
     ranks: dict[float, list[int]] = {}
     for rank, slowdown in by_rank.items():
         ranks.setdefault(slowdown, []).append(int(rank))

@@ -151,7 +151,7 @@ def _clock(clocks: Mapping[int, Clock], host: int) -> Clock:
 
 
 def _amounts(option: str, texts: Sequence[str]) -> tuple[float, dict[int, float]]:
-    """The amount for all hosts (0 if none was given), and those of single ones."""
+    """Return the amount for all hosts (0 if none was given), and those of single ones."""
     of_all, of_host = 0.0, {}
     for text in texts:
         host, single, amount = text.partition("=")

@@ -32,7 +32,7 @@ class Source(Protocol):
     """Where frames come from."""
 
     def look(self) -> Frame:
-        """The job as it is now.
+        """Return the job as it is now.
 
         Raises:
             RunNotFoundError: nothing is there yet.
@@ -124,7 +124,9 @@ def _watch(source: Source, run: str, console: PlainConsole, refresh: float, rank
 
 
 def pause_seconds(took: float, refresh: float) -> float:
-    """How long to rest after a look that took so long: as is wished, but never so little that a core is kept busy."""
+    """Return how long to rest after a look that took so long: as is wished, but never so little that a core is kept
+    busy.
+    """
     return max(refresh, took * (1 - _BUSY_SHARE) / _BUSY_SHARE)
 
 

@@ -100,7 +100,7 @@ def _announce(request: Request, progress: Progress) -> None:
 
 
 def _answers(run: Path, request: Request, seconds: float) -> dict[int, Any]:
-    """What each rank has said about the request, once all have or the time is over."""
+    """Return what each rank has said about the request, once all have or the time is over."""
     deadline = time.monotonic() + seconds
     while True:
         newest = load_newest(run)

@@ -28,7 +28,7 @@ def print_basis(console: Console, told: Mapping[str, Any]) -> None:
 
 
 def clock_line(alignment: Mapping[str, Any]) -> str:
-    """How the clocks were brought together, with what is left between them."""
+    """Return how the clocks were brought together, with what is left between them."""
     residual = alignment["residual_ns"]
     if residual is None:
         return f"Clocks: [yellow]{escape(alignment['method'])}[/]"

@@ -18,7 +18,7 @@ _Shares = Sequence[Mapping[str, Any]]
 
 
 def critical_path_lines(path: Mapping[str, Any] | None) -> Iterator[str]:
-    """Whose work, and which communication, the steps are made of; nothing where that is not known."""
+    """Yield whose work, and which communication, the steps are made of; nothing where that is not known."""
     if path is None or not path["ns"]:
         return
     whole = path["ns"]
@@ -30,7 +30,7 @@ def critical_path_lines(path: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _parts(shares: _Shares, whole: int) -> Iterator[tuple[int, str]]:
-    """Ranks that have much of it, the others together, and transfers by role: ns, and in words."""
+    """Yield ranks that have much of it, the others together, and transfers by role: ns, and in words."""
     by_rank: dict[int, list[Mapping[str, Any]]] = {}
     by_communication: dict[str, int] = {}
     for one in shares:

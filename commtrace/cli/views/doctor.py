@@ -133,7 +133,7 @@ def _between(drop: Mapping[str, Any]) -> str:
 
 
 def _alike(seen: Sequence[Mapping[str, Any]]) -> Iterable[tuple[list[int], Mapping[str, Any]]]:
-    """Ranks that saw the same, with one of them."""
+    """Return ranks that saw the same, with one of them."""
     by_sight: dict[str, list[Mapping[str, Any]]] = {}
     for one in seen:
         by_sight.setdefault(str({**one, "rank": 0}), []).append(one)

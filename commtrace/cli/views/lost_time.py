@@ -22,7 +22,7 @@ _NS_PER_HOUR: Final = 3.6e12
 
 
 def lost_time_lines(lost: Mapping[str, Any] | None) -> Iterator[str]:
-    """What everything beyond the ideal was due to; nothing where steps were not replayed."""
+    """Yield what everything beyond the ideal was due to; nothing where steps were not replayed."""
     if lost is None or not lost["steps_ns"]:
         return
     whole, gpus = lost["steps_ns"], lost["gpus"]

@@ -33,7 +33,7 @@ _PARTS_THAT_FIT_ON_ONE_LINE: Final = 4
 
 
 def rank_table(summary: Mapping[str, Any], *, all_ranks: bool) -> tuple[Table, str]:
-    """The table, and a note on how to read it."""
+    """Return the table, and a note on how to read it."""
     ranks: Sequence[Rank] = summary["ranks"]
     shown = ranks if all_ranks else _extremes(ranks, {one["rank"] for one in summary["stragglers"]})
     parts = [part for part in _PARTS if part in _ALWAYS_SHOWN or _largest_share(ranks, part) >= _WORTH_A_COLUMN]

@@ -24,7 +24,7 @@ _UNEVEN: Final = 1.2
 
 
 def run_budget_lines(budget: Mapping[str, Any] | None) -> Iterator[str]:
-    """What it says; nothing where only some steps were asked for."""
+    """Yield what it says; nothing where only some steps were asked for."""
     if budget is None or not budget["wall_ns"]:
         return
     wall = budget["wall_ns"]

@@ -37,7 +37,7 @@ def step_attempts_lines(repeated: _Steps, launch: int) -> Iterator[str]:
 
 
 def _ranges(repeated: _Steps) -> Iterator[_Steps]:
-    """Steps that follow each other and were done in the same launches."""
+    """Yield steps that follow each other and were done in the same launches."""
 
     def key(item: tuple[int, Mapping[str, Any]]) -> tuple[int, tuple[int, ...]]:
         position, step = item

@@ -56,7 +56,7 @@ def _stretches(straggler: Mapping[str, Any]) -> str:
 
 
 def _members(straggler: Mapping[str, Any]) -> str:
-    """What each of several slow ranks costs; of many, ``--json`` tells."""
+    """Return what each of several slow ranks costs; of many, ``--json`` tells."""
     members = straggler["members"]
     if not 2 <= len(members) <= _MOST_MEMBERS or members[0]["share_ms_per_step"] is None:
         return ""

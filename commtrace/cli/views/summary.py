@@ -99,7 +99,7 @@ def _waits_are_bubble(summary: Summary, role: str) -> bool:
 
 
 def _mean_wait(summary: Summary, role: str, wait_ns: float) -> str:
-    """A wait of 0 is none only where members were matched: then it would have been seen."""
+    """Return a wait of 0 is none only where members were matched: then it would have been seen."""
     if wait_ns == 0 and _waits_are_bubble(summary, role):
         return "bubble"
     calls = [row for row in summary["communication"] if row["role"] == role and row["group_size"] != 1]
@@ -231,7 +231,9 @@ def print_pipeline(console: Console, pipeline: Mapping[str, Any] | None) -> None
 
 
 def _is_known(stage: Mapping[str, Any]) -> bool:
-    """Whether the stage's waits for others can be told from transfers: with a few exceptions, both sides were seen."""
+    """Return whether the stage's waits for others can be told from transfers: with a few exceptions, both sides were
+    seen.
+    """
     return bool(stage["unmatched_ns"] <= _FEW * (stage["bubble_ns"] + stage["transfer_ns"]))
 
 

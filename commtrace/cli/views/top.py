@@ -60,7 +60,7 @@ def draw(
     most_ranks: int | None = None,
     refresh: float | None = None,
 ) -> list[Text]:
-    """The lines of a frame.
+    """Return the lines of a frame.
 
     Args:
         frame: what is known.
@@ -112,7 +112,7 @@ def _steps_shown(frame: Frame) -> str:
 
 
 def _verdict(frame: Frame, width: int) -> Iterator[Text]:
-    """Who is slow, whom the others wait for, and what is wrong."""
+    """Yield who is slow, whom the others wait for, and what is wrong."""
     for note in frame.notes[:_MOST_NOTES]:
         yield from _wrapped(note, width, "bold red" if note.startswith(URGENT) else "yellow", "  ")
     if len(frame.notes) > _MOST_NOTES:
@@ -290,7 +290,7 @@ def _line(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int
 
 
 def _bar(row: RankRow, width: int) -> Text:
-    """The step as a line of letters; every part is as long as its share, to one letter."""
+    """Return the step as a line of letters; every part is as long as its share, to one letter."""
     bar, total, done, at = Text(), row.step_ns or 0, 0, 0
     for part, (letter, style) in _LETTERS.items():
         done += row.parts.get(part, 0)

@@ -70,7 +70,7 @@ class Discards:
         ]
 
     def has_room_for(self, path: Path) -> bool:
-        """Whether there may be another file of the size of this segment for a moment."""
+        """Return whether there may be another file of the size of this segment for a moment."""
         if not self._budget.num_bytes:
             return True
         held = sum(segment.num_bytes for segment in self._closed)
@@ -111,7 +111,7 @@ class Discards:
             self._last_step = max(self._last_step, segment.last_step)
 
     def to_json(self) -> dict[str, Any] | None:
-        """What the ``discarded`` mark says; None if nothing has been deleted."""
+        """Return what the ``discarded`` mark says; None if nothing has been deleted."""
         if not self._segments:
             return None
         return {

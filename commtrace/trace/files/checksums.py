@@ -59,7 +59,7 @@ class SegmentFile:
             self._checked.append(Checked(message, zlib.crc32(own)))
 
     def take_untold(self) -> list[int]:
-        """The CRC-32 of the messages that were written since the last call."""
+        """Return the CRC-32 of the messages that were written since the last call."""
         untold = [crc for _, crc in self._checked[self._untold :]]
         self._untold = len(self._checked)
         return untold
@@ -85,7 +85,7 @@ class SegmentFile:
 
 
 def read_checksums(file: int, size: int) -> list[Checked] | None:
-    """The messages of a segment, from its table; None where it has none, or a damaged one.
+    """Return the messages of a segment, from its table; None where it has none, or a damaged one.
 
     Args:
         file: descriptor of the segment.

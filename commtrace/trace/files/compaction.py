@@ -35,7 +35,9 @@ _WRITE_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 6), 
 
 
 def is_worthwhile(num_batches: int, num_rows: int, is_dense: bool) -> bool:
-    """Whether a segment of so many batches and rows is to be compacted. ``is_dense``: with zstd it was written."""
+    """Return whether a segment of so many batches and rows is to be compacted. ``is_dense``: with zstd it was
+    written.
+    """
     has_small_batches = num_rows < num_batches * LARGE_BATCH
     return num_batches > 1 and num_rows <= MOST_ROWS and (has_small_batches or not is_dense)
 

@@ -55,7 +55,7 @@ class DecodedBlock(NamedTuple):
 
 
 def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock:
-    """The spans of some ranks, and what their marks tell.
+    """Return the spans of some ranks, and what their marks tell.
 
     Args:
         tables: by rank.
@@ -100,7 +100,7 @@ class _Told(NamedTuple):
 
 
 def known_columns(table: pa.Table) -> pa.Table:
-    """The columns that this version knows, in their order, without those that a newer one may have added.
+    """Return the columns that this version knows, in their order, without those that a newer one may have added.
 
     Raises:
         TraceFormatError: one is missing.
@@ -113,7 +113,7 @@ def known_columns(table: pa.Table) -> pa.Table:
 
 
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of all tables, every column in one piece."""
+    """Return the rows of all tables, every column in one piece."""
     if not tables:
         return schema.SCHEMA.empty_table()
     return pa.concat_tables(map(known_columns, tables)).unify_dictionaries().combine_chunks()
@@ -141,7 +141,9 @@ def _read_marks(
 
 
 def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
-    """Rows of steps of which nothing was deleted: a part of the last one deleted may have been in the next segment."""
+    """Return rows of steps of which nothing was deleted: a part of the last one deleted may have been in the next
+    segment.
+    """
     cut = np.array([_last_discarded(own) for own in marks])
     if not (cut >= 0).any():
         return np.True_
@@ -154,7 +156,9 @@ def _last_discarded(marks: Marks) -> int:
 
 
 def _in_order(block: Block, selected: Bool) -> tuple[Int64, Int64]:
-    """The selected rows, in each rank by start, at equal starts the longer one first; and the bounds of the ranks."""
+    """Return the selected rows, in each rank by start, at equal starts the longer one first; and the bounds of the
+    ranks.
+    """
     rows = np.flatnonzero(selected)
     bounds = np.searchsorted(rows, block.bounds)
     start, end = block.spans.start[rows], block.spans.end[rows]
@@ -171,7 +175,7 @@ def _last_written(block: Block, possible: Bool) -> list[int | None]:
 
 
 def _incomplete(table: pa.Table) -> Bool:
-    """Rows that lack what every row has."""
+    """Return rows that lack what every row has."""
     lacks = np.zeros(len(table), np.bool_)
     for name in DTYPE_OF_COLUMN:
         column = table[name]
@@ -187,7 +191,7 @@ def _indices(array: pa.Array) -> pa.Array:
 
 
 def _impossible(block: Block, possible: Bool) -> list[str]:
-    """A sentence about each rank of which rows were left out because no recorder writes such."""
+    """Return a sentence about each rank of which rows were left out because no recorder writes such."""
     if possible.all():
         return []
     counts = np.add.reduceat(~possible, block.bounds[:-1]) * (np.diff(block.bounds) > 0)

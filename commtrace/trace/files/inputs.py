@@ -91,12 +91,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text of several lines, the ends of which stay."""
+    """Return the same of a text of several lines, the ends of which stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def all_printable(value: Any) -> Any:
-    """The same plain value, every word in it :func:`printable`; keys of dictionaries as well."""
+    """Return the same plain value, every word in it :func:`printable`; keys of dictionaries as well."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

@@ -54,13 +54,13 @@ def find_run_directory(path: Path) -> Path:
 
 
 def runs_below(path: Path) -> list[Path]:
-    """The run directories directly below, the one that was written last at the end."""
+    """Return the run directories directly below, the one that was written last at the end."""
     found = [child for child in path.iterdir() if child.is_dir() and rank_directories(child)]
     return sorted(found, key=lambda run: (_written_at(run), run.name))
 
 
 def rank_directories(directory: Path) -> list[Path]:
-    """The folders of its ranks, in their order."""
+    """Return the folders of its ranks, in their order."""
     return sorted(child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
 
 
@@ -72,7 +72,7 @@ def _latest(path: Path) -> Path:
 
 
 def _instead() -> str:
-    """What to pass for a path that does not exist."""
+    """Return what to pass for a path that does not exist."""
     here = runs_below(RUNS) if RUNS.is_dir() else []
     if not here:
         return (
@@ -83,7 +83,7 @@ def _instead() -> str:
 
 
 def _around(path: Path) -> str:
-    """The run directory that holds a folder of a rank, or a file of it, if it is one."""
+    """Return the run directory that holds a folder of a rank, or a file of it, if it is one."""
     for folder in (path.absolute(), path.absolute().parent):
         if RANK_DIRECTORY_PATTERN.match(folder.name):
             return f" around it, {folder.parent}"
@@ -91,7 +91,7 @@ def _around(path: Path) -> str:
 
 
 def _written_at(run: Path) -> float:
-    """Seconds; a file that a running job deletes meanwhile does not count."""
+    """Return seconds; a file that a running job deletes meanwhile does not count."""
     times = [run.stat().st_mtime]
     for path in rank_directories(run)[0].iterdir():
         try:

@@ -52,7 +52,7 @@ def with_losses(trace: RankTrace, rank_directory: Path) -> RankTrace:
 
 
 def _by_kind(path: Path, total: int) -> dict[str, int]:
-    """What is in the file, if there was room for it and it fits its name."""
+    """Return what is in the file, if there was room for it and it fits its name."""
     try:
         status = path.stat()
         text = path.read_text(encoding="ascii") if path.is_file() and status.st_size <= _MOST_BYTES else ""

@@ -82,7 +82,7 @@ def _folders_of_one_job(directories: Sequence[Path]) -> list[Path]:
 
 
 def _beside_ranks(directories: Sequence[Path]) -> list[Path]:
-    """What lies beside the ranks in one of the directories only, such as the report of the monitor."""
+    """Return what lies beside the ranks in one of the directories only, such as the report of the monitor."""
     found: dict[str, list[Path]] = {}
     for directory in directories:
         ranks = set(rank_directories(directory))

@@ -47,12 +47,12 @@ class Message(NamedTuple):
 
 
 def custom_metadata(crcs: Sequence[int]) -> dict[bytes, bytes]:
-    """What a record batch says of the messages before it; :attr:`Message.crcs` when it is read."""
+    """Return what a record batch says of the messages before it; :attr:`Message.crcs` when it is read."""
     return {_CRCS: b"".join(b"%08x" % crc for crc in crcs)}
 
 
 def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None:
-    """The message that begins there; None where none does, or not yet.
+    """Return the message that begins there; None where none does, or not yet.
 
     Args:
         read: gives so many bytes from an offset on, fewer at the end.
@@ -74,7 +74,7 @@ def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None
 
 
 def messages_in(content: bytes) -> Iterator[Message]:
-    """The whole messages with which ``content`` begins."""
+    """Yield the whole messages with which ``content`` begins."""
     offset = 0
     while (message := message_at(partial(_part, content), offset)) and offset + message.size <= len(content):
         yield message
@@ -82,12 +82,12 @@ def messages_in(content: bytes) -> Iterator[Message]:
 
 
 def is_end(read: Callable[[int, int], bytes], offset: int) -> bool:
-    """Whether a stream has come to its end there."""
+    """Return whether a stream has come to its end there."""
     return read(_PREFIX.size, offset) == _PREFIX.pack(_CONTINUES, 0)
 
 
 def unpacked_bytes(message: bytes) -> int:
-    """How many bytes the columns in a message claim to take when they are unpacked.
+    """Return how many bytes the columns in a message claim to take when they are unpacked.
 
     Raises:
         ValueError: its buffers do not lie in it.
@@ -125,7 +125,7 @@ def _part(content: bytes, size: int, offset: int) -> bytes:
 
 
 def _described(metadata: bytes, offset: int) -> Message | None:
-    """The message of this metadata. A field of a flatbuffer that is not written has the value 0."""
+    """Return the message of this metadata. A field of a flatbuffer that is not written has the value 0."""
     table = _root(metadata)
     at = _field(metadata, table, _HEADER_TYPE)
     kind = struct.unpack_from("<B", metadata, at)[0] if at else 0
@@ -169,7 +169,7 @@ def _root(metadata: bytes) -> int:
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Where a field of a table lies; 0 where it is not written."""
+    """Return where a field of a table lies; 0 where it is not written."""
     (to_fields,) = struct.unpack_from("<i", metadata, table)
     fields = table - to_fields
     (size_of_fields,) = struct.unpack_from("<H", metadata, fields)
@@ -179,7 +179,7 @@ def _field(metadata: bytes, table: int, number: int) -> int:
 
 
 def _inner(metadata: bytes, table: int, number: int) -> int:
-    """Where the table or vector lies that a field refers to."""
+    """Return where the table or vector lies that a field refers to."""
     at = _field(metadata, table, number)
     if not at:
         raise struct.error("a field is missing")

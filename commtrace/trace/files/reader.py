@@ -66,7 +66,7 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
 
 
 def load_earlier_attempts(run: Run) -> Iterator[Run]:
-    """The attempts of the same job before this one, oldest first, as far as their files lie beside it."""
+    """Yield the attempts of the same job before this one, oldest first, as far as their files lie beside it."""
     newest = run.any_metadata
     if not newest.attempt or not run.path.is_dir():
         return
@@ -131,7 +131,9 @@ def _loaded(
     *,
     are_all: bool = False,
 ) -> Run:
-    """The run of these segments; ``are_all``: the ranks have no others, so that one that is missing can be told."""
+    """Return the run of these segments; ``are_all``: the ranks have no others, so that one that is missing can be
+    told.
+    """
     names: list[str] = []
     blocks: list[Block] = []
     ranks: dict[int, RankTrace] = {}
@@ -153,7 +155,7 @@ def _loaded(
 
 
 def _of_block_size(segments: Mapping[int, list[Segment]]) -> Iterator[dict[int, list[Segment]]]:
-    """The segments of so many ranks at a time as make up a block."""
+    """Yield the segments of so many ranks at a time as make up a block."""
     held: dict[int, list[Segment]] = {}
     size = 0
     for rank in sorted(segments):
@@ -178,7 +180,7 @@ def _read_block(segments: Mapping[int, list[Segment]], steps: StepRange | None) 
 
 
 def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment]:
-    """The segments of all ranks, or only so many newest of each, with the metadata in their headers."""
+    """Return the segments of all ranks, or only so many newest of each, with the metadata in their headers."""
     found = []
     for folder in rank_directories(directory):
         for path in segment_paths(folder)[-newest:]:
@@ -235,12 +237,12 @@ def _number(metadata: Mapping[bytes, bytes], name: bytes) -> int:
 
 
 def _described(segments: list[Segment]) -> RankTrace | None:
-    """What a rank says of itself in some of its segments."""
+    """Return what a rank says of itself in some of its segments."""
     return _read_block({0: segments}, None).ranks.get(segments[0].metadata.rank)
 
 
 def _recorded_until(path: Path) -> int:
-    """The latest instant in a segment, on its host's monotonic clock."""
+    """Return the latest instant in a segment, on its host's monotonic clock."""
     table, _ = _read_segment(path)
     if table is None or not len(table) or table["end"].null_count:
         return 0
@@ -266,7 +268,7 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
 
 
 def _read_segment(path: Path) -> tuple[pa.Table | None, list[str]]:
-    """The rows of a segment that are whole, and what was wrong with the others."""
+    """Return the rows of a segment that are whole, and what was wrong with the others."""
     index = SegmentIndex(path)
     try:
         index.extend()

@@ -25,7 +25,7 @@ class RowBatch(list[tuple[Any, ...]]):
 
     @property
     def names(self) -> list[str]:
-        """What the codes of ``columns`` stand for."""
+        """Return what the codes of ``columns`` stand for."""
         self._make()
         return self._names
 

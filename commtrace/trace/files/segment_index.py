@@ -113,7 +113,7 @@ class SegmentIndex:
             self._untold, self._since_batch = self._since_batch, []
 
     def schema(self) -> pa.Schema:
-        """The header.
+        """Return the header.
 
         Raises:
             OSError: the file cannot be read, or is gone.
@@ -154,7 +154,7 @@ class SegmentIndex:
         return pa.Table.from_batches(batches).replace_schema_metadata()
 
     def _contents(self, messages: Sequence[Message]) -> list[bytes | None]:
-        """The bytes of messages; None where their checksum differs."""
+        """Return the bytes of messages; None where their checksum differs."""
         contents: list[bytes | None] = []
         with open_file(self.path) as opened:
             file = opened.fileno()
@@ -168,7 +168,7 @@ class SegmentIndex:
         return contents
 
     def _readable(self, messages: Sequence[Message], contents: Sequence[bytes | None]) -> list[tuple[Message, bytes]]:
-        """What is whole, of a size that can be, and has whole dictionaries."""
+        """Return what is whole, of a size that can be, and has whole dictionaries."""
         room = _MOST_UNPACKED + _MOST_UNPACKED_PER_BYTE * sum(message.size for message in messages)
         kept: list[tuple[Message, bytes]] = []
         missing: set[int] = set()
@@ -235,7 +235,7 @@ class SegmentIndex:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, shortly."""
+    """Return what an error of a library says, shortly."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

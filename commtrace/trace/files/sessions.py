@@ -94,7 +94,7 @@ class Launch:
 
     @property
     def session(self) -> int:
-        """When its last rank began, ns since the epoch."""
+        """Return when its last rank began, ns since the epoch."""
         return max(own[-1].metadata.session for own in self.ranks.values())
 
 
@@ -140,7 +140,7 @@ def _launches(segments: list[Segment]) -> dict[tuple[str, int, int], Launch]:
 
 
 def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:
-    """The newest launch, and of the others those that hold more ranks of its job."""
+    """Return the newest launch, and of the others those that hold more ranks of its job."""
     joined = [launches[0]]
     for launch in launches[1:]:
         held = {rank for one in joined for rank in one.ranks}
@@ -151,7 +151,7 @@ def _joined(launches: Sequence[Launch], described: Described) -> list[Launch]:
 
 
 def _recorded_between(traces: Iterable[RankTrace]) -> tuple[int, int]:
-    """The first and the last instant of which any of them tells, ns since the epoch."""
+    """Return the first and the last instant of which any of them tells, ns since the epoch."""
     began, ended = [], []
     for trace in traces:
         anchor = trace.metadata.anchor
@@ -321,7 +321,9 @@ def two_at_once(
 
 
 def _launch(metadata: RankMetadata) -> tuple[str, int, int]:
-    """What the ranks of one launch have in common, also when a run is repeated under its old name with fewer ranks."""
+    """Return what the ranks of one launch have in common, also when a run is repeated under its old name with fewer
+    ranks.
+    """
     return metadata.run_id, metadata.attempt, metadata.world_size
 
 

@@ -84,7 +84,7 @@ class RunTail:
         self._samples: dict[Path, list[int]] = {}
 
     def read(self, steps: int) -> Newest:
-        """The newest ``steps`` steps that every rank has ended.
+        """Return the newest ``steps`` steps that every rank has ended.
 
         Raises:
             RunNotFoundError: nothing was recorded there, or nothing yet.
@@ -129,7 +129,7 @@ class RunTail:
         return Newest(run, first, end, last_steps)
 
     def sample_durations(self, rank: int) -> list[int]:
-        """How long steps of a rank took, ns: of some, spread evenly over the whole run."""
+        """Return how long steps of a rank took, ns: of some, spread evenly over the whole run."""
         try:
             paths = segment_paths(rank_directory(find_run_directory(self._path), rank))
         except FileNotFoundError:
@@ -166,7 +166,7 @@ class _RankTail:
 
     @property
     def modified_ns(self) -> int:
-        """When the newest file was last written to, epoch ns."""
+        """Return when the newest file was last written to, epoch ns."""
         return self._indexes[-1].modified_ns
 
     @property
@@ -193,13 +193,13 @@ class _RankTail:
             pass
 
     def _more(self, step: int) -> int:
-        """How many batches that may take, by how many steps there were in those that were read."""
+        """Return how many batches that may take, by how many steps there were in those that were read."""
         assert self._first_step is not None
         seen = self.last_step - self._first_step + 1
         return max(1, -(-self.batches_read * (self._first_step - step + 1) // seen))
 
     def table(self) -> pa.Table | None:
-        """What was read, in the order in which it was written, the beginning of the newest segment before it."""
+        """Return what was read, in the order in which it was written, the beginning of the newest segment before it."""
         head = self._head()
         parts = [*head, *reversed(self._parts)]
         return pa.concat_tables(map(known_columns, parts)) if parts else None
@@ -246,11 +246,11 @@ class _RankTail:
         return [*head, *([rest] if rest is not None else [])]
 
     def all_problems(self) -> list[str]:
-        """What was not readable, and what was damaged in what was."""
+        """Return what was not readable, and what was damaged in what was."""
         return [*self.problems, *(problem for index in self._indexes for problem in index.problems)]
 
     def _guarded(self, index: SegmentIndex, read: Any) -> Any:
-        """What ``read`` returns; None if the file is gone or broken, which is said once."""
+        """Return what ``read`` returns; None if the file is gone or broken, which is said once."""
         try:
             return read()
         except SegmentReplacedError:
@@ -279,7 +279,7 @@ def _holds(chunk: pa.DictionaryArray, word: str) -> np.ndarray:
 
 
 def _values(part: pa.Table, column: str) -> np.ndarray:
-    """A column of whole numbers; rows without one have −1."""
+    """Return a column of whole numbers; rows without one have −1."""
     return np.asarray(part[column].fill_null(-1).to_numpy())
 
 
@@ -300,7 +300,9 @@ def _groups_used(parts: Iterable[pa.Table]) -> set[int]:
 
 
 def _common_end(tails: Iterable[_RankTail], steps: int) -> int:
-    """The step after the last one that all ranks have ended, but for those that are far behind; 0 without any."""
+    """Return the step after the last one that all ranks have ended, but for those that are far behind; 0 without
+    any.
+    """
     known = [tail for tail in tails if tail.last_step >= 0]
     foremost = max((tail.last_step for tail in known), default=-1)
     newest = max((tail.modified_ns for tail in known), default=0)

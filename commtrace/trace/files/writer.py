@@ -59,7 +59,7 @@ _step_of: Final = itemgetter(_STEP_COLUMN)
 
 
 def rank_directory(run_directory: Path, rank: int) -> Path:
-    """Where the segments of ``rank`` are kept."""
+    """Return where the segments of ``rank`` are kept."""
     return run_directory / f"rank-{rank:05d}"
 
 
@@ -169,8 +169,9 @@ class SegmentWriter:
             self._end_segment()
 
     def _is_to_be_compacted(self, next_rows: int) -> bool:
-        """Whether the segment must end now, before ``next_rows`` more, because it is compressed for small batches only:
-        it would get too long to be written again, or has large ones."""
+        """Return whether the segment must end now, before ``next_rows`` more, because it is compressed for small
+        batches only: it would get too long to be written again, or has large ones.
+        """
         if self._is_dense:
             return False
         has_large = self._num_batches >= _BATCHES_SEEN and self._has_large_batches()
@@ -330,7 +331,7 @@ class _Vocabulary:
         return pa.DictionaryArray.from_arrays(pa.array(codes, self._index_type), self._words)
 
     def recode(self, codes: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
-        """The same words for codes that stand for ``names``; negative codes are nothing."""
+        """Return the same words for codes that stand for ``names``; negative codes are nothing."""
         used = np.unique(codes[codes >= 0]).tolist()
         if any(names[code] not in self._codes for code in used):
             self._learn([names[code] for code in used])
@@ -352,7 +353,7 @@ def segment_paths(directory: Path) -> list[Path]:
 
 
 def segment_number(path: Path) -> int:
-    """The number in the name of a segment."""
+    """Return the number in the name of a segment."""
     match = SEGMENT_PATTERN.match(path.name)
     assert match is not None
     return int(match[1])

@@ -50,7 +50,7 @@ class Aggregate(NamedTuple):
 
 
 def read_aggregates(details: Iterable[str]) -> list[Aggregate]:
-    """The sums of one step from the texts of its marks, added up."""
+    """Return the sums of one step from the texts of its marks, added up."""
     sums: dict[tuple[str, str, int, int], Aggregate] = {}
     for detail in details:
         for entry in json.loads(detail):  # the reader has checked it

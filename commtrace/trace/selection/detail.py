@@ -28,11 +28,11 @@ class DetailPlan:
         self.requested: tuple[StepRange, ...] = ()
 
     def details(self, step: int) -> bool:
-        """Whether ``step`` is recorded in detail."""
+        """Return whether ``step`` is recorded in detail."""
         return (self.every > 0 and step % self.every == 0) or self.requests(step)
 
     def requests(self, step: int) -> bool:
-        """Whether somebody has asked for this very step."""
+        """Return whether somebody has asked for this very step."""
         return any(step in steps for steps in self.requested)
 
     def add(self, steps: StepRange) -> None:

@@ -50,7 +50,7 @@ class ModuleChoice:
             raise ConfigurationError(f"modules {text!r} is no regular expression: {error}") from None
 
     def takes(self, name: str, depth: int) -> bool:
-        """Whether a module is taken.
+        """Return whether a module is taken.
 
         Args:
             name: qualified, without wrappers: ``decoder.layers.3.self_attention``.

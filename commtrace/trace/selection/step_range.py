@@ -42,11 +42,11 @@ class StepRange(NamedTuple):
         return isinstance(step, int) and self.first <= step < self.end and (step - self.first) % self.every == 0
 
     def overlaps(self, first: int, last: int) -> bool:
-        """Whether a step from ``first`` to ``last``, both included, can be in the range."""
+        """Return whether a step from ``first`` to ``last``, both included, can be in the range."""
         return self.first <= last and first < self.end
 
     def mask(self, steps: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """Which entries of an array of step numbers are in the range."""
+        """Return which entries of an array of step numbers are in the range."""
         inside: npt.NDArray[np.bool_] = (steps >= self.first) & (steps < self.end)
         inside &= (steps - self.first) % self.every == 0
         return inside

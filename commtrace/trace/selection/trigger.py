@@ -56,13 +56,13 @@ class Request:
 def make_request(
     run_id: str, attempt: int, first: int, steps: int, *, by: str, modules: str = "", now_ns: int = 0
 ) -> Request:
-    """A request for ``steps`` steps from ``first`` on."""
+    """Return a request for ``steps`` steps from ``first`` on."""
     now = now_ns or time.time_ns()
     return Request(f"{now}-{by}", run_id, attempt, first, first + steps, modules, by, now)
 
 
 def first_step_after(latest: int, step_ns: float | None, *, margin_seconds: float = MARGIN_SECONDS) -> int:
-    """A step that no rank can have reached before every rank has seen the request.
+    """Return a step that no rank can have reached before every rank has seen the request.
 
     Args:
         latest: step that the foremost rank is in now.

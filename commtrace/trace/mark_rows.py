@@ -1,4 +1,4 @@
-"""Makes marks: rows of what is told once in a while and is not a span (trace/metadata.py lists them)."""
+"""Makes marks: rows that are not spans, such as process groups or clock anchors (trace/metadata.py lists them)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the detail of each mark may be: the types against which readers check the JSON in a file.
+"""Types of the detail of each mark, against which readers check the JSON in a file.
 
 >>> read_mark("progress", '{"step": 3}', most_ranks=1)
 {'step': 3}

@@ -1,4 +1,4 @@
-"""What the marks of a rank tell, put together: the reader's view of a file, and the live view of a running rank."""
+"""The marks of a rank, collected: for readers of files and for the live view of a running rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Marks:
         self.failures: list[Mapping[str, Any]] = []
 
     def add_problem(self, message: str) -> None:
-        """What a reader of the rank's numbers must know; said once."""
+        """Add a problem for readers of the rank's numbers, once."""
         if message not in self.problems:
             self.problems = (*self.problems, message)
 
@@ -62,12 +62,11 @@ class Marks:
         return replace(metadata, device=device["name"], device_uuid=device["uuid"])
 
     def read(self, name: str, detail: Any, at_ns: int | None = None) -> None:
-        """Take one mark; those that tell something else are passed over.
+        """Collect one mark; unknown ones are ignored.
 
         Args:
             name, detail: of the mark.
-            at_ns: when it was written; without it, what only readers of files want is not kept: when what was dropped,
-                readings of the device.
+            at_ns: when it was written; without it, times of drops and readings of the device are not kept.
         """
         if name == "process_group":
             self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})

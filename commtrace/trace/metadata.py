@@ -1,4 +1,4 @@
-"""What is known about a rank apart from its spans: identity, host, versions, clocks.
+"""Facts about a rank apart from its spans: identity, host, versions, clocks.
 
 It travels as JSON in the Arrow schema metadata of every segment; what changes during the run (process groups,
 topology, clock anchors, drops) is appended as rows of kind ``mark`` whose ``detail`` is JSON:
@@ -65,7 +65,7 @@ _LARGEST: Final = 2**62
 
 
 def measures_durations(environment: Mapping[str, str]) -> bool:
-    """Return whether a job has told torch to measure how long its NCCL operations take.
+    """Return whether the job's environment makes torch measure the durations of NCCL operations.
 
     Rows of hidden communication are then written some seconds late (:mod:`commtrace.capture.collectives.hidden_ends`).
     """
@@ -117,7 +117,7 @@ class RankMetadata:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankMetadata:
-        """Return what the header of a segment says.
+        """Read the header of a segment.
 
         Raises:
             ValueError: it is no metadata, or of a rank that cannot be.

@@ -1,4 +1,4 @@
-"""What the process that recorded a rank is in, where that can be told: on its own host."""
+"""State of the process that recorded a rank, as far as its own host can tell."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unknown_process(metadata: RankMetadata) -> str | None:
 
 
 def process_state(metadata: RankMetadata) -> str | None:
-    """Return what a process of this boot of this host is in; None for one of another, or of another container.
+    """Return the state of a process of this boot of this host; None for one of another, or of another container.
 
     Returns:
         ``runs``; ``suspended``, by SIGSTOP or a debugger; ``in_kernel``, in a call that no signal interrupts; ``gone``.

@@ -1,4 +1,4 @@
-"""A recorded run in memory: what every analysis, view and export starts from."""
+"""A recorded run in memory: the input of every analysis, view and export."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commtrace.trace.spans import Spans
 
 
 class Drop(NamedTuple):
-    """Spans that had been dropped since the rank last told of drops.
+    """Spans dropped since the rank last reported drops.
 
     Attributes:
         told_ns: when it told, on its own clock.
@@ -131,7 +131,7 @@ class Run:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The rows of all ranks, many ranks in one table: as they were loaded, else a copy."""
+        """The rows of all ranks as blocks of many ranks: as they were loaded, else a copy."""
         return tuple(blocks_of({rank: trace.spans for rank, trace in self.ranks.items()}))
 
     def with_blocks(self, blocks: Sequence[Block]) -> Run:

@@ -1,4 +1,4 @@
-"""Keeps a rank's folder within a budget by deleting its oldest segments: a recording of months fills no disk."""
+"""Keeps a rank's folder within a budget by deleting its oldest segments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SEGMENTS_IN_BUDGET: Final = 8
 
 
 class Budget(NamedTuple):
-    """How much of a rank's recording is kept; 0: no limit.
+    """The limit of a rank's recording; 0 means no limit.
 
     Attributes:
         steps: the last so many steps.
@@ -23,12 +23,12 @@ class Budget(NamedTuple):
 
     @property
     def steps_per_segment(self) -> int:
-        """The most steps that a segment may hold; 0: no limit."""
+        """The most steps of a segment; 0 means no limit."""
         return max(1, self.steps // _SEGMENTS_IN_BUDGET) if self.steps else 0
 
     @property
     def bytes_per_segment(self) -> int:
-        """The most bytes that a segment may hold, but for its last batch; 0: no limit."""
+        """The most bytes of a segment before its last batch; 0 means no limit."""
         return max(1, self.num_bytes // _SEGMENTS_IN_BUDGET) if self.num_bytes else 0
 
 
@@ -40,7 +40,7 @@ class _Closed(NamedTuple):
 
 
 class Discards:
-    """The closed segments of a rank, oldest first, and what has been deleted of them.
+    """The closed segments of a rank, oldest first, and counts of the deleted ones.
 
     Args:
         budget: what to keep.
@@ -55,12 +55,12 @@ class Discards:
         self._at_ns = 0
 
     def closed(self, path: Path, first_step: int, last_step: int) -> None:
-        """A segment has come to its end."""
+        """Add a segment that is complete."""
         if any(self._budget) and path.exists():
             self._closed.append(_Closed(path, path.stat().st_size, first_step, last_step))
 
     def rewritten(self, path: Path) -> None:
-        """A closed segment has another size now."""
+        """Read the size of a closed segment again."""
         try:
             num_bytes = path.stat().st_size
         except FileNotFoundError:  # somebody else has deleted it
@@ -78,7 +78,7 @@ class Discards:
         return held + own <= self._budget.num_bytes
 
     def make_room(self, step: int) -> None:
-        """Delete what the budget does not hold, before a segment that begins with ``step`` is opened.
+        """Delete the oldest segments beyond the budget, before a segment that begins with ``step`` is opened.
 
         Raises:
             OSError: a file cannot be deleted. One that is gone already is no error.

@@ -1,9 +1,9 @@
-"""Checksums of a segment that has come to its end: readers tell a flipped byte, and read everything else.
+"""Checksums of complete segments: readers detect a changed byte, and read everything else.
 
-Behind the end of its Arrow stream, where readers of Arrow stop, a segment has a table: of every message of the stream,
-in their order, its length, its CRC-32, its kind, and which dictionary it holds. The table ends with its own CRC-32, the
-number of messages, and eight fixed bytes. A segment that is still being written, or whose process was killed, has none:
-there, each record batch carries the CRC-32 of the messages before it, back to the last batch, in its custom metadata.
+After the end of its Arrow stream, where readers of Arrow stop, a complete segment has a table. For every message of the
+stream, in order, it holds length, CRC-32, kind and dictionary. The table ends with its own CRC-32, the number of
+messages, and eight fixed bytes. A segment that is still being written, or whose process was killed, has no table.
+There, each record batch carries the CRC-32 of the messages since the previous batch in its custom metadata.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SegmentFile:
         return self._file.fileno()
 
     def flush(self) -> None:
-        """Write what Arrow has written since the last time: whole messages.
+        """Write the whole messages that Arrow has produced since the last call.
 
         Raises:
             OSError: the disk is full, or whatever else befalls files.
@@ -85,7 +85,7 @@ class SegmentFile:
 
 
 def read_checksums(file: int, size: int) -> list[Checked] | None:
-    """Return the messages of a segment, from its table; None where it has none, or a damaged one.
+    """Read the table of a segment; None if it has none, or a damaged one.
 
     Args:
         file: descriptor of the segment.
@@ -108,7 +108,7 @@ def read_checksums(file: int, size: int) -> list[Checked] | None:
 
 
 def is_as_written(path: Path) -> bool:
-    """Return whether every message of a complete segment has the checksum that its table tells.
+    """Return whether every message of a complete segment matches its checksum.
 
     Raises:
         OSError: it cannot be read.

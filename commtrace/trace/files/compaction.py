@@ -1,9 +1,8 @@
-"""Rewrites a segment that is complete: many small batches become a few large ones, at about a quarter of the bytes.
+"""Rewrites complete segments: many small batches become a few large ones, at about a quarter of the bytes.
 
-A batch every half second makes a crash cheap and compresses badly: a hundred rows bring the headers of twenty-one
-columns along, and for so few rows only lz4 is quick. Once a segment has ended nothing can be lost any more, and its
-rows go into batches of many thousand, with zstd. Rows, their order and the header stay as they are, so a reader that
-holds the old file and one that opens the new one see the same.
+A batch every half second limits the loss of a crash but compresses badly: twenty-one column headers for a hundred rows,
+and lz4, because zstd is slow for so few. A complete segment is rewritten in batches of many thousand rows with zstd.
+Rows, their order and the header stay the same, so readers of the old and of the new file see the same.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ def is_worthwhile(num_batches: int, num_rows: int, is_dense: bool) -> bool:
 
 
 def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
-    """Replace a segment by one with the same rows in few batches. What fails leaves it as it was.
+    """Replace a segment by one with the same rows in few batches. On any error the old one stays.
 
     A process that is killed at any instant leaves one of the two in place, whole.
 
     Args:
-        segment: a file that nobody writes to any more.
-        num_rows: that it must hold; with others it is left alone.
-        sync: have the new file on disk before it takes the old one's place, so that a host that crashes keeps one of
-            them as well. That can take seconds where a checkpoint is being written.
+        segment: a file that is no longer written to.
+        num_rows: rows that it must hold; otherwise it is left alone.
+        sync: wait until the new file is on disk before it replaces the old one, so that a crash of the host leaves
+            one of them too. This can take seconds while a checkpoint is being written.
 
     Returns:
         Whether it was replaced.

@@ -1,4 +1,4 @@
-"""What ranks recorded, from the Arrow tables in their files: columns of many ranks at once, and what marks tell."""
+"""Decodes the Arrow tables of ranks into columns and marks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RankTable(NamedTuple):
 
 
 class DecodedBlock(NamedTuple):
-    """What some ranks recorded.
+    """The decoded files of several ranks.
 
     Attributes:
         block: their spans; sorted within each rank by start, at equal starts the longer one first.
@@ -55,7 +55,7 @@ class DecodedBlock(NamedTuple):
 
 
 def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock:
-    """Return the spans of some ranks, and what their marks tell.
+    """Decode the spans and marks of several ranks.
 
     Args:
         tables: by rank.
@@ -93,7 +93,7 @@ def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock
 
 
 class _Told(NamedTuple):
-    """What the marks of a rank tell: by step, the texts of its aggregates, and the rest."""
+    """The decoded marks of a rank, with the aggregates by step."""
 
     marks: Marks
     aggregates: dict[int, list[str]]
@@ -292,7 +292,7 @@ def _shown(word: str | None) -> str | None:
 
 
 def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict[int, str]]:
-    """By rank, in the order of the block: the details of selected spans, by their ids."""
+    """Return, for each rank of the block, the details of selected spans by their ids."""
     found: list[dict[int, str]] = [{} for _ in block.ranks]
     if detail.null_count == len(detail):
         return found

@@ -1,4 +1,7 @@
-"""Opens and decodes what others have written: files that may be none, JSON that may be anything, words for a screen.
+"""Opens and decodes untrusted files, JSON and text.
+
+All readers use these functions. So no other code meets a pipe that never ends, a number that no column can hold, or
+text that moves the cursor.
 
 Readers of the trace, importers and ``commtrace top`` let nothing in but by these functions, so that what stands behind
 them meets neither a pipe that never ends, nor a number that no column holds, nor a word that moves the cursor.
@@ -91,12 +94,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the same of a text of several lines, the ends of which stay."""
+    """Return the text with every line made :func:`printable`; line ends stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def all_printable(value: Any) -> Any:
-    """Return the same plain value, every word in it :func:`printable`; keys of dictionaries as well."""
+    """Return the same plain value with all text in it :func:`printable`, including keys of dictionaries."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Which run directory a path means; every reading command asks here, so that all of them say the same."""
+"""Finds the run directory that a path means, for all reading commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_RUNS: Final = 12
 
 
 def find_run_directory(path: Path) -> Path:
-    """``path`` itself if ranks were recorded in it, else the only run directory below it; of ``…/latest`` the newest.
+    """Return ``path`` if it has folders of ranks, else the only run directory below it; for ``…/latest`` the newest.
 
     Raises:
         RunNotFoundError: there is no run, or more than one; the message says what to pass.
@@ -54,13 +54,13 @@ def find_run_directory(path: Path) -> Path:
 
 
 def runs_below(path: Path) -> list[Path]:
-    """Return the run directories directly below, the one that was written last at the end."""
+    """Return the run directories directly below, the last written one at the end."""
     found = [child for child in path.iterdir() if child.is_dir() and rank_directories(child)]
     return sorted(found, key=lambda run: (_written_at(run), run.name))
 
 
 def rank_directories(directory: Path) -> list[Path]:
-    """Return the folders of its ranks, in their order."""
+    """Return the folders of the ranks, in order."""
     return sorted(child for child in directory.iterdir() if RANK_DIRECTORY_PATTERN.match(child.name))
 
 

@@ -1,7 +1,7 @@
-"""What a rank could not write up to its end, said beside its segments.
+"""The count of spans that a rank could not write before its end, kept beside its segments.
 
-A disk that is full has no room for another batch, and nearly always for an empty file: so the count is in the name of
-one, ``lost-SESSION-COUNT``. Without it, readers would take the rank for killed.
+A full disk has no room for another batch, but nearly always for an empty file. So the count is in the name of one,
+``lost-SESSION-COUNT``. Without it, readers would take the rank for killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OF_ANY_KIND: Final = "span"
 
 
 def write_losses(rank_directory: Path, session: int, lost: Mapping[str, int]) -> None:
-    """Leave word that a recording ended in order, and what of it is in no segment.
+    """Record that a recording ended in order, and the spans that are in no segment.
 
     Args:
         rank_directory: of the rank; where it is gone, nothing is written.

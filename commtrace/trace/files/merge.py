@@ -1,4 +1,4 @@
-"""Brings the folders of a job's ranks together that lie on several nodes, or were copied from them."""
+"""Merges the folders of a job's ranks from several nodes into one run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the messages of a segment without reading what is in them, and says how much memory they would take.
+"""Finds the messages of a segment without reading their contents, and the memory that they would take.
 
 A segment is a stream of encapsulated Arrow messages (https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format):
 a marker, the size of the metadata, the metadata, a body. The metadata (a flatbuffer, Message.fbs) tells the length of
@@ -32,7 +32,7 @@ _CRCS: Final = b"commtrace.crc32"
 
 
 class Message(NamedTuple):
-    """Where one message begins, how long it is with all that belongs to it (bytes), and what it is.
+    """Position, length (bytes) and kind of one message.
 
     Attributes:
         dictionary: number of the dictionary that it holds; 0 in other messages.
@@ -87,7 +87,7 @@ def is_end(read: Callable[[int, int], bytes], offset: int) -> bool:
 
 
 def unpacked_bytes(message: bytes) -> int:
-    """Return how many bytes the columns in a message claim to take when they are unpacked.
+    """Return how many bytes the columns of a message claim to take when they are unpacked.
 
     Raises:
         ValueError: its buffers do not lie in it.

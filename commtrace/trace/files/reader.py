@@ -1,4 +1,4 @@
-"""Reads a run directory back: the only code besides the writer that knows the file layout.
+"""Reads a run directory: the only code besides the writer that knows the file layout.
 
 >>> from commtrace.trace.files.reader import load_run
 >>> run = load_run("commtrace-runs/my-run", steps="10:20")      # doctest: +SKIP
@@ -85,7 +85,7 @@ def load_newest(path: str | Path) -> Run:
 
 
 def read_files(path: str | Path) -> Iterator[pa.Table]:
-    """Return the rows of the newest attempt as they stand in its files, marks included, file by file.
+    """Yield the rows of the newest attempt as they stand in its files, marks included, file by file.
 
     The columns are ``rank`` and those of the schema, words as strings; −1 means that a number does not apply.
 
@@ -109,7 +109,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def newest_segments(directory: Path, problems: list[str], newest: int) -> dict[int, list[Segment]]:
-    """By rank, so many newest segments of the newest attempt, oldest first; of the others nothing is read."""
+    """Return the newest segments of each rank of the newest attempt, oldest first."""
     return newest_session(_scan(directory, problems, newest), problems, _described)
 
 

@@ -1,4 +1,4 @@
-"""The rows of one pass of the recorder, and their columns, which are made once for all sinks that want them."""
+"""The rows of one pass of the recorder, with columns that are made once for all sinks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RowBatch(list[tuple[Any, ...]]):
 
     @property
     def columns(self) -> Spans:
-        """The rows, without what is in ``detail``."""
+        """The rows as columns, without ``detail``."""
         self._make()
         return self._columns
 

@@ -1,4 +1,4 @@
-"""Which rows of a file can be: what a recorder never writes is left out before anything is computed from it."""
+"""Finds rows that no recorder writes, which readers leave out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_EVERY_ROW: Final = ("kind", "name", "lane", "timing")
 
 
 def possible_rows(spans: Spans, most_ranks: Int64) -> Bool:
-    """Of each row, whether it can be.
+    """Return for each row whether a recorder can have written it.
 
     Args:
         most_ranks: no rank of the job that each row is from has this number.

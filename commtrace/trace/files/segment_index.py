@@ -1,4 +1,4 @@
-"""Reads a segment message by message: all of it, or only its end; what is damaged is told, and the rest is read.
+"""Reads a segment message by message, all of it or only its end; damaged parts are reported, the rest is read.
 
 Of a segment that has come to its end the table of checksums (checksums.py) says where the messages lie and which of
 them are damaged. One that still grows is walked through, up to its last whole message, and each batch tells of those
@@ -32,7 +32,7 @@ class SegmentReplacedError(OSError):
 
 
 class SegmentIndex:
-    """The messages of a segment that may still grow. Not for several threads at a time.
+    """The messages of a segment that may still grow. Not thread-safe.
 
     Attributes:
         path: of the segment.
@@ -59,7 +59,7 @@ class SegmentIndex:
         self._file_number = 0
 
     def extend(self) -> None:
-        """Find what was written since the last time. A message that is not there in full is left for the next.
+        """Find messages that were written since the last call. An incomplete message is left for the next call.
 
         A file that has taken the place of the one before is read from its beginning.
 
@@ -105,7 +105,7 @@ class SegmentIndex:
         self._end = message.offset + message.size
 
     def _take_checksums(self, message: Message) -> None:
-        """What a batch tells of the messages up to the batch before it; its own dictionaries are not among them."""
+        """Check the messages since the previous batch against this one's checksums, except its own dictionaries."""
         if message.kind == RECORD_BATCH and len(message.crcs) == len(self._untold):
             self._checksums.update(zip([one.offset for one in self._untold], message.crcs, strict=True))
         self._since_batch.append(message)
@@ -127,7 +127,7 @@ class SegmentIndex:
         return pa.ipc.open_stream(pa.py_buffer(content)).schema
 
     def read(self, first: int, end: int, columns: list[int] | None = None) -> pa.Table | None:
-        """Record batches ``first`` to ``end`` (exclusive), and no others. Of those, damaged ones are left out.
+        """Read record batches ``first`` to ``end`` (exclusive), without damaged ones.
 
         Args:
             first, end: positions in ``batches``.

@@ -1,4 +1,4 @@
-"""Which of the segments in a directory are the run that is asked for: the newest launch, once for each rank."""
+"""Selects the segments of the newest launch in a directory, each rank once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commtrace.trace.run import RankTrace
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A file of a rank, how many bytes it has, and what its header says.
+    """A file of a rank, its size in bytes, and its header.
 
     Attributes:
         number: in its name when it was written; None in files of older versions.
@@ -46,9 +46,9 @@ Described = Callable[[list[Segment]], "RankTrace | None"]
 
 
 def newest_session(segments: list[Segment], problems: list[str], described: Described) -> dict[int, list[Segment]]:
-    """Of what may be several runs in one directory, the segments of the newest run and attempt, by rank.
+    """Return the segments of the newest run and attempt in a directory, by rank.
 
-    Where ranks are missing in it, those of other names that were recorded by the same job are taken in: see
+    If ranks are missing in it, those that the same job recorded under other names are included: see
     :func:`why_not_one_job`.
     """
     if not segments:
@@ -81,7 +81,7 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What was recorded under one name and attempt, of so many ranks; of each rank its newest session."""
+    """The recording of one name, attempt and number of ranks, with the newest session of each rank."""
 
     run_id: str
     attempt: int
@@ -104,10 +104,11 @@ def newest_launch(segments: list[Segment]) -> Launch | None:
 
 
 def why_not_one_job(first: Launch, second: Launch, described: Described) -> str:
-    """Return why what was recorded under two names is not one job; empty if it is.
+    """Return why the recordings of two names are not one job; empty if they are.
 
-    The ranks of one job are of equally many, each is in one of the two only, and they were recorded at the same time.
-    Process groups with members in both must agree: it contradicts that each knows such groups that the other does not.
+    The ranks of one job have the same world size, each is in one of the two only, and they were recorded at the same
+    time. Process groups with members in both must agree: it must not be that each side has such groups that the other
+    lacks.
     """
     if first.world_size != second.world_size:
         return f"one is of {first.world_size} ranks and the other of {second.world_size}"
@@ -186,7 +187,7 @@ def _tell_folders_of_another_write(chosen: Mapping[int, list[Segment]], problems
 
 
 def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
-    """A rank's folder that somebody copied to another name beside it: every row would count twice."""
+    """Leave out folders that are copies of another rank's folder: every row would count twice."""
     for rank, own in chosen.items():
         folders = sorted({segment.path.parent for segment in own})
         if len(folders) < 2:
@@ -208,7 +209,7 @@ def _leave_out_copies(chosen: dict[int, list[Segment]], problems: list[str]) -> 
 
 
 def _leave_out_copied_segments(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
-    """A segment that somebody copied beside itself: every row would count twice. The others in their order."""
+    """Leave out segments that are copies of another one beside them: every row would count twice."""
     for rank, own in chosen.items():
         by_number: dict[int, Segment] = {}
         for segment in own:
@@ -225,11 +226,11 @@ def _leave_out_copied_segments(chosen: dict[int, list[Segment]], problems: list[
 
 
 def missing_segments(segments: Sequence[Segment], trace: RankTrace) -> list[str]:
-    """Sentences about what should lie between the segments of a rank, or before them, and does not.
+    """Return sentences about segments of a rank that are missing between others, or before them.
 
-    Segments of other recordings in the folder, and those whose header cannot be read, have numbers of their own. What
-    was deleted to keep to a budget are the first ones; how many is only sure when the recording has ended, and whoever
-    loses spans may have deleted files without being able to say so.
+    Segments of other recordings in the folder, and those without a readable header, have their own numbers. A budget
+    deletes the first segments. How many is only certain when the recording has ended, and a rank that loses spans may
+    have deleted files without recording it.
     """
     numbered = [(segment.number, segment) for segment in segments if segment.number is not None]
     if not numbered:
@@ -261,11 +262,11 @@ def _files(count: int) -> str:
 
 
 def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[str]) -> None:
-    """A second job under the name of the first one, of as many ranks, some of which have written nothing (yet): what
-    lies in their folders is of the first job, and its communications would be matched with those of the second one.
+    """Leave out ranks of an earlier job with the same name and world size, whose rank in the second job has no files
+    (yet).
 
-    Told by the time of their last write, which was before the others began. On another host, or before a restart of
-    it, clocks may differ.
+    Their communications would be matched with those of the second job. They are recognised by their last write, before
+    the others began. On another host, or before its restart, clocks may differ.
     """
     newest = max((own[-1].metadata for own in chosen.values()), key=lambda metadata: metadata.session)
     left_out = []
@@ -292,10 +293,10 @@ def _leave_out_an_earlier_job(chosen: dict[int, list[Segment]], problems: list[s
 def two_at_once(
     found: list[Segment], chosen: Mapping[int, list[Segment]], recorded_until: Callable[[Path], int]
 ) -> list[str]:
-    """Jobs that ran at the same time under one name: which ranks are of which cannot be told any more.
+    """Return sentences about jobs that ran at the same time under one name.
 
-    Surely two jobs only where two processes of one host recorded as the same rank, one of them still when the other had
-    begun. Whoever restarts a job, or records twice in one process, has no such files.
+    Two jobs are certain only if two processes of one host recorded as the same rank, one still running when the other
+    began. A restarted job, or two recordings in one process, have no such files.
     """
     ranks = []
     for rank, own in sorted(chosen.items()):

@@ -1,11 +1,11 @@
-"""Reads only the end of a run that goes on, again and again: what a terminal view of thousands of ranks can afford.
+"""Reads the end of a growing run repeatedly, at a cost that suits a terminal view of thousands of ranks.
 
 >>> tail = RunTail("commtrace-runs/my-run")                     # doctest: +SKIP
 >>> newest = tail.read(steps=20)                                # doctest: +SKIP
 >>> newest.first, newest.end                                    # doctest: +SKIP
 
-Of each rank, the batches that hold its newest steps are read, and the first ones of its newest segment, which tell of
-its process groups. Between two calls, where batches lie is remembered.
+For each rank it reads the batches with the newest steps, and the first ones of the newest segment, which hold the
+process groups. Positions of batches are kept between calls.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Newest:
 
 
 class RunTail:
-    """Where the newest steps of a run lie. Raises as :func:`commtrace.trace.files.reader.load_run` when a run is not
-    there.
+    """The positions of the newest steps of a run. Raises like :func:`commtrace.trace.reader.load_run` if there is no
+    run.
 
     Args:
         path: as for ``load_run``.
@@ -171,7 +171,7 @@ class _RankTail:
 
     @property
     def first_step(self) -> int | None:
-        """The first step that was seen to end."""
+        """The first step whose end was read."""
         return self._first_step
 
     def find_steps(self, steps: int, guess: int) -> None:

@@ -1,9 +1,9 @@
 """Writes one rank's spans into segments: ``RUN_DIR/rank-00003/spans-0007.arrows``.
 
-A segment is an Arrow IPC *stream*: written batch by batch straight to the file descriptor, so a process that is killed
-leaves everything up to its last batch readable. Segments rotate by steps, so that a range of steps can be read without
-the rest of a long run. One that is complete carries checksums (:mod:`commtrace.trace.files.checksums`), and is written
-again in fewer, larger batches (:mod:`commtrace.trace.files.compaction`).
+A segment is an Arrow IPC *stream*, written batch by batch straight to the file descriptor, so a killed process leaves
+everything up to its last batch readable. Segments rotate by steps, so a range of steps can be read without the rest of
+a long run. A complete segment gets checksums (:mod:`commtrace.trace.checksums`) and is rewritten in fewer, larger
+batches (:mod:`commtrace.trace.compaction`).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class SegmentWriter:
     def write_spans(
         self, spans: Spans, names: Sequence[str], *, before: Sequence[Row] = (), after: Sequence[Row] = ()
     ) -> None:
-        """Append columns: the fast way for whoever has them. No details.
+        """Append columns instead of rows, without details. This is the fast way.
 
         Args:
             spans: ascending by step.
@@ -201,7 +201,7 @@ class SegmentWriter:
         return [] if told is None else [mark_row("discarded", told)]
 
     def write_losses(self, lost: Mapping[str, int]) -> None:
-        """Leave word that the recording ended in order, and of what could not be written.
+        """Record that the recording ended in order, and the spans that could not be written.
 
         Raises:
             OSError: not even that can be written.
@@ -273,7 +273,7 @@ class SegmentWriter:
         )
 
     def _batch_of_columns(self, rows: RowBatch) -> pa.RecordBatch:
-        """Of rows whose columns another sink has needed already."""
+        """Make a batch from columns that another sink has already requested."""
         columns, names = rows.columns, rows.names
         arrays = [
             pa.array([row[-1] for row in rows], field.type)
@@ -364,7 +364,7 @@ def _next_segment_number(directory: Path) -> int:
 
 
 def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last step that segments starting at ``first_steps`` can hold.
+    """Return the first and last step that segments starting at ``first_steps`` can hold.
 
     A span is written when it has ended, so a segment can also hold late rows of the step before its first one.
     """

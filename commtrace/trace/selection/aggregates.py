@@ -1,8 +1,7 @@
-"""What is kept of a step that is not recorded in detail: its duration, and sums over its spans.
+"""Totals of a step that is not recorded in detail: its duration, and sums over its spans.
 
 A mark named ``aggregate`` carries the sums of one step, one entry for each kind, name, group and (of point-to-point
-operations) peer. Spans that come late, after the step's own row, are told by a further mark of the same step: the
-marks of a step add up.
+operations) peer. Late spans, after the step's own row, go into a further mark: the marks of a step add up.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _OUTSIDE: Final = -1
 
 
 class Aggregate(NamedTuple):
-    """Spans of one step that have a kind, name, group and peer in common.
+    """Sums over the spans of one step with the same kind, name, group and peer.
 
     Attributes:
         kind, name: of the spans; the kind as a word.
@@ -78,7 +77,7 @@ _Sums = dict[tuple[int, str, int, int], list[int]]
 
 
 class AggregatingSink:
-    """Hands on the rows of steps in detail, and of the others the ``step`` row with an ``aggregate`` mark behind it.
+    """Passes on the rows of steps in detail; for other steps, the ``step`` row and an ``aggregate`` mark.
 
     Rows outside of any step are handed on until the first step is over, and are summed up after it.
 
@@ -95,7 +94,7 @@ class AggregatingSink:
         self._last_ended = _OUTSIDE
 
     def write(self, rows: list[Row]) -> None:
-        """As :meth:`commtrace.recorder.Sink.write`. When it fails, exactly ``rows`` are lost."""
+        """Write rows like :meth:`commtrace.recorder.Sink.write`. If it fails, exactly ``rows`` are lost."""
         before = {step: {key: list(sums) for key, sums in own.items()} for step, own in self._sums.items()}
         last_ended = self._last_ended
         try:
@@ -107,7 +106,7 @@ class AggregatingSink:
             raise
 
     def close(self) -> None:
-        """Tell what is left of steps that never ended."""
+        """Write the totals of steps that never ended, and close the sink."""
         rest = [self._told(step) for step in sorted(self._sums)]
         try:
             if rest:

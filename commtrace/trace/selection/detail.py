@@ -1,4 +1,4 @@
-"""Which steps are recorded in detail: a rule on the step's number alone, so that all ranks agree without a word.
+"""The rule for steps in detail. It depends on the step's number alone, so all ranks agree without communication.
 
 >>> plan = DetailPlan(every=10)
 >>> [step for step in range(30) if plan.details(step)]
@@ -14,7 +14,7 @@ from commtrace.trace.selection.step_range import StepRange
 
 
 class DetailPlan:
-    """The steps in detail: one in ``every`` (those divisible by it; 0: none), and what was asked for since.
+    """The steps in detail: one in ``every`` (those divisible by it; 0: none), and requested ones.
 
     Attributes:
         every: one step in so many.
@@ -32,9 +32,9 @@ class DetailPlan:
         return (self.every > 0 and step % self.every == 0) or self.requests(step)
 
     def requests(self, step: int) -> bool:
-        """Return whether somebody has asked for this very step."""
+        """Return whether this step was requested."""
         return any(step in steps for steps in self.requested)
 
     def add(self, steps: StepRange) -> None:
-        """Also these steps. Ranges that have been asked for before stay."""
+        """Add steps to those that were requested before."""
         self.requested = (*self.requested, steps)

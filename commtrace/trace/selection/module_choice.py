@@ -1,4 +1,4 @@
-"""Which modules of a model are recorded, as a user writes it: ``depth=2`` or patterns of names.
+"""The choice of recorded modules, as users write it: ``depth=2`` or patterns of names.
 
 >>> ModuleChoice.parse("depth=1").takes("layers.3", 1)
 True

@@ -1,4 +1,4 @@
-"""Which steps: the ``A:B`` and ``A:B:k`` that users write on the command line and in COMMTRACE_STEPS."""
+"""Ranges of steps, ``A:B`` and ``A:B:k``, as written on the command line and in COMMTRACE_STEPS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepRange(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> StepRange:
-        """From ``"A:B"``, ``"A:B:k"``, ``"A:"``, ``":B"`` or ``"A"`` (that one step).
+        """Parse ``"A:B"``, ``"A:B:k"``, ``"A:"``, ``":B"`` or ``"A"`` (that one step).
 
         Raises:
             ConfigurationError: the text is none of these, or holds no step.

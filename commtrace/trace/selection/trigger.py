@@ -1,4 +1,7 @@
-"""Requests to record steps in detail, made while a run goes on: small files in ``RUN_DIR/triggers``.
+"""Requests for steps in detail from outside of a running job: small files in ``RUN_DIR/triggers``.
+
+A request names absolute steps that no rank has reached yet. Every rank looks for new requests twice a second and so
+reads them in time: all ranks record the same steps without communication.
 
 A request names absolute steps that no rank has reached yet. Every rank looks for new ones twice a second and so knows
 them before it gets there: all record the same steps, and no rank has to talk to another.
@@ -62,7 +65,7 @@ def make_request(
 
 
 def first_step_after(latest: int, step_ns: float | None, *, margin_seconds: float = MARGIN_SECONDS) -> int:
-    """Return a step that no rank can have reached before every rank has seen the request.
+    """Return a step that no rank can reach before every rank has read the request.
 
     Args:
         latest: step that the foremost rank is in now.
@@ -86,7 +89,7 @@ def write_request(run_directory: Path, request: Request) -> Path:
 
 
 def read_requests(run_directory: Path, known: Collection[str] = ()) -> list[Request]:
-    """Requests whose ids are not in ``known``, oldest first.
+    """Read requests whose ids are not in ``known``, oldest first.
 
     Raises:
         ValueError: a file is not a request.

@@ -1,4 +1,4 @@
-"""What the device did, from one trace of torch.profiler: kernels, copies and communication, in nanoseconds."""
+"""Reads the device events of one torch.profiler trace: kernels, copies and communication, in nanoseconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HOST_OPERATION: Final = "cpu_op"
 _STEP_NAME: Final = re.compile(r"^ProfilerStep#([0-9]{1,9})\b")
 _COMMUNICATION_CALL: Final = b'"record_param_comms"'
 _LINKS: Final = ("External id", "external id")
-"""What joins a kernel and the call that launched it; small letters in traces of torch 1.8."""
+"""Key that joins a kernel and the call that launched it; lower case in traces of torch 1.8."""
 
 _LARGEST_NUMBER: Final = 2**61
 _DEVICE: Final = re.compile(rb'"device"\s*:\s*"?(\d{1,9})\b')
@@ -193,9 +193,9 @@ class _Reader:
         if times is None:
             self._trace.unreadable += 1
             return None
-        told = _DEVICE.search(bytes(event.args))  # most arguments are never decoded
-        if told:
-            self._trace.devices.add((int(told[1]), bytes(event.pid)))
+        device = _DEVICE.search(bytes(event.args))  # most arguments are never decoded
+        if device:
+            self._trace.devices.add((int(device[1]), bytes(event.pid)))
         return times
 
     def _annotation(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Reads a dump of torch's flight recorder: what a rank had enqueued, started and completed when it hung or died.
+"""Reads a dump of torch's flight recorder: the operations that a rank had enqueued, started and completed.
 
 A dump is a pickle, or JSON where it was asked for over HTTP. A pickle can run any code while it is loaded, so only
 plain containers, numbers and words are let in.
@@ -51,7 +51,7 @@ class Entry:
         created_ns: epoch ns at which it was enqueued.
         completed_ns: epoch ns at which a poll found it completed: later than it was. None if none did, or if it is not
             known when it was enqueued.
-        num_bytes, dtype: of the tensor; −1 and None where it is not told.
+        num_bytes, dtype: of the tensor; −1 and None if unknown.
         frames: where in the program, innermost first: name, file and line.
     """
 
@@ -93,7 +93,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _check_pickle(content: bytes) -> None:
-    """Refuse what would take far more memory than its bytes, before anything of it is loaded.
+    """Refuse a pickle that would take far more memory than its bytes, before any of it is loaded.
 
     Raises:
         ValueError: it has too many operations, or some that no dump has, such as those of sets.
@@ -122,7 +122,7 @@ _OPERATIONS: Final = frozenset({
 
 
 def _check_unpacked(loaded: Any) -> None:
-    """Refuse what would take too much memory once every reference to it is a value of its own.
+    """Refuse values that would take too much memory if every reference were a separate value.
 
     Raises:
         ValueError: it would, or it contains itself.
@@ -276,10 +276,10 @@ def _entry(entry: _EntryInDump, groups: Mapping[str, Group]) -> Entry:
     )
 
 
-def _time(told: Any) -> int | None:
-    """Epoch ns; None where there is none, or nothing that a clock could show."""
+def _time(value: Any) -> int | None:
+    """Return a time in epoch ns; None if it is missing or impossible."""
     try:
-        time = int(told or 0)
+        time = int(value or 0)
     except (TypeError, ValueError, OverflowError):
         return None
     return time if 0 < time <= _LATEST_NS else None

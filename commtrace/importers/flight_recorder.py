@@ -111,12 +111,12 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
 
 
 def _detail(entry: Entry) -> str:
-    told: dict[str, Any] = {"state": entry.state}
+    detail: dict[str, Any] = {"state": entry.state}
     if entry.state != "completed" or entry.completed_ns is None:
-        told["unfinished"] = True
+        detail["unfinished"] = True
     if entry.frames:
-        told["frames"] = list(entry.frames)
-    return json.dumps(told)
+        detail["frames"] = list(entry.frames)
+    return json.dumps(detail)
 
 
 def _in_flight(entry: Entry) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def named_group(name: str, members: tuple[int, ...], description: str, backend: 
 
 
 def complete_list(ranks: Any) -> tuple[int, ...]:
-    """Members from a list, or from its text, which torch cuts off with ``...`` after 30; empty if it was cut off.
+    """Return members from a list or its text; empty if torch cut the text off with ``...`` after 30.
 
     Raises:
         ValueError: no job has such ranks.

@@ -1,7 +1,6 @@
 """``commtrace import kineto``: traces of torch.profiler, one file per rank.
 
-A trace of kernels tells all that the device did, so nothing is estimated: what computes, what communicates, what
-copies, and when the device had nothing to do. See docs/importing.md for what is read.
+A trace of kernels contains all device activity, so nothing is estimated. docs/importing.md says what is read.
 
 >>> import_kineto(sorted(Path("traces").glob("*.json.gz")), Path("imported"))               # doctest: +SKIP
 """
@@ -36,7 +35,7 @@ _LOOKS_LIKE_COMMUNICATION: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KinetoOptions:
-    """How to read traces.
+    """Options of the import.
 
     Attributes:
         communication_pattern: regular expression; kernels whose names it is found in communicate, as those named nccl.
@@ -64,7 +63,7 @@ def import_kineto(
     *,
     on_file: Callable[[Path], None] = lambda path: None,
 ) -> Imported:
-    """Make a run from one trace per rank. One file is in memory at a time, and of it only what becomes a span.
+    """Make a run from one trace per rank. Only one file is in memory at a time, and only its events that become spans.
 
     Args:
         files: JSON, plain or gzip.
@@ -105,13 +104,13 @@ def import_kineto(
 
 
 def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, Any]]]:
-    """By rank: its file and its ``distributedInfo``. The rank is what the file says, else its name, else its place."""
+    """Return each rank's file and ``distributedInfo``. The rank comes from the file, its name, or its place."""
     found: dict[int, tuple[Path, dict[str, Any]]] = {}
     for place, path in enumerate(files):
         distributed = _distributed_info(path)
         named = _RANK_IN_NAME.findall(path.name)
-        told = integer(distributed.get("rank"))  # torch writes −1 where the process was in no group
-        rank = told if told >= 0 else int(named[-1]) if named else place
+        recorded = integer(distributed.get("rank"))  # torch writes −1 where the process was in no group
+        rank = recorded if recorded >= 0 else int(named[-1]) if named else place
         if rank > _LARGEST_RANK:
             raise ImportFileError(
                 f"{path} says in its distributedInfo that it is of rank {rank}, which no job has. Take that entry out "

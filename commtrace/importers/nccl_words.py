@@ -1,4 +1,4 @@
-"""The words of torch and NCCL for operations and element types, and commtrace's."""
+"""Maps names of operations and element types in torch and NCCL to commtrace's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every importer writes: rows, marks and the identity of a rank."""
+"""Rows, marks and rank identity that every importer writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEAST_STEPS_PER_SEGMENT: Final = 100
 
 
 class Imported(NamedTuple):
-    """What an importer wrote.
+    """Counts of an import.
 
     Attributes:
         ranks: how many.
@@ -92,7 +92,7 @@ def imported_rank(
     device: str = "",
     versions: dict[str, str] | None = None,
 ) -> RankMetadata:
-    """Identity of a rank that commtrace did not record; its times are epoch nanoseconds.
+    """Return the identity of a rank that commtrace did not record; its times are epoch nanoseconds.
 
     Args:
         session: epoch ns of the import, equal for all ranks of a run.
@@ -140,7 +140,7 @@ def write_rank_spans(
     Args:
         spans: ascending by step.
         names: what the codes of ``name`` and ``dtype`` stand for.
-        marks: what is told of the rank.
+        marks: marks of the rank.
     """
     writer = SegmentWriter(output, metadata, steps_per_segment=_steps_per_segment(spans))
     writer.write_spans(spans, names, before=marks, after=[mark_row("end", {})])
@@ -148,7 +148,7 @@ def write_rank_spans(
 
 
 def _steps_per_segment(spans: Spans) -> int:
-    """Of few steps in a wide range many files would hold next to nothing, and opening them take most of the time."""
+    """Return the steps per file. With few steps in a wide range, many files would be nearly empty and slow to open."""
     steps = int(np.ptp(spans.step)) + 1 if len(spans) else 1
     return max(_LEAST_STEPS_PER_SEGMENT, steps * _ROWS_PER_SEGMENT // max(len(spans), 1))
 

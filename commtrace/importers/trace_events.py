@@ -1,10 +1,9 @@
-"""Reads the events of a Chrome trace, the JSON that torch.profiler writes, in a stream.
+"""Reads the events of a Chrome trace, the JSON that torch.profiler writes, as a stream.
 
-Such files reach gigabytes, of which a few per cent are events that somebody wants. The text is cut where one event ends
-and the next begins, and each piece is decoded on its own: names, times and arguments stay undecoded bytes until they
-are asked for. A place that looks like a cut can lie inside an event (a list of objects among its arguments). But if
-what lies before it, with a bracket put at either end, is valid JSON, then it is a list of whole events: so the
-decoder itself tells whether a cut was right.
+Such files reach gigabytes, of which a few per cent are needed. The text is cut between events, and each piece is
+decoded separately; names, times and arguments stay undecoded bytes until they are used. A place that looks like a cut
+can lie inside an event (a list of objects among its arguments). But if the text before it is valid JSON with a bracket
+at either end, it is a list of whole events. So the decoder decides whether a cut was right.
 
 >>> file = TraceFile(Path("rank-0.json.gz"))                    # doctest: +SKIP
 >>> for events in file.events(): ...                            # doctest: +SKIP
@@ -39,7 +38,7 @@ _EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LONGEST_MATCH: Final = 256
 _CUT: Final = re.compile(rb"\}\s*,\s*\{")
 _WINDOWS: Final = (2**14, 2**18)
-"""How far back from its end a piece is searched for cuts, before all of it is."""
+"""Bytes at the end of a piece that are searched for a cut first."""
 _CUTS_TRIED: Final = 4
 _LATEST_NS: Final = 2**61
 """In the year 2043: what is later is no time. A base, a start and a duration, added up, fit into 64 bits."""
@@ -77,7 +76,7 @@ _DECODE_DOCUMENT: Final = msgspec.json.Decoder(_Document).decode
 
 @dataclass(slots=True)
 class Header:
-    """What a file says apart from its events.
+    """Fields of a file apart from its events.
 
     Attributes:
         distributed: ``distributedInfo``: backend, rank, world_size, pg_config; empty where there is none.
@@ -105,7 +104,7 @@ class TraceFile:
         self._piece = num_bytes_per_piece
 
     def events(self) -> Generator[Sequence[Event], None, None]:
-        """Yield all events, piece by piece; first none, when what stands before them has been read.
+        """Yield all events, piece by piece; the first piece is empty and follows the header.
 
         Events hold on to the text of their piece: keep none of them.
 
@@ -201,9 +200,9 @@ class _Distributed(msgspec.Struct, omit_defaults=True):
     pg_config: list[_ConfiguredGroup] | None = None
 
 
-def _distributed(told: dict[str, Any] | None) -> dict[str, Any]:
+def _distributed(info: dict[str, Any] | None) -> dict[str, Any]:
     try:
-        plain = msgspec.to_builtins(msgspec.convert(told or {}, _Distributed))
+        plain = msgspec.to_builtins(msgspec.convert(info or {}, _Distributed))
     except (msgspec.ValidationError, RecursionError) as error:
         raise ImportFileError(f"its distributedInfo is none that torch writes ({error})") from None
     return plain  # type: ignore[no-any-return]

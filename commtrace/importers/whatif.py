@@ -146,11 +146,11 @@ def _understood(path: Path, table: pa.Table) -> tuple[Job, Operations]:
 
 
 def _numbers(column: npt.NDArray[Any]) -> Int64:
-    """Whole numbers, however they are written; −1 where a row has none."""
+    """Return a column as integers; −1 for missing values."""
     if not _may_lack(column):
         return column.astype(np.int64)
-    told = column.astype(np.float64)
-    return np.where(np.isnan(told), schema.NOT_APPLICABLE, told).astype(np.int64)
+    known = column.astype(np.float64)
+    return np.where(np.isnan(known), schema.NOT_APPLICABLE, known).astype(np.int64)
 
 
 def _may_lack(column: npt.NDArray[Any]) -> bool:
@@ -165,9 +165,9 @@ def _check_places(path: Path, columns: Mapping[str, Any]) -> None:
             raise ImportFileError(f"{path}: {missing} of {len(columns[name])} rows have no {name}.")
     for name in ("rank", "stage", "dp_rank", "step", "seq_id", "mc", "mb_id"):
         numbers = columns[name].astype(np.float64)
-        told = numbers[~np.isnan(numbers)]
+        known = numbers[~np.isnan(numbers)]
         least = -1 if name in ("mc", "mb_id") else 0
-        bad = int(((told < least) | (told >= MOST_RANKS) | (told != np.floor(told))).sum())
+        bad = int(((known < least) | (known >= MOST_RANKS) | (known != np.floor(known))).sum())
         if bad:
             raise ImportFileError(f"{path}: {name} of {bad} of {len(numbers)} rows is a number that no job has.")
 

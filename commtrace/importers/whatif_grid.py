@@ -1,4 +1,4 @@
-"""The process groups of a job whose trace was published with the what-if study, and who is whose neighbour."""
+"""The process groups and pipeline neighbours of a job in a trace of the what-if study."""
 
 from __future__ import annotations
 

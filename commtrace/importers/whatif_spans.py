@@ -50,7 +50,7 @@ class Steps(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Who ran the operations of a trace, and what they are.
+    """The workers of a trace and the types of their operations.
 
     Attributes:
         stride: from one step to the next, of the numbers that a communication has among those of its group.

@@ -29,7 +29,7 @@ _COLLECTIVES: Final = {
 
 
 class OperationType(NamedTuple):
-    """What a type of operation is.
+    """A type of operation.
 
     Attributes:
         name: of the spans.

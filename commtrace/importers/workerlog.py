@@ -74,7 +74,7 @@ class _Log(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """What a stage received, or sent, for a job. ``number`` counts the messages from sender to receiver."""
+    """A message that a stage received or sent for a job. ``number`` counts the messages from sender to receiver."""
 
     job: _Job
     is_send: bool
@@ -208,7 +208,7 @@ def _with_steps(jobs: Sequence[_Job]) -> list[_Job]:
 
 
 def _messages(stages: Sequence[Sequence[_Job]], chunks: int) -> dict[int, list[_Message]]:
-    """By stage: what it received before its jobs, and what it sent after them."""
+    """Return, by stage, the messages received before its jobs and sent after them."""
     of_key = [{job.key: job for job in jobs if job.is_phase} for jobs in stages]
     found: dict[int, list[_Message]] = {stage: [] for stage in range(len(stages))}
     numbers: dict[tuple[int, int], int] = {}

@@ -1,4 +1,4 @@
-"""Clocks of hosts that disagree: what a host's clocks show at a true instant."""
+"""Clocks of hosts that disagree: their readings at a true instant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clock:
         wall_error_ns: what time synchronisation left.
         step_at_ns: true instant of a step of the clocks.
         step_ns: of the monotonic clock, and so of both: the host was suspended, say.
-        wall_step_ns: of the wall clock alone: somebody set it.
+        wall_step_ns: of the wall clock alone: it was set.
     """
 
     offset_ns: int = 0

@@ -1,4 +1,4 @@
-"""Which ranks form which process group, in Megatron's order of ranks: tp, cp, dp, pp from fast to slow."""
+"""Process groups in Megatron's order of ranks: tp, cp, dp, pp from fast to slow."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Layout:
         return {one.id: one for role in self.groups for one in self.groups[role] if rank in one.ranks}
 
     def group_ids(self, role: str) -> Int64:
-        """Of every rank, the id of its group of this role; −1 where it has none."""
+        """Return the id of every rank's group of this role; −1 without one."""
         ids = np.full(self.job.world_size, -1, np.int64)
         for one in self.groups[role]:
             ids[list(one.ranks)] = one.id

@@ -1,4 +1,4 @@
-"""In which order each stage of a pipeline works: the schedules."""
+"""Pipeline schedules: the order in which each stage works."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stage_order(schedule: str, stage: int, stages: int, microbatches: int, chunk
 def ideal_step_ns(
     schedule: str, stages: int, microbatches: int, chunks: int, forward_ns: int, backward_ns: int, weight_ns: int
 ) -> int:
-    """Return a step of nothing but forwards and backwards: (v·m + p − 1)(F + B).
+    """Return the length of a step of nothing but forwards and backwards: (v·m + p − 1)(F + B), ns.
 
     The bubble of zero-bubble is (p − 1)(F + B − 2W), if there are at least p microbatches: the schedule ZB-H1 of
     "Zero Bubble Pipeline Parallelism" (ICLR 2024).

@@ -1,8 +1,8 @@
-"""Runs a synthetic job: what every rank does when, in true time.
+"""Runs a synthetic job in true time.
 
-Stages are gone through one by one, each as far as what it needs from others exists; the ranks of a stage do the same
-things, so every action is one operation on the times of all of them. A collective ends a transfer after its last
-participant came, a message a transfer after both sides did, and whoever waits for it goes on then.
+Each stage in turn runs as far as its inputs exist. The ranks of a stage do the same things, so every action is one
+operation on the times of all of them. A collective ends one transfer time after its last participant arrived, a message
+after both sides did; the waiting ranks then continue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SLOW_PHASE: Final = {
     _OPTIMIZER: faults.SLOW_OPTIMIZER,
 }
 _MEMORY: Final = 0.9
-"""What a rank's wandering speed keeps of itself from one step to the next."""
+"""Correlation of a rank's wandering speed from one step to the next."""
 
 _BUCKETS: Final = 4
 """Of gradients, where their reduction overlaps the last backwards."""
@@ -169,13 +169,13 @@ class _Simulation:
         return added[stage * self._width : (stage + 1) * self._width]
 
     def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: Place) -> None:
-        """The ranks of a stage do something else for a while, which has a row."""
+        """Add an interruption on the ranks of a stage, with a row."""
         begin = self._now[stage]
         self._now[stage] = begin + duration
         self._rows[stage].work(kind, name, place, begin, self._now[stage])
 
     def _pipeline(self) -> None:
-        """Every stage's actions, each as soon as what it needs exists."""
+        """Run every stage's actions, each as soon as its inputs exist."""
         sent: dict[tuple[str, int, int], _Sent] = {}
         next_action = [0] * self._job.pp
         progress = True
@@ -236,7 +236,7 @@ class _Simulation:
         self._now[stage] = end
 
     def _compute(self, stage: int, action: Action, place: Place) -> None:
-        """A forward or backward: as many stretches of work as there are communications in it, and one more."""
+        """Run a forward or backward: one interval of work before, between and after its communications."""
         job, begin = self._job, self._now[stage]
         split = job.order == ZERO_BUBBLE
         if action.letter == FORWARD:
@@ -268,7 +268,7 @@ class _Simulation:
         return [(role, operation) for role, operation in wanted if self._layout.size(role) > 1]
 
     def _collect_garbage(self, stage: int, action: Action, place: Place) -> None:
-        """In the forward of the middle microbatch."""
+        """Collect garbage in the forward of the middle microbatch."""
         if action != Action(FORWARD, self._job.microbatches // 2, 0):
             return
         self._pause(stage, schema.GC, "gc", self._added(faults.GC, stage), place)
@@ -281,7 +281,7 @@ class _Simulation:
         return number
 
     def _transfer_ns(self, operation: str, num_bytes: int, members: Int64) -> Int64:
-        """Of each group of global ranks, how long the operation takes once all are there."""
+        """Return how long the operation takes in each group of global ranks, once all have arrived."""
         same_host = self._layout.on_one_host(members)
         usual = self._job.network.transfer_ns(operation, num_bytes, members.shape[1], same_host=same_host)
         return self._jittered(usual * self._link_factors(members), len(members))
@@ -289,7 +289,7 @@ class _Simulation:
     def _collective(
         self, stage: int, role: str, operation: str, num_bytes: int, place: Place, dtype: str = "bfloat16"
     ) -> None:
-        """A synchronous collective of the ranks of a stage."""
+        """Run a synchronous collective of the ranks of a stage."""
         members = self._layout.of_stage(role, stage)
         start = self._now[stage]
         end = self._ends(operation, num_bytes, members + stage * self._width, start[members])
@@ -308,7 +308,7 @@ class _Simulation:
         return np.asarray(np.broadcast_to(after[:, None] + late, members.shape))
 
     def _across_stages(self, role: str, operation: str, num_bytes: int, dtype: str) -> None:
-        """A synchronous collective of ranks of several stages, at the end of a step."""
+        """Run a synchronous collective of ranks of several stages, at the end of a step."""
         members = self._layout.members[role]
         stages = np.unique(members // self._width).tolist()
         start = np.concatenate(self._now)

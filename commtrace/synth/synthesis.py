@@ -1,4 +1,4 @@
-"""From a job to what its ranks would have recorded, and the truth about it."""
+"""Makes the recording of a simulated job, and the truth about it."""
 
 from __future__ import annotations
 
@@ -259,6 +259,6 @@ def _mean_step_ns(job: Job) -> int:
 
 
 def _mean(simulated: Simulated) -> int:
-    """From the start of the first step to the end of the last one, per step."""
+    """Return the time from the start of the first step to the end of the last one, per step."""
     whole = simulated.step_end[-1].max() - simulated.step_start[0].min()
     return round(float(whole) / len(simulated.step_end))

@@ -1,4 +1,4 @@
-"""Puts a synthetic run where a recorder would have put it."""
+"""Writes a synthetic run in the layout of a recorder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(
     ranks: Iterable[int] | None = None,
     progress: Callable[[int], object] = lambda num_spans: None,
 ) -> int:
-    """Write the run and ``truth.json``; returns the number of spans.
+    """Write the run and ``truth.json``, and return the number of spans.
 
     Args:
         synthetic: the run.

@@ -8,7 +8,7 @@ Traceback (most recent call last):
 ValueError: Expected `int`, got `str` - at `$.step`
 
 A mark that is added to metadata.py needs its type here. Fields that are not declared are left out, so nothing reads
-what nobody has checked; marks that are not declared are passed over.
+unchecked fields; undeclared marks are ignored.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
 
 
 def topology_fields() -> set[str]:
-    """Return what may be told of a topology; anything else is left out when it is read."""
+    """Return the declared fields of a topology; readers leave out anything else."""
     return set(_Topology.__struct_fields__)
 
 

@@ -44,15 +44,15 @@ class Marks:
 
     @property
     def coordinates(self) -> Mapping[str, int]:
-        """Position in each parallel dimension; empty if no integration told."""
-        told: Mapping[str, int] = self.topology.get("coordinates", {})
-        return told
+        """Position in each parallel dimension; empty without an integration."""
+        coordinates: Mapping[str, int] = self.topology.get("coordinates", {})
+        return coordinates
 
     @property
     def parallel(self) -> Mapping[str, int]:
-        """Size of each parallel dimension; empty if no integration told."""
-        told: Mapping[str, int] = self.topology.get("parallel", {})
-        return told
+        """Size of each parallel dimension; empty without an integration."""
+        sizes: Mapping[str, int] = self.topology.get("parallel", {})
+        return sizes
 
     def completed(self, metadata: RankMetadata) -> RankMetadata:
         """Metadata of the rank, with what was not known yet when the header of its files was written."""

@@ -19,7 +19,7 @@ activity           of a rank that recorded nothing for two seconds, and once at 
                    microbatch, chunk, stage], "open": [{"kind", "name", "since"}, …] innermost phase first,
                    "collectives": {group: how many were launched}, "p2p": [[group, is_send, peer, tag, how many], …],
                    "frames": ["file:line function", …] innermost first, "quiet_ns", "again_within_ns"}
-count              {"tokens", "samples", "model_flops"}: what the script told of the step in the row's column
+count              {"tokens", "samples", "model_flops"}: counts of the script for the step in the row's column
 aggregate          [[kind, name, group, peer, count, ns, bytes, longest ns], …]: sums over a step; see aggregates.py
 trigger            {"id", "first", "end", "modules", "by", "seen_at_step", "late"}: detail was asked for, see trigger.py
 hidden_ends        {"source", "hidden", "known", "refused", "compared", "median_difference_ns",
@@ -55,7 +55,7 @@ NODE_VARIABLES: Final = frozenset({SLURM_NODE, KUBERNETES_NODE, KUBERNETES})
 """Of the environment: what the scheduler calls the node, and by what Kubernetes is known."""
 
 _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
-"""What torch takes for true."""
+"""Values that torch takes for true."""
 
 IMPORTED: Final = "imported"
 """The boot id of ranks that another program recorded."""
@@ -122,14 +122,14 @@ class RankMetadata:
         Raises:
             ValueError: it is no metadata, or of a rank that cannot be.
         """
-        told: RankMetadata = decode_json(text, cls)
-        numbers = (told.attempt, told.session, told.local_rank, told.pid, *astuple(told.anchor))
+        metadata: RankMetadata = decode_json(text, cls)
+        numbers = (metadata.attempt, metadata.session, metadata.local_rank, metadata.pid, *astuple(metadata.anchor))
         if any(abs(number) > _LARGEST for number in numbers):
             raise ValueError("a number of its header is larger than any clock or process has")
-        if not (0 <= told.rank < told.most_ranks and 1 <= told.world_size <= MOST_RANKS):
-            raise ValueError(f"rank {told.rank} of {told.world_size} is no rank of a job")
-        words = {name: all_printable(getattr(told, name)) for name in _WORDS}
-        return replace(told, **words)
+        if not (0 <= metadata.rank < metadata.most_ranks and 1 <= metadata.world_size <= MOST_RANKS):
+            raise ValueError(f"rank {metadata.rank} of {metadata.world_size} is no rank of a job")
+        words = {name: all_printable(getattr(metadata, name)) for name in _WORDS}
+        return replace(metadata, **words)
 
 
 _WORDS: Final = tuple(one.name for one in fields(RankMetadata) if one.type in ("str", "dict[str, str]"))

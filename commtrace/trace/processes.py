@@ -16,7 +16,7 @@ IN_KERNEL: Final = "in_kernel"
 GONE: Final = "gone"
 
 AskProcess = Callable[[RankMetadata], "str | None"]
-"""Tells what the process that recorded a rank is in; None where that cannot be told, as from another host."""
+"""Returns the state of the process that recorded a rank; None if it is not known, as from another host."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START = 0, 19

@@ -181,8 +181,8 @@ def _drops(run: Run) -> list[dict[str, Any]]:
         {
             "rank": rank,
             "dropped": dict(trace.dropped),
-            "first_ns": wall_clock_ns(trace, trace.drops[0].told_ns) - _FLUSH_NS if trace.drops else None,
-            "last_ns": wall_clock_ns(trace, trace.drops[-1].told_ns) if trace.drops else None,
+            "first_ns": wall_clock_ns(trace, trace.drops[0].reported_ns) - _FLUSH_NS if trace.drops else None,
+            "last_ns": wall_clock_ns(trace, trace.drops[-1].reported_ns) if trace.drops else None,
         }
         for rank, trace in run.ranks.items()
         if trace.dropped

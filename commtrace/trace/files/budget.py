@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 _SEGMENTS_IN_BUDGET: Final = 8
-"""What is deleted at a time is a segment, so a budget holds at least so many of them."""
+"""A budget holds at least so many segments, because whole segments are deleted."""
 
 
 class Budget(NamedTuple):
@@ -63,7 +63,7 @@ class Discards:
         """Read the size of a closed segment again."""
         try:
             num_bytes = path.stat().st_size
-        except FileNotFoundError:  # somebody else has deleted it
+        except FileNotFoundError:  # another process has deleted it
             num_bytes = 0
         self._closed = [
             segment._replace(num_bytes=num_bytes) if segment.path == path else segment for segment in self._closed

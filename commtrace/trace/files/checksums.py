@@ -37,7 +37,7 @@ class SegmentFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
         self._checked: list[Checked] = []
-        self._untold = 0
+        self._num_taken = 0
         self.sink = BytesIO()
         self.num_bytes = 0
 
@@ -58,11 +58,11 @@ class SegmentFile:
             own = memoryview(content)[message.offset : message.offset + message.size]
             self._checked.append(Checked(message, zlib.crc32(own)))
 
-    def take_untold(self) -> list[int]:
+    def take_pending(self) -> list[int]:
         """Return the CRC-32 of the messages that were written since the last call."""
-        untold = [crc for _, crc in self._checked[self._untold :]]
-        self._untold = len(self._checked)
-        return untold
+        pending = [crc for _, crc in self._checked[self._num_taken :]]
+        self._num_taken = len(self._checked)
+        return pending
 
     def finish(self) -> None:
         """Write the rest, and the table behind it."""
@@ -81,7 +81,7 @@ class SegmentFile:
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):  # where it could not be opened, there is none
-            self._file.close()  # a recording that nobody stopped: Python would warn of an open file at the very end
+            self._file.close()  # a recording that was never stopped: Python would warn of an open file at the very end
 
 
 def read_checksums(file: int, size: int) -> list[Checked] | None:

@@ -64,7 +64,7 @@ def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
             return False
         os.replace(temporary, segment)
     except (OSError, pa.ArrowException):
-        # A full disk, a file that somebody deleted: the segment is whole and stays. Not worth a word to the user.
+        # A full disk, a deleted file: the segment is whole and stays. Not worth a warning.
         _remove(temporary)
         return False
     return True

@@ -38,7 +38,7 @@ class DecodedBlock(NamedTuple):
         block: their spans; sorted within each rank by start, at equal starts the longer one first.
         ranks: by rank, everything else; without its spans, which are those of the block.
         names: the words that the codes in the block stand for.
-        problems: what the ranks told.
+        problems: problems that the ranks recorded.
     """
 
     block: Block
@@ -73,26 +73,28 @@ def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock
     possible = possible_rows(spans, block.per_row(np.array(most_ranks, np.int64)))
     possible &= ~_incomplete(table)
     marks = possible & (spans.kind == schema.MARK)
-    told = _read_marks(block, table["detail"], np.flatnonzero(marks), names, most_ranks)
+    rank_marks = _read_marks(block, table["detail"], np.flatnonzero(marks), names, most_ranks)
     selected = possible & ~marks if steps is None else possible & ~marks & steps.mask(spans.step)
-    selected &= _whole(block, [of_rank.marks for of_rank in told])
+    selected &= _whole(block, [of_rank.marks for of_rank in rank_marks])
     rows, bounds = _in_order(block, selected)
     details = _details(block, table["detail"], selected)
     ranks = {
         part.metadata.rank: _trace(part.metadata, of_rank, of_details, last, steps)
-        for part, of_rank, of_details, last in zip(tables, told, details, _last_written(block, possible), strict=True)
+        for part, of_rank, of_details, last in zip(
+            tables, rank_marks, details, _last_written(block, possible), strict=True
+        )
     }
     kept = Spans(**{name: column[rows] for name, column in columns.items()})
     problems = [
         f"rank {rank}: {message}"
-        for rank, of_rank in zip(block.ranks, told, strict=True)
+        for rank, of_rank in zip(block.ranks, rank_marks, strict=True)
         for message in dict.fromkeys(of_rank.marks.problems)
     ]
     problems += _impossible(block, possible)
     return DecodedBlock(Block(block.ranks, bounds, kept), ranks, names, problems)
 
 
-class _Told(NamedTuple):
+class _RankMarks(NamedTuple):
     """The decoded marks of a rank, with the aggregates by step."""
 
     marks: Marks
@@ -121,12 +123,12 @@ def _together(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _read_marks(
     block: Block, column: pa.ChunkedArray, rows: Int64, names: Sequence[str], most_ranks: Sequence[int]
-) -> list[_Told]:
-    told = [_Told(Marks(), {}) for _ in block.ranks]
+) -> list[_RankMarks]:
+    rank_marks = [_RankMarks(Marks(), {}) for _ in block.ranks]
     spans = block.spans
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
     for row, owner, text in zip(rows.tolist(), owners.tolist(), column.take(rows).to_pylist(), strict=True):
-        name, own = names[spans.name[row]], told[owner]
+        name, own = names[spans.name[row]], rank_marks[owner]
         try:
             if name == AGGREGATE:
                 check_aggregates(text)
@@ -136,8 +138,8 @@ def _read_marks(
                 if detail is not None:
                     own.marks.read(name, detail, int(spans.start[row]))
         except ValueError as error:
-            own.marks.add_problem(f"what it told of its {name} is damaged and was left out ({error}).")
-    return told
+            own.marks.add_problem(f"its mark {name} is damaged and was left out ({error}).")
+    return rank_marks
 
 
 def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
@@ -205,12 +207,12 @@ def _impossible(block: Block, possible: Bool) -> list[str]:
 
 def _trace(
     metadata: RankMetadata,
-    told: _Told,
+    rank_marks: _RankMarks,
     details: Mapping[int, str],
     last_written_ns: int | None,
     steps: StepRange | None,
 ) -> RankTrace:
-    marks = told.marks
+    marks = rank_marks.marks
     discarded = _last_discarded(marks)
     return RankTrace(
         metadata=marks.completed(metadata),
@@ -233,7 +235,7 @@ def _trace(
         failures=tuple(marks.failures),
         aggregates={
             step: tuple(texts)
-            for step, texts in told.aggregates.items()
+            for step, texts in rank_marks.aggregates.items()
             if (steps is None or step in steps) and not 0 <= step <= discarded
         },
         discarded=marks.discarded,

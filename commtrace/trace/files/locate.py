@@ -15,10 +15,10 @@ LATEST: Final = "latest"
 """As the last part of a path: the run below the rest of it that was written last."""
 
 RUNS: Final = Path("commtrace-runs")
-"""Where runs are recorded unless somebody says otherwise."""
+"""The default directory of runs."""
 
 NEWEST_RUN: Final = RUNS / LATEST
-"""What a command reads that is told of no run."""
+"""The run that commands read by default."""
 
 _MOST_RUNS: Final = 12
 

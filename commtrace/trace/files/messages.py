@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
-"""What a message can be here; by Message.fbs."""
+"""Kinds of messages, by Message.fbs."""
 
 _CONTINUES: Final = 0xFFFFFFFF
 _PREFIX: Final = struct.Struct("<II")

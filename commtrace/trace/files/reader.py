@@ -41,7 +41,7 @@ _BYTES_OF_BLOCK: Final = 1_000_000
 """Compressed, of ranks that are read together: a row takes 7 to 20 of them."""
 
 NEWEST_SEGMENTS: Final = 2
-"""How many segments of each rank :func:`load_newest` reads."""
+"""Segments of each rank that :func:`load_newest` reads."""
 
 
 def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
@@ -131,9 +131,7 @@ def _loaded(
     *,
     are_all: bool = False,
 ) -> Run:
-    """Return the run of these segments; ``are_all``: the ranks have no others, so that one that is missing can be
-    told.
-    """
+    """Return the run of these segments; ``are_all``: the ranks have no others, so missing ones can be reported."""
     names: list[str] = []
     blocks: list[Block] = []
     ranks: dict[int, RankTrace] = {}
@@ -221,12 +219,12 @@ def _read_header(path: Path) -> Segment:
             raise ValueError(f"column {column.name} holds {column.type}")
         if names.count(column.name) > 1:
             raise ValueError(f"there are several columns {column.name}")
-    told = RankMetadata.from_json(metadata[schema.METADATA_KEY])
+    rank_metadata = RankMetadata.from_json(metadata[schema.METADATA_KEY])
     number, first_number = (
         _number(metadata, name) if name in metadata else None  # files of older versions do not say it
         for name in (b"commtrace.segment", b"commtrace.first_segment")
     )
-    return Segment(path, told, first_step, path.stat().st_size, number, first_number)
+    return Segment(path, rank_metadata, first_step, path.stat().st_size, number, first_number)
 
 
 def _number(metadata: Mapping[bytes, bytes], name: bytes) -> int:

@@ -14,7 +14,7 @@ class RowBatch(list[tuple[Any, ...]]):
     """A list of rows that must not be changed any more.
 
     Attributes:
-        has_columns: whether somebody has asked for them before.
+        has_columns: whether they were requested before.
     """
 
     __slots__ = ("_columns", "_names")

@@ -50,7 +50,7 @@ class SegmentIndex:
         self.problems: list[str] = []
         self._schema: Message | None = None
         self._dictionaries: list[Message] = []
-        self._untold: list[Message] = []
+        self._unverified: list[Message] = []
         self._since_batch: list[Message] = []
         self._checksums: dict[int, int] = {}
         self._has_table = False
@@ -73,7 +73,7 @@ class SegmentIndex:
             if status.st_ino != self._file_number:
                 self._file_number, self._end = status.st_ino, 0
                 self._schema, self._dictionaries, self.batches = None, [], []
-                self._untold, self._since_batch = [], []
+                self._unverified, self._since_batch = [], []
                 self._checksums, self._has_table, self._damaged = {}, False, set()
             if not self._has_table:
                 self._find(file, size)
@@ -106,11 +106,11 @@ class SegmentIndex:
 
     def _take_checksums(self, message: Message) -> None:
         """Check the messages since the previous batch against this one's checksums, except its own dictionaries."""
-        if message.kind == RECORD_BATCH and len(message.crcs) == len(self._untold):
-            self._checksums.update(zip([one.offset for one in self._untold], message.crcs, strict=True))
+        if message.kind == RECORD_BATCH and len(message.crcs) == len(self._unverified):
+            self._checksums.update(zip([one.offset for one in self._unverified], message.crcs, strict=True))
         self._since_batch.append(message)
         if message.kind == RECORD_BATCH:
-            self._untold, self._since_batch = self._since_batch, []
+            self._unverified, self._since_batch = self._since_batch, []
 
     def schema(self) -> pa.Schema:
         """Return the header.
@@ -205,7 +205,7 @@ class SegmentIndex:
                 batch = stream.read_next_batch()
                 batch.validate(full=True)  # pyarrow would read beyond the end of a damaged column
             except (pa.ArrowException, OSError, StopIteration) as error:
-                # What follows may refer to what was damaged here: without checksums nobody can tell.
+                # What follows may refer to what was damaged here: without checksums that is not known.
                 self._give_up_at(message, first_line(error))
                 break
             batches.append(batch)
@@ -213,7 +213,7 @@ class SegmentIndex:
 
     def _leave_out(self, message: Message, why: str) -> None:
         if message.kind == DICTIONARY or message.offset in self._damaged:
-            return  # the batches that refer to a dictionary are told of
+            return  # the batches that refer to a dictionary are reported
         self._damaged.add(message.offset)
         number = self.batches.index(message) + 1
         self.problems.append(

@@ -42,7 +42,7 @@ _OVERLAP_NS: Final = 1_000_000_000
 
 
 Described = Callable[[list[Segment]], "RankTrace | None"]
-"""What a rank tells in these segments of its process groups and of its last instant."""
+"""Reads a rank's process groups and its last instant from segments."""
 
 
 def newest_session(segments: list[Segment], problems: list[str], described: Described) -> dict[int, list[Segment]]:
@@ -55,8 +55,8 @@ def newest_session(segments: list[Segment], problems: list[str], described: Desc
         return {}
     launches = sorted(_launches(segments).values(), key=lambda launch: launch.session, reverse=True)
     newest = launches[0]
-    read = sum(map(len, newest.ranks.values()))  # what is left out of it is told by itself
-    _tell_folders_of_another_write(newest.ranks, problems)
+    read = sum(map(len, newest.ranks.values()))  # the functions below report what they leave out
+    _report_folders_of_another_write(newest.ranks, problems)
     _leave_out_copies(newest.ranks, problems)
     _leave_out_copied_segments(newest.ranks, problems)
     _leave_out_an_earlier_job(newest.ranks, problems)
@@ -173,7 +173,7 @@ def _groups_with_members_in_both(
     }
 
 
-def _tell_folders_of_another_write(chosen: Mapping[int, list[Segment]], problems: list[str]) -> None:
+def _report_folders_of_another_write(chosen: Mapping[int, list[Segment]], problems: list[str]) -> None:
     """Ranks that were imported or made up are written by one call, which gives them one session; processes that record
     have one each. Where several ranks share one, those with another are of another call under the same name."""
     ranks_of = Counter(own[-1].metadata.session for own in chosen.values())

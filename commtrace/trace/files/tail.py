@@ -227,7 +227,7 @@ class _RankTail:
         return True
 
     def _head(self) -> list[pa.Table]:
-        """Batches from the beginning of the newest segment to its first step: what lasts is told there."""
+        """Batches from the beginning of the newest segment to its first step, which hold the process groups."""
         index = self._indexes[-1]
         end = self._begin if self._at == len(self._indexes) - 1 else 0
         head: list[pa.Table] = []
@@ -238,10 +238,10 @@ class _RankTail:
             head.append(part)
             if len(_ended_steps(part)):
                 break
-        known = _groups_told([*head, *self._parts])
+        known = _recorded_groups([*head, *self._parts])
         if _groups_used(self._parts) <= known:
             return head
-        # A group that was made later is told somewhere between: read all of it.
+        # The mark of a group that was made later lies somewhere between: read all of it.
         rest = self._guarded(index, lambda: index.read(len(head), end))
         return [*head, *([rest] if rest is not None else [])]
 
@@ -283,15 +283,15 @@ def _values(part: pa.Table, column: str) -> np.ndarray:
     return np.asarray(part[column].fill_null(-1).to_numpy())
 
 
-def _groups_told(parts: Iterable[pa.Table]) -> set[int]:
-    told = set()
+def _recorded_groups(parts: Iterable[pa.Table]) -> set[int]:
+    ids = set()
     for part in parts:
         rows = np.flatnonzero(_rows_of(part, schema.MARK))
         for row in rows.tolist():
             if part["name"][row].as_py() == "process_group":
                 with contextlib.suppress(ValueError):  # said where the marks are read
-                    told.add(read_mark("process_group", part["detail"][row].as_py(), most_ranks=MOST_RANKS)["id"])
-    return told
+                    ids.add(read_mark("process_group", part["detail"][row].as_py(), most_ranks=MOST_RANKS)["id"])
+    return ids
 
 
 def _groups_used(parts: Iterable[pa.Table]) -> set[int]:

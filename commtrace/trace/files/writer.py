@@ -184,7 +184,7 @@ class SegmentWriter:
         try:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
-            self._stream.write_batch(batch, custom_metadata(self._file.take_untold()))
+            self._stream.write_batch(batch, custom_metadata(self._file.take_pending()))
             self._file.flush()
         except (OSError, pa.ArrowException):
             self._abandon()
@@ -197,8 +197,8 @@ class SegmentWriter:
         self._latest.update({mark[1]: mark for mark in marks if mark[1] in _LATEST_MARKS})
 
     def _discarded(self) -> list[Row]:
-        told = self._discards.to_json()
-        return [] if told is None else [mark_row("discarded", told)]
+        discarded = self._discards.to_json()
+        return [] if discarded is None else [mark_row("discarded", discarded)]
 
     def write_losses(self, lost: Mapping[str, int]) -> None:
         """Record that the recording ended in order, and the spans that could not be written.
@@ -212,7 +212,7 @@ class SegmentWriter:
         """End the current segment in order, and compact it if the budget has room for both forms of it."""
         self._end_segment()
         if self._complete is not None and self._discards.has_room_for(self._complete.path):
-            self._compact(sync=False)  # whoever stops the recording waits for this
+            self._compact(sync=False)  # the stop of the recording waits for this
 
     def _end_segment(self) -> None:
         stream, file = self._stream, self._file
@@ -260,7 +260,7 @@ class SegmentWriter:
             file.close()
         if self._num_batches:
             self._discards.closed(self._path, self._first_step, self._last_step)
-        else:  # one more unreadable file for every try would help nobody
+        else:  # another unreadable file for every try would help no reader
             self._path.unlink(missing_ok=True)
 
     def _batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
@@ -291,8 +291,8 @@ class SegmentWriter:
             names = list(names)  # to which those of the marks are added
             marks = Spans.from_tuples([*before, *after], names)
             spans = Spans.concatenate([marks.take(slice(len(before))), spans, marks.take(slice(len(before), None))])
-            told = [pa.array([mark[-1] for mark in part], pa.string()) for part in (before, after)]
-            details = pa.concat_arrays([told[0], details, told[1]])
+            mark_details = [pa.array([mark[-1] for mark in part], pa.string()) for part in (before, after)]
+            details = pa.concat_arrays([mark_details[0], details, mark_details[1]])
         arrays = [
             details if field.name == "detail" else self._column(field, getattr(spans, field.name), names)
             for field in schema.SCHEMA

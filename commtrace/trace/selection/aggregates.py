@@ -107,7 +107,7 @@ class AggregatingSink:
 
     def close(self) -> None:
         """Write the totals of steps that never ended, and close the sink."""
-        rest = [self._told(step) for step in sorted(self._sums)]
+        rest = [self._aggregate_mark(step) for step in sorted(self._sums)]
         try:
             if rest:
                 self._sink.write(rest)
@@ -126,12 +126,12 @@ class AggregatingSink:
                 handed_on.append(row)
                 self._last_ended = max(self._last_ended, step)
                 if not kept:
-                    handed_on.append(self._told(step))
+                    handed_on.append(self._aggregate_mark(step))
             elif kept or row[_KIND] == schema.MARK or (step < 0 and self._last_ended < 0):
                 handed_on.append(row)
             else:
                 self._add(step, row)
-        handed_on += [self._told(step) for step in sorted(self._sums) if step <= self._last_ended]
+        handed_on += [self._aggregate_mark(step) for step in sorted(self._sums) if step <= self._last_ended]
         return handed_on
 
     def _add(self, step: int, row: Row) -> None:
@@ -147,7 +147,7 @@ class AggregatingSink:
         sums[2] += max(0, row[_BYTES])
         sums[3] = max(sums[3], duration)
 
-    def _told(self, step: int) -> Row:
+    def _aggregate_mark(self, step: int) -> Row:
         own = self._sums.pop(step, {})
         detail: list[Any] = [[schema.KINDS[key[0]], *key[1:], *sums] for key, sums in own.items()]
         return mark_row(AGGREGATE, detail, step)

@@ -21,7 +21,7 @@ from commtrace.trace.files.inputs import decode_json, read_file
 from commtrace.trace.selection.step_range import StepRange
 
 MARGIN_SECONDS: Final = 5.0
-"""How long from now the steps begin: ranks look twice a second, and shared file systems take a while."""
+"""Delay until the steps begin: ranks look twice a second, and shared file systems take a while."""
 _FEWEST_STEPS_AHEAD: Final = 3
 _LARGEST_FILE: Final = 1 << 20
 _LONGEST_WORD: Final = 1_000

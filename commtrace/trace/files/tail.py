@@ -70,8 +70,9 @@ class Newest:
 
 
 class RunTail:
-    """The positions of the newest steps of a run. Raises like :func:`commtrace.trace.reader.load_run` if there is no
-    run.
+    """The positions of the newest steps of a run.
+
+    Raises like :func:`commtrace.trace.files.reader.load_run` if there is no run.
 
     Args:
         path: as for ``load_run``.

@@ -2,8 +2,8 @@
 
 A segment is an Arrow IPC *stream*, written batch by batch straight to the file descriptor, so a killed process leaves
 everything up to its last batch readable. Segments rotate by steps, so a range of steps can be read without the rest of
-a long run. A complete segment gets checksums (:mod:`commtrace.trace.checksums`) and is rewritten in fewer, larger
-batches (:mod:`commtrace.trace.compaction`).
+a long run. A complete segment gets checksums (:mod:`commtrace.trace.files.checksums`) and is rewritten in fewer, larger
+batches (:mod:`commtrace.trace.files.compaction`).
 """
 
 from __future__ import annotations

@@ -77,9 +77,7 @@ class Recomputation:
         self._hooks.replace(module, function, self._calling_again)
 
     def _repeating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a checkpoint's backward, which calls ``run_function``, its forward, again: that call is the
-        recompute.
-        """
+        """A checkpoint's backward, which calls ``run_function``, its forward, again: that call is the recompute."""
 
         def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
             checkpoint = args[0]

@@ -1,4 +1,4 @@
-"""Maps names of operations and element types in torch and NCCL to commtrace's."""
+"""The words of torch and NCCL for operations and element types, and commtrace's."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ DTYPES: Final = {
 
 
 def operation_of(name: str) -> str:
-    """Return the operation that ``_allgather_base``, ``nccl:all_reduce`` or ``ncclDevKernel_SendRecv(…)`` is; else
-    empty.
-    """
+    """The operation that ``_allgather_base``, ``nccl:all_reduce`` or ``ncclDevKernel_SendRecv(…)`` is; else empty."""
     letters = name.replace(ANONYMOUS, "").partition("(")[0].replace("_", "").lower()
     return next((operation for part, operation in _OPERATIONS.items() if part in letters), "")

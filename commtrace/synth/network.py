@@ -1,4 +1,4 @@
-"""Durations of communications after all participants have arrived."""
+"""How long a communication takes once all its participants are there."""
 
 from __future__ import annotations
 

@@ -133,5 +133,5 @@ class Frame:
     took_ns: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the frame as JSON can hold it."""
+        """The frame as JSON can hold it."""
         return asdict(self)

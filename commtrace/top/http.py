@@ -23,7 +23,7 @@ class MetricsError(CommtraceError):
 
 
 def fetch(url: str, **parameters: str) -> str:
-    """Return what a GET answers.
+    """What a GET answers.
 
     Args:
         url: http or https, with ``user:password@`` before the host where it wants credentials.

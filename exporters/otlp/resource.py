@@ -32,7 +32,7 @@ class RankResource(Resource):
 
 
 def resource_of(rank: LiveRank, told: Mapping[str, AttributeValue] = NOTHING_TOLD) -> Resource:
-    """Return what is sent once with the spans of a rank.
+    """What is sent once with the spans of a rank.
 
     Args:
         rank: whose.

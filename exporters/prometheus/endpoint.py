@@ -89,9 +89,7 @@ class Endpoint:
 
 
 def _impatient(handler: Any) -> Any:
-    """Return a request handler that neither waits for a silent client for ever nor writes its traceback on the
-    rank's log.
-    """
+    """A request handler that neither waits for a silent client for ever nor writes its traceback on the rank's log."""
 
     class Handler(handler):  # type: ignore[misc]
         timeout = _CLIENT_SECONDS
@@ -124,7 +122,7 @@ def _check_tls(config: Config) -> None:
 
 
 def _authorization(config: Config) -> str:
-    """Return the header that clients must send; empty if anybody may read."""
+    """The header that clients must send; empty if anybody may read."""
     if not config.prometheus.auth_file:
         return ""
     try:

@@ -128,8 +128,7 @@ def recording_rules(timing: Timing) -> tuple[RecordingRule, ...]:
 
 
 def _soon(timing: Timing, rate: str, of: str) -> str:
-    """Return a rate divided by that of another counter, over the short window where it holds steps enough, else the
-    long one.
+    """A rate divided by that of another counter, over the short window where it holds steps enough, else the long one.
 
     Args:
         timing: the windows.
@@ -146,7 +145,7 @@ def _soon(timing: Timing, rate: str, of: str) -> str:
 
 
 def alerts(timing: Timing) -> tuple[Alert, ...]:
-    """Return every alert."""
+    """Every alert."""
     return (
         _straggler(),
         _went_up(

@@ -1,1 +1,0 @@
-"""Where the time of steps, ranks, modules and the whole run went, exactly."""

@@ -1,1 +1,0 @@
-"""Brings the clocks of all hosts together and says how well that went."""

@@ -1,1 +1,0 @@
-"""The table of communication and the bandwidth in it."""

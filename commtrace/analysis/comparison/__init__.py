@@ -1,1 +1,0 @@
-"""What changed between two runs, and how far chance alone moves their numbers."""

@@ -1,1 +1,0 @@
-"""Replays a recorded run with other durations: the engine under the what-if analysis."""

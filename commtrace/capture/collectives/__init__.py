@@ -1,1 +1,0 @@
-"""Where communication is captured: process groups, their operations, and who waits for them."""

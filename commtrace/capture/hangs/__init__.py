@@ -1,1 +1,0 @@
-"""Notices that training has stopped, and says what this process is in."""

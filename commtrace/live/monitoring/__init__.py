@@ -1,1 +1,0 @@
-"""Who is slow, found while the job runs, from what all ranks report."""

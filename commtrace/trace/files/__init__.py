@@ -1,1 +1,0 @@
-"""The files of a run: written, kept within their budget, checked, and read back."""

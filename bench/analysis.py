@@ -55,7 +55,7 @@ COMMTRACE_LOAD: Final = LOAD.format(
     imports="from commtrace.importers.kineto import import_kineto",
     load='import_kineto([Path(sys.argv[1])], Path(folder) / "run")',
 )
-COUNT: Final = "import sys; from commtrace.trace.reader import load_run; " + (
+COUNT: Final = "import sys; from commtrace.trace.files.reader import load_run; " + (
     "print(sum(len(trace.spans) for trace in load_run(sys.argv[1]).ranks.values()))"
 )
 

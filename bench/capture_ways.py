@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import commtrace
-from commtrace.capture import cpp_communication
+from commtrace.capture.collectives import cpp_communication
 
 ROUNDS = 11
 CALLS = 1_000

@@ -25,9 +25,9 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.recorder import mark_row
 from commtrace.trace import schema
+from commtrace.trace.files.row_batch import RowBatch
+from commtrace.trace.files.writer import Row, SegmentWriter
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.row_batch import RowBatch
-from commtrace.trace.writer import Row, SegmentWriter
 
 PASSES = 15
 CALLS_PER_STEP = (3, 30, 300, 3_000)

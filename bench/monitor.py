@@ -21,8 +21,8 @@ from commtrace.exporters.monitor.messages import Job, Report, encoded
 from commtrace.exporters.monitor.server import MonitorServer
 from commtrace.exporters.monitor.sinks import FileSink
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.waits import Block, BlockTime
-from commtrace.live.window import WindowReport
+from commtrace.live.monitoring.waits import Block, BlockTime
+from commtrace.live.monitoring.window import WindowReport
 
 MILLISECOND = 1_000_000
 TOKEN = "the-token-of-the-bench"

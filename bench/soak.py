@@ -240,7 +240,7 @@ def findings(run: Path) -> list[str]:
 
 def report(folder: Path, minutes: float) -> int:
     """Print a line for each rank."""
-    from commtrace.trace.reader import load_run
+    from commtrace.trace.files.reader import load_run
 
     print(f"{minutes:g} minutes, {RANKS} ranks; the first {WARM_UP:.0%} are warm-up\n")
     print(f"{'rank':>4}{'memory growth':>16}{'threads':>12}{'open files':>14}{'dropped':>10}{'step time':>12}  verdict")

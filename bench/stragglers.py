@@ -40,20 +40,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.straggler import Findings, find_stragglers
-from commtrace.live.findings import FOUND, LiveStraggler
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.live.gil import Breath
+from commtrace.live.monitoring.findings import FOUND, LiveStraggler
+from commtrace.live.monitoring.watch import Watch
+from commtrace.live.monitoring.window import Window
 from commtrace.live.owners import owners
 from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepSummary
-from commtrace.live.watch import Watch
-from commtrace.live.window import Window
 from commtrace.synth import Fault, Job, Synthetic, synthesize
 from commtrace.trace import schema
+from commtrace.trace.files.writer import Row
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
-from commtrace.trace.writer import Row
 
 MS: Final = 1_000_000
 NAN: Final = float("nan")

@@ -382,7 +382,7 @@ def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Any:
     from stragglers import Named, ranks_in
 
     from commtrace.analysis.chain import analyse
-    from commtrace.analysis.straggler import find_stragglers
+    from commtrace.analysis.stragglers.search import find_stragglers
 
     analysis = analyse(folder / "run", f"{first + SETTLED}:{first + STEPS - SETTLED}")
     findings = find_stragglers(analysis.run, analysis.matches)

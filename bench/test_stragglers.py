@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import stragglers as bench
 
-from commtrace.analysis.straggler_verdict import cause_in_words
+from commtrace.analysis.stragglers.verdict import cause_in_words
 from commtrace.synth import synthesize
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from commtrace.cli.top_view import draw
+from commtrace.cli.views.top import draw
 from commtrace.synth import Job, synthesize
 from commtrace.synth.writing import _marks
 from commtrace.top.from_files import FileSource
-from commtrace.trace.reader import load_newest
-from commtrace.trace.tail import RunTail
-from commtrace.trace.writer import SegmentWriter
+from commtrace.trace.files.reader import load_newest
+from commtrace.trace.files.tail import RunTail
+from commtrace.trace.files.writer import SegmentWriter
 
 STEPS_PER_BATCH = 2
 

@@ -141,7 +141,7 @@ class Agreement:
 
 
 def _raised(store: Store, key: str, number: int) -> int:
-    """The greatest number that any rank has told, this one included."""
+    """Return the greatest number that any rank has told, this one included."""
     held = _number(store.compare_set(key, "", str(number)))
     while held < number:
         held = _number(store.compare_set(key, str(held), str(number)))
@@ -155,7 +155,7 @@ def _number(value: bytes) -> int:
 
 
 def _parsed(value: bytes) -> _Announcement | None:
-    """What rank 0 has set; None if somebody else must have."""
+    """Return what rank 0 has set; None if somebody else must have."""
     if len(value) > _MOST_BYTES:
         return None
     try:

@@ -1,6 +1,6 @@
 """What stands in for functions that a compiled region may call: ``_call_impl`` of recorded modules
-(:mod:`commtrace.capture.modules`), and everything that is hooked with :meth:`commtrace.capture.hooks.Hooks.around`,
-such as ``clip_grad_norm_``.
+(:mod:`commtrace.capture.model.modules`), and everything that is hooked with
+:meth:`commtrace.capture.hooks.Hooks.around`, such as ``clip_grad_norm_``.
 
 It is a file of its own outside of ``commtrace.capture`` because ``torch.compile`` must trace it: Dynamo is told to skip
 the files of capture, and where it traces what calls a recorded function, a skipped function would end the graph, or
@@ -71,7 +71,7 @@ def surrounded(
 
 
 def code_of_stand_ins() -> CodeType:
-    """The code that all functions that :func:`surrounded` makes have in common."""
+    """Return the code that all functions that :func:`surrounded` makes have in common."""
     return next(
         constant
         for constant in surrounded.__code__.co_consts

@@ -1,4 +1,4 @@
-"""What stands in for torch's tables of optimizer hooks (:mod:`commtrace.capture.optimizer_hooks`).
+"""What stands in for torch's tables of optimizer hooks (:mod:`commtrace.capture.model.optimizer_hooks`).
 
 It is a file of its own outside of ``commtrace.capture`` because ``torch.compile`` must trace it where the script
 compiles an optimizer's step: see :mod:`commtrace.called`. Nothing of ours is in the graph.
@@ -40,7 +40,7 @@ class HookTable(MutableMapping[int, Any]):
         self.is_compiling = is_compiling
 
     def values(self) -> Iterable[Any]:  # type: ignore[override]
-        """All hooks. Ours are those of now; a change of the table meanwhile is noticed as torch notices it."""
+        """Return all hooks. Ours are those of now; a change of the table meanwhile is noticed as torch notices it."""
         if self.is_compiling():  # first of all: the compiler reads no further
             return self.table.values()
         ours: tuple[Hook, ...] = ()

@@ -106,7 +106,7 @@ class Identity:
         return found
 
     def _store_outlives_us(self) -> bool:
-        """Whether it is torchrun's, and not one that a rank keeps: a script may make a store of its own."""
+        """Return whether it is torchrun's, and not one that a rank keeps: a script may make a store of its own."""
         try:
             store = _default_store()
         except (RuntimeError, ValueError) as error:  # the training thread has just destroyed the group
@@ -135,7 +135,7 @@ class Identity:
             )
 
     def _not_heard_of(self) -> int:
-        """How many ranks rank 0 has not heard of; 0 on others, and once all were there or none can be asked."""
+        """Return how many ranks rank 0 has not heard of; 0 on others, and once all were there or none can be asked."""
         if self._needs_no_others or self._agreement is None:
             return 0
         try:
@@ -303,13 +303,13 @@ def _name_of_launcher(environment: Mapping[str, str]) -> str:
 
 
 def _default_store() -> Any:
-    """The store of the default process group; None if that is gone meanwhile."""
+    """Return the store of the default process group; None if that is gone meanwhile."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     return distributed._get_default_store() if distributed is not None and distributed.is_initialized() else None
 
 
 def _name_of_process(pid: int) -> str:
-    """The process's start and number: the same whenever and by whomever of the host it is asked."""
+    """Return the process's start and number: the same whenever and by whomever of the host it is asked."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
@@ -320,7 +320,7 @@ def _name_of_process(pid: int) -> str:
 
 
 def process_start_ns() -> int | None:
-    """When this process began, on the host's monotonic clock, to 10 ms; None where /proc does not tell."""
+    """Return when this process began, on the host's monotonic clock, to 10 ms; None where /proc does not tell."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot_ns = int(after_name[_START_FIELD]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -330,7 +330,7 @@ def process_start_ns() -> int | None:
 
 
 def clock_anchor(tries: int = 5) -> ClockAnchor:
-    """The monotonic clock against the wall clock: of a few readings, the one taken in the shortest time."""
+    """Return the monotonic clock against the wall clock: of a few readings, the one taken in the shortest time."""
     best = None
     for _ in range(tries):
         before = time.monotonic_ns()

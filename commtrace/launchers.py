@@ -97,7 +97,7 @@ def job_name(environment: Mapping[str, str]) -> str:
 
 
 def is_on_one_node(environment: Mapping[str, str]) -> bool:
-    """Whether the launcher says that all ranks are on this node. False also where it does not say."""
+    """Return whether the launcher says that all ranks are on this node. False also where it does not say."""
     place = position(environment)
     if place is None:
         return False

@@ -180,7 +180,7 @@ def _is_time(seconds: float) -> bool:
 
 def _is_steps(text: str) -> bool:
     # Imported here: the package must import without numpy's start-up time in processes that never record.
-    from commtrace.trace.step_range import StepRange
+    from commtrace.trace.selection.step_range import StepRange
 
     if text:
         StepRange.parse(text)
@@ -188,7 +188,7 @@ def _is_steps(text: str) -> bool:
 
 
 def _is_module_choice(text: str) -> bool:
-    from commtrace.trace.module_choice import ModuleChoice
+    from commtrace.trace.selection.module_choice import ModuleChoice
 
     if text:
         ModuleChoice.parse(text)
@@ -196,7 +196,7 @@ def _is_module_choice(text: str) -> bool:
 
 
 def _is_ranks(text: str) -> bool:
-    from commtrace.trace.step_range import StepRange
+    from commtrace.trace.selection.step_range import StepRange
 
     try:
         for part in _read_words(text):

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, overloa
 import pyarrow as pa
 
 from commtrace import tables as made
-from commtrace.analysis.align import Alignment, apply
+from commtrace.analysis.breakdown.rank_means import rank_means
 from commtrace.analysis.chain import Analysis, analysis_of
-from commtrace.analysis.communication import Detail, communication_table
-from commtrace.analysis.matched import Matched, match_run
-from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.pipeline import Pipeline, reconstruct_pipeline
-from commtrace.analysis.rank_means import rank_means
-from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import build_program
-from commtrace.analysis.roles import find_roles
-from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.analysis.clocks.align import Alignment, apply
+from commtrace.analysis.communication.table import Detail, communication_table
+from commtrace.analysis.matching.matched import Matched, match_run
+from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.matching.roles import find_roles
+from commtrace.analysis.matching.unmatched import find_unmatched
+from commtrace.analysis.pipeline.observed import Pipeline, reconstruct_pipeline
+from commtrace.analysis.replay.graph import ReplayError
+from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.steps.window import Window, load_window
 from commtrace.analysis.stragglers.baseline import Baseline
-from commtrace.analysis.unmatched import find_unmatched
-from commtrace.analysis.window import Window, load_window
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.errors import ConfigurationError, MissingExtraError
-from commtrace.trace.locate import NEWEST_RUN
+from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.run import Run
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class RecordedRun(Generic[Frame]):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with its files, in sentences; empty if nothing is."""
+        """Return what is wrong with its files, in sentences; empty if nothing is."""
         return self._recorded.problems
 
     def spans(self) -> Frame:

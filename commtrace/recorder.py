@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
+from commtrace.trace.files.row_batch import RowBatch
+from commtrace.trace.files.writer import Row
 from commtrace.trace.mark_rows import mark_row as mark_row
-from commtrace.trace.row_batch import RowBatch
-from commtrace.trace.writer import Row
 
 _logger = logging.getLogger("commtrace")
 
@@ -126,7 +126,7 @@ class Recorder:
             self.drop(entry)
 
     def number_of(self, make_rows: Callable[[Entry], list[Row] | None]) -> int:
-        """A number that stands for ``make_rows`` in entries.
+        """Return a number that stands for ``make_rows`` in entries.
 
         Python's garbage collector looks no second time at a tuple of nothing but numbers, strings and such tuples.
         Entries that come by the ten thousand and hold anything else would make it go through the whole process more
@@ -249,7 +249,7 @@ class Recorder:
             self._untold_marks = [row for row in rows if row[0] == schema.MARK and row[1] not in _TOLD_AGAIN]
 
     def _marks(self) -> list[Row]:
-        """What is to be written beside spans. That it cannot be found out costs no span."""
+        """Return what is to be written beside spans. That it cannot be found out costs no span."""
         marks: list[Row] = []
         if time.monotonic() >= self._marks_retry_at:
             try:
@@ -265,7 +265,9 @@ class Recorder:
         return marks
 
     def _trained(self) -> bool:
-        """Whether anything but garbage was recorded: a launcher or data loader is no rank and must not write as one."""
+        """Return whether anything but garbage was recorded: a launcher or data loader is no rank and must not write
+        as one.
+        """
         if multiprocessing.parent_process() is not None:
             return False  # what a spawned DataLoader worker records must not take the place of its rank
         return any(entry[1] != schema.GC for entry in list(self.buffer))
@@ -280,7 +282,7 @@ class Recorder:
         return True
 
     def _resolved_rows(self, last: bool) -> list[Row]:
-        """The rows of all entries that the device has reached, oldest first."""
+        """Return the rows of all entries that the device has reached, oldest first."""
         rows: list[Row] = []
         most = sys.maxsize if last else _ENTRIES_NOT_REACHED
         again, self._unresolved = self._unresolved, deque()
@@ -425,7 +427,7 @@ def _why_it_ended() -> dict[str, Any]:
 
 
 def _frames_of(error: BaseException) -> list[str]:
-    """Where it was raised, innermost first; neither its message nor any value, which may be secret."""
+    """Return where it was raised, innermost first; neither its message nor any value, which may be secret."""
     frames = [
         f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno} {trace.tb_frame.f_code.co_name}"
         for trace in _tracebacks(error)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from commtrace import tables
 from commtrace.errors import CommtraceError, MissingExtraError
 from commtrace.recorded_run import RecordedRun
-from commtrace.trace.reader import read_files
+from commtrace.trace.files.reader import read_files
 
 
 def _stages(run: RecordedRun[pa.Table]) -> pa.Table:

@@ -16,12 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from commtrace.analysis.communication import Communication
-from commtrace.analysis.partition import Partition
-from commtrace.analysis.pipeline_bubble import StageBubble
-from commtrace.analysis.rank_means import RankMean
-from commtrace.analysis.roles import Roles
-from commtrace.analysis.states import (
+from commtrace.analysis.breakdown.partition import Partition
+from commtrace.analysis.breakdown.rank_means import RankMean
+from commtrace.analysis.breakdown.states import (
     BUBBLE,
     CHECKPOINT,
     COMPUTE,
@@ -33,9 +30,12 @@ from commtrace.analysis.states import (
     TRANSFER,
     WAIT,
 )
-from commtrace.analysis.step_attempts import is_earlier, number_of
-from commtrace.analysis.step_choice import StepChoice
-from commtrace.analysis.straggler_verdict import Verdict
+from commtrace.analysis.communication.table import Communication
+from commtrace.analysis.matching.roles import Roles
+from commtrace.analysis.pipeline.bubble import StageBubble
+from commtrace.analysis.steps.attempts import is_earlier, number_of
+from commtrace.analysis.steps.choice import StepChoice
+from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64, Spans

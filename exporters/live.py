@@ -31,7 +31,7 @@ LISTENERS: Final[Mapping[str, str]] = {
 def live_view(
     config: Config, end_first: Callable[[], None] = lambda: None
 ) -> Callable[[RankMetadata, Path, Recorder, Hang, Phase], Sequence[StepCollector]]:
-    """What opens the live view that the configuration asks for.
+    """Return what opens the live view that the configuration asks for.
 
     Args:
         config: options.
@@ -53,7 +53,7 @@ def live_view(
 
 
 def exporter_names(export: str) -> tuple[str, ...]:
-    """The exporters in a list with commas.
+    """Return the exporters in a list with commas.
 
     Raises:
         ConfigurationError: one of them is unknown.
@@ -66,7 +66,7 @@ def exporter_names(export: str) -> tuple[str, ...]:
 
 
 def _opened(name: str, config: Config, rank: LiveRank) -> StepListener | None:
-    """The exporter; None if it has nothing to do on this rank, or cannot be had, which is said once."""
+    """Return the exporter; None if it has nothing to do on this rank, or cannot be had, which is said once."""
     module, _, function = LISTENERS[name].partition(":")
     try:
         opener: OpenListener = getattr(importlib.import_module(module), function)

@@ -25,7 +25,7 @@ _ROOT_TRACK: Final = 0
 
 
 def is_available() -> bool:
-    """Whether the ``perfetto`` package is installed."""
+    """Return whether the ``perfetto`` package is installed."""
     return find_spec("perfetto") is not None
 
 
@@ -33,8 +33,8 @@ def write(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]], output
     """Write steps of a timeline as a native Perfetto trace.
 
     Args:
-        outline: of :meth:`commtrace.analysis.timeline.Timeline.outline`.
-        steps: of :meth:`commtrace.analysis.timeline.Timeline.step`.
+        outline: of :meth:`commtrace.analysis.breakdown.timeline.Timeline.outline`.
+        steps: of :meth:`commtrace.analysis.breakdown.timeline.Timeline.step`.
         output: the file; an existing one is replaced.
 
     Returns:

@@ -1,6 +1,6 @@
 """A timeline as nested slices on tracks, which is what trace viewers draw: common to all their formats.
 
-The input is the plain data of :mod:`commtrace.analysis.timeline`: its outline and any number of its steps.
+The input is the plain data of :mod:`commtrace.analysis.breakdown.timeline`: its outline and any number of its steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Track:
     slices: list[Slice] = field(default_factory=list)
 
     def layers(self) -> list[list[Slice]]:
-        """The slices spread over as few layers as it takes for those of a layer to nest, each sorted by start."""
+        """Return the slices spread over as few layers as it takes for those of a layer to nest, each sorted by
+        start.
+        """
         layers: list[list[Slice]] = []
         open_ends: list[list[int]] = []
         for one in sorted(self.slices, key=lambda candidate: (candidate.start, -candidate.end)):
@@ -50,7 +52,7 @@ class Track:
 
 
 def _nests(one: Slice, open_ends: list[int]) -> bool:
-    """Whether a slice lies inside what is still open when it starts; forgets what is not."""
+    """Return whether a slice lies inside what is still open when it starts; forgets what is not."""
     while open_ends and open_ends[-1] <= one.start:
         open_ends.pop()
     return not open_ends or one.end <= open_ends[-1]
@@ -91,7 +93,7 @@ class Words:
         self._outline = outline
 
     def name(self, one: Slice) -> str:
-        """What stands in the box: ``forward 3``, ``all_reduce``, ``bubble``."""
+        """Return what stands in the box: ``forward 3``, ``all_reduce``, ``bubble``."""
         if one.table == "step":
             return f"step {one.step}"
         if one.table == "stalls":
@@ -108,19 +110,19 @@ class Words:
         return f"{kind}{number}" if name in ("", kind) else name
 
     def operation(self, one: Slice) -> str:
-        """The operation of a communication; nothing for other slices."""
+        """Return the operation of a communication; nothing for other slices."""
         if one.table not in ("communication", "transfer"):
             return ""
         return self._word("names", one.columns["name"][one.row])
 
     def category(self, one: Slice) -> str:
-        """The kind of a slice: what viewers filter on."""
+        """Return the kind of a slice: what viewers filter on."""
         if one.table in ("work", "host"):
             return self._word("kinds", one.columns["kind"][one.row])
         return {"stalls": "stall"}.get(one.table, one.table)
 
     def arguments(self, one: Slice) -> dict[str, str | int]:
-        """What a viewer shows when the slice is selected; what does not apply is left out."""
+        """Return what a viewer shows when the slice is selected; what does not apply is left out."""
         arguments: dict[str, str | int] = {"step": one.step}
         if one.table == "step":
             return arguments
@@ -169,7 +171,9 @@ def _applicable(name: str, value: int) -> dict[str, str | int]:
 
 
 def join_of(one: Slice) -> int | None:
-    """The number that a communication has on all ranks that took part in it; None where it was seen on one only."""
+    """Return the number that a communication has on all ranks that took part in it; None where it was seen on one
+    only.
+    """
     join = one.columns["join"][one.row] if one.table == "communication" else _NOT_APPLICABLE
     return None if join == _NOT_APPLICABLE else join
 
@@ -182,7 +186,7 @@ class Arrow(NamedTuple):
 
 
 def arrow_of(one: Slice, words: Words) -> Arrow | None:
-    """The arrow that starts or ends in a slice.
+    """Return the arrow that starts or ends in a slice.
 
     It ends where the send had come: in the transfer of a receive that waited, which is a slice of its own, because
     viewers draw arrows forward in time only.
@@ -199,7 +203,7 @@ def arrow_of(one: Slice, words: Words) -> Arrow | None:
 
 
 def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
-    """All slices, in layers; those that send come first.
+    """Return all slices, in layers; those that send come first.
 
     Viewers sort events by time and keep the order of the file where times are equal. A receive that is already there
     transfers from the very instant at which the send starts, and an arrow must be begun before it is ended.
@@ -213,7 +217,7 @@ def layers(ranks: Sequence[Process], words: Words) -> list[Layer]:
 
 
 def processes(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> list[Process]:
-    """The ranks of a timeline with what they did in these steps."""
+    """Return the ranks of a timeline with what they did in these steps."""
     collected = [_Collected(outline, rank) for rank in outline["ranks"]]
     for step in steps:
         for columns in step["ranks"]:
@@ -266,7 +270,7 @@ def _slices(step: Mapping[str, Any], rank_columns: Mapping[str, Any], table: str
 
 
 def _with_transfer(one: Slice) -> Iterator[Slice]:
-    """A communication and, inside it, the part after its last participant arrived, unless that is all of it."""
+    """Yield a communication and, inside it, the part after its last participant arrived, unless that is all of it."""
     yield one
     wait = one.columns["wait"][one.row]
     if wait > 0:
@@ -274,7 +278,7 @@ def _with_transfer(one: Slice) -> Iterator[Slice]:
 
 
 def _bytes_in_flight(communications: Iterable[Slice]) -> list[Sample]:
-    """How much was being communicated, at every instant at which that changed."""
+    """Return how much was being communicated, at every instant at which that changed."""
     changes: dict[int, int] = {}
     for one in communications:
         size = max(one.columns["bytes"][one.row], 0)

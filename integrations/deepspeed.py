@@ -344,7 +344,7 @@ def _name_of_optimizer(engine: Any) -> str:
 
 
 def _is_boundary(engine: Any) -> bool:
-    """Whether ``engine.step()`` will update the model: where the user owns the boundary, it always does."""
+    """Return whether ``engine.step()`` will update the model: where the user owns the boundary, it always does."""
     managed = getattr(engine, "managed_gradient_accumulation", None)
     return bool(engine.is_gradient_accumulation_boundary()) or (managed is not None and not managed())
 

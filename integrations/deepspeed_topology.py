@@ -47,7 +47,7 @@ _DIMENSIONS: Final = ("tp", "pp", "dp", "sp", "ep", "expert-dp")
 
 
 def group_roles(engine: Any) -> list[tuple[ProcessGroup, str]]:
-    """Every group that DeepSpeed holds for this engine, once, with its role.
+    """Return every group that DeepSpeed holds for this engine, once, with its role.
 
     Where Megatron's own ``parallel_state`` is the ``mpu``, its integration tells the roles of its groups.
     """

@@ -68,7 +68,7 @@ class ZeroPhases:
 
 
 def _is_parameter_of(module: Any, parameter: Any) -> bool:
-    """Whether DeepSpeed counts the parameter among those that this module, without the ones in it, needs."""
+    """Return whether DeepSpeed counts the parameter among those that this module, without the ones in it, needs."""
     own = module.parameters(recurse=bool(getattr(module, "_z3_leaf", False)))
     external = getattr(module, "_external_params", {}).values()  # of other modules, which it uses all the same
     return any(one is parameter for one in (*own, *external))

@@ -152,7 +152,7 @@ def _groups_below(module: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _name(of_mesh: Any, word: str) -> str:
-    """What the mesh calls the dimension; torch names no group so that is all of the job."""
+    """Return what the mesh calls the dimension; torch names no group so that is all of the job."""
     names, dimension = of_mesh.mesh.mesh_dim_names, getattr(of_mesh, f"{word}_mesh_dim", None)
     return "" if names is None or dimension is None else str(names[dimension])
 

@@ -9,7 +9,8 @@
 * ``loss.backward()`` (``torch.autograd.backward``) is a backward;
 * ``microbatch`` says which forward, or which backward, of its step each is: with gradient accumulation, the
   micro-step;
-* steps end with the optimizer (:mod:`commtrace.capture.step_finder`), or are those of ``with commtrace.step(i):``.
+* steps end with the optimizer (:mod:`commtrace.capture.model.step_finder`), or are those of
+  ``with commtrace.step(i):``.
 
 Where an integration marks the steps of a framework, its own spans stand and there are none of these.
 
@@ -26,10 +27,10 @@ from typing import Any, Final
 
 import torch
 
+from commtrace.capture.collectives.waits import tell_failure
 from commtrace.capture.hooks import Hooks, installed
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
-from commtrace.capture.work_waits import tell_failure
 from commtrace.integrations import ddp, fsdp
 from commtrace.integrations.evaluation import EvaluationMode
 from commtrace.trace import schema

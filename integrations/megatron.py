@@ -315,7 +315,7 @@ class MegatronIntegration:
         return Place(int(microbatch), int(chunk))
 
     def _place_of_combined_backward(self, model: Any) -> Place:
-        """A chunk's backwards come in the order of its microbatches."""
+        """Return the backwards of each chunk in the order of their microbatches."""
         chunk = self._chunk_of_model(model)
         self._backwards[chunk] += 1
         return Place(self._backwards[chunk] - 1, chunk)
@@ -390,7 +390,9 @@ class MegatronIntegration:
 
 
 def _iteration() -> int | None:
-    """The iteration that begins, as Megatron-LM will log it; None in a loop of somebody else's around megatron-core."""
+    """Return the iteration that begins, as Megatron-LM will log it; None in a loop of somebody else's around
+    megatron-core.
+    """
     arguments = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
     completed = getattr(arguments, "curr_iteration", None)
     return completed + 1 if isinstance(completed, int) else None

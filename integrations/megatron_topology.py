@@ -95,7 +95,7 @@ _DIMENSIONS: Final[Mapping[str, str]] = {
 
 
 def group_roles(parallel_state: Any) -> list[tuple[ProcessGroup, str]]:
-    """Every group that ``megatron.core.parallel_state`` holds, once, with its role."""
+    """Return every group that ``megatron.core.parallel_state`` holds, once, with its role."""
     holdings = vars(parallel_state)
     unknown = {name: _role_from_name(name) for name in holdings if _holds_a_group(name) and name not in _ROLE_OF_GLOBAL}
     roles = {**_ROLE_OF_GLOBAL, **unknown}
@@ -103,7 +103,7 @@ def group_roles(parallel_state: Any) -> list[tuple[ProcessGroup, str]]:
 
 
 def collection_roles(collection: Any) -> list[tuple[ProcessGroup, str]]:
-    """The same for a ``ProcessGroupCollection``, or one for each module of a pipeline of several."""
+    """Return the same for a ``ProcessGroupCollection``, or one for each module of a pipeline of several."""
     modules = getattr(collection, "module_pgs", None)
     collections = [collection] if modules is None else list(modules.values())
     fields = _ROLE_OF_COLLECTION_FIELD.items()

@@ -151,7 +151,7 @@ class PipeliningIntegration:
     def _action(
         self, original: Callable[..., Any], kind: int, name: Callable[[Mapping[str, Any]], str]
     ) -> Callable[..., Any]:
-        """Every version calls these methods with the microbatch first and the rest by name."""
+        """Return every version calls these methods with the microbatch first and the rest by name."""
 
         def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | None:
             stage, microbatch = args[:2]

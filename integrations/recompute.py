@@ -77,7 +77,9 @@ class Recomputation:
         self._hooks.replace(module, function, self._calling_again)
 
     def _repeating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A checkpoint's backward, which calls ``run_function``, its forward, again: that call is the recompute."""
+        """Return a checkpoint's backward, which calls ``run_function``, its forward, again: that call is the
+        recompute.
+        """
 
         def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
             checkpoint = args[0]

@@ -1,7 +1,7 @@
 """The numbers that Hugging Face's Trainer and Lightning give their steps, also after a resume.
 
-Both train in loops of their own around torch's optimizers, where :mod:`commtrace.capture.step_finder` finds the steps.
-Here it only learns with which number training begins:
+Both train in loops of their own around torch's optimizers, where :mod:`commtrace.capture.model.step_finder` finds the
+steps. Here it only learns with which number training begins:
 
 * transformers logs a step under the number of updates made by its end: the first one is ``state.global_step + 1``;
 * Lightning logs it under the number made before it: the first one is ``trainer.global_step``.

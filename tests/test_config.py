@@ -209,8 +209,8 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
 
     assert named == {
         "commtrace/config.py",
-        "commtrace/cli/bench.py",
-        "commtrace/cli/run.py",
+        "commtrace/cli/commands/bench.py",
+        "commtrace/cli/commands/run.py",
         "exporters/otlp/process.py",
     }
 

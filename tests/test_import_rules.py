@@ -130,7 +130,7 @@ def _own(module: str) -> set[str]:
 
 
 def test_the_packages_behind_symlinks_are_read() -> None:
-    assert {"commtrace.integrations", "commtrace.exporters", "commtrace.viewer", "commtrace.trace.reader"} <= set(
+    assert {"commtrace.integrations", "commtrace.exporters", "commtrace.viewer", "commtrace.trace.files.reader"} <= set(
         SOURCES
     )
 

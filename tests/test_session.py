@@ -17,11 +17,12 @@ import torch.distributed as dist
 
 import commtrace
 from commtrace import identity, session
-from commtrace.capture import device_watch, instrumentation
-from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture import instrumentation
+from commtrace.capture.device import device_watch
+from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.config import forwardable
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.capture.simulated_cuda import SimulatedCuda
 from tests.e2e.launch import run
 

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import commtrace
+from commtrace.cli.commands.sql import Format, sql
 from commtrace.cli.main import app
-from commtrace.cli.sql import Format, sql
 from commtrace.errors import CommtraceError
 from commtrace.sql import TABLES, query
 from commtrace.trace import schema

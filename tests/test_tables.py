@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from commtrace import tables
-from commtrace.analysis.pipeline_bubble import StageBubble
-from commtrace.analysis.states import FIXED, states_of
-from commtrace.analysis.straggler_verdict import Member, Verdict
+from commtrace.analysis.breakdown.states import FIXED, states_of
+from commtrace.analysis.pipeline.bubble import StageBubble
+from commtrace.analysis.stragglers.verdict import Member, Verdict
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "python.md"
 

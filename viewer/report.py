@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from commtrace.analysis.timeline import Timeline
+from commtrace.analysis.breakdown.timeline import Timeline
 
 MOST_STEPS: Final = 10
 MOST_BYTES: Final = 24_000_000
@@ -51,12 +51,12 @@ def render(
     most_steps: int | None = MOST_STEPS,
     most_bytes: int = MOST_BYTES,
 ) -> Page:
-    """The report of a run.
+    """Return the report of a run.
 
     Args:
         summary: what :func:`commtrace.analysis.summary.summarise` returns.
         timeline: the steps to choose from.
-        plan: what :func:`commtrace.analysis.plan.plan_timeline` returns; drawn below every step.
+        plan: what :func:`commtrace.analysis.pipeline.plan.plan_timeline` returns; drawn below every step.
         most_steps: how many steps the timeline holds at most; None for all.
         most_bytes: no step is added once its data would exceed this; one step is always there.
     """
@@ -81,7 +81,7 @@ def render(
 
 
 def _by_interest(durations: Mapping[int, int], most: int | None) -> list[int]:
-    """The typical step, the slowest one, and others spread evenly over the run."""
+    """Return the typical step, the slowest one, and others spread evenly over the run."""
     steps = sorted(durations)
     if not steps:
         return []

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from commtrace.analysis.align import Alignment
-from commtrace.analysis.match import Matches
-from commtrace.analysis.matched import Context, Matched, match_run
-from commtrace.analysis.partition import Partition, partition
-from commtrace.analysis.roles import Roles
-from commtrace.analysis.step_choice import StepChoice
-from commtrace.analysis.window import Window
+from commtrace.analysis.breakdown.partition import Partition, partition
+from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.matched import Context, Matched, match_run
+from commtrace.analysis.matching.roles import Roles
+from commtrace.analysis.steps.choice import StepChoice
+from commtrace.analysis.steps.window import Window
 from commtrace.trace.run import Run
 
 

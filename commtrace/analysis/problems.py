@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH
+from commtrace.analysis.breakdown.states import COMPUTE
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.communication import Communication
+from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH
+from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.rank_words import ranks_in_words
-from commtrace.analysis.states import COMPUTE
-from commtrace.analysis.step_problems import problems_of_steps
+from commtrace.analysis.steps.problems import problems_of_steps
 from commtrace.trace.run import RankTrace, Run
 
 NO_COMMUNICATION = "No communication was recorded in these steps."

@@ -10,30 +10,30 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commtrace.analysis.awaited import awaited_ranks
+from commtrace.analysis.breakdown.critical_path import critical_path
+from commtrace.analysis.breakdown.modules import ModuleTime, module_table
+from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
+from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
 from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.communication import Communication, communication_table
-from commtrace.analysis.coverage import Coverage, find_coverage
-from commtrace.analysis.critical_path import critical_path
-from commtrace.analysis.detail import find_detail
-from commtrace.analysis.group_coverage import missing_numbers
-from commtrace.analysis.lost_time import LostTime, lost_time
-from commtrace.analysis.match import Matches
-from commtrace.analysis.modules import ModuleTime, module_table
-from commtrace.analysis.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.pipeline import observe_pipeline
+from commtrace.analysis.communication.table import Communication, communication_table
+from commtrace.analysis.matching.coverage import Coverage, find_coverage
+from commtrace.analysis.matching.group_coverage import missing_numbers
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.matching.unmatched import Unmatched, find_unmatched, roles_of_one_rank
+from commtrace.analysis.pipeline.observed import observe_pipeline
 from commtrace.analysis.problems import find_problems
-from commtrace.analysis.rank_means import RankMean, rank_means
-from commtrace.analysis.replay import ReplayError
-from commtrace.analysis.replay_program import Program, build_program
-from commtrace.analysis.run_budget import RunBudget, run_budget
-from commtrace.analysis.step_attempts import LaunchSteps, RepeatedStep, repeated_steps
-from commtrace.analysis.straggler import Findings, find_stragglers
-from commtrace.analysis.straggler_verdict import on_gpu
-from commtrace.analysis.unmatched import Unmatched, find_unmatched, roles_of_one_rank
+from commtrace.analysis.replay.graph import ReplayError
+from commtrace.analysis.replay.lost_time import LostTime, lost_time
+from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
+from commtrace.analysis.steps.detail import find_detail
+from commtrace.analysis.steps.window import Window, recorded_steps
+from commtrace.analysis.stragglers.awaited import awaited_ranks
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.verdict import verdict
-from commtrace.analysis.window import Window, recorded_steps
-from commtrace.trace.reader import load_earlier_attempts
+from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.run import Run
 
 

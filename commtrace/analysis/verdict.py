@@ -7,12 +7,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.awaited import Awaited
-from commtrace.analysis.occurrence import Occurrence, occurrence
-from commtrace.analysis.partition import Partition
-from commtrace.analysis.rank_means import RankMean
-from commtrace.analysis.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
-from commtrace.analysis.straggler_verdict import ACTIVITY, cause_in_words
+from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
+from commtrace.analysis.breakdown.partition import Partition
+from commtrace.analysis.breakdown.rank_means import RankMean
+from commtrace.analysis.breakdown.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
+from commtrace.analysis.stragglers.awaited import Awaited
+from commtrace.analysis.stragglers.verdict import ACTIVITY, cause_in_words
 
 _WORTH_A_LOOK: Final = 0.05
 """Share of the step below which nothing is singled out."""
@@ -43,7 +43,7 @@ def verdict(
     Args:
         ranks: what their time went to.
         stragglers: as JSON.
-        unmatched: by role, why it cannot be told what is waiting; see :mod:`commtrace.analysis.unmatched`.
+        unmatched: by role, why it cannot be told what is waiting; see :mod:`commtrace.analysis.matching.unmatched`.
         awaited: for whom others waited, longest first.
         partition: of the same steps; tells a loss that happened once from one of every step.
     """

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from commtrace.config import FORWARDED, NOTES_VARIABLE, has_variables
+from commtrace.trace.files.writer import rank_directory
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.writer import rank_directory
 
 _logger = logging.getLogger("commtrace")
 

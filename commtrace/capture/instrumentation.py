@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commtrace import identity
-from commtrace.capture import announcement, module_selection, triggers
-from commtrace.capture.cpp_communication import capture_of_cpp
-from commtrace.capture.cuda_clock import CudaClock
-from commtrace.capture.device_watch import DeviceWatch
-from commtrace.capture.garbage import GarbageCollections
-from commtrace.capture.groups import GroupRegistry
-from commtrace.capture.hang_watch import HangWatch
-from commtrace.capture.module_selection import ModuleSelection
-from commtrace.capture.optimizers import OptimizerPhase
+from commtrace.capture import announcement, triggers
+from commtrace.capture.collectives.cpp_communication import capture_of_cpp
+from commtrace.capture.collectives.groups import GroupRegistry
+from commtrace.capture.collectives.process_groups import ProcessGroupCapture
+from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.device_watch import DeviceWatch
+from commtrace.capture.hangs.hang_watch import HangWatch
+from commtrace.capture.model import module_selection
+from commtrace.capture.model.garbage import GarbageCollections
+from commtrace.capture.model.module_selection import ModuleSelection
+from commtrace.capture.model.optimizers import OptimizerPhase
+from commtrace.capture.model.phases import PhaseCapture
 from commtrace.capture.peer_watch import PeerWatch
-from commtrace.capture.phases import PhaseCapture
-from commtrace.capture.process_groups import ProcessGroupCapture
 from commtrace.capture.records import Launch
 from commtrace.capture.run_marks import RunMarks
 from commtrace.capture.tracer import Tracer
@@ -31,13 +32,13 @@ from commtrace.config import Config
 from commtrace.identity import Identity
 from commtrace.installation import warn_if_untried
 from commtrace.recorder import Recorder, Sink, uncaught_exception
-from commtrace.trace.aggregates import AggregatingSink
-from commtrace.trace.budget import Budget
-from commtrace.trace.detail import DetailPlan
+from commtrace.trace.files.budget import Budget
+from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_paths
 from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.step_range import StepRange
-from commtrace.trace.writer import SegmentWriter, rank_directory, segment_paths
+from commtrace.trace.selection.aggregates import AggregatingSink
+from commtrace.trace.selection.detail import DetailPlan
+from commtrace.trace.selection.step_range import StepRange
 
 _logger = logging.getLogger("commtrace")
 
@@ -123,22 +124,19 @@ class Instrumentation:
 
     def start(self) -> None:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
-        from commtrace.capture import (
-            compiler,
+        from commtrace.capture.collectives import (
             cpp_communication,
             creation,
             destruction,
-            device_calls,
             functional,
             futures,
-            garbage,
             meshes,
-            optimizers,
-            phases,
             process_group_hooks,
             process_groups,
             reducer,
         )
+        from commtrace.capture.device import device_calls
+        from commtrace.capture.model import compiler, garbage, optimizers, phases
 
         for part, switch_off in (
             # Together: if one of them stopped alone, this rank would number its communications otherwise than others.
@@ -239,7 +237,7 @@ class Instrumentation:
             uninstall()
 
     def _install_destruction(self, tracer: Tracer) -> Callable[[], None]:
-        from commtrace.capture import destruction
+        from commtrace.capture.collectives import destruction
 
         return destruction.install(tracer, before=self._identify_before_the_end)
 
@@ -249,7 +247,7 @@ class Instrumentation:
             self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)
 
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
-        from commtrace.capture import futures
+        from commtrace.capture.collectives import futures
 
         return futures.install(tracer, self._process_groups)
 

@@ -18,10 +18,10 @@ from typing import Final
 import pyarrow as pa
 
 from commtrace.trace import schema
+from commtrace.trace.files.writer import rank_directory, segment_paths
 from commtrace.trace.gone_peers import forget_gone_peers, note_gone_peers
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.processes import GONE, process_state
-from commtrace.trace.writer import rank_directory, segment_paths
 
 PART: Final = "watching the other ranks of this host"
 

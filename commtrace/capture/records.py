@@ -15,11 +15,11 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from commtrace.capture.clock import DeviceClock, Mark
-from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture.device.clock import DeviceClock, Mark
+from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.recorder import mark_row
 from commtrace.trace import schema
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 _NO = schema.NOT_APPLICABLE
 
@@ -146,7 +146,7 @@ class DeviceCall:
 
 
 class Holder(Protocol):
-    """:class:`commtrace.capture.hidden_ends.HiddenEnds`."""
+    """:class:`commtrace.capture.collectives.hidden_ends.HiddenEnds`."""
 
     def hold(self, call: DeviceCall, launch: int, waited_from: int, end: int) -> bool:
         """Take a call whose marks have been passed; False if its row is to be made at once."""

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from commtrace import identity
 from commtrace.capture import triggers
-from commtrace.capture.activity import PART as ACTIVITY
-from commtrace.capture.activity import Activity
-from commtrace.capture.cuda_clock import CudaClock
-from commtrace.capture.device_watch import DeviceWatch
-from commtrace.capture.invisible import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
-from commtrace.capture.invisible import PART as INVISIBLE
+from commtrace.capture.collectives.untraced_paths import ACTIVE, CAPTURED_COMMUNICATION, find_invisible
+from commtrace.capture.collectives.untraced_paths import PART as INVISIBLE
+from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.device_watch import DeviceWatch
+from commtrace.capture.hangs.activity import PART as ACTIVITY
+from commtrace.capture.hangs.activity import Activity
 from commtrace.capture.records import Launch
 from commtrace.capture.tracer import Tracer
 from commtrace.capture.triggers import Triggers

@@ -11,18 +11,18 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from commtrace.capture.calling_thread import CallingThread
-from commtrace.capture.clock import DeviceClock, HostClock, Mark, now_ns
-from commtrace.capture.completions import CompletionCallbacks
-from commtrace.capture.groups import GroupRegistry
+from commtrace.capture.collectives.calling_thread import CallingThread
+from commtrace.capture.collectives.completions import CompletionCallbacks
+from commtrace.capture.collectives.groups import GroupRegistry
+from commtrace.capture.collectives.unknown_payload import Unmeasured
+from commtrace.capture.device.clock import DeviceClock, HostClock, Mark, now_ns
 from commtrace.capture.guard import Guard
+from commtrace.capture.model.step_finder import StepFinder
 from commtrace.capture.records import Coordinates, Launch, Span, count_rows, failed_rows, span_rows
-from commtrace.capture.step_finder import StepFinder
-from commtrace.capture.unmeasured import Unmeasured
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
-from commtrace.trace.detail import DetailPlan
-from commtrace.trace.step_range import StepRange
+from commtrace.trace.selection.detail import DetailPlan
+from commtrace.trace.selection.step_range import StepRange
 
 _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from commtrace.trace.locate import NEWEST_RUN, RUNS
+from commtrace.trace.files.locate import NEWEST_RUN, RUNS
 
 DEFAULT_RUNS: Final = [NEWEST_RUN]
 
@@ -32,7 +32,7 @@ def run_directory(runs: Sequence[Path]) -> Path:
     """Return the directory that a :data:`RunsArgument` means; ranks in several are brought together until the end."""
     if len(runs) == 1:
         return runs[0]
-    from commtrace.trace.merge import link, merge
+    from commtrace.trace.files.merge import link, merge
 
     together = tempfile.TemporaryDirectory(prefix="commtrace-")
     atexit.register(together.cleanup)

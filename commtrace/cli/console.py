@@ -1,7 +1,7 @@
 """What commands print on: nothing that came from outside reaches a terminal as it is.
 
-Words of a recording are escaped where they are read (:func:`commtrace.trace.inputs.printable`), newlines included. What
-else is printed, such as the names of files, passes through here.
+Words of a recording are escaped where they are read (:func:`commtrace.trace.files.inputs.printable`), newlines
+included. What else is printed, such as the names of files, passes through here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from commtrace.trace.inputs import printable_lines
+from commtrace.trace.files.inputs import printable_lines
 
 _READABLE_WIDTH: Final = 100
 
@@ -28,7 +28,7 @@ class PlainConsole(Console):
 
 
 def wide_console(file: IO[str] | None = None) -> Console:
-    """A console wide enough for every number, also when the output goes into a file or a pager."""
+    """Return a console wide enough for every number, also when the output goes into a file or a pager."""
     console = PlainConsole(file=file)
     if console.width < _READABLE_WIDTH:
         console.width = _READABLE_WIDTH

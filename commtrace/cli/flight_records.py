@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from commtrace.analysis.flight_calls import FlightCall
+from commtrace.analysis.hangs.flight_calls import FlightCall
 from commtrace.errors import ImportFileError
 from commtrace.importers.flight_record import read_flight_record
 
@@ -15,7 +15,7 @@ _ENDS_WITH_RANK: Final = re.compile(r"\d+(\.(pkl|pickle|bin|json))?$")
 
 
 def read_flight_calls(paths: Sequence[Path]) -> list[FlightCall]:
-    """The collectives in these dumps.
+    """Return the collectives in these dumps.
 
     Args:
         paths: dumps, directories of dumps, or what the names of dumps begin with, such as /tmp/nccl_trace_rank_.

@@ -1,4 +1,4 @@
-"""The ``commtrace`` command: one module of this package per command, imported only when it is called."""
+"""The ``commtrace`` command: one module of cli/commands per command, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from commtrace.installation import import_pyarrow
 
 
 class _Command(NamedTuple):
-    """A command NAME is the function NAME of the module ``commtrace.cli.NAME``; ``import``, a keyword, is ``import_``.
+    """A command NAME is the function NAME of the module ``commtrace.cli.commands.NAME``; ``import``, a keyword, is
+    ``import_``.
 
     Attributes:
         summary: its line in ``commtrace --help``, kept here so that listing the commands imports none of them.
@@ -85,14 +86,14 @@ class _LazyGroup(TyperGroup):
 
 
 def command_function(name: str) -> Callable[..., None]:
-    """What a command calls; its docstring is the command's help."""
+    """Return what a command calls; its docstring is the command's help."""
     identifier = f"{name}_" if iskeyword(name) else name
-    function: Callable[..., None] = getattr(import_module(f"commtrace.cli.{identifier}"), identifier)
+    function: Callable[..., None] = getattr(import_module(f"commtrace.cli.commands.{identifier}"), identifier)
     return function
 
 
 def load_command(name: str) -> TyperCommand:
-    """The command with its arguments and options."""
+    """Return the command with its arguments and options."""
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, context_settings=dict(COMMANDS[name].settings))(command_function(name))
     command = typer.main.get_command(single)

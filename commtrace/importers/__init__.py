@@ -1,4 +1,4 @@
-"""Runs made from what other programs recorded: one module per format.
+"""Importers of other programs' recordings: one module per format.
 
 Every module has one function that reads files and writes a run directory in commtrace's own layout, which all reading
 commands then take.

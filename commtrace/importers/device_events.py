@@ -1,4 +1,4 @@
-"""What the device did, from one trace of torch.profiler: kernels, copies and communication, in nanoseconds."""
+"""Reads the device events of one torch.profiler trace: kernels, copies and communication, in nanoseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from commtrace.errors import ImportFileError
 from commtrace.importers.trace_events import Event, Header, TraceFile, nanoseconds
-from commtrace.trace.inputs import decode_json, printable
+from commtrace.trace.files.inputs import decode_json, printable
 
 COMMUNICATION_PATTERN: Final = "(?i)nccl"
 """Kernels with such a name communicate."""
@@ -25,7 +25,7 @@ _HOST_OPERATION: Final = "cpu_op"
 _STEP_NAME: Final = re.compile(r"^ProfilerStep#([0-9]{1,9})\b")
 _COMMUNICATION_CALL: Final = b'"record_param_comms"'
 _LINKS: Final = ("External id", "external id")
-"""What joins a kernel and the call that launched it; small letters in traces of torch 1.8."""
+"""Key that joins a kernel and the call that launched it; lower case in traces of torch 1.8."""
 
 _LARGEST_NUMBER: Final = 2**61
 _DEVICE: Final = re.compile(rb'"device"\s*:\s*"?(\d{1,9})\b')
@@ -66,7 +66,7 @@ class CommunicationKernel:
 
     @property
     def is_described(self) -> bool:
-        """Whether it is known which process group it belongs to."""
+        """Return whether it is known which process group it belongs to."""
         return "Process Group Name" in self.arguments
 
 
@@ -188,14 +188,14 @@ class _Reader:
         self._trace.memory.append(*times, name, integer(_arguments(event).get("bytes")))
 
     def _device_times(self, event: Event) -> tuple[int, int] | None:
-        """When a device event ran; None, and counted, where that cannot be known."""
+        """Return when a device event ran; None, and counted, where that cannot be known."""
         times = _times(event)
         if times is None:
             self._trace.unreadable += 1
             return None
-        told = _DEVICE.search(bytes(event.args))  # most arguments are never decoded
-        if told:
-            self._trace.devices.add((int(told[1]), bytes(event.pid)))
+        device = _DEVICE.search(bytes(event.args))  # most arguments are never decoded
+        if device:
+            self._trace.devices.add((int(device[1]), bytes(event.pid)))
         return times
 
     def _annotation(self, event: Event) -> None:
@@ -229,7 +229,7 @@ class _Reader:
 
 
 def integer(value: Any, default: int = -1) -> int:
-    """A number among the arguments of an event, which some writers quote; the default where there is none."""
+    """Return a number among the arguments of an event, which some writers quote; the default where there is none."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Reads a dump of torch's flight recorder: what a rank had enqueued, started and completed when it hung or died.
+"""Reads a dump of torch's flight recorder: the operations that a rank had enqueued, started and completed.
 
 A dump is a pickle, or JSON where it was asked for over HTTP. A pickle can run any code while it is loaded, so only
 plain containers, numbers and words are let in.
@@ -21,8 +21,8 @@ import msgspec
 from commtrace.errors import ImportFileError
 from commtrace.importers.groups import complete_list, named_group
 from commtrace.importers.nccl_words import DTYPES, operation_of
+from commtrace.trace.files.inputs import MOST_RANKS, decode_json, printable, read_file
 from commtrace.trace.groups import Group
-from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
 
 _PEERS: Final = re.compile(r"([0-9]{1,9})\s*(->|<-)\s*([0-9]{1,9})")
 _LATEST_NS: Final = 2**61
@@ -51,7 +51,7 @@ class Entry:
         created_ns: epoch ns at which it was enqueued.
         completed_ns: epoch ns at which a poll found it completed: later than it was. None if none did, or if it is not
             known when it was enqueued.
-        num_bytes, dtype: of the tensor; −1 and None where it is not told.
+        num_bytes, dtype: of the tensor; −1 and None if unknown.
         frames: where in the program, innermost first: name, file and line.
     """
 
@@ -93,7 +93,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _check_pickle(content: bytes) -> None:
-    """Refuse what would take far more memory than its bytes, before anything of it is loaded.
+    """Refuse a pickle that would take far more memory than its bytes, before any of it is loaded.
 
     Raises:
         ValueError: it has too many operations, or some that no dump has, such as those of sets.
@@ -122,7 +122,7 @@ _OPERATIONS: Final = frozenset({
 
 
 def _check_unpacked(loaded: Any) -> None:
-    """Refuse what would take too much memory once every reference to it is a value of its own.
+    """Refuse values that would take too much memory if every reference were a separate value.
 
     Raises:
         ValueError: it would, or it contains itself.
@@ -276,17 +276,17 @@ def _entry(entry: _EntryInDump, groups: Mapping[str, Group]) -> Entry:
     )
 
 
-def _time(told: Any) -> int | None:
-    """Epoch ns; None where there is none, or nothing that a clock could show."""
+def _time(value: Any) -> int | None:
+    """Return a time in epoch ns; None if it is missing or impossible."""
     try:
-        time = int(told or 0)
+        time = int(value or 0)
     except (TypeError, ValueError, OverflowError):
         return None
     return time if 0 < time <= _LATEST_NS else None
 
 
 def _peer(words: str, group: Group | None) -> int:
-    """The other side's global rank, from ``send 1->2`` or ``recv 2<-1``, which count inside the group."""
+    """Return the other side's global rank, from ``send 1->2`` or ``recv 2<-1``, which count inside the group."""
     match = _PEERS.search(words)
     if not match or not group:
         return -1

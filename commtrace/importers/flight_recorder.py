@@ -19,7 +19,7 @@ from commtrace.errors import ImportFileError
 from commtrace.importers.flight_record import Entry, FlightRecord, read_flight_record
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
 from commtrace.trace import schema
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 _USUAL_RANKS_PER_HOST = 8
 
@@ -111,12 +111,12 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
 
 
 def _detail(entry: Entry) -> str:
-    told: dict[str, Any] = {"state": entry.state}
+    detail: dict[str, Any] = {"state": entry.state}
     if entry.state != "completed" or entry.completed_ns is None:
-        told["unfinished"] = True
+        detail["unfinished"] = True
     if entry.frames:
-        told["frames"] = list(entry.frames)
-    return json.dumps(told)
+        detail["frames"] = list(entry.frames)
+    return json.dumps(detail)
 
 
 def _in_flight(entry: Entry) -> dict[str, Any]:

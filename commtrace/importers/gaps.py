@@ -1,4 +1,4 @@
-"""Where compute lanes stood still, for traces that tell when they worked and when communication was in flight."""
+"""Finds stalls in traces that contain only work and communication in flight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from commtrace.trace.spans import Int64
 
 _CLOCK_SLACK_NS: Final = 50_000
-"""What is over so soon after a gap may have ended it: the ends of work and of communication are read one by one."""
+"""Tolerance between the end of a gap and of its communication, whose ends are read one after the other."""
 
 
 class Intervals(NamedTuple):
@@ -28,7 +28,7 @@ class Stalls(NamedTuple):
 
 
 def gaps(steps: Intervals, work: Intervals, step: Int64) -> Intervals:
-    """Where a lane did nothing, between the pieces of its work and the bounds of their steps; ascending.
+    """Return the times in which a lane is idle between its work and the bounds of its steps, ascending.
 
     Args:
         steps: one behind the other.
@@ -47,15 +47,15 @@ def gaps(steps: Intervals, work: Intervals, step: Int64) -> Intervals:
 
 
 def stalls(idle: Intervals, communications: Intervals) -> Stalls:
-    """What the lane stood still for in its gaps; by gap, and in each from its end backwards.
+    """Return the stalls in the gaps of a lane; by gap, and in each from its end backwards.
 
-    What ends last in a gap is what kept the next piece of work from beginning. Before it came into flight, what ends
-    last before that; and so on. Time at which nothing was in flight is no stall, nor is time at which only that was
-    which goes on while the lane works again: the lane did not wait for it.
+    The communication that ends last in a gap delayed the next work. The time before its launch belongs to the one that
+    ends last before that, and so on. Time without communication in flight is no stall. Communication that goes on while
+    the lane works again was not waited for.
 
     Args:
-        idle: the gaps, ascending and apart from each other.
-        communications: what was in flight.
+        idle: the gaps, ascending and disjoint.
+        communications: in flight.
     """
     first = np.searchsorted(idle.end, communications.start, "right")
     count = np.maximum(np.searchsorted(idle.start, communications.end, "left") - first, 0)

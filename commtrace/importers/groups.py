@@ -6,8 +6,8 @@ import re
 import zlib
 from typing import Any, Final
 
+from commtrace.trace.files.inputs import MOST_RANKS, decode_json
 from commtrace.trace.groups import UNKNOWN_ROLE, Group, group_id
-from commtrace.trace.inputs import MOST_RANKS, decode_json
 
 _PARALLEL_GROUP: Final = re.compile(r"(?:MODEL_)?(?:PARALLEL_)?GROUP")
 _MEGATRON_ROLES: Final = {
@@ -27,14 +27,14 @@ _LARGEST_ORDINAL: Final = 2**31
 
 
 def named_group(name: str, members: tuple[int, ...], description: str, backend: str = "") -> Group:
-    """The group that torch calls by this name; the same on every rank that tells of it."""
+    """Return the group that torch calls by this name; the same on every rank that tells of it."""
     # torch numbers groups in the order in which they are created; other names tell groups apart, and no more.
     ordinal = int(name) if _NUMBER.fullmatch(name) else zlib.crc32(name.encode()) % _LARGEST_ORDINAL
     return Group(group_id(members, ordinal), members, ordinal, role_of(description), name, description, backend)
 
 
 def complete_list(ranks: Any) -> tuple[int, ...]:
-    """Members from a list, or from its text, which torch cuts off with ``...`` after 30; empty if it was cut off.
+    """Return members from a list or its text; empty if torch cut the text off with ``...`` after 30.
 
     Raises:
         ValueError: no job has such ranks.
@@ -53,7 +53,7 @@ def complete_list(ranks: Any) -> tuple[int, ...]:
 
 
 def role_of(description: str) -> str:
-    """What a group is for, from torch's description: ``default_pg``, a mesh's ``mesh_tp``, Megatron's names."""
+    """Return what a group is for, from torch's description: ``default_pg``, a mesh's ``mesh_tp``, Megatron's names."""
     if description == "default_pg":
         return "world"
     if description.startswith("mesh_"):

@@ -1,7 +1,6 @@
 """``commtrace import kineto``: traces of torch.profiler, one file per rank.
 
-A trace of kernels tells all that the device did, so nothing is estimated: what computes, what communicates, what
-copies, and when the device had nothing to do. See docs/importing.md for what is read.
+A trace of kernels contains all device activity, so nothing is estimated. docs/importing.md says what is read.
 
 >>> import_kineto(sorted(Path("traces").glob("*.json.gz")), Path("imported"))               # doctest: +SKIP
 """
@@ -22,8 +21,8 @@ from commtrace.importers.nccl_calls import Call, describe, plain_name, qualified
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
 from commtrace.importers.trace_events import TraceFile
 from commtrace.trace import schema
+from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group
-from commtrace.trace.writer import Row
 
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _USUAL_DEVICES_PER_HOST: Final = 8
@@ -36,7 +35,7 @@ _LOOKS_LIKE_COMMUNICATION: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KinetoOptions:
-    """How to read traces.
+    """Options of the import.
 
     Attributes:
         communication_pattern: regular expression; kernels whose names it is found in communicate, as those named nccl.
@@ -64,7 +63,7 @@ def import_kineto(
     *,
     on_file: Callable[[Path], None] = lambda path: None,
 ) -> Imported:
-    """Make a run from one trace per rank. One file is in memory at a time, and of it only what becomes a span.
+    """Make a run from one trace per rank. Only one file is in memory at a time, and only its events that become spans.
 
     Args:
         files: JSON, plain or gzip.
@@ -105,13 +104,13 @@ def import_kineto(
 
 
 def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, Any]]]:
-    """By rank: its file and its ``distributedInfo``. The rank is what the file says, else its name, else its place."""
+    """Return each rank's file and ``distributedInfo``. The rank comes from the file, its name, or its place."""
     found: dict[int, tuple[Path, dict[str, Any]]] = {}
     for place, path in enumerate(files):
         distributed = _distributed_info(path)
         named = _RANK_IN_NAME.findall(path.name)
-        told = integer(distributed.get("rank"))  # torch writes −1 where the process was in no group
-        rank = told if told >= 0 else int(named[-1]) if named else place
+        recorded = integer(distributed.get("rank"))  # torch writes −1 where the process was in no group
+        rank = recorded if recorded >= 0 else int(named[-1]) if named else place
         if rank > _LARGEST_RANK:
             raise ImportFileError(
                 f"{path} says in its distributedInfo that it is of rank {rank}, which no job has. Take that entry out "
@@ -136,7 +135,7 @@ def _distributed_info(path: Path) -> dict[str, Any]:
 
 
 def _world(of_rank: Mapping[int, tuple[Path, dict[str, Any]]]) -> tuple[int, ...]:
-    """All ranks of the job as far as it is known: of some, no file may have been given."""
+    """Return all ranks of the job as far as it is known: of some, no file may have been given."""
     size = max(integer(distributed.get("world_size")) for _, distributed in of_rank.values())
     return tuple(range(size)) if max(of_rank) < size <= _LARGEST_RANK else tuple(sorted(of_rank))
 
@@ -171,7 +170,7 @@ class _Steps:
         )
 
     def containing(self, time: int) -> int:
-        """The step that this instant is in; −1 before the first."""
+        """Return the step that this instant is in; −1 before the first."""
         position = bisect_right(self.begin, time) - 1
         return self.number[position] if position >= 0 else -1
 
@@ -233,7 +232,7 @@ def _marks(trace: DeviceTrace, groups: Sequence[Group]) -> list[Row]:
 
 
 def _problems(trace: DeviceTrace) -> Iterator[str]:
-    """What a reader of the numbers must know of this trace."""
+    """Yield what a reader of the numbers must know of this trace."""
     alike = _look_like_communication(trace)
     if alike:
         yield (
@@ -262,7 +261,7 @@ def _problems(trace: DeviceTrace) -> Iterator[str]:
 
 
 def _look_like_communication(trace: DeviceTrace) -> list[str]:
-    """Names, short, of kernels that count as compute and are named like communication; not more than three."""
+    """Return names, short, of kernels that count as compute and are named like communication; not more than three."""
     computing = set(trace.kernels.name)
     names = (name for code, name in enumerate(trace.names) if code in computing)
     alike = (plain_name(name) for name in names if _LOOKS_LIKE_COMMUNICATION.search(qualified_name(name)))

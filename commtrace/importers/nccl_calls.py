@@ -1,7 +1,7 @@
-"""Which collective a communication kernel is: operation, process group, number, bytes, from the arguments of its event.
+"""Describes communication kernels: operation, process group, number and bytes, from the arguments of their events.
 
-torch describes NCCL calls since 2.2 (on the host) and on the kernel itself since 2.4; ``Seq`` came later. What is not
-told is found by order: the n-th collective of a group on one rank is the n-th on every other.
+torch describes NCCL calls since 2.2 (on the host) and on the kernel since 2.4; ``Seq`` came later. Missing fields are
+found by order: the n-th collective of a group on one rank is the n-th on every other.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 from commtrace.importers.device_events import CommunicationKernel, integer
 from commtrace.importers.groups import complete_list, named_group
 from commtrace.importers.nccl_words import ANONYMOUS, DTYPES, operation_of
+from commtrace.trace.files.inputs import MOST_RANKS, decode_json, printable
 from commtrace.trace.groups import Group, group_id
-from commtrace.trace.inputs import MOST_RANKS, decode_json, printable
 
 _MOST_ELEMENTS = 2**43
 """70 TB of doubles; more is no communication."""
 
 
 class Call(NamedTuple):
-    """What a communication kernel did; fields as in the columns of a span."""
+    """A communication kernel's call; fields as in the columns of a span."""
 
     kernel: CommunicationKernel
     operation: str
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 def describe(
     kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Mapping[str, Any]
 ) -> tuple[list[Call], list[Group]]:
-    """Name what each of a rank's communication kernels did.
+    """Describe each of a rank's communication kernels.
 
     Args:
         kernels: of one rank.
@@ -102,7 +102,7 @@ def plain_name(kernel: str) -> str:
 
 
 def _self_bytes(arguments: Mapping[str, Any], num_bytes: int, group: Group | None, rank: int) -> int:
-    """What a rank sends to itself in an all_to_all with split sizes; −1 for even splits, or where they are not told."""
+    """Return the bytes that a rank sends to itself in an uneven all_to_all; −1 for even or unknown splits."""
     try:
         splits: Any = decode_json(str(arguments.get("In split size", "[]")))
     except ValueError:  # torch cuts long lists off
@@ -148,9 +148,9 @@ class _Groups:
         return named_group(name, members, description, self._backend)
 
     def _members(self, name: str, ranks: str, arguments: Mapping[str, Any]) -> tuple[int, ...]:
-        told = complete_list(ranks)
-        if told:
-            return told
+        members = complete_list(ranks)
+        if members:
+            return members
         configured = complete_list(self._configured.get(name, {}).get("ranks"))
         if configured:
             return configured
@@ -175,7 +175,7 @@ class _Groups:
 
 
 def _word(value: Any) -> str:
-    """A word among arguments; torch writes lists as words, too."""
+    """Return a word among arguments; torch writes lists as words, too."""
     return printable(str(value)) if isinstance(value, (str, int, float, list)) else ""
 
 

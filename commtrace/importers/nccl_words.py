@@ -1,4 +1,4 @@
-"""The words of torch and NCCL for operations and element types, and commtrace's."""
+"""Maps names of operations and element types in torch and NCCL to commtrace's."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ DTYPES: Final = {
 
 
 def operation_of(name: str) -> str:
-    """The operation that ``_allgather_base``, ``nccl:all_reduce`` or ``ncclDevKernel_SendRecv(…)`` is; else empty."""
+    """Return the operation that ``_allgather_base``, ``nccl:all_reduce`` or ``ncclDevKernel_SendRecv(…)`` is; else
+    empty.
+    """
     letters = name.replace(ANONYMOUS, "").partition("(")[0].replace("_", "").lower()
     return next((operation for part, operation in _OPERATIONS.items() if part in letters), "")

@@ -1,4 +1,4 @@
-"""What every importer writes: rows, marks and the identity of a rank."""
+"""Rows, marks and rank identity that every importer writes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
+from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import IMPORTED, ClockAnchor, RankMetadata
 from commtrace.trace.spans import Spans
-from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 
 _ROWS_PER_BATCH: Final = 20_000
 _ROWS_PER_SEGMENT: Final = 50_000
@@ -26,7 +26,7 @@ _LEAST_STEPS_PER_SEGMENT: Final = 100
 
 
 class Imported(NamedTuple):
-    """What an importer wrote.
+    """Counts of an import.
 
     Attributes:
         ranks: how many.
@@ -61,7 +61,7 @@ def span_row(
     stalled_on: int = -1,
     detail: str | None = None,
 ) -> Row:
-    """A row in the order of the schema; what is not given does not apply."""
+    """Return a row in the order of the schema; what is not given does not apply."""
     return (
         kind, name, lane, start, end, step, microbatch, chunk, stage, group, seq, op_in_seq, num_bytes, self_bytes,
         dtype, peer, is_async, id, stalled_on, timing, detail,
@@ -75,7 +75,7 @@ def mark_row(name: str, detail: Any) -> Row:
 
 
 def group_rows(groups: Iterable[Group]) -> list[Row]:
-    """The marks that tell what these groups are."""
+    """Return the marks that tell what these groups are."""
     return [mark_row("process_group", {**group._asdict(), "ranks": list(group.ranks)}) for group in groups]
 
 
@@ -92,7 +92,7 @@ def imported_rank(
     device: str = "",
     versions: dict[str, str] | None = None,
 ) -> RankMetadata:
-    """Identity of a rank that commtrace did not record; its times are epoch nanoseconds.
+    """Return the identity of a rank that commtrace did not record; its times are epoch nanoseconds.
 
     Args:
         session: epoch ns of the import, equal for all ranks of a run.
@@ -140,7 +140,7 @@ def write_rank_spans(
     Args:
         spans: ascending by step.
         names: what the codes of ``name`` and ``dtype`` stand for.
-        marks: what is told of the rank.
+        marks: marks of the rank.
     """
     writer = SegmentWriter(output, metadata, steps_per_segment=_steps_per_segment(spans))
     writer.write_spans(spans, names, before=marks, after=[mark_row("end", {})])
@@ -148,7 +148,7 @@ def write_rank_spans(
 
 
 def _steps_per_segment(spans: Spans) -> int:
-    """Of few steps in a wide range many files would hold next to nothing, and opening them take most of the time."""
+    """Return the steps per file. With few steps in a wide range, many files would be nearly empty and slow to open."""
     steps = int(np.ptp(spans.step)) + 1 if len(spans) else 1
     return max(_LEAST_STEPS_PER_SEGMENT, steps * _ROWS_PER_SEGMENT // max(len(spans), 1))
 
@@ -160,7 +160,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def new_run(output: Path) -> tuple[str, int]:
-    """The id and the session of a run that is to be written to ``output``.
+    """Return the id and the session of a run that is to be written to ``output``.
 
     Raises:
         ConfigurationError: a run is there already.

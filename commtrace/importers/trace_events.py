@@ -1,10 +1,9 @@
-"""Reads the events of a Chrome trace, the JSON that torch.profiler writes, in a stream.
+"""Reads the events of a Chrome trace, the JSON that torch.profiler writes, as a stream.
 
-Such files reach gigabytes, of which a few per cent are events that somebody wants. The text is cut where one event ends
-and the next begins, and each piece is decoded on its own: names, times and arguments stay undecoded bytes until they
-are asked for. A place that looks like a cut can lie inside an event (a list of objects among its arguments). But if
-what lies before it, with a bracket put at either end, is valid JSON, then it is a list of whole events: so the
-decoder itself tells whether a cut was right.
+Such files reach gigabytes, of which a few per cent are needed. The text is cut between events, and each piece is
+decoded separately; names, times and arguments stay undecoded bytes until they are used. A place that looks like a cut
+can lie inside an event (a list of objects among its arguments). But if the text before it is valid JSON with a bracket
+at either end, it is a list of whole events. So the decoder decides whether a cut was right.
 
 >>> file = TraceFile(Path("rank-0.json.gz"))                    # doctest: +SKIP
 >>> for events in file.events(): ...                            # doctest: +SKIP
@@ -28,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from commtrace.errors import ImportFileError
-from commtrace.trace.inputs import open_file
+from commtrace.trace.files.inputs import open_file
 
 _HEADER_PIECE: Final = 2**16
 _LARGEST_HEADER: Final = 64 * 2**20
@@ -39,7 +38,7 @@ _EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LONGEST_MATCH: Final = 256
 _CUT: Final = re.compile(rb"\}\s*,\s*\{")
 _WINDOWS: Final = (2**14, 2**18)
-"""How far back from its end a piece is searched for cuts, before all of it is."""
+"""Bytes at the end of a piece that are searched for a cut first."""
 _CUTS_TRIED: Final = 4
 _LATEST_NS: Final = 2**61
 """In the year 2043: what is later is no time. A base, a start and a duration, added up, fit into 64 bits."""
@@ -77,7 +76,7 @@ _DECODE_DOCUMENT: Final = msgspec.json.Decoder(_Document).decode
 
 @dataclass(slots=True)
 class Header:
-    """What a file says apart from its events.
+    """Fields of a file apart from its events.
 
     Attributes:
         distributed: ``distributedInfo``: backend, rank, world_size, pg_config; empty where there is none.
@@ -105,7 +104,7 @@ class TraceFile:
         self._piece = num_bytes_per_piece
 
     def events(self) -> Generator[Sequence[Event], None, None]:
-        """All events, piece by piece; first none, when what stands before them has been read.
+        """Yield all events, piece by piece; the first piece is empty and follows the header.
 
         Events hold on to the text of their piece: keep none of them.
 
@@ -201,9 +200,9 @@ class _Distributed(msgspec.Struct, omit_defaults=True):
     pg_config: list[_ConfiguredGroup] | None = None
 
 
-def _distributed(told: dict[str, Any] | None) -> dict[str, Any]:
+def _distributed(info: dict[str, Any] | None) -> dict[str, Any]:
     try:
-        plain = msgspec.to_builtins(msgspec.convert(told or {}, _Distributed))
+        plain = msgspec.to_builtins(msgspec.convert(info or {}, _Distributed))
     except (msgspec.ValidationError, RecursionError) as error:
         raise ImportFileError(f"its distributedInfo is none that torch writes ({error})") from None
     return plain  # type: ignore[no-any-return]
@@ -229,7 +228,7 @@ class _Unpacked(gzip.GzipFile):
 
 
 def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
-    """The events up to the last right cut, and what follows it; no events where no cut is right."""
+    """Return the events up to the last right cut, and what follows it; no events where no cut is right."""
     cuts: list[int] = []
     for window in (*_WINDOWS, len(buffer)):
         cuts = cuts or [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - window))]
@@ -249,7 +248,7 @@ def _decode_strictly(text: bytes) -> list[Event] | None:
 
 
 def _decode_leniently(text: bytes) -> list[Event] | None:
-    """What some writers produce and JSON does not allow: NaN, Infinity, control characters, broken UTF-8."""
+    """Return what some writers produce and JSON does not allow: NaN, Infinity, control characters, broken UTF-8."""
     events = _loads(text)
     return [_event(event) for event in events if isinstance(event, dict)] if isinstance(events, list) else None
 
@@ -277,7 +276,7 @@ def _decode_document(text: bytes) -> _Document | None:
 
 
 def _whole(number: Any) -> int | None:
-    """A number that some writers quote or write with a point; None where there is none."""
+    """Return a number that some writers quote or write with a point; None where there is none."""
     try:
         decimal = Decimal(str(number)[:_LONGEST_NUMBER])
         return int(decimal) if decimal.is_finite() and decimal.adjusted() < _DIGITS else None
@@ -304,7 +303,7 @@ def _event(loaded: dict[str, Any]) -> Event:
 
 
 def nanoseconds(microseconds: msgspec.Raw) -> int:
-    """A time in a trace, µs, as exact nanoseconds: as a float, an epoch in µs would be off by up to 256 ns.
+    """Return a time in a trace, µs, as exact nanoseconds: as a float, an epoch in µs would be off by up to 256 ns.
 
     Raises:
         ValueError: there is none, or it is no number that a clock could show (NaN, null, a word).

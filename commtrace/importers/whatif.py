@@ -29,8 +29,8 @@ from commtrace.importers.whatif_grid import Grid, Worker
 from commtrace.importers.whatif_spans import STEP_NAME, Job, Operations, Steps, spans_by_worker
 from commtrace.importers.whatif_types import operation_type
 from commtrace.trace import schema
-from commtrace.trace.inputs import MOST_RANKS, open_file, printable, read_file
-from commtrace.trace.segment_index import first_line
+from commtrace.trace.files.inputs import MOST_RANKS, open_file, printable, read_file
+from commtrace.trace.files.segment_index import first_line
 from commtrace.trace.spans import Int64
 
 _COLUMNS: Final = (
@@ -146,15 +146,15 @@ def _understood(path: Path, table: pa.Table) -> tuple[Job, Operations]:
 
 
 def _numbers(column: npt.NDArray[Any]) -> Int64:
-    """Whole numbers, however they are written; −1 where a row has none."""
+    """Return a column as integers; −1 for missing values."""
     if not _may_lack(column):
         return column.astype(np.int64)
-    told = column.astype(np.float64)
-    return np.where(np.isnan(told), schema.NOT_APPLICABLE, told).astype(np.int64)
+    known = column.astype(np.float64)
+    return np.where(np.isnan(known), schema.NOT_APPLICABLE, known).astype(np.int64)
 
 
 def _may_lack(column: npt.NDArray[Any]) -> bool:
-    """Whether rows may have no value: whole numbers of which some are missing come as floats."""
+    """Return whether rows may have no value: whole numbers of which some are missing come as floats."""
     return not np.issubdtype(column.dtype, np.integer)
 
 
@@ -165,15 +165,15 @@ def _check_places(path: Path, columns: Mapping[str, Any]) -> None:
             raise ImportFileError(f"{path}: {missing} of {len(columns[name])} rows have no {name}.")
     for name in ("rank", "stage", "dp_rank", "step", "seq_id", "mc", "mb_id"):
         numbers = columns[name].astype(np.float64)
-        told = numbers[~np.isnan(numbers)]
+        known = numbers[~np.isnan(numbers)]
         least = -1 if name in ("mc", "mb_id") else 0
-        bad = int(((told < least) | (told >= MOST_RANKS) | (told != np.floor(told))).sum())
+        bad = int(((known < least) | (known >= MOST_RANKS) | (known != np.floor(known))).sum())
         if bad:
             raise ImportFileError(f"{path}: {name} of {bad} of {len(numbers)} rows is a number that no job has.")
 
 
 def _since_the_step_began(start: npt.NDArray[Any], step: Int64) -> npt.NDArray[np.float64]:
-    """Seconds from the first operation of the step on; a trace may count them from elsewhere, such as 1970."""
+    """Return seconds from the first operation of the step on; a trace may count them from elsewhere, such as 1970."""
     seconds = start.astype(np.float64)
     first = np.full(int(step.max()) + 1, np.inf)
     np.fmin.at(first, step, seconds)
@@ -195,7 +195,7 @@ def _check_times(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[Worker], Int64]:
-    """The workers, ascending by rank, and of each row the position of its worker."""
+    """Return the workers, ascending by rank, and of each row the position of its worker."""
     ranks, example, which = np.unique(columns["rank"], return_index=True, return_inverse=True)
     places = [columns[name][example] for name in ("stage", "dp_rank")]
     if any((columns[name] != place[which]).any() for name, place in zip(("stage", "dp_rank"), places, strict=True)):
@@ -217,7 +217,7 @@ def _workers(path: Path, columns: Mapping[str, Any]) -> tuple[list[Worker], Int6
 
 
 def _types(optype: pa.ChunkedArray) -> tuple[list[str], Int64]:
-    """The types of operations that occur, and of each row the position of its type."""
+    """Return the types of operations that occur, and of each row the position of its type."""
     coded = optype.unify_dictionaries().combine_chunks() if pa.types.is_dictionary(optype.type) else None
     coded = optype.combine_chunks().dictionary_encode() if coded is None else coded
     used, which = np.unique(coded.indices.to_numpy(), return_inverse=True)
@@ -230,7 +230,9 @@ def _nanoseconds(seconds: Any) -> Int64:
 
 
 def _lay_out(numbers: Int64, step: Int64, columns: Mapping[str, Any]) -> tuple[Steps, Int64, Int64]:
-    """The steps, which have these numbers, one behind the other; and of each row, which is of a step, start and end."""
+    """Return the steps, which have these numbers, one behind the other; and of each row, which is of a step, start
+    and end.
+    """
     start = _nanoseconds(columns["start_ts"])
     end = start + _nanoseconds(columns["duration"])
     longest = np.zeros(len(numbers), np.int64)

@@ -1,4 +1,4 @@
-"""The process groups of a job whose trace was published with the what-if study, and who is whose neighbour."""
+"""The process groups and pipeline neighbours of a job in a trace of the what-if study."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Grid:
         return {"pp_size": len(self._stages), "dp_size": len(self._dp_ranks)}
 
     def neighbour(self, worker: Worker, distance: int) -> int:
-        """The rank so many stages on; after the last stage comes the first, with its next chunk."""
+        """Return the rank so many stages on; after the last stage comes the first, with its next chunk."""
         position = (self._stages.index(worker.stage) + distance) % len(self._stages)
         return self._rank[self._stages[position], worker.dp_rank]
 
     def group(self, name: str, worker: Worker) -> Group:
-        """The group that operations of this name run on."""
+        """Return the group that operations of this name run on."""
         role = _role(name)
         # One for each pipeline, for each stage, or for each worker.
         key = name, {"pp": worker.dp_rank, "embedding": worker.dp_rank, "dp": worker.stage}.get(role, worker.rank)

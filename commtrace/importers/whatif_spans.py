@@ -50,7 +50,7 @@ class Steps(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Who ran the operations of a trace, and what they are.
+    """The workers of a trace and the types of their operations.
 
     Attributes:
         stride: from one step to the next, of the numbers that a communication has among those of its group.
@@ -66,7 +66,7 @@ class Job(NamedTuple):
 
 
 def spans_by_worker(job: Job, operations: Operations) -> list[Spans]:
-    """The spans of each worker: by step the step, what was computed, what was communicated, what stalled."""
+    """Return the spans of each worker: by step the step, what was computed, what was communicated, what stalled."""
     rows = _Rows.of(job, operations)
     spans = _spans(job, operations, rows)
     bounds = np.searchsorted(operations.worker[rows.operation], np.arange(len(job.workers) + 1))

@@ -29,7 +29,7 @@ _COLLECTIVES: Final = {
 
 
 class OperationType(NamedTuple):
-    """What a type of operation is.
+    """A type of operation.
 
     Attributes:
         name: of the spans.
@@ -45,7 +45,7 @@ class OperationType(NamedTuple):
 
 
 def operation_type(optype: str) -> OperationType:
-    """What operations of this type are; those of no known type are phases of the compute lane."""
+    """Return what operations of this type are; those of no known type are phases of the compute lane."""
     if optype in _MESSAGES:
         return OperationType(schema.P2P, *_MESSAGES[optype])
     for ending, name in _COLLECTIVES.items():

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 from commtrace.errors import ImportFileError
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
 from commtrace.trace import schema
+from commtrace.trace.files.inputs import open_file
+from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group, group_id
-from commtrace.trace.inputs import open_file
-from commtrace.trace.writer import Row
 
 _JOB: Final = re.compile(
     r"Profiler Info: Job \(\d+\), type = (?P<type>[a-zA-Z_]{1,100}?)(?P<chunk>[0-9]{0,4}), "
@@ -74,7 +74,7 @@ class _Log(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """What a stage received, or sent, for a job. ``number`` counts the messages from sender to receiver."""
+    """A message that a stage received or sent for a job. ``number`` counts the messages from sender to receiver."""
 
     job: _Job
     is_send: bool
@@ -135,7 +135,7 @@ def import_workerlog(
 
 
 def _in_order(files: Sequence[Path]) -> list[Path]:
-    """The logs by machine and number; folders are searched."""
+    """Return the logs by machine and number; folders are searched."""
     logs: list[Path] = []
     for path in files:
         found = [log for log in path.rglob("workerlog.*") if _NAME.search(log.name)] if path.is_dir() else [path]
@@ -179,7 +179,7 @@ def _read(path: Path) -> _Log:
 
 
 def _job(match: re.Match[str]) -> _Job | None:
-    """None where a time is no number, or the job ended before it started: the line is damaged."""
+    """Return None where a time is no number, or the job ended before it started: the line is damaged."""
     start, end = _nanoseconds(match["start"]), _nanoseconds(match["end"])
     if start is None or end is None or end < start:
         return None
@@ -208,7 +208,7 @@ def _with_steps(jobs: Sequence[_Job]) -> list[_Job]:
 
 
 def _messages(stages: Sequence[Sequence[_Job]], chunks: int) -> dict[int, list[_Message]]:
-    """By stage: what it received before its jobs, and what it sent after them."""
+    """Return, by stage, the messages received before its jobs and sent after them."""
     of_key = [{job.key: job for job in jobs if job.is_phase} for jobs in stages]
     found: dict[int, list[_Message]] = {stage: [] for stage in range(len(stages))}
     numbers: dict[tuple[int, int], int] = {}

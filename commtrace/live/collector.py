@@ -21,9 +21,9 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.row_batch import RowBatch
+from commtrace.trace.files.row_batch import RowBatch
+from commtrace.trace.files.writer import Row
 from commtrace.trace.spans import Int64, Spans
-from commtrace.trace.writer import Row
 
 _logger = logging.getLogger("commtrace")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from commtrace.live.summary import StepSummary
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 
 class StepListener(Protocol):

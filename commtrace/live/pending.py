@@ -9,9 +9,9 @@ import numpy as np
 
 from commtrace.live.gil import Breath
 from commtrace.trace import schema
-from commtrace.trace.row_batch import RowBatch
+from commtrace.trace.files.row_batch import RowBatch
+from commtrace.trace.files.writer import Row
 from commtrace.trace.spans import Bool, Int64, Spans
-from commtrace.trace.writer import Row
 
 _SPARE_NAMES: Final = 1_000
 """Names that no row bears any more are forgotten when there are this many and twice as many as rows."""

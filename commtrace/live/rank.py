@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from commtrace.live.monitoring.waits import Split
 from commtrace.live.run_budget import LiveBudget
-from commtrace.live.waits import Split
+from commtrace.trace.files.writer import Row
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
-from commtrace.trace.writer import Row
 
 _NAME: Final = 1
 _MOST_EVENTS: Final = 100

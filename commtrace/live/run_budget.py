@@ -1,7 +1,7 @@
 """The wall time of a running process so far: training, evaluation, checkpoints, loading, start.
 
-The same arithmetic as :mod:`commtrace.analysis.run_budget`, step by step. Whether steps were lost by a restart, and how
-long it took, one process cannot know.
+The same arithmetic as :mod:`commtrace.analysis.breakdown.run_budget`, step by step. Whether steps were lost by a
+restart, and how long it took, one process cannot know.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from commtrace.analysis.run_budget import PART_OF_KIND, PARTS, START, TRAINING, Claim, divide
+from commtrace.analysis.breakdown.run_budget import PART_OF_KIND, PARTS, START, TRAINING, Claim, divide
 from commtrace.trace import schema
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start", "unknown")
 _KIND, _START, _END = (schema.SCHEMA.get_field_index(name) for name in ("kind", "start", "end"))

@@ -13,14 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.bandwidth import WITHOUT_BANDWIDTH, bus_factor
-from commtrace.analysis.calls import CallRows, Calls, calls_of_rows
-from commtrace.analysis.keys import concatenated_ranges, grouped_rows, pack, sort_groups
-from commtrace.analysis.match import Matches, unmatched
-from commtrace.analysis.operations import communication_rows, unfinished_rows
-from commtrace.analysis.partition import StepTimes, step_times
-from commtrace.analysis.roles import RankRoles, Roles, find_roles
-from commtrace.analysis.states import (
+from commtrace.analysis.breakdown.partition import StepTimes, step_times
+from commtrace.analysis.breakdown.states import (
     BUBBLE,
     CHECKPOINT,
     COMPUTE,
@@ -32,6 +26,12 @@ from commtrace.analysis.states import (
     State,
     states_of,
 )
+from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factor
+from commtrace.analysis.communication.calls import CallRows, Calls, calls_of_rows
+from commtrace.analysis.keys import concatenated_ranges, grouped_rows, pack, sort_groups
+from commtrace.analysis.matching.match import Matches, unmatched
+from commtrace.analysis.matching.operations import communication_rows, unfinished_rows
+from commtrace.analysis.matching.roles import RankRoles, Roles, find_roles
 from commtrace.live.gil import Breath
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import ENDING_TOGETHER, GroupSummary, OperationSummary, StepSummary

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from commtrace.analysis.roles import PIPELINE
+from commtrace.analysis.matching.roles import PIPELINE
 from commtrace.live.device import Device
 from commtrace.live.peak_flops import mfu
 

@@ -1,4 +1,4 @@
-"""Runs that never took place: a simulated training job whose every fact is known.
+"""Simulated training jobs in which every fact is known.
 
 Synthetic runs are what commtrace's own speed and answers are measured on, at sizes that no test machine has: ranks,
 hosts, schedules, faults and clock errors are chosen, and :class:`Synthetic` tells the truth beside what was recorded.

@@ -1,4 +1,4 @@
-"""Clocks of hosts that disagree: what a host's clocks show at a true instant."""
+"""Clocks of hosts that disagree: their readings at a true instant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clock:
         wall_error_ns: what time synchronisation left.
         step_at_ns: true instant of a step of the clocks.
         step_ns: of the monotonic clock, and so of both: the host was suspended, say.
-        wall_step_ns: of the wall clock alone: somebody set it.
+        wall_step_ns: of the wall clock alone: it was set.
     """
 
     offset_ns: int = 0
@@ -43,14 +43,16 @@ class Clock:
     wall_step_ns: int = 0
 
     def read(self, true_ns: Int64) -> Int64:
-        """What the monotonic clock shows at true instants."""
+        """Return what the monotonic clock shows at true instants."""
         drifted = true_ns + np.rint(true_ns * (self.drift_ppm * 1e-6)).astype(np.int64) + self.offset_ns
         if self.step_ns:
             drifted = drifted + np.where(true_ns >= self.step_at_ns, self.step_ns, 0)
         return np.asarray(drifted, np.int64)
 
     def anchors(self, first_ns: int, last_ns: int) -> tuple[ClockAnchor, ...]:
-        """The pairs of readings that a recorder takes between two true instants: at the start and every ten seconds."""
+        """Return the pairs of readings that a recorder takes between two true instants: at the start and every ten
+        seconds.
+        """
         moments = np.arange(first_ns, last_ns + 1, _ANCHOR_EVERY_NS, dtype=np.int64)
         monotonic = self.read(moments)
         wall = monotonic - self.offset_ns + self.wall_error_ns + EPOCH_NS

@@ -1,4 +1,4 @@
-"""What can be wrong with a synthetic job, and how it is written on the command line."""
+"""Faults of a synthetic job, and their form on the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from commtrace.errors import ConfigurationError
-from commtrace.trace.step_range import StepRange
+from commtrace.trace.selection.step_range import StepRange
 
 SLOW_RANK: Final = "slow-rank"
 SLOW_FORWARD: Final = "slow-forward"
@@ -44,7 +44,7 @@ FORMS: Final = {
     LONG_MICROBATCH: "long-microbatch=MICROBATCH:FACTOR or long-microbatch=MICROBATCH-REPLICA:FACTOR",
     SEQUENCE_IMBALANCE: "sequence-imbalance[=SIGMA]",
 }
-"""How each is written. RANKS, HOSTS and STAGES are numbers with commas between them."""
+"""The form of each kind. RANKS, HOSTS and STAGES are numbers separated by commas."""
 
 CAUSES: Final = {
     SLOW_RANK: "compute",
@@ -75,7 +75,7 @@ PLACES: Final = {
     LONG_MICROBATCH: "job",
     SEQUENCE_IMBALANCE: "job",
 }
-"""Where, in the words of a verdict, if not on ranks."""
+"""The place of a fault in the words of a verdict, if not on ranks."""
 
 OF_HOSTS: Final = (SLOW_HOST, SLOW_NETWORK)
 OF_PAIRS: Final = (SLOW_LINK, SLOW_SEND, LONG_MICROBATCH)
@@ -87,7 +87,7 @@ _PATTERN: Final = re.compile(r"^(?P<kind>[a-z-]+)(?:=(?P<where>[^:@]+)(?::(?P<am
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong, in some steps.
+    """One fault, in some steps.
 
     Attributes:
         kind: one of :data:`FORMS`.
@@ -112,7 +112,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """From ``KIND=WHERE:AMOUNT``, and ``@A:B`` behind it for the steps A to B (exclusive).
+        """Parse ``KIND=WHERE:AMOUNT``, optionally with ``@A:B`` for the steps A to B (exclusive).
 
         Raises:
             ConfigurationError: the text is of no such form.

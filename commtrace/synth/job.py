@@ -1,4 +1,4 @@
-"""What a synthetic job is: sizes, schedule, durations, and what is wrong with it."""
+"""The description of a synthetic job: sizes, schedule, durations, and faults."""
 
 from __future__ import annotations
 
@@ -124,9 +124,9 @@ class Job:
         return self.backward_ns // 2
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in self.__slots__ if name not in ("faults", "clocks", "network")}
+        options = {name: getattr(self, name) for name in self.__slots__ if name not in ("faults", "clocks", "network")}
         network = {name: value if value < float("inf") else None for name, value in asdict(self.network).items()}
-        return {**told, "schedule": self.order, "network": network}
+        return {**options, "schedule": self.order, "network": network}
 
     def _check(self, fault: Fault) -> None:
         if fault.kind != SEQUENCE_IMBALANCE and not fault.where:
@@ -136,7 +136,7 @@ class Job:
                 raise ConfigurationError(f"fault {fault.kind}={place}: the job has 0 to {limit - 1}")
 
     def _limits(self, fault: Fault) -> tuple[int, ...]:
-        """Of each number that says where a fault is, what it must be below."""
+        """Return the upper limit (exclusive) of each number in the fault's place."""
         if fault.kind == LONG_MICROBATCH:
             return (self.microbatches, self.dp)
         limit = {UNEVEN_STAGE: self.pp, **dict.fromkeys(OF_HOSTS, self.hosts)}.get(fault.kind, self.world_size)

@@ -1,4 +1,4 @@
-"""Which ranks form which process group, in Megatron's order of ranks: tp, cp, dp, pp from fast to slow."""
+"""Process groups in Megatron's order of ranks: tp, cp, dp, pp from fast to slow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Layout:
         return "dp-cp" if self.job.cp > 1 else "dp"
 
     def of_stage(self, role: str, stage: int) -> Int64:
-        """The groups of a role inside one stage, as positions in it; shape (groups, members)."""
+        """Return the groups of a role inside one stage, as positions in it; shape (groups, members)."""
         table = self.members[role]
         per_stage = len(table) // self.job.pp
         return np.asarray(table[stage * per_stage : (stage + 1) * per_stage] - stage * self.ranks_per_stage)
@@ -52,11 +52,11 @@ class Layout:
         return int(self.members[role].shape[1]) if role in self.members else 1
 
     def groups_of(self, rank: int) -> dict[int, Group]:
-        """The groups that a rank is a member of, by id."""
+        """Return the groups that a rank is a member of, by id."""
         return {one.id: one for role in self.groups for one in self.groups[role] if rank in one.ranks}
 
     def group_ids(self, role: str) -> Int64:
-        """Of every rank, the id of its group of this role; −1 where it has none."""
+        """Return the id of every rank's group of this role; −1 without one."""
         ids = np.full(self.job.world_size, -1, np.int64)
         for one in self.groups[role]:
             ids[list(one.ranks)] = one.id
@@ -77,7 +77,7 @@ class Layout:
         return rank // self.job.gpus_per_host
 
     def on_one_host(self, members: Int64) -> bool:
-        """Whether the first of these groups (of global ranks) lies inside a host; all of a role lie alike."""
+        """Return whether the first of these groups (of global ranks) lies inside a host; all of a role lie alike."""
         hosts = members[0] // self.job.gpus_per_host
         return bool((hosts == hosts[0]).all())
 

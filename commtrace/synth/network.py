@@ -1,4 +1,4 @@
-"""How long a communication takes once all its participants are there."""
+"""Durations of communications after all participants have arrived."""
 
 from __future__ import annotations
 

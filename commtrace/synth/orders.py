@@ -1,4 +1,4 @@
-"""In which order each stage of a pipeline works: the schedules."""
+"""Pipeline schedules: the order in which each stage works."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Action(NamedTuple):
 
 
 def stage_order(schedule: str, stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """What a stage does in a step."""
+    """Return what a stage does in a step."""
     if schedule == GPIPE:
         return [Action(letter, number) for letter in (FORWARD, BACKWARD) for number in range(microbatches)]
     total = microbatches * chunks
@@ -39,7 +39,7 @@ def stage_order(schedule: str, stage: int, stages: int, microbatches: int, chunk
 def ideal_step_ns(
     schedule: str, stages: int, microbatches: int, chunks: int, forward_ns: int, backward_ns: int, weight_ns: int
 ) -> int:
-    """A step of nothing but forwards and backwards: (v·m + p − 1)(F + B).
+    """Return the length of a step of nothing but forwards and backwards: (v·m + p − 1)(F + B), ns.
 
     The bubble of zero-bubble is (p − 1)(F + B − 2W), if there are at least p microbatches: the schedule ZB-H1 of
     "Zero Bubble Pipeline Parallelism" (ICLR 2024).
@@ -64,7 +64,7 @@ def _interleaved(number: int, stages: int, chunks: int, letter: str) -> Action:
 
 
 def _put_off_weights(order: list[Action], stage: int) -> list[Action]:
-    """Every backward's weights follow it, ``stage`` backwards late; the last ones come at the end."""
+    """Return every backward's weights follow it, ``stage`` backwards late; the last ones come at the end."""
     late: list[Action] = []
     full: list[Action] = []
     for action in order:

@@ -1,4 +1,4 @@
-"""The rows of one pipeline stage: its ranks do the same at different times, so a row is told once for all of them."""
+"""The rows of one pipeline stage. Its ranks do the same at different times, so a row is stored once for all of them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NAMES: Final = (
     "bfloat16",
     "float32",
 )
-"""What the codes in ``Spans.name`` and ``Spans.dtype`` of a synthetic run stand for."""
+"""Names for the codes in ``Spans.name`` and ``Spans.dtype`` of a synthetic run."""
 
 ROLES: Final = ("none", "world", "tp", "cp", "dp", "dp-cp", "ep", "pp", "mp", "embedding")
 
 
 class Place(NamedTuple):
-    """Where in the schedule."""
+    """A place in the schedule."""
 
     step: int
     microbatch: int = -1
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What is communicated; ``peer`` is the stage of the other side."""
+    """A communication; ``peer`` is the stage of the other side."""
 
     operation: str
     role: str
@@ -105,7 +105,7 @@ class StageRows:
         return self._ids
 
     def stall(self, place: Place, message: Message, communication: int, start: Int64, end: Int64) -> None:
-        """The lane waited for a communication; ranks that did not wait have no such row."""
+        """Add stalls on a communication; ranks that did not wait have no such row."""
         role, name = ROLES.index(message.role), _CODE[message.operation]
         self._add(
             _Template(
@@ -117,7 +117,7 @@ class StageRows:
         )  # fmt: skip
 
     def finished(self) -> StageColumns:
-        """The rows as columns."""
+        """Return the rows as columns."""
         templates = self._templates
         places = np.array([template.place for template in templates], np.int32).reshape(-1, 4)
         columns = {
@@ -146,6 +146,6 @@ class StageColumns:
     end: Int64
 
     def recorded(self, position: int) -> Bool:
-        """Which of the rows the rank at this position of the stage has."""
+        """Return which of the rows the rank at this position of the stage has."""
         optional = np.isin(self.common["kind"], _ONLY_WITH_A_LENGTH)
         return np.asarray(~optional | (self.end[position] > self.start[position]))

@@ -1,8 +1,8 @@
-"""Runs a synthetic job: what every rank does when, in true time.
+"""Runs a synthetic job in true time.
 
-Stages are gone through one by one, each as far as what it needs from others exists; the ranks of a stage do the same
-things, so every action is one operation on the times of all of them. A collective ends a transfer after its last
-participant came, a message a transfer after both sides did, and whoever waits for it goes on then.
+Each stage in turn runs as far as its inputs exist. The ranks of a stage do the same things, so every action is one
+operation on the times of all of them. A collective ends one transfer time after its last participant arrived, a message
+after both sides did; the waiting ranks then continue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SLOW_PHASE: Final = {
     _OPTIMIZER: faults.SLOW_OPTIMIZER,
 }
 _MEMORY: Final = 0.9
-"""What a rank's wandering speed keeps of itself from one step to the next."""
+"""Correlation of a rank's wandering speed from one step to the next."""
 
 _BUCKETS: Final = 4
 """Of gradients, where their reduction overlaps the last backwards."""
@@ -99,7 +99,7 @@ class _Simulation:
         return [fault for fault in self._job.faults if fault.kind in kinds and self._step in fault.steps]
 
     def _work_factors(self, slow_phase: str) -> Float64:
-        """How much longer than usual each rank works in a phase; shape (stages, ranks of a stage)."""
+        """Return how much longer than usual each rank works in a phase; shape (stages, ranks of a stage)."""
         factors = np.array(self._wandering[self._step])
         for fault in self._active(faults.SLOW_RANK, slow_phase):
             factors[list(fault.where)] *= fault.amount
@@ -111,11 +111,13 @@ class _Simulation:
         return shaped
 
     def _on_hosts(self, ranks: Int64, fault: faults.Fault) -> Bool:
-        """Which of these ranks are on the hosts that a fault names."""
+        """Return which of these ranks are on the hosts that a fault names."""
         return np.isin(ranks // self._job.gpus_per_host, fault.where)
 
     def _sequence_factors(self) -> Float64:
-        """The work of each microbatch, shape (microbatches, ranks of a stage): equal on all ranks of a replica."""
+        """Return the work of each microbatch, shape (microbatches, ranks of a stage): equal on all ranks of a
+        replica.
+        """
         job = self._job
         factors = np.ones((job.microbatches, job.dp))
         for fault in self._active(faults.SEQUENCE_IMBALANCE):
@@ -126,7 +128,7 @@ class _Simulation:
         return np.repeat(factors, job.cp * job.tp, axis=1)
 
     def _link_factors(self, members: Int64) -> Float64:
-        """How much longer communications of these groups of global ranks take."""
+        """Return how much longer communications of these groups of global ranks take."""
         factors = np.ones(len(members))
         for fault in self._active(faults.SLOW_LINK):
             uses = np.all([(members == rank).any(axis=1) for rank in fault.where], axis=0)
@@ -137,7 +139,7 @@ class _Simulation:
         return factors
 
     def _send_factors(self, sender: Int64, receiver: Int64) -> Float64:
-        """How much longer messages between these global ranks take for their direction."""
+        """Return how much longer messages between these global ranks take for their direction."""
         factors = np.ones(len(sender))
         for fault in self._active(faults.SLOW_SEND):
             goes = np.all([ends == rank for ends, rank in zip((sender, receiver), fault.where, strict=False)], axis=0)
@@ -160,20 +162,20 @@ class _Simulation:
             self._pause(stage, schema.DATA, "data", duration, Place(self._step, stage=stage))
 
     def _added(self, kind: str, stage: int) -> Int64:
-        """What faults of this kind add to a step, by rank of a stage."""
+        """Return what faults of this kind add to a step, by rank of a stage."""
         added = np.zeros(self._job.world_size, np.int64)
         for fault in self._active(kind):
             added[list(fault.where)] += round(fault.amount * 1e6)
         return added[stage * self._width : (stage + 1) * self._width]
 
     def _pause(self, stage: int, kind: int, name: str, duration: Int64, place: Place) -> None:
-        """The ranks of a stage do something else for a while, which has a row."""
+        """Add an interruption on the ranks of a stage, with a row."""
         begin = self._now[stage]
         self._now[stage] = begin + duration
         self._rows[stage].work(kind, name, place, begin, self._now[stage])
 
     def _pipeline(self) -> None:
-        """Every stage's actions, each as soon as what it needs exists."""
+        """Run every stage's actions, each as soon as its inputs exist."""
         sent: dict[tuple[str, int, int], _Sent] = {}
         next_action = [0] * self._job.pp
         progress = True
@@ -234,7 +236,7 @@ class _Simulation:
         self._now[stage] = end
 
     def _compute(self, stage: int, action: Action, place: Place) -> None:
-        """A forward or backward: as many stretches of work as there are communications in it, and one more."""
+        """Run a forward or backward: one interval of work before, between and after its communications."""
         job, begin = self._job, self._now[stage]
         split = job.order == ZERO_BUBBLE
         if action.letter == FORWARD:
@@ -266,7 +268,7 @@ class _Simulation:
         return [(role, operation) for role, operation in wanted if self._layout.size(role) > 1]
 
     def _collect_garbage(self, stage: int, action: Action, place: Place) -> None:
-        """In the forward of the middle microbatch."""
+        """Collect garbage in the forward of the middle microbatch."""
         if action != Action(FORWARD, self._job.microbatches // 2, 0):
             return
         self._pause(stage, schema.GC, "gc", self._added(faults.GC, stage), place)
@@ -279,7 +281,7 @@ class _Simulation:
         return number
 
     def _transfer_ns(self, operation: str, num_bytes: int, members: Int64) -> Int64:
-        """Of each group of global ranks, how long the operation takes once all are there."""
+        """Return how long the operation takes in each group of global ranks, once all have arrived."""
         same_host = self._layout.on_one_host(members)
         usual = self._job.network.transfer_ns(operation, num_bytes, members.shape[1], same_host=same_host)
         return self._jittered(usual * self._link_factors(members), len(members))
@@ -287,7 +289,7 @@ class _Simulation:
     def _collective(
         self, stage: int, role: str, operation: str, num_bytes: int, place: Place, dtype: str = "bfloat16"
     ) -> None:
-        """A synchronous collective of the ranks of a stage."""
+        """Run a synchronous collective of the ranks of a stage."""
         members = self._layout.of_stage(role, stage)
         start = self._now[stage]
         end = self._ends(operation, num_bytes, members + stage * self._width, start[members])
@@ -299,14 +301,14 @@ class _Simulation:
         self._now[stage] = scattered
 
     def _ends(self, operation: str, num_bytes: int, members: Int64, starts: Int64) -> Int64:
-        """When each member's operation ends, shape (groups, members)."""
+        """Return when each member's operation ends, shape (groups, members)."""
         after = starts.max(axis=1) + self._transfer_ns(operation, num_bytes, members)
         scatter = self._job.end_scatter_ns
         late = np.rint(self._random.exponential(scatter, members.shape)).astype(np.int64) if scatter else 0
         return np.asarray(np.broadcast_to(after[:, None] + late, members.shape))
 
     def _across_stages(self, role: str, operation: str, num_bytes: int, dtype: str) -> None:
-        """A synchronous collective of ranks of several stages, at the end of a step."""
+        """Run a synchronous collective of ranks of several stages, at the end of a step."""
         members = self._layout.members[role]
         stages = np.unique(members // self._width).tolist()
         start = np.concatenate(self._now)
@@ -368,7 +370,9 @@ class _Simulation:
 
 
 def _wandering(job: Job) -> Float64:
-    """How much longer than usual each rank works in each step, shape (steps, ranks): an autoregressive process."""
+    """Return how much longer than usual each rank works in each step, shape (steps, ranks): an autoregressive
+    process.
+    """
     drawn = np.random.default_rng([job.seed, 3]).normal(0.0, job.wander, (job.steps, job.world_size))
     speed = np.empty_like(drawn)
     speed[0] = drawn[0]

@@ -1,4 +1,4 @@
-"""From a job to what its ranks would have recorded, and the truth about it."""
+"""Makes the recording of a simulated job, and the truth about it."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class Synthetic:
 
     @property
     def names(self) -> list[str]:
-        """What the codes of names stand for; equal for all ranks."""
+        """Return what the codes of names stand for; equal for all ranks."""
         return list(NAMES)
 
     @property
     def run(self) -> Run:
-        """What all ranks recorded, in memory."""
+        """Return what all ranks recorded, in memory."""
         ranks = {rank: self.rank_trace(rank) for rank in range(self.job.world_size)}
         return Run(path=Path("synthetic-run"), ranks=ranks, names=self.names)
 
     def rank_trace(self, rank: int) -> RankTrace:
-        """What one rank recorded, as the reader would give it back."""
+        """Return what one rank recorded, as the reader would give it back."""
         metadata = self.metadata(rank)
         spans, dropped = self._recorded(rank)
         return RankTrace(
@@ -79,7 +79,7 @@ class Synthetic:
         )
 
     def topology(self, rank: int) -> dict[str, Any]:
-        """What the integration of Megatron tells about a rank."""
+        """Return what the integration of Megatron tells about a rank."""
         return {
             "coordinates": self._layout.coordinates(rank),
             "parallel": self._layout.parallel(),
@@ -118,7 +118,9 @@ class Synthetic:
         return self._clock(rank).anchors(self.job.start_ns, max(steps[-1]["end_ns"], self.job.start_ns))
 
     def _recorded(self, rank: int) -> tuple[Spans, dict[str, int]]:
-        """A rank's rows in the order of the program, on its host's clock; and how many communications are missing."""
+        """Return a rank's rows in the order of the program, on its host's clock; and how many communications are
+        missing.
+        """
         stage, position = divmod(rank, self._layout.ranks_per_stage)
         columns = self._stages[stage]
         random = np.random.default_rng([self.job.seed, 3, rank])
@@ -210,14 +212,14 @@ def _truth(job: Job, layout: Layout, simulated: Simulated) -> dict[str, Any]:
 
 
 def _place(fault: Fault) -> str:
-    """Where it is: all links of a rank are the rank's."""
+    """Return where it is: all links of a rank are the rank's."""
     if fault.kind in (SLOW_LINK, SLOW_SEND) and len(fault.where) == 1:
         return "ranks"
     return PLACES.get(fault.kind, "ranks")
 
 
 def _guilty(job: Job, layout: Layout, fault: Fault) -> list[int]:
-    """The ranks whose fault it is: both ends of a link, all of a host, stage or replica; none where it moves."""
+    """Return the ranks whose fault it is: both ends of a link, all of a host, stage or replica; none where it moves."""
     if fault.kind in (SEQUENCE_IMBALANCE, LONG_MICROBATCH) and len(fault.where) < 2:
         return []
     if fault.kind == LONG_MICROBATCH:
@@ -257,6 +259,6 @@ def _mean_step_ns(job: Job) -> int:
 
 
 def _mean(simulated: Simulated) -> int:
-    """From the start of the first step to the end of the last one, per step."""
+    """Return the time from the start of the first step to the end of the last one, per step."""
     whole = simulated.step_end[-1].max() - simulated.step_start[0].min()
     return round(float(whole) / len(simulated.step_end))

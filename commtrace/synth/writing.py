@@ -1,4 +1,4 @@
-"""Puts a synthetic run where a recorder would have put it."""
+"""Writes a synthetic run in the layout of a recorder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 from commtrace.errors import ConfigurationError
 from commtrace.synth.synthesis import Synthetic
 from commtrace.trace import schema
+from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace
-from commtrace.trace.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
 
 TRUTH_FILE: Final = "truth.json"
 
@@ -31,7 +31,7 @@ def write(
     ranks: Iterable[int] | None = None,
     progress: Callable[[int], object] = lambda num_spans: None,
 ) -> int:
-    """Write the run and ``truth.json``; returns the number of spans.
+    """Write the run and ``truth.json``, and return the number of spans.
 
     Args:
         synthetic: the run.
@@ -67,7 +67,7 @@ def _write_rank(synthetic: Synthetic, directory: Path, rank: int, session: int, 
 
 
 def _marks(synthetic: Synthetic, trace: RankTrace) -> list[Row]:
-    """What a recorder tells besides its spans."""
+    """Return what a recorder tells besides its spans."""
     dropped = [_mark("dropped", dict(trace.dropped))] if trace.dropped else []
     return [
         *(_mark("process_group", _group(one)) for one in trace.groups.values()),
@@ -82,7 +82,7 @@ def _group(one: Group) -> dict[str, Any]:
 
 
 def _mark(name: str, detail: Any) -> Row:
-    """A row of the schema, of which only kind, name, lane and detail say something."""
+    """Return a row of the schema, of which only kind, name, lane and detail say something."""
     values: dict[str, Any] = dict.fromkeys(schema.SCHEMA.names, schema.NOT_APPLICABLE)
     values |= {"kind": schema.MARK, "name": name, "lane": schema.HOST, "start": 0, "end": 0, "op_in_seq": 0}
     values |= {"dtype": None, "is_async": False, "timing": schema.HOST_TIMING, "detail": json.dumps(detail)}

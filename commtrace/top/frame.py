@@ -133,5 +133,5 @@ class Frame:
     took_ns: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The frame as JSON can hold it."""
+        """Return the frame as JSON can hold it."""
         return asdict(self)

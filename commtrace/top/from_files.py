@@ -11,27 +11,27 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
-from commtrace.analysis.arrivals import says_now
+from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.endings import ENDED, SILENT, STOPPED, Ending, find_endings, wall_clock_ns
-from commtrace.analysis.match import Matches
-from commtrace.analysis.operations import is_kernel_trace
-from commtrace.analysis.rank_means import RankMean, rank_means
+from commtrace.analysis.hangs.arrivals import says_now
+from commtrace.analysis.hangs.liveness import ENDED, SILENT, STOPPED, Ending, find_endings, wall_clock_ns
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
-from commtrace.analysis.step_attempts import LaunchSteps, repeated_steps, told_apart
-from commtrace.analysis.step_inference import infer_steps
-from commtrace.analysis.straggler import Findings, find_stragglers
-from commtrace.analysis.straggler_verdict import HOST, RANKS
+from commtrace.analysis.steps.attempts import LaunchSteps, repeated_steps, told_apart
+from commtrace.analysis.steps.inference import infer_steps
 from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.verdict import HOST, RANKS
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
-from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, read_file
-from commtrace.trace.locate import find_run_directory
+from commtrace.trace.files.inputs import MOST_RANKS, all_printable, decode_json, read_file
+from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace.files.tail import Newest, RunTail
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.step_range import StepRange
-from commtrace.trace.tail import Newest, RunTail
+from commtrace.trace.selection.step_range import StepRange
 
 MONITOR_FILE: Final = "monitor.json"
 STEPS_SHOWN: Final = "steps shown"
@@ -60,7 +60,7 @@ class FileSource:
     """Makes frames of a run directory.
 
     Args:
-        path: as for :func:`commtrace.trace.reader.load_run`.
+        path: as for :func:`commtrace.trace.files.reader.load_run`.
         last: so many newest steps are shown; 0: as many as a job of this size affords, see :func:`steps_of`.
         ask: for the process of a rank.
     """
@@ -73,7 +73,7 @@ class FileSource:
         self._tail = RunTail(path)
 
     def look(self) -> Frame:
-        """The run as it is now.
+        """Return the run as it is now.
 
         Raises:
             RunNotFoundError: nothing was recorded there, or nothing yet.
@@ -97,7 +97,9 @@ class FileSource:
 
 
 def steps_of(ranks: int) -> int:
-    """How many steps of a job of so many ranks are shown: a look costs in proportion to both. 8 judge stragglers."""
+    """Return how many steps of a job of so many ranks are shown: a look costs in proportion to both. 8 judge
+    stragglers.
+    """
     return min(MOST_STEPS, max(_FEWEST_STEPS, MOST_STEPS * _RANKS_WITH_ALL_STEPS // max(ranks, 1)))
 
 
@@ -107,7 +109,7 @@ def _count_ranks(path: str | Path) -> int:
 
 
 def read_monitor(directory: Path) -> Mapping[str, Any] | None:
-    """What the online monitor last said of the run; None without one.
+    """Return what the online monitor last said of the run; None without one.
 
     Raises:
         TraceFormatError: its file says something else.
@@ -148,7 +150,7 @@ def make_frame(
     monitor: Mapping[str, Any] | None = None,
     ask: AskProcess = unknown_process,
 ) -> Frame:
-    """The frame of what was read.
+    """Return the frame of what was read.
 
     Args:
         newest: the end of the run.
@@ -212,7 +214,7 @@ def _attempts(run: Run, steps: StepRange | None) -> Iterator[str]:
 
 
 def _run_and_steps(newest: Newest, last: int) -> tuple[Run, StepRange | None]:
-    """The run, with inferred steps if nothing marked them, and the steps to show; None if there are none."""
+    """Return the run, with inferred steps if nothing marked them, and the steps to show; None if there are none."""
     if newest.end > newest.first:
         return newest.run, StepRange(newest.first, newest.end)
     inferred = infer_steps(newest.run)
@@ -230,7 +232,7 @@ def _step_numbers(trace: RankTrace) -> np.ndarray:
 
 
 def _analysed(run: Run, steps: StepRange | None) -> Analysis | None:
-    """None where no step is there in full, or none in detail."""
+    """Return None where no step is there in full, or none in detail."""
     if steps is None:
         return None
     try:
@@ -345,7 +347,7 @@ def _told_by_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Iterator
 
 
 def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: bool) -> tuple[Slow, ...]:
-    """The monitor's findings first. Whom the steps shown name as well is told once, by their closer comparison.
+    """Return the monitor's findings first. Whom the steps shown name as well is told once, by their closer comparison.
 
     Args:
         by_monitor, by_steps: dearest first.
@@ -368,7 +370,7 @@ def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: 
 
 
 def _names(several: Slow, one: Slow) -> bool:
-    """Whether a finding, which may be about several ranks, names whom another one names."""
+    """Return whether a finding, which may be about several ranks, names whom another one names."""
     if several.cause in _NO_RANK or one.cause in _NO_RANK:
         return (several.cause, several.who) == (one.cause, one.who)
     if HOST in (several.place, one.place) and several.host == one.host:
@@ -427,7 +429,7 @@ def _notes(
 
 
 def _pauses(run: Run) -> str:
-    """Which ranks are in what, where that is a reason for no step to end; empty if there is none."""
+    """Return which ranks are in what, where that is a reason for no step to end; empty if there is none."""
     ranks: dict[str, list[int]] = {}
     for rank, trace in run.ranks.items():
         open_kinds = {span["kind"] for span in trace.activity.get("open", ())} if says_now(trace) else set()
@@ -440,7 +442,7 @@ def _pauses(run: Run) -> str:
 def _stalled_ns(
     run: Run, rows: Sequence[RankRow], endings: Mapping[int, Ending], step_ns: int | None, now_ns: int
 ) -> int | None:
-    """How long no rank has ended a step, if that is out of the ordinary."""
+    """Return how long no rank has ended a step, if that is out of the ordinary."""
     ends = [
         wall_clock_ns(trace, int(trace.spans.end[own].max()))
         for trace in run.ranks.values()

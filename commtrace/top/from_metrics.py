@@ -18,14 +18,14 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
-from commtrace.analysis.straggler_verdict import HOST, RANKS
 from commtrace.analysis.stragglers.limits import SUMS
 from commtrace.analysis.stragglers.normal import Work, judge
+from commtrace.analysis.stragglers.verdict import HOST, RANKS
 from commtrace.errors import RunNotFoundError
 from commtrace.redaction import redacted_url
 from commtrace.top.frame import Exposed, Frame, RankRow, Slow
 from commtrace.top.http import MetricsError, fetch
-from commtrace.trace.inputs import all_printable, decode_json
+from commtrace.trace.files.inputs import all_printable, decode_json
 from commtrace.trace.spans import Int64
 
 ALERT: Final = "alert"
@@ -79,7 +79,7 @@ class RankTotals:
     split: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def since(self, before: RankTotals) -> RankTotals:
-        """What has been added; everything so far, where the rank was started again meanwhile."""
+        """Return what has been added; everything so far, where the rank was started again meanwhile."""
         if before.steps > self.steps:
             return self
         return replace(
@@ -121,7 +121,7 @@ class EndpointSource:
         self._seen: deque[Totals] = deque(maxlen=_MOST_LOOKS)
 
     def look(self) -> Frame:
-        """The rank as it is now.
+        """Return the rank as it is now.
 
         Raises:
             MetricsError: no answer, or not in Prometheus's text format.
@@ -132,7 +132,7 @@ class EndpointSource:
         return replace(frame, took_ns=time.monotonic_ns() - began)
 
     def frame_of(self, text: str, now_ns: int) -> Frame:
-        """The frame of what the endpoint answered, and of what it answered before."""
+        """Return the frame of what the endpoint answered, and of what it answered before."""
         now = totals_of(_parsed(text, redacted_url(self._url)))
         if not any(one.steps for one in now.values()):
             raise RunNotFoundError(f"{redacted_url(self._url)} has told of no complete step yet.")
@@ -169,7 +169,7 @@ class PrometheusSource:
         self._run_id = run_id
 
     def look(self) -> Frame:
-        """The job as it is now.
+        """Return the job as it is now.
 
         Raises:
             MetricsError: no answer, or no Prometheus.
@@ -250,7 +250,7 @@ def _parsed(text: str, where: str) -> list[Sample]:
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float | str) -> Sample:
-    """A series; what is no number that a metric of a job can have is NaN, which is passed over.
+    """Return a series; what is no number that a metric of a job can have is NaN, which is passed over.
 
     Raises:
         ValueError: the value is none.
@@ -275,7 +275,7 @@ class _Answer(msgspec.Struct):
 
 
 def totals_of(samples: Iterable[Sample]) -> Totals:
-    """The samples put together by rank; metrics that are not commtrace's are passed over."""
+    """Return the samples put together by rank; metrics that are not commtrace's are passed over."""
     found: Totals = {}
     for name, labels, value in samples:
         if not name.startswith("commtrace_") or math.isnan(value):
@@ -319,7 +319,7 @@ def frame_of_totals(
     alerts: Sequence[Mapping[str, str]] = (),
     found: Sequence[Sample] = (),
 ) -> Frame:
-    """The frame.
+    """Return the frame.
 
     Args:
         source: where it is from.
@@ -391,7 +391,9 @@ def _row(so_far: RankTotals, added: RankTotals | None, now_ns: int) -> RankRow:
 
 
 def _split(exposed_ns: int, wait: float, transfer: float) -> Exposed:
-    """All that was exposed, divided as the calls are that the monitor compared; not divided where it compared none."""
+    """Return all that was exposed, divided as the calls are that the monitor compared; not divided where it compared
+    none.
+    """
     compared = wait + transfer
     if compared <= 0:
         return Exposed(exposed_ns)
@@ -424,7 +426,7 @@ def _who(labels: Mapping[str, str]) -> str:
 
 
 def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> Iterator[Slow]:
-    """Ranks whose own work is beyond what is normal at their stage."""
+    """Yield ranks whose own work is beyond what is normal at their stage."""
     known = [rank for rank, one in totals.items() if one.work is not None and one.steps > 0]
     if not known:
         return

@@ -23,7 +23,7 @@ class MetricsError(CommtraceError):
 
 
 def fetch(url: str, **parameters: str) -> str:
-    """What a GET answers.
+    """Return what a GET answers.
 
     Args:
         url: http or https, with ``user:password@`` before the host where it wants credentials.

@@ -1,8 +1,7 @@
-"""Ranks side by side in one table: what is done to a column is done to those of many ranks at once.
+"""Columns that hold the rows of several ranks, so that one numpy call handles all of them.
 
-A step on one rank's rows costs Python the same whether they are a hundred or a hundred thousand, and a run has a
-thousand ranks. A block holds so many ranks that this no longer counts, and so few rows that what is made of them on the
-way stays in the caches of a core.
+A numpy call has the same overhead for a hundred rows as for a hundred thousand. A block has so many ranks that this
+overhead does not matter, and so few rows that they stay in the caches of a core.
 
 >>> for block in run.blocks:                                    # doctest: +SKIP
 ...     longest = np.maximum.reduceat(block.spans.end - block.spans.start, block.bounds[:-1])
@@ -29,7 +28,7 @@ _LONGEST_AXIS_NS: Final = 2.0**62
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of some ranks, those of one behind those of the other.
+    """Rows of several ranks, one rank after the other.
 
     Attributes:
         ranks: their numbers, ascending.
@@ -43,21 +42,21 @@ class Block:
 
     @classmethod
     def of_ranks(cls, spans: Mapping[int, Spans]) -> Block:
-        """A copy of the rows of these ranks."""
+        """Return a copy of the rows of these ranks."""
         return cls(tuple(spans), bounds_of([len(own) for own in spans.values()]), Spans.concatenate([*spans.values()]))
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def slices(self) -> dict[int, slice]:
-        """By rank, its rows."""
+        """Return the rows of each rank as a slice."""
         return {
             rank: slice(begin, end)
             for rank, (begin, end) in zip(self.ranks, pairwise(self.bounds.tolist()), strict=True)
         }
 
     def split(self, column: npt.NDArray[Any]) -> dict[int, npt.NDArray[Any]]:
-        """By rank, its part of a column of the block; no copy."""
+        """Return each rank's part of a column of the block, without a copy."""
         return {rank: column[own] for rank, own in self.slices().items()}
 
     def together(self, parts: Mapping[int, npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -65,35 +64,35 @@ class Block:
         return np.concatenate([parts[rank] for rank in self.ranks])
 
     def single(self) -> Iterator[Block]:
-        """Every rank as a block of its own; no copy."""
+        """Yield every rank as a block, without a copy."""
         for rank, rows in self.slices().items():
             yield Block((rank,), bounds_of([rows.stop - rows.start]), self.spans.take(rows))
 
     def per_row(self, of_rank: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A value per rank, in the order of ``ranks``, handed to all rows of each."""
+        """Return a value per rank, in the order of ``ranks``, repeated for every row of the rank."""
         return np.repeat(of_rank, np.diff(self.bounds))
 
     def rank(self) -> Int32:
-        """Whose each row is."""
+        """Return the rank of each row."""
         return np.asarray(self.per_row(np.array(self.ranks, np.int32)))
 
     def end_to_end(self) -> Int64:
-        """See :func:`end_to_end`; of its rows."""
+        """Return :func:`end_to_end` of the block's rows."""
         return end_to_end(self.spans.start, self.spans.end, self.bounds)
 
 
 def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
-    """What to add to the times of each rank so that no time of a rank is in another one's part of the axis.
+    """Return a shift per rank that places the times of all ranks one after the other on a common axis.
 
-    What is sorted, searched or cut by time can then be so for all ranks at once. The parts are in the order of the
-    ranks; within each, times differ by as much as before.
+    Rows of all ranks can then be sorted, searched or cut by time at once. Ranks keep their order, and times within a
+    rank their distances.
 
     Args:
-        start, end: of rows, those of one rank behind those of the other.
+        start, end: of rows, one rank after the other, ns.
         bounds: where the rows of each rank begin, and the number of rows.
 
     Raises:
-        TraceFormatError: the times are so far apart that the axis would be longer than 64 bits can count.
+        TraceFormatError: the axis would be longer than 64 bits can count.
     """
     shifts = np.zeros(len(bounds) - 1, np.int64)
     filled = np.diff(bounds) > 0
@@ -112,12 +111,12 @@ def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
 
 
 def bounds_of(lengths: Sequence[int] | Int64) -> Int64:
-    """Where parts of these lengths begin, and after the last one where it ends."""
+    """Return where parts of these lengths begin, and where the last one ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def blocks_of(spans: Mapping[int, Spans]) -> Iterator[Block]:
-    """The rows of ranks, copied into blocks."""
+    """Yield the rows of ranks, copied into blocks."""
     held: dict[int, Spans] = {}
     rows = 0
     for rank, own in spans.items():

@@ -1,4 +1,4 @@
-"""How an accelerator was doing: what the driver says of its clock, temperature, power and errors."""
+"""State of an accelerator as its driver reports it: clock, temperature, power and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOWDOWNS: Final = {
 
 
 class DeviceState(NamedTuple):
-    """One reading. What a device does not tell is None.
+    """One reading. A field that the device does not report is None.
 
     Attributes:
         at_ns: on the rank's monotonic clock.

@@ -60,8 +60,8 @@ def with_gone_peers(trace: RankTrace, rank_directory: Path) -> RankTrace:
     return replace(trace, gone_peers=tuple(map(tuple, looks)))
 
 
-def _is_rank(told: object, world_size: int) -> bool:
-    return type(told) is int and 0 <= told < world_size
+def _is_rank(value: object, world_size: int) -> bool:
+    return type(value) is int and 0 <= value < world_size
 
 
 def _path(rank_directory: Path, session: int) -> Path:

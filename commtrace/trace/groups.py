@@ -1,7 +1,7 @@
 """Identity of a process group across ranks.
 
-Group names are per-process strings and are not always equal on all members. What is equal on every member is the set
-of members and the order in which groups of the same members were created, so that is what a group *is* here.
+Group names are per-process strings and may differ between members. The set of members, and the order in which groups of
+the same members were created, are equal on every member, so they identify a group here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Group(NamedTuple):
 
 
 def group_id(ranks: Sequence[int], ordinal: int) -> int:
-    """A number for the ``ordinal``-th group with these members: equal on all ranks without communication.
+    """Return a number for the ``ordinal``-th group with these members: equal on all ranks without communication.
 
     The first 63 bits of a BLAKE2b digest: with 100,000 groups the chance of any collision is below 10⁻⁹.
     """

@@ -1,4 +1,4 @@
-"""What the detail of each mark may be: the types against which readers check the JSON in a file.
+"""Types of the detail of each mark, against which readers check the JSON in a file.
 
 >>> read_mark("progress", '{"step": 3}', most_ranks=1)
 {'step': 3}
@@ -8,7 +8,7 @@ Traceback (most recent call last):
 ValueError: Expected `int`, got `str` - at `$.step`
 
 A mark that is added to metadata.py needs its type here. Fields that are not declared are left out, so nothing reads
-what nobody has checked; marks that are not declared are passed over.
+unchecked fields; undeclared marks are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from commtrace.trace import schema
-from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
+from commtrace.trace.files.inputs import MOST_RANKS, all_printable, decode_json
 
 _LARGEST: Final = 2**62
 """Sums and differences of two such numbers still fit into 64 bits."""
@@ -187,7 +187,7 @@ _TYPES: Final[Mapping[str, Any]] = {
 
 
 def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
-    """The detail of a mark, as plain values of the types above; None for marks that readers pass over.
+    """Return the detail of a mark, as plain values of the types above; None for marks that readers pass over.
 
     Args:
         most_ranks: no rank of the job has this number.
@@ -206,7 +206,7 @@ def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
 
 
 def topology_fields() -> set[str]:
-    """What may be told of a topology; anything else is left out when it is read."""
+    """Return the declared fields of a topology; readers leave out anything else."""
     return set(_Topology.__struct_fields__)
 
 

@@ -1,4 +1,4 @@
-"""What the marks of a rank tell, put together: the reader's view of a file, and the live view of a running rank."""
+"""The marks of a rank, collected: for readers of files and for the live view of a running rank."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class Marks:
         self.failures: list[Mapping[str, Any]] = []
 
     def add_problem(self, message: str) -> None:
-        """What a reader of the rank's numbers must know; said once."""
+        """Add a problem for readers of the rank's numbers, once."""
         if message not in self.problems:
             self.problems = (*self.problems, message)
 
     @property
     def coordinates(self) -> Mapping[str, int]:
-        """Position in each parallel dimension; empty if no integration told."""
-        told: Mapping[str, int] = self.topology.get("coordinates", {})
-        return told
+        """Position in each parallel dimension; empty without an integration."""
+        coordinates: Mapping[str, int] = self.topology.get("coordinates", {})
+        return coordinates
 
     @property
     def parallel(self) -> Mapping[str, int]:
-        """Size of each parallel dimension; empty if no integration told."""
-        told: Mapping[str, int] = self.topology.get("parallel", {})
-        return told
+        """Size of each parallel dimension; empty without an integration."""
+        sizes: Mapping[str, int] = self.topology.get("parallel", {})
+        return sizes
 
     def completed(self, metadata: RankMetadata) -> RankMetadata:
         """Metadata of the rank, with what was not known yet when the header of its files was written."""
@@ -62,12 +62,11 @@ class Marks:
         return replace(metadata, device=device["name"], device_uuid=device["uuid"])
 
     def read(self, name: str, detail: Any, at_ns: int | None = None) -> None:
-        """Take one mark; those that tell something else are passed over.
+        """Collect one mark; unknown ones are ignored.
 
         Args:
             name, detail: of the mark.
-            at_ns: when it was written; without it, what only readers of files want is not kept: when what was dropped,
-                readings of the device.
+            at_ns: when it was written; without it, times of drops and readings of the device are not kept.
         """
         if name == "process_group":
             self.groups[detail["id"]] = Group(**{**detail, "ranks": tuple(detail["ranks"])})

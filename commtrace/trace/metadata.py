@@ -1,4 +1,4 @@
-"""What is known about a rank apart from its spans: identity, host, versions, clocks.
+"""Facts about a rank apart from its spans: identity, host, versions, clocks.
 
 It travels as JSON in the Arrow schema metadata of every segment; what changes during the run (process groups,
 topology, clock anchors, drops) is appended as rows of kind ``mark`` whose ``detail`` is JSON:
@@ -19,11 +19,12 @@ activity           of a rank that recorded nothing for two seconds, and once at 
                    microbatch, chunk, stage], "open": [{"kind", "name", "since"}, …] innermost phase first,
                    "collectives": {group: how many were launched}, "p2p": [[group, is_send, peer, tag, how many], …],
                    "frames": ["file:line function", …] innermost first, "quiet_ns", "again_within_ns"}
-count              {"tokens", "samples", "model_flops"}: what the script told of the step in the row's column
+count              {"tokens", "samples", "model_flops"}: counts of the script for the step in the row's column
 aggregate          [[kind, name, group, peer, count, ns, bytes, longest ns], …]: sums over a step; see aggregates.py
 trigger            {"id", "first", "end", "modules", "by", "seen_at_step", "late"}: detail was asked for, see trigger.py
 hidden_ends        {"source", "hidden", "known", "refused", "compared", "median_difference_ns",
-                   "largest_difference_ns", "took_ns"}: true ends of hidden communication, see capture/hidden_ends.py
+                   "largest_difference_ns", "took_ns"}: true ends of hidden communication, see
+                       capture/collectives/hidden_ends.py
 device_state       one reading of the device, as the driver tells it: the fields of device_state.py that are known
 progress           {"step"}: where a rank is that records nothing now
 discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
@@ -44,7 +45,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import Final
 
-from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
+from commtrace.trace.files.inputs import MOST_RANKS, all_printable, decode_json
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
 SLURM_NODE: Final = "SLURMD_NODENAME"
@@ -54,7 +55,7 @@ NODE_VARIABLES: Final = frozenset({SLURM_NODE, KUBERNETES_NODE, KUBERNETES})
 """Of the environment: what the scheduler calls the node, and by what Kubernetes is known."""
 
 _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
-"""What torch takes for true."""
+"""Values that torch takes for true."""
 
 IMPORTED: Final = "imported"
 """The boot id of ranks that another program recorded."""
@@ -64,9 +65,9 @@ _LARGEST: Final = 2**62
 
 
 def measures_durations(environment: Mapping[str, str]) -> bool:
-    """Whether a job has told torch to measure how long its NCCL operations take.
+    """Return whether the job's environment makes torch measure the durations of NCCL operations.
 
-    Rows of hidden communication are then written some seconds late (:mod:`commtrace.capture.hidden_ends`).
+    Rows of hidden communication are then written some seconds late (:mod:`commtrace.capture.collectives.hidden_ends`).
     """
     return environment.get(TIMING_VARIABLE, "").lower() in _TRUE
 
@@ -116,19 +117,19 @@ class RankMetadata:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankMetadata:
-        """What the header of a segment says.
+        """Read the header of a segment.
 
         Raises:
             ValueError: it is no metadata, or of a rank that cannot be.
         """
-        told: RankMetadata = decode_json(text, cls)
-        numbers = (told.attempt, told.session, told.local_rank, told.pid, *astuple(told.anchor))
+        metadata: RankMetadata = decode_json(text, cls)
+        numbers = (metadata.attempt, metadata.session, metadata.local_rank, metadata.pid, *astuple(metadata.anchor))
         if any(abs(number) > _LARGEST for number in numbers):
             raise ValueError("a number of its header is larger than any clock or process has")
-        if not (0 <= told.rank < told.most_ranks and 1 <= told.world_size <= MOST_RANKS):
-            raise ValueError(f"rank {told.rank} of {told.world_size} is no rank of a job")
-        words = {name: all_printable(getattr(told, name)) for name in _WORDS}
-        return replace(told, **words)
+        if not (0 <= metadata.rank < metadata.most_ranks and 1 <= metadata.world_size <= MOST_RANKS):
+            raise ValueError(f"rank {metadata.rank} of {metadata.world_size} is no rank of a job")
+        words = {name: all_printable(getattr(metadata, name)) for name in _WORDS}
+        return replace(metadata, **words)
 
 
 _WORDS: Final = tuple(one.name for one in fields(RankMetadata) if one.type in ("str", "dict[str, str]"))

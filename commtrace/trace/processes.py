@@ -1,4 +1,4 @@
-"""What the process that recorded a rank is in, where that can be told: on its own host."""
+"""State of the process that recorded a rank, as far as its own host can tell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IN_KERNEL: Final = "in_kernel"
 GONE: Final = "gone"
 
 AskProcess = Callable[[RankMetadata], "str | None"]
-"""Tells what the process that recorded a rank is in; None where that cannot be told, as from another host."""
+"""Returns the state of the process that recorded a rank; None if it is not known, as from another host."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _STATE, _START = 0, 19
@@ -31,7 +31,7 @@ def unknown_process(metadata: RankMetadata) -> str | None:
 
 
 def process_state(metadata: RankMetadata) -> str | None:
-    """Return what a process of this boot of this host is in; None for one of another, or of another container.
+    """Return the state of a process of this boot of this host; None for one of another, or of another container.
 
     Returns:
         ``runs``; ``suspended``, by SIGSTOP or a debugger; ``in_kernel``, in a call that no signal interrupts; ``gone``.

@@ -1,4 +1,4 @@
-"""A recorded run in memory: what every analysis, view and export starts from."""
+"""A recorded run in memory: the input of every analysis, view and export."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from commtrace.trace.spans import Spans
 
 
 class Drop(NamedTuple):
-    """Spans that had been dropped since the rank last told of drops.
+    """Spans dropped since the rank last reported drops.
 
     Attributes:
-        told_ns: when it told, on its own clock.
+        reported_ns: when it reported them, on its own clock.
         counts: by kind.
     """
 
-    told_ns: int
+    reported_ns: int
     counts: Mapping[str, int]
 
 
@@ -37,24 +37,24 @@ class RankTrace:
         groups: the process groups that it is a member of, by ``Group.id``.
         coordinates: position in each parallel dimension, e.g. ``{"tp": 0, "pp": 1, "dp": 0}``; empty if unknown.
         parallel: size of each parallel dimension, e.g. ``{"tp": 2, "pp": 2, "dp": 1}``; empty if unknown.
-        topology: whatever else the framework integration told: ``framework``, ``schedule``, ``microbatches``, …
+        topology: further facts from the framework integration: ``framework``, ``schedule``, ``microbatches``, …
         dropped: spans that the recorder had to drop, by kind.
         anchors: the monotonic clock against the wall clock, over the run.
         in_flight: communications that had been launched and had not ended when the rank last reported.
         activity: what the rank said it was doing when it had recorded nothing for a while (see trace/metadata.py);
             empty in what older recorders and importers wrote.
         activity_ns: when it said so, on its own clock.
-        drops: each time that the rank told of dropped spans.
+        drops: reports of dropped spans, in order.
         device_states: readings of its device, in the order of time; empty where none were taken.
         last_written_ns: the latest instant, on its own clock, of which the files tell; None if they tell of none.
         closed: False when the rank did not end in order (killed, or still running).
-        exception: type of the one that nobody caught, if the rank ended for one; else empty.
+        exception: type of an uncaught exception that ended the rank; else empty.
         exception_frames: where it was raised, innermost first, as ``file:line function``.
         failures: communications that raised, as the ``failed`` marks have them.
         gone_peers: ranks of the same host that it saw end, look by look.
         aggregates: by step that is not in detail, the texts of its ``aggregate`` marks (:mod:`.aggregates`).
         discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
-        progress: (step, ns) while nothing was recorded, of a rank that was told to record only some steps.
+        progress: (step, ns) while nothing was recorded, of a rank that records only some steps.
         triggers: what was asked for while the run went on, as the ``trigger`` marks have it.
         details: JSON extras of communications, by span id.
     """
@@ -90,15 +90,15 @@ class RankTrace:
 
     @property
     def recording(self) -> Mapping[str, Any]:
-        """How the rank was told to record: ``sample``, ``skip_roles``, …; empty for what was imported."""
-        told: Mapping[str, Any] = self.topology.get("recording", {})
-        return told
+        """Return the recording options of the rank: ``sample``, ``skip_roles``, …; empty for what was imported."""
+        options: Mapping[str, Any] = self.topology.get("recording", {})
+        return options
 
     @property
     def process_start_ns(self) -> int | None:
-        """When its process began, on its own clock; None where that was not recorded."""
-        told = self.topology.get("process_start_ns")
-        return told if isinstance(told, int) else None
+        """Return when its process began, on its own clock; None where that was not recorded."""
+        start_ns = self.topology.get("process_start_ns")
+        return start_ns if isinstance(start_ns, int) else None
 
     @property
     def first_step(self) -> int:
@@ -131,11 +131,11 @@ class Run:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The rows of all ranks, many ranks in one table: as they were loaded, else a copy."""
+        """The rows of all ranks as blocks of many ranks: as they were loaded, else a copy."""
         return tuple(blocks_of({rank: trace.spans for rank, trace in self.ranks.items()}))
 
     def with_blocks(self, blocks: Sequence[Block]) -> Run:
-        """This run with other rows: the ranks of these blocks, which it has, and what is in them."""
+        """Return this run with other rows: the ranks of these blocks, which it has, and what is in them."""
         ranks = {
             rank: replace(self.ranks[rank], spans=block.spans.take(rows))
             for block in blocks
@@ -155,5 +155,5 @@ class Run:
         return max(trace.metadata.world_size for trace in self.ranks.values())
 
     def name_code(self, name: str) -> int:
-        """The code of a name, or −2 (a code that no row has) if the run does not hold it."""
+        """Return the code of a name, or −2 (a code that no row has) if the run does not hold it."""
         return self.names.index(name) if name in self.names else -2

@@ -1,4 +1,4 @@
-"""The one table that commtrace records: a row is a span of time on one rank.
+"""The table that commtrace records: a row is a span of time on one rank.
 
 Everything that commtrace shows is computed from these rows. Times are int64 nanoseconds of the host's monotonic clock
 (``CLOCK_MONOTONIC``), which all ranks of one boot of one host share and which no clock step can bend; the anchors in

@@ -75,11 +75,11 @@ class Spans:
         return len(self.kind)
 
     def take(self, rows: npt.NDArray[Any] | slice) -> Spans:
-        """The rows selected by a mask, by indices (in that order) or by a slice (without copying)."""
+        """Return the rows selected by a mask, by indices (in that order) or by a slice (without copying)."""
         return Spans(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def replace(self, **columns: npt.NDArray[Any]) -> Spans:
-        """These spans with some columns exchanged."""
+        """Return these spans with some columns exchanged."""
         return Spans(*(columns.get(column.name, getattr(self, column.name)) for column in fields(self)))
 
     @classmethod
@@ -88,7 +88,7 @@ class Spans:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Spans]) -> Spans:
-        """The rows of all parts; of a single one the part itself."""
+        """Return the rows of all parts; of a single one the part itself."""
         if not parts:
             return cls.empty()
         if len(parts) == 1:
@@ -97,7 +97,8 @@ class Spans:
 
     @classmethod
     def from_tuples(cls, rows: Sequence[tuple[Any, ...]], names: list[str]) -> Spans:
-        """Spans from rows in the order of the schema, as the recorder makes them; new names are appended to ``names``.
+        """Return spans from rows in the order of the schema, as the recorder makes them; new names are appended to
+        ``names``.
 
         Args:
             rows: kind, lane and timing as codes, name and dtype as words or None.
@@ -117,7 +118,7 @@ class Spans:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], names: list[str]) -> Spans:
-        """Spans from dictionaries, for tests and small importers.
+        """Return spans from dictionaries, for tests and small importers.
 
         Missing columns are "does not apply". Words (``kind="forward"``, ``name="all_reduce"``) are coded; new names
         are appended to ``names``.

@@ -32,7 +32,7 @@ _BUCKETS: Final = f"sum by (le) (rate(commtrace_step_duration_seconds_bucket{{{R
 
 
 def dashboards() -> dict[str, Dashboard]:
-    """All of them, by the name of their file."""
+    """Return all of them, by the name of their file."""
     return {
         "commtrace-overview.json": _dashboard("overview", "Overview", _overview(), ranks=False),
         "commtrace-rank.json": _dashboard("rank", "Rank", _one_rank(), ranks=True),
@@ -240,17 +240,17 @@ def _health() -> list[list[Panel]]:
 
 
 def _average(title: str, series: str, told: str) -> Panel:
-    """A share, as the mean over ranks, large."""
+    """Return a share, as the mean over ranks, large."""
     return number(title, "percentunit", Query(f"avg({series}{{{RUN}}})", ""), told)
 
 
 def _each_rank(title: str, unit: str, series: str, told: str = "") -> Panel:
-    """A line for each of the chosen ranks."""
+    """Return a line for each of the chosen ranks."""
     return lines(title, unit, Query(f"{series}{{{RANK}}}", "rank {{rank}}"), told=told)
 
 
 def _by_operation(title: str, unit: str, expr: str, told: str = "", *, stacked: bool = False) -> Panel:
-    """A line for each operation and role; ``{by}`` in the expression stands for these two labels."""
+    """Return a line for each operation and role; ``{by}`` in the expression stands for these two labels."""
     named = Query(expr.replace("{by}", _OPERATION), "{{operation}} {{role}}")
     return lines(title, unit, named, told=told, stacked=stacked)
 
@@ -269,7 +269,7 @@ def _share_of_wait() -> str:
 
 
 def _step(where: str, told: str) -> Panel:
-    """The parts of a step, on top of each other."""
+    """Return the parts of a step, on top of each other."""
     return lines("Where the step goes", "s", *_parts(where, "avg"), stacked=True, told=told)
 
 
@@ -278,7 +278,7 @@ def _rate(series: str, where: str) -> str:
 
 
 def _parts(where: str, aggregate: str) -> tuple[Query, ...]:
-    """The parts of a step, seconds per step, averaged over ranks."""
+    """Return the parts of a step, seconds per step, averaged over ranks."""
 
     def part(series: str, legend: str, by: str = "") -> Query:
         return Query(f"{aggregate}({_per_step(series, where, by, summed=True)})", legend)
@@ -295,7 +295,7 @@ def _parts(where: str, aggregate: str) -> tuple[Query, ...]:
 
 
 def _per_step(series: str, where: str, by: str = "", *, summed: bool = False) -> str:
-    """Seconds per step of each rank; ``by`` names the labels that the series has beside the rank's own."""
+    """Return seconds per step of each rank; ``by`` names the labels that the series has beside the rank's own."""
     rate = _rate(series, where)
     steps = f"({_STEPS.format(where=where)})"
     if not by:

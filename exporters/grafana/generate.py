@@ -12,7 +12,7 @@ DIRECTORY: Final = Path(__file__).parent / "dashboards"
 
 
 def dashboard_files() -> dict[str, str]:
-    """The texts of the files by name."""
+    """Return the texts of the files by name."""
     return {name: json.dumps(dashboard, indent=1) + "\n" for name, dashboard in dashboards().items()}
 
 

@@ -45,7 +45,7 @@ def lines(title: str, unit: str, *queries: Query, told: str = "", stacked: bool 
 
 
 def number(title: str, unit: str, query: Query, told: str = "", limits: Sequence[tuple[float, str]] = ()) -> Panel:
-    """The newest value, large; ``limits`` are values from which on it has a colour."""
+    """Return the newest value, large; ``limits`` are values from which on it has a colour."""
     return {
         **_panel("stat", title, told),
         "fieldConfig": {"defaults": {"unit": unit, "thresholds": _thresholds(limits)}, "overrides": []},
@@ -58,7 +58,9 @@ def table(
     title: str, unit: str, query: Query, columns: Mapping[str, str], told: str = "",
     limits: Sequence[tuple[float, str]] = (), hides: Sequence[str] = (),
 ) -> Panel:  # fmt: skip
-    """The newest value of each series, the highest first; ``columns`` are the labels shown and their headings."""
+    """Return the newest value of each series, the highest first; ``columns`` are the labels shown and their
+    headings.
+    """
     hidden = {"Time": True, **dict.fromkeys(("__name__", "instance", "job", *hides), True)}
     return {
         **_panel("table", title, told),
@@ -78,7 +80,7 @@ def matrix(
     title: str, unit: str, query: Query, rows: str, columns: str, told: str = "",
     limits: Sequence[tuple[float, str]] = (),
 ) -> Panel:  # fmt: skip
-    """The newest values as a heat map: one label down, another across."""
+    """Return the newest values as a heat map: one label down, another across."""
     defaults: dict[str, Any] = {
         "unit": unit,
         "decimals": 2,

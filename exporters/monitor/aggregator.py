@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from commtrace.exporters.monitor.hangs import HangAggregator
 from commtrace.exporters.monitor.messages import Job
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.findings import LiveEvent
-from commtrace.live.waits import LeastTimes
-from commtrace.live.watch import Watch
-from commtrace.live.window import WindowReport
+from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.monitoring.waits import LeastTimes
+from commtrace.live.monitoring.watch import Watch
+from commtrace.live.monitoring.window import WindowReport
 
 _logger = logging.getLogger("commtrace")
 

@@ -37,11 +37,11 @@ from commtrace.exporters.monitor.sinks import FileSink, LiveSink, LogSink, Webho
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.exporters.monitor.tokens import checked_token, new_token, read_token, token_path
 from commtrace.live.listener import StepListener
+from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.live.window import Window, WindowReport
 from commtrace.recorder import uncaught_exception
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 _logger = logging.getLogger("commtrace")
 

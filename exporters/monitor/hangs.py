@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from commtrace.analysis.doctor import examine
-from commtrace.analysis.doctor_findings import hang_findings, silence_findings
-from commtrace.analysis.doing import own_frame
-from commtrace.analysis.hang_story import MOST_ROOTS, hang_sentences
+from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.hangs.findings import hang_findings, silence_findings
+from commtrace.analysis.hangs.last_activity import own_frame
+from commtrace.analysis.hangs.story import MOST_ROOTS, hang_sentences
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
@@ -26,10 +26,10 @@ from commtrace.exporters.monitor.messages import (
     Report,
 )
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.declared import MOST_TEXT
-from commtrace.live.findings import LiveEvent
-from commtrace.live.group_members import GroupMembers, regular_range
-from commtrace.live.watch import SILENT_WINDOWS
+from commtrace.live.monitoring.declared import MOST_TEXT
+from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.monitoring.group_members import GroupMembers, regular_range
+from commtrace.live.monitoring.watch import SILENT_WINDOWS
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.processes import AskProcess, process_state, unknown_process
@@ -59,7 +59,7 @@ def hang_report(told: Mapping[str, Any]) -> HangReport:
     """Return what a rank sends of the report that it has written: without the stacks of its other threads.
 
     Args:
-        told: see :class:`commtrace.capture.hang_watch.HangWatch`.
+        told: see :class:`commtrace.capture.hangs.hang_watch.HangWatch`.
 
     Raises:
         MessageError: it does not fit the schema.

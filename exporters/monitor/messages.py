@@ -19,11 +19,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from commtrace.errors import CommtraceError
-from commtrace.live.declared import Count, Instant, Key, Number, Rank, Text, WorldSize
-from commtrace.live.findings import LiveEvent, LiveStraggler
-from commtrace.live.group_members import GroupMembers
-from commtrace.live.waits import Least
-from commtrace.live.window import WindowReport
+from commtrace.live.monitoring.declared import Count, Instant, Key, Number, Rank, Text, WorldSize
+from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
+from commtrace.live.monitoring.group_members import GroupMembers
+from commtrace.live.monitoring.waits import Least
+from commtrace.live.monitoring.window import WindowReport
 
 GREETING: Final = b"commtrace-monitor 1\n"
 NONCE_BYTES: Final = 16

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from commtrace.exporters.monitor.messages import MOST_EVENTS, Findings
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.findings import LiveEvent, LiveStraggler
+from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
 from commtrace.live.rank import LiveRank
 from commtrace.redaction import http_reason, redacted_url
-from commtrace.trace.inputs import printable
+from commtrace.trace.files.inputs import printable
 
 _logger = logging.getLogger("commtrace")
 

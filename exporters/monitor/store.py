@@ -18,9 +18,9 @@ from commtrace.exporters.monitor.messages import (
     Report,
     Request,
 )
-from commtrace.live.waits import Least, by_group
-from commtrace.live.watch import SILENT_WINDOWS
-from commtrace.live.window import WindowReport
+from commtrace.live.monitoring.waits import Least, by_group
+from commtrace.live.monitoring.watch import SILENT_WINDOWS
+from commtrace.live.monitoring.window import WindowReport
 
 _MEMBERS_PER_RANK: Final = 64
 _MEMBERS_OF_ANY_JOB: Final = 4_096

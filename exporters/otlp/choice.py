@@ -10,8 +10,8 @@ from typing import Final
 from commtrace.config import Config
 from commtrace.options import OTLP_LEVELS
 from commtrace.trace import schema
-from commtrace.trace.step_range import StepRange
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
+from commtrace.trace.selection.step_range import StepRange
 
 _ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
     "none": frozenset(),
@@ -55,7 +55,7 @@ class Choice:
 
     @classmethod
     def of(cls, config: Config, world_size: int) -> Choice:
-        """What the configuration says."""
+        """Return what the configuration says."""
         ranges = tuple(StepRange.parse(part) for part in config.otlp.ranks.split(",") if part.strip())
         return cls(config.otlp.level, config.otlp.sample, ranges, world_size)
 
@@ -71,15 +71,15 @@ class Choice:
         return next((rank for rank in range(self.world_size) if self.takes_rank(rank)), -1)
 
     def takes_rank(self, rank: int) -> bool:
-        """Whether this rank sends spans."""
+        """Return whether this rank sends spans."""
         return not self.ranges or any(rank in ranks for ranks in self.ranges)
 
     def takes_step(self, step: int) -> bool:
-        """Whether spans of this step are sent."""
+        """Return whether spans of this step are sent."""
         return step % self.every == 0
 
     def rows(self, rows: Sequence[Row], step: int) -> list[Row]:
-        """Those that become spans.
+        """Return those that become spans.
 
         Args:
             rows: handed out when a step closed.

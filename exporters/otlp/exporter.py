@@ -38,7 +38,7 @@ from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -61,7 +61,7 @@ _KIND, _STEP = 0, 5
 
 
 def open_otlp(config: Config, rank: LiveRank) -> StepListener | None:
-    """The exporter of this rank; None where the configuration leaves it nothing to do.
+    """Return the exporter of this rank; None where the configuration leaves it nothing to do.
 
     Raises:
         ConfigurationError: OpenTelemetry is switched off, or spans and metrics both are.
@@ -85,7 +85,7 @@ class SpanSender(Protocol):
 
     @property
     def pause_seconds(self) -> float:
-        """How long it is of no use to ask."""
+        """Return how long it is of no use to ask."""
 
     def __enter__(self) -> SpanSender: ...
 
@@ -309,7 +309,7 @@ class OtlpExporter:
                     return
 
     def _next_job(self, sender: SpanSender | None) -> Job | None:
-        """The oldest step; None where there is something else to do."""
+        """Return the oldest step; None where there is something else to do."""
         if sender is not None:
             self._ends.wait(sender.pause_seconds)
         return self._queue.get(_IDLE_SECONDS if self._metrics is None else min(self._metrics.due_in(), _IDLE_SECONDS))
@@ -352,18 +352,18 @@ class _Metrics:
         self._due = time.monotonic() + self._seconds
 
     def due_in(self) -> float:
-        """Seconds."""
+        """Return seconds."""
         return max(self._due - time.monotonic(), 0.0)
 
     def is_due(self) -> bool:
-        """Whether it is time; from then on they are due one interval later."""
+        """Return whether it is time; from then on they are due one interval later."""
         if time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + self._seconds
         return True
 
     def newest(self, counts: Counts) -> tuple[list[Metric], Counts, int, int]:
-        """What to send now, with what became of spans."""
+        """Return what to send now, with what became of spans."""
         return list(self._collector.collect()), counts, self._start_ns, time.time_ns()
 
 

@@ -49,7 +49,7 @@ class LineFile:
         self._failed = False
 
     def append(self, lines: str) -> bool:
-        """Whether these lines, without the end of the last, are in the file."""
+        """Return whether these lines, without the end of the last, are in the file."""
         try:
             path = self._current()
             with path.open("a", encoding="utf-8") as file:
@@ -63,7 +63,7 @@ class LineFile:
         return True
 
     def _current(self) -> Path:
-        """The file to append to; a new one, and the oldest deleted, when it has become too large."""
+        """Return the file to append to; a new one, and the oldest deleted, when it has become too large."""
         if self._path is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             known = self._files()
@@ -115,7 +115,7 @@ class FileMetrics:
 
 
 def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
-    """An ExportTraceServiceRequest in OTLP's JSON encoding.
+    """Return an ExportTraceServiceRequest in OTLP's JSON encoding.
 
     That is protobuf's, but ids in hexadecimal digits and enums as numbers. Made from the spans, not from the protobuf
     message: ``json_format`` takes about four times as long, and training shares the interpreter.

@@ -102,14 +102,14 @@ class BoundedSession(requests.Session):
 
 
 def _was_never_sent(error: requests.ConnectionError) -> bool:
-    """Whether there was no connection on which a request could have been sent."""
+    """Return whether there was no connection on which a request could have been sent."""
     if isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.SSLError)):
         return True
     return any(isinstance(getattr(cause, "reason", None), NewConnectionError) for cause in error.args)
 
 
 def _is_no_http(error: requests.ConnectionError) -> bool:
-    """Whether there was an answer, with endless headers for example."""
+    """Return whether there was an answer, with endless headers for example."""
     # requests and urllib3 each wrap what http.client says.
     causes = [cause for outer in error.args for cause in getattr(outer, "args", ())]
     # A connection that is closed without an answer is both for http.client.
@@ -117,7 +117,7 @@ def _is_no_http(error: requests.ConnectionError) -> bool:
 
 
 def _session() -> BoundedSession | None:
-    """A session of ours, unless the variables name one."""
+    """Return a session of ours, unless the variables name one."""
     return None if any(os.environ.get(name) for name in _CREDENTIAL_PROVIDERS) else BoundedSession()
 
 
@@ -129,7 +129,9 @@ def _made(exporter: Callable[..., _Exporter], session: BoundedSession | None) ->
 
 
 def _is_taken(export: Callable[[], bool]) -> bool:
-    """Whether a batch is; if not, it is counted. Errors of requests repeat the address, so that none is logged."""
+    """Return whether a batch is; if not, it is counted. Errors of requests repeat the address, so that none is
+    logged.
+    """
     try:
         return export()
     except requests.RequestException:

@@ -85,7 +85,7 @@ class Pipe:
             waiting = waiting[os.write(self._outgoing, waiting) :]
 
     def receive(self) -> Any:
-        """The next message; raises EOFError where there will be none."""
+        """Return the next message; raises EOFError where there will be none."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         # From a process that this one has started, or was started by, through a pipe that no other one has.
         return pickle.loads(self._read(length))

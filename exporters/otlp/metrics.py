@@ -44,7 +44,7 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 def metrics_data(
     families: Iterable[Family], counts: Counts | None, resource: Resource, start_ns: int, now_ns: int
 ) -> MetricsData:
-    """What to send now.
+    """Return what to send now.
 
     Args:
         families: of a Prometheus collector.

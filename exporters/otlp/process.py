@@ -78,7 +78,7 @@ class HelperSender:
 
     @property
     def pause_seconds(self) -> float:
-        """How long it is of no use to ask: until a helper that has died may be replaced."""
+        """Return how long it is of no use to ask: until a helper that has died may be replaced."""
         gone = self._process is None
         return max(self._started_at + RESTART_SECONDS - time.monotonic(), 0.0) if gone else 0.0
 
@@ -140,7 +140,7 @@ class HelperSender:
             pipe.close()
 
     def _asked(self, message: messages.Spans | messages.Metrics) -> messages.Settled:
-        """The answer; nothing where the helper is gone, which is replaced with the next request."""
+        """Return the answer; nothing where the helper is gone, which is replaced with the next request."""
         try:
             if self._process is None:
                 self._restart()

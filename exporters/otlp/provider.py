@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def installed_provider() -> TracerProvider | None:
-    """The SDK's TracerProvider that the script or its framework has installed; None if there is none."""
+    """Return the SDK's TracerProvider that the script or its framework has installed; None if there is none."""
     if "opentelemetry.sdk.trace" not in sys.modules:
         return None
     from opentelemetry import trace
@@ -24,7 +24,8 @@ def installed_provider() -> TracerProvider | None:
 
 
 def processor_of(provider: TracerProvider | None) -> SpanProcessor | None:
-    """What a provider hands its spans to; None if that is nothing, or cannot be had from this version of the SDK.
+    """Return what a provider hands its spans to; None if that is nothing, or cannot be had from this version of the
+    SDK.
 
     Spans with ids of their own cannot be made with a provider's tracer, hence its processors.
     """

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from commtrace.live.summary import StepSummary
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 MOST_SPANS: Final = 50_000
 """So many spans wait for the receiver; of more, the newest are dropped and counted."""
@@ -85,7 +85,7 @@ class Account:
 
     @property
     def counts(self) -> Counts:
-        """What became of spans so far."""
+        """Return what became of spans so far."""
         with self._lock:
             return Counts(self.sent, dict(self.dropped))
 
@@ -146,7 +146,7 @@ class JobQueue:
             self._account.drop(job.num_spans - fitting.num_spans, QUEUE_FULL)
 
     def get(self, seconds: float) -> Job | None:
-        """The oldest step; None if none comes in this time or the queue is closed and empty."""
+        """Return the oldest step; None if none comes in this time or the queue is closed and empty."""
         with self._changed:
             if not self._jobs and not self._closed:
                 self._changed.wait(seconds)
@@ -157,7 +157,9 @@ class JobQueue:
             return job
 
     def get_with(self, first: Job, most_spans: int) -> list[Job]:
-        """A step and those that wait behind it, as many as come to no more than so many spans, itself at least."""
+        """Return a step and those that wait behind it, as many as come to no more than so many spans, itself at
+        least.
+        """
         jobs, spans = [first], first.num_spans
         with self._changed:
             while self._jobs and spans + self._jobs[0].num_spans <= most_spans:

@@ -32,7 +32,7 @@ class RankResource(Resource):
 
 
 def resource_of(rank: LiveRank, told: Mapping[str, AttributeValue] = NOTHING_TOLD) -> Resource:
-    """What is sent once with the spans of a rank.
+    """Return what is sent once with the spans of a rank.
 
     Args:
         rank: whose.

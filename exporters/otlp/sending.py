@@ -67,7 +67,7 @@ class Sender:
 
     @property
     def pause_seconds(self) -> float:
-        """How long it is of no use to ask: never."""
+        """Return how long it is of no use to ask: never."""
         return 0.0
 
     def __enter__(self) -> Sender:

@@ -16,7 +16,7 @@ class SpanSink(Protocol):
     """Takes batches of spans on the exporter's own thread, where it may block."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> bool | None:
-        """Whether they were taken; None if that is not known, as no answer came."""
+        """Return whether they were taken; None if that is not known, as no answer came."""
 
     def shutdown(self) -> None:
         """Give up what is held. Called once, from another thread if ``export`` does not come back."""
@@ -26,7 +26,7 @@ class MetricSink(Protocol):
     """The same for metrics."""
 
     def export(self, metrics: MetricsData) -> bool:
-        """Whether they were taken."""
+        """Return whether they were taken."""
 
     def shutdown(self) -> None:
         """Give up what is held."""

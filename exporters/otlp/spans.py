@@ -20,7 +20,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
-from commtrace.analysis.roles import role_of
+from commtrace.analysis.matching.roles import role_of
 from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.span_ids import SpanIds
@@ -28,10 +28,10 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.live.trace_id import trace_id
 from commtrace.trace import schema
+from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
-from commtrace.trace.writer import Row
 
 Attributes = dict[str, AttributeValue]
 
@@ -68,11 +68,11 @@ class SpanMaker:
         self._number = 0
 
     def spans(self, job: Job) -> Iterator[ReadableSpan]:
-        """The spans of a step."""
+        """Yield the spans of a step."""
         yield from _StepSpans(self, job).make()
 
     def repetition(self, step: int, *, begins: bool = False) -> int:
-        """How often a step of this number was there before the one that is there now."""
+        """Return how often a step of this number was there before the one that is there now."""
         if begins:
             self._seen[step] = self._seen.pop(step, -1) + 1
             if len(self._seen) > _MOST_STEPS_REMEMBERED:
@@ -142,7 +142,7 @@ class _StepSpans:
         return self._span(f"{name} {self._role(row)}", own, parent, row, attributes, self._partners(row, trace), kind)
 
     def _stall(self, row: Row) -> ReadableSpan:
-        """The lane stood still; linked to the communication that it stood still for."""
+        """Return the lane stood still; linked to the communication that it stood still for."""
         trace, parent = self._place(row)
         waited_for = self._communication_id(row)
         links = (Link(_context(trace, waited_for)),) if waited_for else ()
@@ -163,7 +163,7 @@ class _StepSpans:
         return self._span(name, _context(trace, self._maker.next_own_id()), parent, row, attributes)
 
     def _finding(self, finding: Mapping[str, Any]) -> ReadableSpan:
-        """Who is slow, as the monitor on this rank found: from since when it is, to when that was found."""
+        """Return who is slow, as the monitor on this rank found: from since when it is, to when that was found."""
         step = self._job.summary.step
         told = finding.get("straggler") or {}
         at = round(finding["time"] * 1e9)
@@ -226,7 +226,7 @@ class _StepSpans:
         return known
 
     def _where(self, row: Row) -> Attributes:
-        """Where in the schedule, and how the times were obtained."""
+        """Return where in the schedule, and how the times were obtained."""
         named: Attributes = {
             "commtrace.stream": schema.LANES[row[_LANE]],
             "commtrace.timing.source": schema.TIMINGS[row[_TIMING]],
@@ -242,7 +242,7 @@ class _StepSpans:
         return named
 
     def _what(self, row: Row) -> Attributes:
-        """What a communication is."""
+        """Return what a communication is."""
         group = self._groups.get(row[_GROUP])
         named: Attributes = {
             "commtrace.collective.operation": row[_NAME],
@@ -303,7 +303,7 @@ class _StepSpans:
         )
 
     def _exporting(self, group: Group) -> tuple[int, ...]:
-        """The first members of a group that send spans, ascending: as many as are linked."""
+        """Return the first members of a group that send spans, ascending: as many as are linked."""
         known = self._members.get(group.id)
         if known is None:
             exporting = (rank for rank in group.ranks if self._choice.takes_rank(rank))
@@ -320,7 +320,7 @@ def _link(trace: int, span: int, rank: int) -> Link:
 
 
 def _breakdown(summary: StepSummary) -> Attributes:
-    """The parts of a step, ns; they add up to its duration."""
+    """Return the parts of a step, ns; they add up to its duration."""
     named: Attributes = {f"commtrace.compute_ns.{phase}": time for phase, time in summary.compute_ns.items()}
     named.update({f"commtrace.exposed_ns.{role}": time for role, time in summary.exposed_ns.items()})
     for part in ("bubble_ns", "data_ns", "checkpoint_ns", "gc_ns", "other_ns", "work_ns"):

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from commtrace.analysis.path_totals import PathTotals
+from commtrace.analysis.breakdown.path_totals import PathTotals
 from commtrace.exporters.prometheus.endpoint import Endpoint
 from commtrace.exporters.prometheus.targets import file_name, reachable, replace_file
 
@@ -26,7 +26,7 @@ class PathCollector(Collector):
         self._totals = totals
 
     def collect(self) -> Iterable[Metric]:
-        """All samples; none before the first step."""
+        """Yield all samples; none before the first step."""
         totals, path = self._totals, self._totals.path
         if totals.last_step < 0:
             return

@@ -89,7 +89,9 @@ class Endpoint:
 
 
 def _impatient(handler: Any) -> Any:
-    """A request handler that neither waits for a silent client for ever nor writes its traceback on the rank's log."""
+    """Return a request handler that neither waits for a silent client for ever nor writes its traceback on the
+    rank's log.
+    """
 
     class Handler(handler):  # type: ignore[misc]
         timeout = _CLIENT_SECONDS
@@ -122,7 +124,7 @@ def _check_tls(config: Config) -> None:
 
 
 def _authorization(config: Config) -> str:
-    """The header that clients must send; empty if anybody may read."""
+    """Return the header that clients must send; empty if anybody may read."""
     if not config.prometheus.auth_file:
         return ""
     try:

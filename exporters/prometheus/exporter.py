@@ -16,13 +16,13 @@ from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
 
 _logger = logging.getLogger("commtrace")
 
 
 def open_prometheus(config: Config, rank: LiveRank) -> StepListener:
-    """The exporter that the configuration asks for.
+    """Return the exporter that the configuration asks for.
 
     Raises:
         ConfigurationError: it cannot listen.

@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 
 from commtrace.exporters.prometheus.totals import BUCKETS_SECONDS, COUNTS, OTHER, StepTotals
+from commtrace.live.monitoring.waits import Split
 from commtrace.live.rank import LiveRank
-from commtrace.live.waits import Split
 from commtrace.trace import schema
 
 _NEVER_DROPPED: Final = frozenset({schema.KERNEL, schema.MEMORY})
@@ -45,7 +45,7 @@ class RankCollector(Collector):
         self._identity = identity
 
     def collect(self) -> Iterable[Metric]:
-        """All samples of this instant."""
+        """Return all samples of this instant."""
         with self._totals.lock:
             families = [*self._of_steps(), *self._of_operations(), *self._of_commtrace(), *self._of_monitor()]
         return [_labelled(family, self._rank.identity()) for family in families] if self._identity else families
@@ -201,7 +201,9 @@ class RankCollector(Collector):
         )
 
     def _of_monitor(self) -> Iterator[Metric]:
-        """Which run it is, whether this process hangs or pauses; where the monitor joins the ranks, who is slow."""
+        """Yield which run it is, whether this process hangs or pauses; where the monitor joins the ranks, who is
+        slow.
+        """
         metadata = self._rank.metadata
         told = {
             "directory": str(self._rank.directory.absolute()),
@@ -250,7 +252,7 @@ def _add(family: CounterMetricFamily | GaugeMetricFamily, labels: tuple[str, str
 
 
 def _labelled(family: Metric, identity: Mapping[str, str]) -> Metric:
-    """The family with these labels on every sample."""
+    """Return the family with these labels on every sample."""
     family.samples = [
         Sample(one.name, {**identity, **one.labels}, one.value, one.timestamp, one.exemplar) for one in family.samples
     ]

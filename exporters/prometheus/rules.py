@@ -128,7 +128,8 @@ def recording_rules(timing: Timing) -> tuple[RecordingRule, ...]:
 
 
 def _soon(timing: Timing, rate: str, of: str) -> str:
-    """A rate divided by that of another counter, over the short window where it holds steps enough, else the long one.
+    """Return a rate divided by that of another counter, over the short window where it holds steps enough, else the
+    long one.
 
     Args:
         timing: the windows.
@@ -145,7 +146,7 @@ def _soon(timing: Timing, rate: str, of: str) -> str:
 
 
 def alerts(timing: Timing) -> tuple[Alert, ...]:
-    """Every alert."""
+    """Return every alert."""
     return (
         _straggler(),
         _went_up(

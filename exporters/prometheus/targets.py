@@ -64,7 +64,7 @@ def reachable(address: str, port: int) -> str:
 
 
 def file_name(run_id: str) -> str:
-    """A run's name as part of a file's name."""
+    """Return a run's name as part of a file's name."""
     return re.sub(r"[^\w.-]", "_", run_id)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.align import align
+from commtrace.analysis.clocks.align import align
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Spans
 from tests.factory import collective, group, make_run

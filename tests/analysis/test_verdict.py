@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from commtrace.analysis.rank_means import RankMean
-from commtrace.analysis.states import State
-from commtrace.analysis.straggler_verdict import cause_in_words
+from commtrace.analysis.breakdown.rank_means import RankMean
+from commtrace.analysis.breakdown.states import State
+from commtrace.analysis.stragglers.verdict import cause_in_words
 from commtrace.analysis.verdict import verdict
 
 MS = 1_000_000

@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from commtrace.capture.clock import DeviceClock
-from commtrace.capture.cuda_clock import CudaClock
-from commtrace.capture.process_groups import ProcessGroupCapture
+from commtrace.capture.collectives.process_groups import ProcessGroupCapture
+from commtrace.capture.device.clock import DeviceClock
+from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.tracer import Tracer
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
-from commtrace.trace.step_range import StepRange
-from commtrace.trace.writer import Row
+from commtrace.trace.files.writer import Row
+from commtrace.trace.selection.step_range import StepRange
 
 RowView = NamedTuple("RowView", [(name, Any) for name in schema.SCHEMA.names])  # type: ignore[misc]
 

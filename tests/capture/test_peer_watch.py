@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commtrace.capture.peer_watch import PeerWatch
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.trace.rows import mark, metadata, write_rank
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

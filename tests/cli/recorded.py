@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.trace import schema
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.run import RankTrace, Run
-from commtrace.trace.writer import SegmentWriter
 
 
 def record(run: Run, directory: Path) -> Path:

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from typer.testing import CliRunner
 
-from commtrace.analysis.links import Link, SlowLinks, Traffic
+from commtrace.analysis.stragglers.links import Link, SlowLinks, Traffic
 from commtrace.cli.main import app
 from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob

@@ -66,7 +66,7 @@ def test_help_imports_no_command_and_nothing_slow() -> None:
     script = (
         "import sys; from commtrace.cli.main import app\n"
         "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
-        "slow = {'torch', 'numpy', 'pyarrow', 'commtrace.cli.run'} & set(sys.modules)\n"
+        "slow = {'torch', 'numpy', 'pyarrow', 'commtrace.cli.commands.run'} & set(sys.modules)\n"
         "print('slow:', sorted(slow))"
     )
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -94,7 +94,7 @@ def test_a_fault_of_commtrace_itself_is_not_hidden(monkeypatch: pytest.MonkeyPat
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("commtrace.cli.run.injected_environment", broken)
+    monkeypatch.setattr("commtrace.cli.commands.run.injected_environment", broken)
 
     assert isinstance(runner.invoke(app, ["run", "--", "true"]).exception, ZeroDivisionError)
 
@@ -103,7 +103,7 @@ def test_errors_of_any_command_are_reported_alike(monkeypatch: pytest.MonkeyPatc
     def no_run(*_: object) -> None:
         raise RunNotFoundError("nowhere: no such directory")
 
-    monkeypatch.setattr("commtrace.cli.run.injected_environment", no_run)
+    monkeypatch.setattr("commtrace.cli.commands.run.injected_environment", no_run)
     result = runner.invoke(app, ["run", "--", "true"])
 
     assert (result.exit_code, result.stderr) == (2, "commtrace: nowhere: no such directory\n")
@@ -138,7 +138,7 @@ def test_a_broken_pipe_is_left_to_the_command_line(monkeypatch: pytest.MonkeyPat
     def closed(*_: object) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr("commtrace.cli.run.injected_environment", closed)
+    monkeypatch.setattr("commtrace.cli.commands.run.injected_environment", closed)
     result = runner.invoke(app, ["run", "--", "true"])
 
     assert (result.exit_code, result.stderr) == (1, "")

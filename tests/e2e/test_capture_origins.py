@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e import oracle
 from tests.e2e.launch import REPOSITORY, WAYS, launch

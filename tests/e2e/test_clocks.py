@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.analysis.align import COLLECTIVE_ENDS, align
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.clocks.align import COLLECTIVE_ENDS, align
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, launch
 
 pytestmark = pytest.mark.e2e

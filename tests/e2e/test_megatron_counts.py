@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, launch
 from tests.e2e.traces import role_of, rows
 

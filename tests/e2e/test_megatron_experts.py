@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.pipeline import reconstruct_pipeline
+from commtrace.analysis.pipeline.observed import reconstruct_pipeline
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, launch
 from tests.e2e.traces import role_of, rows

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import launch
 from tests.e2e.test_safety_everything import (

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, Completed, launch
 
 pytestmark = pytest.mark.e2e

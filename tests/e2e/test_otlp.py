@@ -15,7 +15,7 @@ import torch
 
 from commtrace.exporters.otlp.span_ids import SpanIds
 from commtrace.live.trace_id import trace_id
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, launch
 from tests.exporters.otlp.receiver import attributes, receiving
 from tests.exporters.otlp.semantics import violations

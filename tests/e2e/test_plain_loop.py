@@ -9,7 +9,7 @@ import pytest
 
 from commtrace.analysis.summary import summarise
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, run
 from tests.e2e.traces import rows

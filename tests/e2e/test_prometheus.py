@@ -20,7 +20,7 @@ from commtrace.exporters.prometheus import generate
 from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules
 from commtrace.live.trace_id import trace_id
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.e2e import prometheus
 from tests.e2e.launch import Completed, launch
 

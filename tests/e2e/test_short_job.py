@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import run
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.straggler import find_stragglers
-from commtrace.analysis.straggler_verdict import PHASES, Verdict
+from commtrace.analysis.stragglers.search import find_stragglers
+from commtrace.analysis.stragglers.verdict import PHASES, Verdict
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, launch, run
 from tests.e2e.traces import rows

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e.launch import REPOSITORY, descendants
 

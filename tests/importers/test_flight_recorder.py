@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.match import match
+from commtrace.analysis.matching.match import match
 from commtrace.analysis.summary import summarise
 from commtrace.cli.flight_records import read_flight_calls
 from commtrace.errors import ImportFileError
@@ -15,8 +15,8 @@ from commtrace.importers import flight_record
 from commtrace.importers.flight_record import read_flight_record
 from commtrace.importers.flight_recorder import import_flight_recorder
 from commtrace.trace import schema
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.groups import group_id
-from commtrace.trace.reader import load_run
 
 EPOCH = 1_724_779_239_000_000_000
 DP = ("1", "DATA_PARALLEL_GROUP")

@@ -9,14 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.communication import Communication, Detail, communication_table
+from commtrace.analysis.communication.table import Communication, Detail, communication_table
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.kineto import KinetoOptions, import_kineto
 from commtrace.trace import schema
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.groups import group_id
-from commtrace.trace.reader import load_run
 from tests.importers.kineto_files import annotation, copy, kernel, nccl, write_trace
 
 PARTS = ("compute", "exposed_total", "exposed_memory", "bubble", "idle", "data", "checkpoint", "gc", "other")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.analysis.align import COLLECTIVE_ENDS, align, apply
 from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.clocks.align import COLLECTIVE_ENDS, align, apply
 from commtrace.cli.main import app
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import RankTrace, Run
 from tests.analysis.clock_jobs import MICROSECOND, SECOND, TrueClock
 from tests.importers.test_kineto_reference import dlrm

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from commtrace.analysis.blame import blame_ns
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.matching.blame import blame_ns
 from commtrace.cli.main import app
 from tests.importers.reference import reference_data
 

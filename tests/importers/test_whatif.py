@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.summary import summarise
-from commtrace.analysis.whatif_run import whatif_trace_of
+from commtrace.analysis.whatif_traces.run import whatif_trace_of
 from commtrace.cli.main import app
 from commtrace.errors import ImportFileError, TraceFormatError
 from commtrace.importers.whatif import import_whatif
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.importers.reference import reference_data
 
 Operation = dict[str, Any]

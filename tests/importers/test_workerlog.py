@@ -11,7 +11,7 @@ from commtrace.cli.main import app
 from commtrace.errors import ImportFileError
 from commtrace.importers.workerlog import import_workerlog
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from tests.importers.reference import reference_data
 
 BASE_MS = 1697793307000

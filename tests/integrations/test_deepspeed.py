@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from commtrace.capture.model.step_finder import StepFinder
 from commtrace.capture.records import Coordinates
-from commtrace.capture.step_finder import StepFinder
 from commtrace.integrations import deepspeed as integration
 from commtrace.trace import schema
 

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from commtrace.capture.issued import IssuedCalls
-from commtrace.capture.optimizers import OptimizerPhase
-from commtrace.capture.reducer import ReducerCapture
+from commtrace.capture.collectives.issued import IssuedCalls
+from commtrace.capture.collectives.reducer import ReducerCapture
+from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.integrations import fsdp, loop
 from commtrace.trace import schema
 from tests.capture.recording import Recording, fake_backend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from commtrace.analysis.run_budget import run_budget
+from commtrace.analysis.breakdown.run_budget import run_budget
 from commtrace.live.run_budget import KNOWN_PARTS, LiveBudget
 from commtrace.trace import schema
 from tests.factory import make_run, span

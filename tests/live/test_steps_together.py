@@ -15,8 +15,8 @@ from commtrace.live.pending import PendingRows
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.row_batch import RowBatch
-from commtrace.trace.writer import Row
+from commtrace.trace.files.row_batch import RowBatch
+from commtrace.trace.files.writer import Row
 from tests.factory import group
 from tests.live.test_summarise import Listener, told
 from tests.trace.rows import metadata, row

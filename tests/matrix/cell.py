@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.run import Run
 from tests.e2e import oracle
 from tests.e2e.launch import REPOSITORY, Completed, launch

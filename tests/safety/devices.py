@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import commtrace
-from commtrace.capture import flight_recorder, instrumentation
-from commtrace.capture.cuda_clock import CudaClock
+from commtrace.capture import instrumentation
+from commtrace.capture.collectives import flight_recorder
+from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.tracer import Tracer
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda
 from tests.capture.simulated_nccl import SimulatedNccl, options, tensor

@@ -26,7 +26,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 import commtrace
-from commtrace.capture.dispatcher import Kernel
+from commtrace.capture.collectives.dispatcher import Kernel
 
 SOURCES: Final = str(Path(commtrace.__file__).parent)
 

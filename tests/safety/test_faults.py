@@ -30,13 +30,14 @@ from torch.optim import optimizer
 
 import commtrace
 from commtrace import session
-from commtrace.capture import compiler, dispatcher, garbage
-from commtrace.capture.cpp_communication import torch_has_hooks
+from commtrace.capture.collectives import dispatcher
+from commtrace.capture.collectives.cpp_communication import torch_has_hooks
 from commtrace.capture.instrumentation import Instrumentation
-from commtrace.capture.optimizer_hooks import AFTER_STEP, BEFORE_STEP, HookTable
+from commtrace.capture.model import compiler, garbage
+from commtrace.capture.model.optimizer_hooks import AFTER_STEP, BEFORE_STEP, HookTable
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
-from commtrace.trace import trigger
+from commtrace.trace.selection import trigger
 from tests.capture.recording import MemorySink
 from tests.safety import devices, engines, faults, jobs, models
 from tests.safety.faults import Place, Sort
@@ -325,17 +326,19 @@ def test_under_deepspeed(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 NOT_REACHED = {
     "capture/announcement.py": "the harvester says where it writes when it opens the files",
-    "capture/clock.py": "its clocks are functions of C's",
-    "capture/cuda_driver.py": "only a CUDA device reaches it",
+    "capture/device/clock.py": "its clocks are functions of C's",
+    "capture/device/cuda_driver.py": "only a CUDA device reaches it",
     "capture/peer_watch.py": "a thread of its own is in it, and no hook",
-    "capture/invisible.py": "the harvester asks it",
+    "capture/collectives/untraced_paths.py": "the harvester asks it",
 }
 """Modules that no job breaks, and why."""
 if torch_has_hooks():
     by_kernels = "only a torch without hooks of process groups needs it"
-    NOT_REACHED |= {f"capture/{name}.py": by_kernels for name in ("functional_operations", "reducer_kernels")}
+    NOT_REACHED |= {
+        f"capture/collectives/{name}.py": by_kernels for name in ("functional_operations", "reducer_kernels")
+    }
 else:
-    NOT_REACHED["capture/process_group_hooks.py"] = "only torch 2.14 and newer have such hooks"
+    NOT_REACHED["capture/collectives/process_group_hooks.py"] = "only torch 2.14 and newer have such hooks"
 
 
 def test_every_module_of_capture_and_every_integration_is_broken_by_a_job(
@@ -370,9 +373,9 @@ def test_every_module_of_capture_and_every_integration_is_broken_by_a_job(
         go_through(*ALONE.values())
 
     modules = {
-        f"{folder}/{path.name}"
+        str(path.relative_to(faults.SOURCES))
         for folder in ("capture", "integrations")
-        for path in Path(faults.SOURCES, folder).glob("*.py")
+        for path in Path(faults.SOURCES, folder).rglob("*.py")
         if any(isinstance(node, ast.FunctionDef) for node in ast.walk(ast.parse(path.read_text())))
     }
     absent = tuple(f"integrations/{name}" for name in ("megatron", "deepspeed") if not importlib.util.find_spec(name))

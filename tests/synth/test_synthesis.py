@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commtrace.analysis.align import align
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.pipeline import reconstruct_pipeline
-from commtrace.analysis.straggler import find_stragglers
+from commtrace.analysis.clocks.align import align
+from commtrace.analysis.pipeline.observed import reconstruct_pipeline
+from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.errors import ConfigurationError
 from commtrace.synth import FREE, Clock, Fault, Job, Synthetic, random_clocks, synthesize, write
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.spans import DTYPE_OF_COLUMN
 
 SMALL = Job(tp=2, pp=2, dp=2, microbatches=4, steps=3)

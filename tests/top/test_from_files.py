@@ -14,11 +14,11 @@ from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.top.frame import PARTS, Exposed, Frame
 from commtrace.top.from_files import FileSource, make_frame, read_monitor, steps_of
 from commtrace.trace import schema
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
+from commtrace.trace.files.tail import Newest
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Spans
-from commtrace.trace.tail import Newest
-from tests.cli.test_summary import write_run
+from tests.cli.commands.test_summary import write_run
 from tests.factory import EPOCH_NS, collective, group, make_run, span, stall
 from tests.pipeline_factory import PipelineJob
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.trace import schema
+from commtrace.trace.files.writer import Row, SegmentWriter
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
-from commtrace.trace.writer import Row, SegmentWriter
 
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(schema.SCHEMA.names, schema.NOT_APPLICABLE),

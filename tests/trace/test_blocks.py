@@ -9,7 +9,7 @@ import pytest
 from commtrace.errors import TraceFormatError
 from commtrace.trace import blocks as blocks_module
 from commtrace.trace.blocks import Block, end_to_end
-from commtrace.trace.reader import load_run
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.spans import Spans
 from tests.trace.rows import row, steps, write_rank
 
@@ -40,7 +40,7 @@ def test_end_to_end_no_rank_is_in_the_time_of_another() -> None:
 def test_a_loaded_run_is_made_of_blocks_that_its_ranks_are_slices_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commtrace.trace.reader._BYTES_OF_BLOCK", 10_000)
+    monkeypatch.setattr("commtrace.trace.files.reader._BYTES_OF_BLOCK", 10_000)
     for rank in range(5):
         rows = [*steps(0, 3), row(kind=5, name=f"only here {rank}"), row(kind=5, name="everywhere", dtype="float32")]
         write_rank(tmp_path, rows, rank=rank, world_size=5)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from commtrace.trace.files.reader import load_run
 from commtrace.trace.gone_peers import forget_gone_peers, note_gone_peers
-from commtrace.trace.reader import load_run
 from tests.trace.rows import mark, write_rank
 
 SESSION = 7

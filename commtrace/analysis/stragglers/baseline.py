@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from commtrace.analysis.replay_program import Program
-from commtrace.analysis.straggler_costs import Bench
+from commtrace.analysis.replay.program import Program
+from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
 from commtrace.analysis.stragglers.slow_ranks import typical_work_of_stages
 from commtrace.analysis.stragglers.uneven_stages import quickest_of_stages

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.straggler_costs import Bench, Cost
-from commtrace.analysis.straggler_verdict import Stretch
+from commtrace.analysis.stragglers.costs import Bench, Cost
 from commtrace.analysis.stragglers.limits import ALIKE
+from commtrace.analysis.stragglers.verdict import Stretch
 from commtrace.trace.spans import Bool, Int64
 
 

@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.peers import Float64, grouped_median
 from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.replay.peers import Float64, grouped_median
 from commtrace.analysis.statistics import MEDIAN_DISTANCE
-from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_verdict import LINK, NETWORK, RANKS, Member, Verdict, next_step
+from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.limits import FEWEST_TRANSFERS, LINKS, SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import Judged, Work, judge
+from commtrace.analysis.stragglers.verdict import LINK, NETWORK, RANKS, Member, Verdict, next_step
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
 

@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.peers import Float64
-from commtrace.analysis.replay_segments import BETWEEN, Segments
+from commtrace.analysis.replay.peers import Float64
+from commtrace.analysis.replay.segments import BETWEEN, Segments
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART
-from commtrace.analysis.straggler_costs import Bench
+from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.cusum import drift
 from commtrace.analysis.stragglers.limits import DEPENDENCE, RECORDED, STRUCK
 from commtrace.analysis.stragglers.normal import PAST, Judged, Work, judge

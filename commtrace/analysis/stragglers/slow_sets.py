@@ -15,22 +15,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.rank_words import ranks_in_words
-from commtrace.analysis.replay_segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
-from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_verdict import (
-    ACTIVITY,
-    HOST,
-    NOW_AND_THEN,
-    ONLY_PHASE,
-    PHASES,
-    RANKS,
-    TENSOR_GROUP,
-    Member,
-    Verdict,
-    next_step,
-)
+from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.analysis.stragglers.costs import Bench
+from commtrace.analysis.stragglers.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST, Float64
 from commtrace.analysis.stragglers.prices import mean_ms, price_of
@@ -43,6 +31,18 @@ from commtrace.analysis.stragglers.slow_ranks import (
     at_normal_speed,
     mean_per_step,
     rare_ns,
+)
+from commtrace.analysis.stragglers.verdict import (
+    ACTIVITY,
+    HOST,
+    NOW_AND_THEN,
+    ONLY_PHASE,
+    PHASES,
+    RANKS,
+    TENSOR_GROUP,
+    Member,
+    Verdict,
+    next_step,
 )
 from commtrace.trace import schema
 from commtrace.trace.run import Run

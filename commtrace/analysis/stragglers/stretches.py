@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from commtrace.analysis.straggler_costs import Bench
+from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.cusum import (
     Series,
     error_of_steps,

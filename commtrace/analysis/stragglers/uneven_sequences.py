@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.ideal import mean_segments
 from commtrace.analysis.keys import pack
-from commtrace.analysis.peers import Float64, grouped_median
-from commtrace.analysis.replay_segments import BACKWARD, FORWARD
-from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_verdict import JOB, NEXT_STEP, Verdict
+from commtrace.analysis.replay.ideal import mean_segments
+from commtrace.analysis.replay.peers import Float64, grouped_median
+from commtrace.analysis.replay.segments import BACKWARD, FORWARD
+from commtrace.analysis.stragglers.costs import Bench
+from commtrace.analysis.stragglers.verdict import JOB, NEXT_STEP, Verdict
 
 _CAUSE: Final = "sequence_length_imbalance"
 

@@ -16,15 +16,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
-from commtrace.analysis.replay_segments import BACKWARD, FORWARD
-from commtrace.analysis.straggler_costs import Bench
-from commtrace.analysis.straggler_verdict import NEXT_STEP, STAGE, Verdict
+from commtrace.analysis.replay.segments import BACKWARD, FORWARD
+from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST, Float64, Judged, Names, Work, judge
 from commtrace.analysis.stragglers.prices import Price, price_of
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work, of_steps
 from commtrace.analysis.stragglers.stretches import cut_at
+from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE, Verdict
 from commtrace.trace.spans import Int64
 
 _CAUSE: Final = "stage_imbalance"

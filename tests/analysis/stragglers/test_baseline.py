@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from commtrace.analysis.matched import Matched, match_run
-from commtrace.analysis.replay_program import build_program
-from commtrace.analysis.straggler import find_stragglers
+from commtrace.analysis.matching.matched import Matched, match_run
+from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.synth import Fault, Job, synthesize
 
 ALL = ",".join(map(str, range(8)))

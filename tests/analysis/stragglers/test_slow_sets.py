@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.straggler import Findings, find_stragglers
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.synth import Fault, Job, synthesize
 from commtrace.trace.device_state import DeviceState
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from commtrace.capture import cpp_communication
+from commtrace.capture.collectives import cpp_communication
 
 cpp_communication.torch_has_hooks = lambda: False
 sys.argv = sys.argv[1:]

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 import commtrace
-from commtrace.trace.writer import Row, SegmentWriter
+from commtrace.trace.files.writer import Row, SegmentWriter
 
 FOLDER = Path(sys.argv[1])
 AT_ONCE = 4

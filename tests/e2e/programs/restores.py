@@ -23,7 +23,7 @@ import torch.distributed as dist
 import wrapt
 
 import commtrace
-from commtrace.capture import dispatcher
+from commtrace.capture.collectives import dispatcher
 
 ROOTS = ("torch", "megatron", "deepspeed")
 IMPORTED = (

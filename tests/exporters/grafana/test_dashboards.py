@@ -15,7 +15,7 @@ from commtrace.exporters.prometheus.metrics import RankCollector
 from commtrace.exporters.prometheus.rules import Timing, recording_rules
 from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.device import Device
-from commtrace.live.waits import Split
+from commtrace.live.monitoring.waits import Split
 from tests.exporters.prometheus.steps import rank, summary
 
 NAMES = list(dashboards())

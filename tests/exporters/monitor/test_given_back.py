@@ -17,8 +17,8 @@ from commtrace.exporters.monitor.address import Address
 from commtrace.exporters.monitor.client import MonitorClient
 from commtrace.exporters.monitor.exporter import MonitorExporter
 from commtrace.exporters.monitor.messages import Job, PeerBaseline, Reply, Report
+from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.rank import LiveRank
-from commtrace.live.window import WindowReport
 from tests.e2e.launch import REPOSITORY
 from tests.exporters.monitor.conftest import TOKEN
 from tests.factory import metadata

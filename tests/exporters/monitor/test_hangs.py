@@ -21,9 +21,9 @@ from commtrace.exporters.monitor.messages import (
     encoded,
 )
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.findings import LiveEvent
-from commtrace.live.group_members import GroupMembers, RankRange
-from commtrace.live.window import WindowReport
+from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.monitoring.group_members import GroupMembers, RankRange
+from commtrace.live.monitoring.window import WindowReport
 from commtrace.trace.run import RankTrace
 from tests.factory import group, metadata
 

@@ -15,10 +15,10 @@ from commtrace.exporters.monitor.messages import (
     Report,
 )
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.findings import LiveEvent
-from commtrace.live.group_members import GroupMembers, RankRange
-from commtrace.live.waits import Least
-from commtrace.live.window import WindowReport
+from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.monitoring.group_members import GroupMembers, RankRange
+from commtrace.live.monitoring.waits import Least
+from commtrace.live.monitoring.window import WindowReport
 from tests.exporters.monitor.conftest import JOB
 
 

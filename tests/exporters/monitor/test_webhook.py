@@ -14,7 +14,7 @@ import pytest
 
 from commtrace.exporters.monitor import sinks
 from commtrace.exporters.monitor.sinks import WebhookSink
-from commtrace.live.findings import LiveEvent
+from commtrace.live.monitoring.findings import LiveEvent
 
 EVENT = LiveEvent("silent", 1.0, 3, "node0", "Rank 3 is silent.")
 LIMIT_SECONDS = 30.0

@@ -12,7 +12,7 @@ from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker
 from commtrace.live.trace_id import trace_id
 from commtrace.trace import schema
-from commtrace.trace.step_range import StepRange
+from commtrace.trace.selection.step_range import StepRange
 from tests.exporters.otlp.made import EPOCH_NS, RESOURCE, RUN, job_spans, live_rank, spans_of, step_rows, summary
 from tests.factory import group
 from tests.trace.rows import row

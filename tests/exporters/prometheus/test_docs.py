@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from commtrace.analysis.critical_path import CriticalPath, Share
-from commtrace.analysis.path_totals import PathTotals
+from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
+from commtrace.analysis.breakdown.path_totals import PathTotals
 from commtrace.exporters.grafana.dashboards import dashboards
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector
 from commtrace.exporters.prometheus.rules import Timing, alerts
 from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.device import Device
-from commtrace.live.waits import Split
+from commtrace.live.monitoring.waits import Split
 from commtrace.trace import schema
 from tests.exporters.prometheus.steps import rank, summary
 

@@ -1,0 +1,383 @@
+"""The critical path of a step: whose work, and which communication, the length of the job's step is made of.
+
+It is found on the measured times, walking back from the end of the last rank's step. While a rank works, the path is
+that work. Where the rank stood still for a communication, the path is the transfer, back to when the last participant
+had arrived, and goes on at that participant. It ends at the earliest begin of the step on any rank, or where the last
+rank ended the step before, if that is later: some ranks begin a step while others are still in the one before. So every
+nanosecond of the job's step is in exactly one piece, and none is in two steps.
+
+>>> for path in critical_paths(run, matches, roles, steps=(10, 11)):  # doctest: +SKIP
+...     print(path.step, [(piece.rank, piece.kind, piece.ns) for piece in path.pieces])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.breakdown.claims import Claims, Standing, claims_of_block, together
+from commtrace.analysis.breakdown.intervals import paint
+from commtrace.analysis.breakdown.states import (
+    CHECKPOINT,
+    COMPUTE,
+    DATA,
+    GC,
+    IDLE,
+    MEMORY,
+    OTHER,
+    PHASES,
+    State,
+    states_of,
+)
+from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.matching.match import Matches, RankMatches, communications_of
+from commtrace.analysis.matching.matched import Context
+from commtrace.analysis.matching.operations import is_kernel_trace
+from commtrace.analysis.matching.roles import Roles
+from commtrace.trace import schema
+from commtrace.trace.blocks import Block, bounds_of
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Int32, Int64, Spans
+
+TRANSFER: Final = "transfer"
+HOST: Final = "host"
+UNKNOWN: Final = "unknown"
+OTHER_COMPUTE: Final = "other compute"
+
+_KIND_OF_STATE: Final[Mapping[str, str]] = {
+    DATA: "input",
+    CHECKPOINT: "checkpoint",
+    GC: "garbage collection",
+    MEMORY: "copies",
+    IDLE: HOST,
+    OTHER: HOST,
+}
+
+KINDS: Final = (
+    *(OTHER_COMPUTE if phase == "other" else phase for phase in PHASES),
+    *dict.fromkeys(_KIND_OF_STATE.values()),
+    TRANSFER,
+    UNKNOWN,
+)
+"""What a piece can be; docs/definitions.md says what each one means."""
+
+
+class Piece(NamedTuple):
+    """A stretch of the critical path.
+
+    Attributes:
+        start, end: ns, half-open.
+        rank: who worked, or stood still for the transfer.
+        kind: one of :data:`KINDS`.
+        role: of the communication, where the kind is ``transfer``, or ``unknown`` in one; else empty.
+        uncertain: it is shorter than what is known about the clocks of the hosts between which it lies.
+    """
+
+    start: int
+    end: int
+    rank: int
+    kind: str
+    role: str = ""
+    uncertain: bool = False
+
+    @property
+    def ns(self) -> int:
+        return self.end - self.start
+
+
+class StepPath(NamedTuple):
+    """The critical path of one step: pieces in ascending order, each beginning where the one before ends."""
+
+    step: int
+    pieces: tuple[Piece, ...]
+
+
+class Share(NamedTuple):
+    """What pieces that are alike add up to over all steps, ns; ``uncertain_ns`` is the part of it in uncertain ones."""
+
+    rank: int
+    kind: str
+    role: str
+    ns: int
+    uncertain_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """The critical paths of several steps, summed up.
+
+    Attributes:
+        num_steps: how many.
+        shares: longest first; their ``ns`` add up to the length of all steps.
+    """
+
+    num_steps: int
+    shares: tuple[Share, ...]
+
+    @classmethod
+    def of(cls, paths: Sequence[StepPath]) -> CriticalPath:
+        sums: dict[tuple[int, str, str], list[int]] = {}
+        for path in paths:
+            for piece in path.pieces:
+                own = sums.setdefault((piece.rank, piece.kind, piece.role), [0, 0])
+                own[0] += piece.ns
+                own[1] += piece.ns * piece.uncertain
+        return cls(len(paths), _longest_first(Share(*key, *ns) for key, ns in sums.items()))
+
+    def plus(self, other: CriticalPath) -> CriticalPath:
+        """Return the sum of the paths of other steps and these."""
+        sums = {share[:3]: share for share in self.shares}
+        for share in other.shares:
+            known = sums.get(share[:3], share._replace(ns=0, uncertain_ns=0))
+            sums[share[:3]] = known._replace(
+                ns=known.ns + share.ns, uncertain_ns=known.uncertain_ns + share.uncertain_ns
+            )
+        return CriticalPath(self.num_steps + other.num_steps, _longest_first(sums.values()))
+
+    @property
+    def ns(self) -> int:
+        """Length of all steps."""
+        return sum(share.ns for share in self.shares)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "steps": self.num_steps,
+            "ns": self.ns,
+            "uncertain_ns": sum(share.uncertain_ns for share in self.shares),
+            "shares": [share._asdict() for share in self.shares],
+        }
+
+
+def _longest_first(shares: Iterable[Share]) -> tuple[Share, ...]:
+    return tuple(sorted(shares, key=lambda share: (-share.ns, share[:3])))
+
+
+_EVER: Final = np.iinfo(np.int64).min
+
+
+def critical_paths(
+    run: Run, matches: Matches, roles: Roles, steps: Sequence[int], residual_ns: int = 0
+) -> list[StepPath]:
+    """The critical path of each of these steps.
+
+    Args:
+        run: on one clock.
+        matches, roles: of this run.
+        steps: their numbers.
+        residual_ns: up to which two hosts' times cannot be told apart.
+    """
+    begins, ends = _job_steps(run, steps)
+    lanes = _Lanes(run, matches, roles, residual_ns)
+    return [
+        StepPath(step, tuple(_merged(reversed([*lanes.walk(begins[step], *ends[step])]))))
+        for step in steps
+        if step in begins
+    ]
+
+
+def critical_path(context: Context, alignment: Alignment) -> CriticalPath | None:
+    """The critical paths of the steps that count, summed up; None where hosts' clocks could not be brought together."""
+    if alignment.refused is not None:
+        return None
+    residual = alignment.residual_ns["p99"]
+    return CriticalPath.of(critical_paths(context.run, context.matches, context.roles, context.steps, residual))
+
+
+def _job_steps(run: Run, steps: Sequence[int]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """By step, where its path begins; and the rank on which it ended last (the lowest of several), with that end."""
+    begins: dict[int, int] = {}
+    ends: dict[int, tuple[int, int]] = {}
+    for rank in sorted(run.ranks):
+        spans = run.ranks[rank].spans
+        rows = np.flatnonzero(spans.kind == schema.STEP)
+        columns = (column[rows].tolist() for column in (spans.step, spans.start, spans.end))
+        for step, start, end in zip(*columns, strict=True):
+            begins[step] = min(start, begins.get(step, start))
+            if step not in ends or end > ends[step][1]:
+                ends[step] = (rank, end)
+    after = {step: ends[before][1] for before, step in pairwise(sorted(ends))}
+    return {step: max(begins[step], after.get(step, _EVER)) for step in steps if step in begins}, ends
+
+
+def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Without those that are empty, and neighbours that differ in nothing but their times as one."""
+    for _, alike in groupby((piece for piece in pieces if piece.ns), key=lambda piece: piece[2:]):
+        parts = [*alike]
+        yield parts[0]._replace(end=parts[-1].end)
+
+
+class _Stand(NamedTuple):
+    """What a lane stood still for.
+
+    Attributes:
+        begin: when its own rank had arrived at the communication.
+        ready: when the last participant had.
+        last_rank: who that is: the own rank, where it waited for nobody; −1 where it is not known.
+        role: what it was for.
+    """
+
+    begin: int
+    ready: int
+    last_rank: int
+    role: str
+
+
+class _Interval(NamedTuple):
+    """What one rank did for a while.
+
+    Attributes:
+        start: since when, ns.
+        kind: one of :data:`KINDS`.
+        stand: what the lane stood still for; None where it did not.
+    """
+
+    start: int
+    kind: str
+    stand: _Stand | None = None
+
+
+class _Lanes:
+    """The lanes of a run, to be walked along; each is read when the path first comes to it."""
+
+    def __init__(self, run: Run, matches: Matches, roles: Roles, residual_ns: int) -> None:
+        self._run = run
+        self._matches = matches
+        self._roles = roles
+        self._residual_ns = residual_ns
+        self._lanes: dict[int, _Lane] = {}
+
+    def walk(self, begin: int, rank: int, now: int) -> Iterator[Piece]:
+        """The pieces from ``now`` on ``rank`` back to ``begin``, the latest first; some may be empty."""
+        left: set[int] = set()  # ranks that the path has left for others at this very instant
+        while now > begin:
+            interval = self._lane(rank).before(now)
+            since, stand = max(interval.start, begin), interval.stand
+            if stand is None:
+                yield Piece(since, now, rank, interval.kind)
+            elif stand.last_rank == rank and now <= stand.ready:
+                yield Piece(since, now, rank, HOST)  # it stood, and had not launched yet what it stood for
+            elif stand.last_rank not in self._run.ranks or now < stand.ready or stand.last_rank in left:
+                yield Piece(since, now, rank, UNKNOWN, stand.role)
+            else:
+                since = max(stand.ready, begin)
+                residual = self._residual_between(rank, stand.last_rank)
+                yield Piece(since, now, rank, TRANSFER, stand.role, uncertain=now - since < residual)
+                if stand.last_rank != rank and since - stand.begin <= residual:
+                    # Which of the two came last cannot be told: what lies between their arrivals is nobody's.
+                    arrived = max(stand.begin, begin)
+                    yield Piece(arrived, since, rank, UNKNOWN, stand.role, uncertain=True)
+                    since = arrived
+                elif stand.last_rank != rank:
+                    left = {*left, rank} if since == now else {rank}
+                    rank, now = stand.last_rank, since
+                    continue
+            left = set()
+            now = since
+
+    def _residual_between(self, rank: int, other: int) -> int:
+        ranks = self._run.ranks
+        return self._residual_ns if ranks[rank].clock_key != ranks[other].clock_key else 0
+
+    def _lane(self, rank: int) -> _Lane:
+        if rank not in self._lanes:
+            self._lanes[rank] = _Lane.of(self._run, rank, self._matches, self._roles)
+        return self._lanes[rank]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """What one rank did, interval by interval, in order and without gaps.
+
+    Attributes:
+        edges: ns; interval i lasts from ``edges[i]`` to ``edges[i + 1]``.
+        kind: of each interval, position in :data:`KINDS`.
+        stand: of each interval, the row of the following columns; −1 where the lane did not stand still.
+        begin, ready, last_rank: see :class:`_Stand`.
+        role: position in ``words``.
+    """
+
+    edges: Int64
+    kind: Int64
+    stand: Int64
+    begin: Int64
+    ready: Int64
+    last_rank: Int64
+    role: Int32
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: Run, rank: int, matches: Matches, roles: Roles) -> _Lane:
+        spans = run.ranks[rank].spans
+        block = Block((rank,), bounds_of([len(spans)]), spans)
+        standing = Standing.of(block, matches, roles)
+        claims = claims_of_block(run, block, standing, roles, np.zeros(len(spans), np.int64))
+        stalls, work = claims.stalls, len(claims.work.row)
+        anything = np.zeros(len(stalls.row), np.int32)
+        stands = Claims(stalls.start, stalls.end, anything, anything + claims.priority, stalls.row)
+        every = together((claims.work, stands))
+        reach = np.array([spans.start.min(), spans.end.max()] if len(spans) else [], np.int64)
+        segments = paint(every.start, every.end, every.precedence(), reach)
+        is_stand = segments.winner >= work
+        communication = stalls.row if is_kernel_trace(spans) else communications_of(block, stalls.row)
+        awaited = np.append(_awaited_rank(spans, rank, matches.ranks[rank]), -1)
+        return cls(
+            edges=segments.edges,
+            kind=np.append(_kinds(roles)[every.state], KINDS.index(HOST))[segments.winner],
+            stand=np.where(is_stand, segments.winner - work, -1),
+            begin=np.append(spans.start, 0)[communication],
+            ready=np.append(standing.ready, 0)[communication],
+            last_rank=awaited[communication],  # of what was not recorded, row −1, the last one: not known
+            role=standing.role[stalls.row],
+            words=roles.words,
+        )
+
+    def before(self, now: int) -> _Interval:
+        """What the rank did just before this instant."""
+        number = int(np.searchsorted(self.edges, now)) - 1
+        if number < 0:
+            return _Interval(_EVER, UNKNOWN)  # it had not recorded anything yet
+        start = int(self.edges[number])
+        if number == len(self.kind):
+            return _Interval(start, UNKNOWN)  # it recorded nothing any more
+        row = int(self.stand[number])
+        if row < 0:
+            return _Interval(start, KINDS[self.kind[number]])
+        role = self.words[self.role[row]]
+        return _Interval(
+            start, TRANSFER, _Stand(int(self.begin[row]), int(self.ready[row]), int(self.last_rank[row]), role)
+        )
+
+
+def _kinds(roles: Roles) -> Int64:
+    """Of each state of the run, its position in :data:`KINDS`; those in which a lane stands still are not looked up."""
+    return np.array([KINDS.index(_kind(state)) for state in states_of(roles.words)], np.int64)
+
+
+def _kind(state: State) -> str:
+    if state.kind == COMPUTE:
+        return OTHER_COMPUTE if state.detail == "other" else state.detail
+    return _KIND_OF_STATE.get(state.kind, UNKNOWN)
+
+
+def _awaited_rank(spans: Spans, rank: int, own: RankMatches) -> Int64:
+    """Of each communication row, the rank that it waited for: its own where it waited for nobody, or came last; −1
+    where that is not known.
+
+    Members of a point-to-point bracket are ready together, so all of them waited for whom the last one waited for.
+    """
+    awaited = own.last_rank.astype(np.int64)
+    messages = np.flatnonzero(spans.kind == schema.P2P)
+    if spans.op_in_seq[messages].any():
+        ordered = messages[np.argsort(spans.id[messages], kind="stable")]
+        begins = spans.op_in_seq[ordered] == 0
+        begins[0] = True
+        bracket = np.cumsum(begins) - 1
+        decided = np.flatnonzero(own.last_start[ordered] == own.ready[ordered])
+        of_bracket = np.full(int(bracket[-1]) + 1, -1, np.int64)
+        of_bracket[bracket[decided]] = own.last_rank[ordered[decided]]
+        awaited[ordered] = np.where(of_bracket[bracket] >= 0, of_bracket[bracket], awaited[ordered])
+    return np.where(own.complete, np.where(own.ready <= spans.start, rank, awaited), -1)

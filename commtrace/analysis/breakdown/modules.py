@@ -1,0 +1,154 @@
+"""Time by module: forward, backward, and how much of it the lane stood still for communication.
+
+Modules that differ in a number only, as the layers of a model do, are one row: ``decoder.layers.*``. Times hold what is
+nested: those of a layer hold its attention's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.analysis.breakdown.partition import Partition
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int64
+
+FORWARD, BACKWARD, RECOMPUTE = "forward", "backward", "recompute"
+_WAYS: Final = (BACKWARD, RECOMPUTE)
+
+
+@dataclass(slots=True)
+class ModuleTime:
+    """One row, over all ranks and steps that count.
+
+    Attributes:
+        name: numbers in it are written ``*``.
+        members: the modules themselves.
+        calls: forwards.
+        ns: time by way: forward, backward, recompute.
+        exposed_ns: time in it for which the lane stood still for communication, the bubble included; what lies in a
+            repeated forward and in the backward around it counts once.
+        of_step_ns: by rank: forward and backward of each step in which the module ran.
+    """
+
+    name: str
+    members: set[str] = field(default_factory=set)
+    calls: int = 0
+    ns: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0, RECOMPUTE: 0})
+    exposed_ns: int = 0
+    of_step_ns: dict[int, Int64] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        of_step = np.sort(np.concatenate([np.zeros(0, np.int64), *(own[own > 0] for own in self.of_step_ns.values())]))
+        slowest, slower = self._slowest()
+        return {
+            "module": self.name,
+            "modules": len(self.members),
+            "calls": self.calls,
+            **{f"{way}_ns": total for way, total in self.ns.items()},
+            "exposed_ns": self.exposed_ns,
+            "median_step_ns": _quantile(of_step, 0.5),
+            "p95_step_ns": _quantile(of_step, 0.95),
+            "slowest_rank": slowest,
+            "slowest_rank_slower": slower,
+        }
+
+    def _slowest(self) -> tuple[int | None, float | None]:
+        """The rank with the largest median, and by which share that exceeds the median of the ranks' medians.
+
+        None where fewer than two ranks have the module.
+        """
+        medians = {rank: _quantile(np.sort(own[own > 0]), 0.5) for rank, own in self.of_step_ns.items() if own.any()}
+        if len(medians) < 2:
+            return None, None
+        slowest = max(medians, key=lambda rank: (medians[rank], -rank))
+        typical = _quantile(np.sort(np.fromiter(medians.values(), np.int64)), 0.5)
+        return slowest, medians[slowest] / typical - 1
+
+
+def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[ModuleTime]:
+    """Rows of the modules that were recorded, dearest first; none where no module was.
+
+    Args:
+        run: the run that ``times`` partitions.
+        times: where the time of its steps went.
+        steps: those that count.
+    """
+    table: dict[str, ModuleTime] = {}
+    known = np.array(sorted(steps), np.int64)
+    with_modules = {
+        rank
+        for block in run.blocks
+        for rank, is_module in block.split(block.spans.kind == schema.MODULE).items()
+        if is_module.any()
+    }
+    for rank, trace in run.ranks.items():
+        if rank not in with_modules:
+            continue
+        rows = np.flatnonzero((trace.spans.kind == schema.MODULE) & np.isin(trace.spans.step, list(steps)))
+        exposed = _exposed_inside(trace, rows, times.stalled_ns[rank])
+        exposed[_repeated_in_backward(trace, rows, run.names)] = 0
+        duration = (trace.spans.end - trace.spans.start)[rows]
+        codes, inverse = np.unique(trace.spans.name[rows], return_inverse=True)
+        count = np.bincount(inverse, minlength=len(codes))
+        number = np.searchsorted(known, trace.spans.step[rows])
+        for position, code in enumerate(codes.tolist()):
+            own = inverse == position
+            row, way = _add(
+                table, run.names[code], int(count[position]), int(duration[own].sum()), int(exposed[own].sum())
+            )
+            if way != RECOMPUTE:  # it may lie in the backward
+                of_step = row.of_step_ns.setdefault(rank, np.zeros(len(known), np.int64))
+                np.add.at(of_step, number[own], duration[own])
+    return sorted(table.values(), key=lambda row: (-sum(row.ns.values()), row.name))
+
+
+def _add(
+    table: dict[str, ModuleTime], full_name: str, calls: int, duration: int, exposed: int
+) -> tuple[ModuleTime, str]:
+    way = next((word for word in _WAYS if full_name.endswith(f" {word}")), FORWARD)
+    member = full_name if way == FORWARD else full_name.removesuffix(f" {way}")
+    name = ".".join("*" if part.isdecimal() else part for part in member.split("."))
+    row = table.setdefault(name, ModuleTime(name))
+    row.members.add(member)
+    row.calls += calls if way == FORWARD else 0
+    row.ns[way] += duration
+    row.exposed_ns += exposed
+    return row, way
+
+
+def _quantile(ordered: Int64, share: float) -> int:
+    """The smallest of the values that so large a share of them does not exceed; 0 of none."""
+    return int(ordered[math.ceil(share * len(ordered)) - 1]) if len(ordered) else 0
+
+
+def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
+    """For each of these rows, how long the lane stood still in stalls that began inside of it."""
+    spans = trace.spans
+    if not len(rows):
+        return np.zeros(0, np.int64)
+    stood_ns = stalled_ns[:, 0] + stalled_ns[:, 1]
+    stalls = np.flatnonzero(stood_ns)
+    stalls = stalls[np.argsort(spans.start[stalls], kind="stable")]
+    total = np.concatenate([[0], np.cumsum(stood_ns[stalls])])
+    edges = np.searchsorted(spans.start[stalls], np.stack([spans.start[rows], spans.end[rows]]))
+    return np.asarray(total[edges[1]] - total[edges[0]])
+
+
+def _repeated_in_backward(trace: RankTrace, rows: Int64, names: Sequence[str]) -> Bool:
+    """Which of these rows are repeated forwards that lie in the backward of the same module."""
+    spans, name = trace.spans, trace.spans.name[rows]
+    found = np.zeros(len(rows), np.bool_)
+    known = {names[code]: code for code in np.unique(name).tolist()}
+    for word, code in known.items():
+        around = known.get(f"{word.removesuffix(f' {RECOMPUTE}')} {BACKWARD}")
+        if word.endswith(f" {RECOMPUTE}") and around is not None:
+            repeated, backward = np.flatnonzero(name == code), rows[name == around]
+            begun = np.searchsorted(spans.start[backward], spans.start[rows[repeated]], side="right") - 1
+            found[repeated] = (begun >= 0) & (spans.end[backward][begun] >= spans.end[rows[repeated]])
+    return found

@@ -1,0 +1,268 @@
+"""Where the time of each step went, exactly: every instant of a rank's step is in one state.
+
+>>> table = partition(run, match(run))                          # doctest: +SKIP
+>>> table.total("bubble") / table.wall_ns                       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.breakdown.claims import Standing, claims_of_block, together
+from commtrace.analysis.breakdown.intervals import Union, paint, ranges, union
+from commtrace.analysis.breakdown.states import IDLE, OTHER, State, states_of
+from commtrace.analysis.keys import grouped
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.operations import communication_rows, is_kernel_trace, of_one_sort
+from commtrace.analysis.matching.roles import Roles, find_roles
+from commtrace.trace import schema
+from commtrace.trace.blocks import Block
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One row per rank and step, by rank and then by start.
+
+    Attributes:
+        states: the columns of ``ns``; see :mod:`commtrace.analysis.breakdown.states`.
+        rank, step: which row is which.
+        start, end: of the step, ns.
+        ns: rows × states, time in each state; the sum of a row is end − start, to the nanosecond.
+        hidden_ns: time during which a communication of the rank was in flight and the lane did not stand still for
+            any; it lies beside the states, not among them.
+        stalled_ns: by rank, aligned with its span rows: for a stall, how much of the steps it stands for as wait or
+            bubble, and as transfer (two columns). Summed up, they are the exposed and bubble states. In a trace of
+            kernels, which has no stalls, the communication rows themselves.
+    """
+
+    states: tuple[State, ...]
+    rank: Int32
+    step: Int32
+    start: Int64
+    end: Int64
+    ns: Int64
+    hidden_ns: Int64
+    stalled_ns: Mapping[int, Int64]
+
+    @property
+    def wall_ns(self) -> Int64:
+        return np.asarray(self.end - self.start)
+
+    def total(self, kind: str, detail: str | None = None) -> Int64:
+        """Time of each row in the states of a kind; of one phase or role if ``detail`` says which."""
+        chosen = [
+            column for column, state in enumerate(self.states) if state.kind == kind and detail in (None, state.detail)
+        ]
+        return np.asarray(self.ns[:, chosen].sum(axis=1))
+
+
+def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Sequence[int] | None = None) -> Partition:
+    """Partition every step of every rank.
+
+    Args:
+        run: on one clock.
+        matches: of this run.
+        roles: of this run, where the caller has them.
+        steps: only these. What began in others and reaches into them counts all the same.
+    """
+    roles = roles or find_roles(run)
+    blocks = of_one_sort(run.blocks)
+    parts = [_partition_block(run, block, matches, roles, steps) for block in blocks]
+    return Partition(
+        states=states_of(roles.words),
+        rank=np.concatenate([part.rank for part in parts]),
+        step=np.concatenate([part.step for part in parts]),
+        start=np.concatenate([part.start for part in parts]),
+        end=np.concatenate([part.end for part in parts]),
+        ns=np.concatenate([part.ns for part in parts]),
+        hidden_ns=np.concatenate([part.hidden_ns for part in parts]),
+        stalled_ns={
+            rank: own
+            for block, part in zip(blocks, parts, strict=True)
+            for rank, own in block.split(part.stalled_ns).items()
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockPartition:
+    """The rows of some ranks; the fields are those of :class:`Partition`."""
+
+    rank: Int32
+    step: Int32
+    start: Int64
+    end: Int64
+    ns: Int64
+    hidden_ns: Int64
+    stalled_ns: Int64
+
+
+class StepTimes(NamedTuple):
+    """What :func:`step_times` tells. Steps are numbered by rank and then by start.
+
+    Attributes:
+        row: span rows of the steps.
+        ns: as in :class:`Partition`.
+        stall_step, stall_row, stall_ns: for how long a step stood still for a stall, or in a trace of kernels for a
+            communication; each pair once, those of a step behind those of the one before, none of 0 ns.
+    """
+
+    row: Int64
+    ns: Int64
+    stall_step: Int64
+    stall_row: Int64
+    stall_ns: Int64
+
+
+def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTimes:
+    """The partition of a block, with what every single step stood still for.
+
+    Args:
+        run: on one clock.
+        block: of it: ranks whose kernels were all traced, or none's.
+        matches, roles: of this run.
+    """
+    lanes = _paint_lanes(run, block, matches, roles, None)
+    standing = lanes.standing()
+    step, row = lanes.step[standing], lanes.row[lanes.segment[standing]]
+    example, which = grouped(step * len(block.spans) + row)
+    return StepTimes(
+        row=lanes.steps.row,
+        ns=lanes.time_per_state(),
+        stall_step=step[example],
+        stall_row=row[example],
+        stall_ns=_sums(which, lanes.length_ns[standing], len(example)),
+    )
+
+
+def _partition_block(
+    run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None
+) -> _BlockPartition:
+    spans = block.spans
+    lanes = _paint_lanes(run, block, matches, roles, wanted)
+    return _BlockPartition(
+        rank=block.rank()[lanes.steps.row],
+        step=spans.step[lanes.steps.row],
+        start=lanes.steps.start,
+        end=lanes.steps.end,
+        ns=lanes.time_per_state(),
+        hidden_ns=lanes.hidden(_in_flight(spans, lanes.axis)),
+        stalled_ns=lanes.per_stall(len(spans)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """The lanes of a block, the ranks end to end on one axis, cut into segments of one state each.
+
+    Attributes:
+        steps: of the block.
+        axis: what to add to the times of each row.
+        states: of the run.
+        edges: segment i is from ``edges[i]`` to ``edges[i + 1]``.
+        state: of each segment.
+        row: of each segment, the span that is believed; of those that nothing claims, any.
+        is_wait, is_transfer: of each segment, whether the lane stands still in it.
+        step, segment, length_ns: which segments lie in which step; a segment of overlapping steps is there for each.
+    """
+
+    steps: _Steps
+    axis: Int64
+    states: tuple[State, ...]
+    edges: Int64
+    state: Int32
+    row: Int64
+    is_wait: Bool
+    is_transfer: Bool
+    step: Int64
+    segment: Int64
+    length_ns: Int64
+
+    def standing(self) -> Int64:
+        """Positions in ``segment`` at which the lane stands still."""
+        return np.flatnonzero((self.is_wait | self.is_transfer)[self.segment])
+
+    def time_per_state(self) -> Int64:
+        """Steps × states, ns."""
+        steps, states = len(self.steps.row), len(self.states)
+        return _sums(self.step * states + self.state[self.segment], self.length_ns, steps * states).reshape(
+            steps, states
+        )
+
+    def hidden(self, in_flight: Union) -> Int64:
+        """Of each step, for how long communication was in flight without the lane standing still."""
+        start, end = self.steps.start + self.axis[self.steps.row], self.steps.end + self.axis[self.steps.row]
+        standing = self.standing()
+        segment = self.segment[standing]
+        while_standing = in_flight.before(self.edges[segment + 1]) - in_flight.before(self.edges[segment])
+        return np.asarray(
+            in_flight.before(end) - in_flight.before(start) - _sums(self.step[standing], while_standing, len(start))
+        )
+
+    def per_stall(self, spans: int) -> Int64:
+        """Spans × (wait or bubble, transfer), ns."""
+        standing = self.standing()
+        segment = self.segment[standing]
+        cell = 2 * self.row[segment] + self.is_transfer[segment]
+        return _sums(cell, self.length_ns[standing], 2 * spans).reshape(spans, 2)
+
+
+def _paint_lanes(run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None) -> _Lanes:
+    steps = _steps(block, wanted)
+    axis = block.per_row(block.end_to_end())
+    start, end = steps.start + axis[steps.row], steps.end + axis[steps.row]
+    claims = claims_of_block(run, block, Standing.of(block, matches, roles), roles, axis)
+    wait, transfer = claims.stalls.claims(claims.priority)
+    every = together((claims.work, wait, transfer))
+    segments = paint(every.start, every.end, every.precedence(), np.concatenate([start, end]))
+    states = states_of(roles.words)
+    unclaimed = State(IDLE if is_kernel_trace(block.spans) else OTHER)
+    step, segment = ranges(np.searchsorted(segments.edges, start), np.searchsorted(segments.edges, end))
+    first_transfer = len(claims.work.row) + len(wait.row)
+    return _Lanes(
+        steps=steps,
+        axis=axis,
+        states=states,
+        edges=segments.edges,
+        state=np.append(every.state, states.index(unclaimed))[segments.winner],
+        row=np.append(every.row, 0)[segments.winner],
+        is_wait=(segments.winner >= len(claims.work.row)) & (segments.winner < first_transfer),
+        is_transfer=segments.winner >= first_transfer,
+        step=step,
+        segment=segment,
+        length_ns=np.diff(segments.edges)[segment],
+    )
+
+
+def _sums(cell: Int64, ns: Int64, count: int) -> Int64:
+    """Sum ns by cell. float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days."""
+    return np.rint(np.bincount(cell, ns, count)).astype(np.int64)
+
+
+class _Steps(NamedTuple):
+    """Step rows of a block, by rank and then by start."""
+
+    row: Int64
+    start: Int64
+    end: Int64
+
+
+def _steps(block: Block, wanted: Sequence[int] | None) -> _Steps:
+    spans = block.spans
+    rows = np.flatnonzero(spans.kind == schema.STEP)
+    if wanted is not None:
+        rows = rows[np.isin(spans.step[rows], wanted)]
+    rank = block.rank()[rows]
+    rows = rows[np.lexsort((spans.step[rows], spans.end[rows], spans.start[rows], rank))]
+    return _Steps(rows, spans.start[rows], np.maximum(spans.start[rows], spans.end[rows]))
+
+
+def _in_flight(spans: Spans, axis: Int64) -> Union:
+    rows = np.flatnonzero(communication_rows(spans))
+    return union(spans.start[rows] + axis[rows], spans.end[rows] + axis[rows])

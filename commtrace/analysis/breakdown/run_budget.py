@@ -1,0 +1,247 @@
+"""Where the wall time of a whole run went: training that was kept, evaluation, checkpoints, loading, start, restarts.
+
+A mean step says nothing of what lies between steps, before them and between the attempts of a job. Here every instant
+of the run is in exactly one part, on every rank:
+
+>>> budget = run_budget(load_run("commtrace-runs/my-run"))      # doctest: +SKIP
+>>> budget.goodput                                              # doctest: +SKIP
+0.87
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.breakdown.intervals import paint
+from commtrace.analysis.breakdown.rank_means import apportion
+from commtrace.analysis.steps.attempts import is_earlier, number_of
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int64
+
+UNKNOWN, RESTART, START, LOADING, TRAINING, REPEATED, EVALUATION, CHECKPOINT = range(8)
+PARTS: Final = ("unknown", "restart", "start", "loading", "training", "repeated", "evaluation", "checkpoint")
+"""In ascending order of belief: of an instant to which several lay claim, the last one has it."""
+
+PART_OF_KIND: Final = {
+    schema.DATA: LOADING,
+    schema.STEP: TRAINING,
+    schema.EVALUATION: EVALUATION,
+    schema.CHECKPOINT: CHECKPOINT,
+}
+
+
+class Claim(NamedTuple):
+    """Some intervals of one part, ns, half-open."""
+
+    part: int
+    start: Int64
+    end: Int64
+
+
+def divide(claims: Iterable[Claim], begin: int, end: int) -> list[int]:
+    """How long each of :data:`PARTS` lasts between two instants, ns; they add up to ``end - begin``."""
+    ordered = sorted(claims, key=lambda claim: claim.part)
+    part = np.concatenate([np.zeros(0, np.int64), *(np.full(len(one.start), one.part, np.int64) for one in ordered)])
+    starts = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.start, begin, end) for one in ordered)])
+    ends = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.end, begin, end) for one in ordered)])
+    segments = paint(starts, ends, np.arange(len(part)), np.array([begin, end], np.int64))
+    owner = np.append(part, UNKNOWN)[segments.winner]  # a segment that nobody claims has the winner −1: the last one
+    ns = np.zeros(len(PARTS), np.int64)
+    np.add.at(ns, owner, np.diff(segments.edges))
+    return [int(time) for time in ns]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a wall time, ns.
+
+    Attributes:
+        training_ns: in steps, without what is below; waiting for a rank that does something else is in it.
+        repeated_ns: the same in steps that a later attempt did once more.
+        evaluation_ns, checkpoint_ns: inside of steps and between them; saving inside of an evaluation is saving.
+        loading_ns: waiting for input outside of steps.
+        start_ns: before the first step of an attempt.
+        restart_ns: between the end of an attempt and the begin of the next one.
+        unknown_ns: nothing that was recorded tells.
+    """
+
+    unknown_ns: int = 0
+    restart_ns: int = 0
+    start_ns: int = 0
+    loading_ns: int = 0
+    training_ns: int = 0
+    repeated_ns: int = 0
+    evaluation_ns: int = 0
+    checkpoint_ns: int = 0
+
+    def ns(self) -> list[int]:
+        """In the order of :data:`PARTS`."""
+        return [getattr(self, f"{part}_ns") for part in PARTS]
+
+    @property
+    def wall_ns(self) -> int:
+        return sum(self.ns())
+
+    def to_json(self) -> dict[str, int]:
+        return {"wall_ns": self.wall_ns, **{f"{part}_ns": time for part, time in zip(PARTS, self.ns(), strict=True)}}
+
+
+@dataclass(frozen=True, slots=True)
+class RunBudget:
+    """The wall time of a run, from the begin of its first process to the last word of its last one.
+
+    Attributes:
+        job: the mean of the ranks; its parts add up to the wall time.
+        ranks: by rank; the parts of each add up to the same wall time.
+        attempts: how often the job was begun, as far as its files are there.
+        repeated_steps: how many steps a later attempt did once more; None where the steps of several attempts have no
+            numbers of the program's own, so that nobody knows which are the same.
+    """
+
+    job: Parts
+    ranks: Mapping[int, Parts]
+    attempts: int
+    repeated_steps: int | None
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of the wall time in training steps that were kept; None of a run of no length."""
+        return self.job.training_ns / self.job.wall_ns if self.job.wall_ns else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.job.to_json(),
+            "goodput": self.goodput,
+            "attempts": self.attempts,
+            "repeated_steps": self.repeated_steps,
+            "ranks": [{"rank": rank, **parts.to_json()} for rank, parts in self.ranks.items()],
+        }
+
+
+def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
+    """Divide the wall time of a run.
+
+    Args:
+        run: the whole of its newest attempt, as it was recorded.
+        earlier: its earlier attempts, oldest first. Of each only what is needed here is kept.
+    """
+    attempts = [_of_attempt(one) for one in (*earlier, run)]
+    begin = min(own.begin for attempt in attempts for own in attempt.values())
+    end = max(own.end for attempt in attempts for own in attempt.values())
+    kept_below = _kept_below(attempts)
+    told = all(own.is_numbered for attempt in attempts for own in attempt.values())
+    ranks = {
+        rank: Parts(*divide(_claims(rank, attempts, kept_below, begin), begin, end))
+        for rank in sorted(set[int]().union(*attempts))
+    }
+    sums = np.array([parts.ns() for parts in ranks.values()], np.int64).sum(axis=0)
+    repeated = {
+        (number, step)
+        for number, attempt in enumerate(attempts)
+        for own in attempt.values()
+        for step in own.steps[own.is_repeated(kept_below[number])].tolist()
+    }
+    return RunBudget(
+        job=Parts(*apportion(sums, len(ranks))),
+        ranks=ranks,
+        attempts=len(attempts),
+        repeated_steps=len(repeated) if told or len(attempts) == 1 else None,
+    )
+
+
+class _RankAttempt(NamedTuple):
+    """What one process tells of one attempt, on the wall clock, ns.
+
+    Attributes:
+        begin, end: of the process, as far as is known.
+        steps: numbers of the steps, of which ``step_claim`` holds the times in the same order.
+        is_earlier: which of them this very process did once more.
+        claims: what else it claims.
+        is_whole: everything from its begin on was recorded.
+        is_numbered: the steps have numbers of the program's own.
+    """
+
+    begin: int
+    end: int
+    steps: Int64
+    is_earlier: Bool
+    step_claim: Claim
+    claims: tuple[Claim, ...]
+    is_whole: bool
+    is_numbered: bool
+
+    def is_repeated(self, kept_below: int) -> Bool:
+        """Return which steps were done once more, where those from this number on were by a later attempt."""
+        return np.asarray(self.is_earlier | (self.steps >= kept_below))
+
+
+def _of_attempt(run: Run) -> dict[int, _RankAttempt]:
+    return {rank: _of_rank(trace) for rank, trace in run.ranks.items()}
+
+
+def _of_rank(trace: RankTrace) -> _RankAttempt:
+    spans = trace.spans
+    # One offset for the whole attempt: a wall clock that is set meanwhile must not make time, or take any away.
+    offset = trace.metadata.anchor.realtime_ns - trace.metadata.anchor.monotonic_ns
+    known = [trace.metadata.anchor.monotonic_ns] if trace.metadata.anchor.monotonic_ns else []
+    known += [int(spans.start.min()), int(spans.end.max())] if len(spans) else []
+    known += [] if trace.last_written_ns is None else [trace.last_written_ns]
+    known += [] if trace.process_start_ns is None else [trace.process_start_ns]
+    claims = {}
+    for kind, part in PART_OF_KIND.items():
+        rows = np.flatnonzero(spans.kind == kind)
+        claims[kind] = Claim(part, spans.start[rows] + offset, spans.end[rows] + offset)
+    return _RankAttempt(
+        begin=min(known, default=0) + offset,
+        end=max(known, default=0) + offset,
+        steps=number_of(spans.step[spans.kind == schema.STEP]).astype(np.int64),
+        is_earlier=is_earlier(spans.step[spans.kind == schema.STEP]),
+        step_claim=claims.pop(schema.STEP),
+        claims=tuple(claims.values()),
+        is_whole=not trace.discarded and "steps" not in trace.recording,
+        is_numbered="step_numbers" in trace.topology,
+    )
+
+
+def _kept_below(attempts: Sequence[Mapping[int, _RankAttempt]]) -> list[int]:
+    """By attempt: from which number on its steps were done once more by a later one."""
+    never = int(np.iinfo(np.int64).max)
+    below, first = [], never
+    for attempt in reversed(attempts):
+        below.append(first)
+        if all(own.is_numbered for own in attempt.values()):
+            first = min([first, *(int(own.steps.min()) for own in attempt.values() if len(own.steps))])
+    return below[::-1]
+
+
+def _claims(
+    rank: int, attempts: Sequence[Mapping[int, _RankAttempt]], kept_below: Sequence[int], begin: int
+) -> list[Claim]:
+    """Everything that a rank claims; a process that began before the one before it had ended claims from then on."""
+    own = [(attempt[rank], below) for attempt, below in zip(attempts, kept_below, strict=True) if rank in attempt]
+    has_steps = any(len(one.steps) for one, _ in own)
+    claims: list[Claim] = []
+    ended: int | None = None
+    for one, below in own:
+        if ended is not None:
+            claims.append(_single(RESTART, ended, one.begin))
+        if one.is_whole and has_steps:
+            first = int(one.step_claim.start.min()) if len(one.steps) else one.end
+            claims.append(_single(START, begin if ended is None else max(one.begin, ended), first))
+        repeated = one.is_repeated(below)
+        claims += [
+            Claim(TRAINING, one.step_claim.start[~repeated], one.step_claim.end[~repeated]),
+            Claim(REPEATED, one.step_claim.start[repeated], one.step_claim.end[repeated]),
+            *one.claims,
+        ]
+        ended = one.end if ended is None else max(ended, one.end)
+    return claims
+
+
+def _single(part: int, start: int, end: int) -> Claim:
+    return Claim(part, np.array([start], np.int64), np.array([max(start, end)], np.int64))

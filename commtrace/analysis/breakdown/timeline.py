@@ -1,0 +1,388 @@
+"""What a timeline shows: the steps of an aligned run as boxes on lanes, in plain columns.
+
+This is the interface between the analysis and everything that draws or exports: the report, the viewer, Perfetto.
+All values are integers, words and lists, ready for JSON. Times are nanoseconds relative to the ``base_ns`` of their
+step; a box is a start and a duration. Step −1 is all of a recording that has no steps.
+
+>>> timeline = Timeline.of_analysis(analyse("commtrace-runs/my-run"))                 # doctest: +SKIP
+>>> timeline.outline()["ranks"][3]["label"]                                           # doctest: +SKIP
+'rank 3 · pp1 dp1 · node0'
+>>> timeline.step(7)["ranks"][3]["work"]["microbatch"]                                # doctest: +SKIP
+[0, 0, 1, 1]
+
+:meth:`Timeline.outline` is what all steps share: the vocabularies, the ranks and the communication lanes of each.
+:meth:`Timeline.step` is one step, per rank four tables of columns:
+
+=================  ==================================================================================================
+work               phases and spans of the compute lane: kind, name, start, duration, microbatch, chunk, stage, depth
+stalls             the compute lane stood still: state, role, communication, start, duration, microbatch, chunk,
+                   stage, depth. A stall is cut, as in the partition, where the last participant of its
+                   communication arrived: before it is a ``bubble`` on pipeline P2P, else a ``wait``
+host               data, checkpoint, gc, evaluation: kind, name, start, duration
+communication      name, lane, sublane, start, duration, bytes, dtype, peer, seq, microbatch, chunk, stage, wait,
+                   transfer, join, is_async, timing, finished
+=================  ==================================================================================================
+
+``kind``, ``state``, ``role``, ``name``, ``dtype`` and ``timing`` index the vocabularies of the outline. ``depth``
+counts the boxes that hold a box; ``lane`` indexes the lanes of the rank, and boxes of one ``sublane`` never overlap.
+``communication`` of a stall is a row of the communication table, ``join`` is equal on all ranks that took part in a
+communication, ``wait`` and ``transfer`` split its duration; −1 means not known, or does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.clocks.align import Alignment, align, apply
+from commtrace.analysis.keys import pack
+from commtrace.analysis.matching.match import Matches, RankMatches, communication_of, match
+from commtrace.analysis.matching.operations import communication_rows, unfinished_rows
+from commtrace.analysis.matching.roles import PIPELINE, UNKNOWN, Roles, find_roles, is_p2p
+from commtrace.analysis.steps.choice import select, whole_recording_as_step
+from commtrace.analysis.steps.inference import infer_steps
+from commtrace.trace import schema
+from commtrace.trace.groups import Group
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.spans import Int64, Spans
+
+STATES: Final = ("wait", "transfer", "bubble")
+WAIT, TRANSFER, BUBBLE = range(3)
+
+_COORDINATES: Final = ("pp", "dp", "cp", "tp", "ep")
+"""Order of the parallel dimensions in labels: outermost first."""
+
+_LANE_ORDER: Final = {role: number for number, role in enumerate(("pp", "tp", "cp", "ep", "dp", "dp-cp", "expert-dp"))}
+
+_MOST_RUNS: Final = 4
+
+Columns = dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """A rank with what finding the rows of a step takes.
+
+    Attributes:
+        order: rows, sorted by step.
+        sorted_steps: their steps.
+        stalled_on: for each stall row, the row of the communication that it waited for, or −1; −1 for other rows.
+        ready: for each stall row, the instant from which that communication waited for nobody.
+        lane_of_row: index of the communication lane of each row; −1 for other rows.
+        lanes: the communication lanes, see :meth:`Timeline.outline`.
+    """
+
+    index: int
+    trace: RankTrace
+    matched: RankMatches
+    order: Int64
+    sorted_steps: npt.NDArray[np.int32]
+    stalled_on: Int64
+    ready: Int64
+    lane_of_row: Int64
+    lanes: list[dict[str, Any]]
+    unfinished: npt.NDArray[np.bool_]
+
+    def rows(self, step: int) -> Int64:
+        """Rows of a step, in the order of the spans: by start, at equal starts the longer one first."""
+        first, end = np.searchsorted(self.sorted_steps, [step, step + 1])
+        return np.sort(self.order[first:end])
+
+
+class Timeline:
+    """The steps of an aligned run, one at a time."""
+
+    def __init__(self, run: Run, matches: Matches, roles: Roles, residual_ns: Mapping[str, int] | None) -> None:
+        """Prepare the run.
+
+        Args:
+            run: with all ranks on one clock.
+            matches: the join of the run.
+            roles: what its communications are for.
+            residual_ns: what is left of the difference between the clocks of the ranks: p50, p99 and max. None if
+                the clocks could not be aligned.
+        """
+        self._run = run
+        self._roles = roles
+        self._residual_ns = None if residual_ns is None else dict(residual_ns)
+        self._ranks = [_prepare(index, trace, matches) for index, trace in enumerate(run.ranks.values())]
+        self._bounds = [_step_bounds(rank.trace.spans) for rank in self._ranks]
+
+    @classmethod
+    def of_analysis(cls, analysis: Analysis) -> Timeline:
+        """The steps that the numbers of an analysis are about."""
+        return cls(analysis.run, analysis.matches, analysis.roles, _residual(analysis.alignment))
+
+    @classmethod
+    def of_recording(cls, run: Run, wanted: StepRange | None = None) -> Timeline:
+        """Everything that was recorded, the warm-up and incomplete steps too; as one step if it has none.
+
+        Args:
+            run: what was loaded.
+            wanted: show only these of its steps; communication is matched over all of them.
+        """
+        run = infer_steps(run) or run
+        alignment = align(run)
+        has_steps = any((trace.spans.kind == schema.STEP).any() for trace in run.ranks.values())
+        aligned = apply(run if has_steps else whole_recording_as_step(run), alignment)
+        matches = match(aligned, clocks_agree=alignment.refused is None)
+        if wanted is not None:
+            chosen = {rank: wanted.mask(trace.spans.step) for rank, trace in aligned.ranks.items()}
+            aligned, matches = select(aligned, matches, chosen)
+        return cls(aligned, matches, find_roles(aligned), _residual(alignment))
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that any rank recorded, ascending."""
+        return sorted({step for bounds in self._bounds for step in bounds})
+
+    def base_ns(self, step: int) -> int:
+        """When the first rank began the step."""
+        return min(bounds[step][0] for bounds in self._bounds if step in bounds)
+
+    def duration_ns(self, step: int) -> int:
+        """From the start of the step on the first rank to its end on the last."""
+        return max(bounds[step][1] for bounds in self._bounds if step in bounds) - self.base_ns(step)
+
+    def outline(self) -> dict[str, Any]:
+        """What all steps share: vocabularies, ranks with their communication lanes, and how exact the clocks are."""
+        return {
+            "residual_ns": self._residual_ns,
+            "kinds": list(schema.KINDS),
+            "states": list(STATES),
+            "timings": list(schema.TIMINGS),
+            "roles": list(self._roles.words),
+            "names": self._run.names,
+            "ranks": [
+                {
+                    "rank": rank.trace.rank,
+                    "host": rank.trace.metadata.node,
+                    "coordinates": dict(rank.trace.coordinates),
+                    "label": rank_label(rank.trace),
+                    "lanes": rank.lanes,
+                }
+                for rank in self._ranks
+            ],
+        }
+
+    def step(self, step: int) -> dict[str, Any]:
+        """The boxes of one step.
+
+        Raises:
+            KeyError: no rank recorded the step.
+        """
+        if not any(step in bounds for bounds in self._bounds):
+            raise KeyError(step)
+        base = self.base_ns(step)
+        present = zip(self._ranks, self._bounds, strict=True)
+        return {
+            "step": step,
+            "base_ns": base,
+            "duration_ns": self.duration_ns(step),
+            "ranks": [self._columns(rank, step, bounds[step], base) for rank, bounds in present if step in bounds],
+        }
+
+    def _columns(self, rank: _Rank, step: int, bounds: tuple[int, int], base: int) -> dict[str, Any]:
+        spans = rank.trace.spans
+        rows = rank.rows(step)
+        kind, lane = spans.kind[rows], spans.lane[rows]
+        is_communication = communication_rows(spans)[rows]
+        on_compute = (lane == schema.COMPUTE) & (kind != schema.STEP) & ~is_communication
+        communication = rows[is_communication]
+        nested = rows[on_compute]
+        depth = _depths(spans.start[nested], spans.end[nested])
+        stalled = spans.kind[nested] == schema.STALL
+        host = rows[(lane == schema.HOST) & ~is_communication]
+        return {
+            "rank_index": rank.index,
+            "start": bounds[0] - base,
+            "end": bounds[1] - base,
+            "work": _boxes(spans, nested[~stalled], base) | {"depth": depth[~stalled].tolist()},
+            "stalls": self._stalls(rank, nested[stalled], depth[stalled], communication, base),
+            "host": _boxes(spans, host, base),
+            "communication": _communication(rank, communication, base),
+        }
+
+    def _stalls(self, rank: _Rank, rows: Int64, depth: Int64, communication: Int64, base: int) -> Columns:
+        spans = rank.trace.spans
+        role = self._roles.ranks[rank.trace.rank].role[rows]
+        is_bubble = (role == self._roles.code(PIPELINE)) & is_p2p(self._run, spans)[rows]
+        before = np.where(is_bubble, BUBBLE, WAIT)
+        cut = np.clip(rank.ready[rows], spans.start[rows], spans.end[rows])
+        start = np.stack([spans.start[rows], cut], axis=1).reshape(-1)
+        end = np.stack([cut, spans.end[rows]], axis=1).reshape(-1)
+        state = np.stack([before, np.full(len(rows), TRANSFER)], axis=1).reshape(-1)
+        kept = end > start
+        kept[::2] |= spans.end[rows] == spans.start[rows]  # a stall of no length stays one piece
+        piece = np.repeat(np.arange(len(rows)), 2)[kept]
+        row = rows[piece]
+        return {
+            "state": state[kept].tolist(),
+            "role": role[piece].tolist(),
+            "communication": _positions(communication, rank.stalled_on[row]).tolist(),
+            "start": (start[kept] - base).tolist(),
+            "duration": (end[kept] - start[kept]).tolist(),
+            "microbatch": spans.microbatch[row].tolist(),
+            "chunk": spans.chunk[row].tolist(),
+            "stage": spans.stage[row].tolist(),
+            "depth": depth[piece].tolist(),
+        }
+
+
+def _residual(alignment: Alignment) -> Mapping[str, int] | None:
+    return None if alignment.refused else alignment.residual_ns
+
+
+def rank_label(trace: RankTrace) -> str:
+    """A rank in the words of its job: ``rank 3 · pp1 dp0 tp0 · node0``; dimensions of size 1 are left out."""
+    shown = [name for name in _COORDINATES if trace.parallel.get(name, 2) > 1 and name in trace.coordinates]
+    coordinates = " ".join(f"{name}{trace.coordinates[name]}" for name in shown)
+    return " · ".join(filter(None, [f"rank {trace.rank}", coordinates, trace.metadata.node]))
+
+
+def _prepare(index: int, trace: RankTrace, matches: Matches) -> _Rank:
+    spans = trace.spans
+    order = np.argsort(spans.step, kind="stable")
+    stalls = np.flatnonzero(spans.kind == schema.STALL)
+    stalled_on = np.full(len(spans), -1, np.int64)
+    stalled_on[stalls] = communication_of(spans, stalls)
+    matched = matches.ranks[trace.rank]
+    lane_of_row, lanes = _communication_lanes(trace, np.flatnonzero(communication_rows(spans)))
+    return _Rank(
+        index,
+        trace,
+        matched,
+        order,
+        spans.step[order],
+        stalled_on,
+        matched.stall_ready,
+        lane_of_row,
+        lanes,
+        unfinished_rows(trace),
+    )
+
+
+def _step_bounds(spans: Spans) -> dict[int, tuple[int, int]]:
+    rows = np.flatnonzero(spans.kind == schema.STEP)
+    columns = (spans.step[rows].tolist(), spans.start[rows].tolist(), spans.end[rows].tolist())
+    return {step: (start, end) for step, start, end in zip(*columns, strict=True)}
+
+
+def _depths(start: Int64, end: Int64) -> Int64:
+    """How many of the intervals before, sorted by start, are still open where each one starts."""
+    depths = np.empty(len(start), np.int64)
+    open_ends: list[int] = []
+    for row, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while open_ends and open_ends[-1] <= begin:
+            open_ends.pop()
+        depths[row] = len(open_ends)
+        open_ends.append(finish)
+    return depths
+
+
+def _sublanes(lane: Int64, start: Int64, end: Int64) -> list[int]:
+    """The first sublane of its lane that is free when each interval, sorted by start, begins."""
+    chosen = []
+    ends_of_lane: dict[int, list[int]] = {}
+    for number, begin, finish in zip(lane.tolist(), start.tolist(), end.tolist(), strict=True):
+        ends = ends_of_lane.setdefault(number, [])
+        free = next((position for position, last in enumerate(ends) if last <= begin), len(ends))
+        ends[free : free + 1] = [finish]
+        chosen.append(free)
+    return chosen
+
+
+def _positions(rows: Int64, wanted: Int64) -> Int64:
+    """Where each wanted row stands among the ascending ``rows``; −1 where it is not one of them."""
+    if not len(rows):
+        return np.full(len(wanted), -1)
+    position = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+    return np.where(rows[position] == wanted, position, -1)
+
+
+def _boxes(spans: Spans, rows: Int64, base: int) -> Columns:
+    return {
+        "kind": spans.kind[rows].tolist(),
+        "name": spans.name[rows].tolist(),
+        "start": (spans.start[rows] - base).tolist(),
+        "duration": (spans.end[rows] - spans.start[rows]).tolist(),
+        "microbatch": spans.microbatch[rows].tolist(),
+        "chunk": spans.chunk[rows].tolist(),
+        "stage": spans.stage[rows].tolist(),
+    }
+
+
+def _communication(rank: _Rank, rows: Int64, base: int) -> Columns:
+    spans, matched = rank.trace.spans, rank.matched
+    lane = rank.lane_of_row[rows]
+    known = matched.complete[rows] & ~rank.unfinished[rows]
+    joined = matched.participants[rows] > 1
+    boxes = _boxes(spans, rows, base)
+    del boxes["kind"]
+    return boxes | {
+        "lane": lane.tolist(),
+        "sublane": _sublanes(lane, spans.start[rows], spans.end[rows]),
+        "bytes": spans.bytes[rows].tolist(),
+        "dtype": spans.dtype[rows].tolist(),
+        "peer": spans.peer[rows].tolist(),
+        "seq": spans.seq[rows].tolist(),
+        "wait": np.where(known, matched.wait_ns(spans)[rows], -1).tolist(),
+        "transfer": np.where(known, matched.transfer_ns(spans)[rows], -1).tolist(),
+        "join": np.where(joined, matched.bucket[rows], -1).tolist(),
+        "is_async": spans.is_async[rows].astype(np.int8).tolist(),
+        "timing": spans.timing[rows].tolist(),
+        "finished": (~rank.unfinished[rows]).astype(np.int8).tolist(),
+    }
+
+
+def _communication_lanes(trace: RankTrace, rows: Int64) -> tuple[Int64, list[dict[str, Any]]]:
+    """One lane per process group, by role; a point-to-point operation goes to the group whose role it has."""
+    spans = trace.spans
+    p2p = spans.kind[rows] == schema.P2P
+    key = pack((spans.group[rows], p2p, np.where(p2p, spans.peer[rows], -1)))
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    groups = [_group_of(trace, int(row), is_p2p=bool(spans.kind[row] == schema.P2P)) for row in rows[first]]
+    ordered = sorted(set(groups), key=lambda group: (_LANE_ORDER.get(group.role, len(_LANE_ORDER)), group.role, group))
+    lane_of_row = np.full(len(spans), -1, np.int64)
+    if groups:
+        lane_of_row[rows] = np.array([ordered.index(group) for group in groups])[inverse.reshape(-1)]
+    lanes = [
+        {
+            "role": group.role,
+            "ranks": list(group.ranks),
+            "group": group.name,
+            "label": f"{group.role} · {members(group.ranks)}",
+        }
+        for group in ordered
+    ]
+    return lane_of_row, lanes
+
+
+def _group_of(trace: RankTrace, row: int, *, is_p2p: bool) -> Group:
+    """The group that gives a communication its role (:mod:`commtrace.analysis.matching.roles`)."""
+    number, peer = int(trace.spans.group[row]), int(trace.spans.peer[row])
+    if is_p2p:
+        holding = [group for group in trace.groups.values() if group.role == PIPELINE and peer in group.ranks]
+        if holding:
+            return min(holding, key=lambda group: (group.size, group.ordinal, group.id))
+    unknown = Group(number, (trace.rank,), 0, UNKNOWN)
+    return trace.groups.get(number, unknown)
+
+
+def members(ranks: Sequence[int]) -> str:
+    """Ranks in few characters: ``0–3, 8``, or ``0, 8, …, 504`` where there are many."""
+    ordered = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(words) if len(words) <= _MOST_RUNS else ", ".join([*words[:2], "…", words[-1]])

@@ -1,0 +1,209 @@
+"""Puts the spans of all hosts on one clock, and says how well that went.
+
+Ranks of one boot of one host read the same clock. Clocks of different hosts differ by an offset and a drift. No member
+can leave a synchronising collective before every member has arrived, so its ends are one instant seen on several
+clocks: :mod:`commtrace.analysis.clocks.fit` finds the offsets and drifts under which they agree.
+
+>>> alignment = align(run)                                      # doctest: +SKIP
+>>> aligned = apply(run, alignment)                             # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.analysis.clocks.causality import without_violations
+from commtrace.analysis.clocks.fit import LinearClock, Residual, fit_clocks, unconnected
+from commtrace.analysis.clocks.jumps import find_steps, split_at
+from commtrace.analysis.clocks.observations import Observations, observe
+from commtrace.analysis.clocks.piecewise import NEVER_STEPPED, PiecewiseClock
+from commtrace.trace.blocks import Block
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Int32, Int64
+
+ClockKey = tuple[str, str]
+
+SHARED_CLOCK: Final = "shared clock"
+COLLECTIVE_ENDS: Final = "collective ends"
+NOT_ALIGNED: Final = "not aligned"
+
+
+@dataclass(frozen=True, slots=True)
+class HostClock:
+    """How one host's clock differs from the reference host's.
+
+    Attributes:
+        host: name of the node.
+        offset_ns: its clock minus the reference clock, at ``origin_ns``.
+        drift_ppm: how much faster it runs, in parts per million.
+        origin_ns: the instant on its own clock at which the offset holds.
+        key: of the ranks that read this clock.
+        later: where the clock was stepped during the run, what holds from its own reading ``begins[i]`` on.
+    """
+
+    host: str
+    offset_ns: int
+    drift_ppm: float
+    origin_ns: int = 0
+    key: ClockKey = ("", "")
+    later: PiecewiseClock = NEVER_STEPPED
+
+    @classmethod
+    def of(cls, key: ClockKey, clock: PiecewiseClock) -> HostClock:
+        first = clock.parts[0]
+        later = PiecewiseClock(clock.parts[1:], clock.starts)
+        return cls(key[0], first.offset_ns, first.drift * 1e6, first.origin_ns, key, later)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether its times are those of the reference clock as they are."""
+        return not (self.offset_ns or self.drift_ppm or self.later.parts)
+
+    def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
+        """These times of the host's clock, taken in these steps of training, on the reference clock."""
+        first = LinearClock(self.origin_ns, self.offset_ns, self.drift_ppm * 1e-6)
+        return PiecewiseClock((first, *self.later.parts), self.later.starts).to_reference(times, steps)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "offset_ns": self.offset_ns,
+            "drift_ppm": round(self.drift_ppm, 4),
+            "steps": [
+                {"at_ns": begin, "offset_ns": part.offset_ns, "drift_ppm": round(part.drift * 1e6, 4)}
+                for begin, part in zip(self.later.begins, self.later.parts, strict=True)
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How the hosts' clocks were brought together.
+
+    Attributes:
+        method: ``shared clock``, ``collective ends`` or ``not aligned``.
+        observations: pairs of ends that two hosts saw of one collective, and that the fit used.
+        residual_ns: by how much such a pair still disagrees after the fit: p50, p99, max.
+        hosts: every clock; the first one is the reference.
+        refused: why the clocks could not be aligned, or None.
+    """
+
+    method: str
+    observations: int = 0
+    residual_ns: Mapping[str, int] = field(default_factory=lambda: {"p50": 0, "p99": 0, "max": 0})
+    hosts: tuple[HostClock, ...] = ()
+    refused: str | None = None
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether rows stay where they are when they are brought to the reference clock."""
+        return not any(clock.later.goes_back for clock in self.hosts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "observations": self.observations,
+            "residual_ns": dict(self.residual_ns) if self.refused is None else None,
+            "hosts": [clock.to_json() for clock in self.hosts],
+            "refused": self.refused,
+        }
+
+
+def align(run: Run) -> Alignment:
+    """Find how the hosts' clocks differ. The reference is the host on which the run began first."""
+    keys = _clocks_earliest_first(run)
+    unaligned = tuple(HostClock(key[0], 0, 0.0, key=key) for key in keys)
+    if len(keys) == 1:
+        return Alignment(SHARED_CLOCK, hosts=unaligned)
+    observations = observe(run, keys)
+    missing = unconnected(observations, len(keys))
+    if missing:
+        return Alignment(NOT_ALIGNED, len(observations), hosts=unaligned, refused=_refusal([keys[i] for i in missing]))
+    clocks = without_violations(run, keys, _fit(observations, len(keys)))
+    residual = Residual.of(observations, clocks)
+    return Alignment(
+        COLLECTIVE_ENDS,
+        len(observations),
+        {"p50": residual.p50, "p99": residual.p99, "max": residual.max},
+        tuple(HostClock.of(key, clock) for key, clock in zip(keys, clocks, strict=True)),
+    )
+
+
+def _fit(observations: Observations, count: int) -> list[PiecewiseClock]:
+    """The clocks, in parts where they were stepped, unless a part then has nothing to be compared with."""
+    steps = find_steps(observations)
+    parts, owner = split_at(observations, steps, count)
+    if not steps or unconnected(parts, len(owner)):
+        return [PiecewiseClock((clock,)) for clock in fit_clocks(observations, count)]
+    fitted = fit_clocks(parts, len(owner))
+    starts = [step.begin for step in steps]
+    return [
+        PiecewiseClock(
+            tuple(part for part, of in zip(fitted, owner, strict=True) if of == clock),
+            tuple(start for start, of in zip(starts, owner[count:], strict=True) if of == clock),
+        )
+        for clock in range(count)
+    ]
+
+
+def apply(run: Run, alignment: Alignment) -> Run:
+    """The run with all times on the reference host's clock; the run itself if nothing has to move."""
+    moving = {clock.key: clock for clock in alignment.hosts if not clock.is_reference}
+    if not moving:
+        return run
+    clocks = {rank: moving.get(trace.clock_key) for rank, trace in run.ranks.items()}
+    ranks = {rank: _with_readings(trace, clocks[rank]) for rank, trace in run.ranks.items()}
+    return replace(run, ranks=ranks).with_blocks([_moved(block, clocks) for block in run.blocks])
+
+
+def _with_readings(trace: RankTrace, clock: HostClock | None) -> RankTrace:
+    """The rank with the times of its device's readings on the reference clock."""
+    if clock is None or not trace.device_states:
+        return trace
+    times = clock.to_reference(np.array([state.at_ns for state in trace.device_states], np.int64))
+    states = tuple(state._replace(at_ns=at) for state, at in zip(trace.device_states, times.tolist(), strict=True))
+    return replace(trace, device_states=states)
+
+
+def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:
+    start, end = block.spans.start.copy(), block.spans.end.copy()
+    for rank, rows in block.slices().items():
+        clock = clocks[rank]
+        if clock is not None:
+            steps = block.spans.step[rows]
+            start[rows], end[rows] = clock.to_reference(start[rows], steps), clock.to_reference(end[rows], steps)
+    moved = replace(block, spans=block.spans.replace(start=start, end=end))
+    return _in_order(moved) if any(clock and clock.later.goes_back for clock in clocks.values()) else moved
+
+
+def _in_order(block: Block) -> Block:
+    """The rows of each rank by start, at equal starts the longer one first, as they are in every run."""
+    spans = block.spans
+    return replace(block, spans=spans.take(np.lexsort((spans.start - spans.end, spans.start, block.rank()))))
+
+
+def _clocks_earliest_first(run: Run) -> list[ClockKey]:
+    """The clocks of the run, first the one on which, by the wall clock, the first span began."""
+    begins: dict[ClockKey, tuple[int, int]] = {}
+    for rank, trace in run.ranks.items():
+        begin = (_wall_clock_begin(trace), rank)
+        begins[trace.clock_key] = min(begin, begins.get(trace.clock_key, begin))
+    return sorted(begins, key=lambda key: begins[key])
+
+
+def _wall_clock_begin(trace: RankTrace) -> int:
+    anchor = trace.metadata.anchor
+    first = int(trace.spans.start.min()) if len(trace.spans) else anchor.monotonic_ns
+    return anchor.realtime_ns + first - anchor.monotonic_ns
+
+
+def _refusal(missing: list[ClockKey]) -> str:
+    hosts = ", ".join(key[0] for key in missing[:8]) + (" …" if len(missing) > 8 else "")
+    return (
+        f"no collective that synchronises connects {hosts} with the other hosts, directly or through others; "
+        "times of different hosts are not compared. An all_reduce or barrier over all ranks, once per step, is enough."
+    )

@@ -1,0 +1,133 @@
+"""Keeps fitted clocks honest: a receive never ends before its send starts.
+
+Ends of collectives may be seen later on one host than on the other, always by about the same time; the fit then puts
+one clock off by that much. Point-to-point operations between the hosts bound the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.clocks.piecewise import PiecewiseClock
+from commtrace.analysis.matching.join import IDENTITY, bucket, gather
+from commtrace.trace import schema
+from commtrace.trace.blocks import Block
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int32, Int64
+
+_OUTLIERS = 0.01
+_ENOUGH_ROWS = 400_000
+
+
+class _Messages(NamedTuple):
+    """Point-to-point operations between hosts: clocks of both sides, start of the send, end of the receive."""
+
+    sender: Int64
+    receiver: Int64
+    sent: Int64
+    received: Int64
+
+
+def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[PiecewiseClock]) -> list[PiecewiseClock]:
+    """The clocks, moved by as little as makes receives end after their sends start.
+
+    One message in a hundred between two hosts may be an outlier and is not followed. Where both directions between two
+    hosts contradict each other, the middle is taken.
+    """
+    messages = _messages(run, keys, clocks)
+    if not len(messages.sent):
+        return clocks
+    shifts = _shifts(_needed(messages), len(clocks))
+    return [clock.moved_up(int(shift)) for clock, shift in zip(clocks, shifts, strict=True)]
+
+
+def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[PiecewiseClock]) -> _Messages:
+    clock_of_rank = _clock_of_rank(run, keys)
+    rows = gather(run, _between_hosts(run, clock_of_rank), IDENTITY | {"name", "start", "end", "step"})
+    if not len(rows.rank):
+        return _Messages(*(np.empty(0, np.int64) for _ in _Messages._fields))
+    buckets = bucket(rows)
+    pairs = buckets.first[buckets.size == 2]
+    one, other = buckets.order[pairs], buckets.order[pairs + 1]
+    two_sides = rows.is_send[one] != rows.is_send[other]
+    one, other = one[two_sides], other[two_sides]
+    send, receive = np.where(rows.is_send[one], one, other), np.where(rows.is_send[one], other, one)
+    clock, step = clock_of_rank[rows.rank], rows.spans.step
+    known = rows.finished[receive]
+    known &= _sure(rows.spans.start[send], step[send], clock[send], clocks)
+    known &= _sure(rows.spans.end[receive], step[receive], clock[receive], clocks)
+    send, receive = send[known], receive[known]
+    return _Messages(
+        clock[send],
+        clock[receive],
+        _on_reference(rows.spans.start[send], step[send], clock[send], clocks),
+        _on_reference(rows.spans.end[receive], step[receive], clock[receive], clocks),
+    )
+
+
+def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
+    """Number of the clock that each rank reads; −1 for ranks that were not found."""
+    number = {key: position for position, key in enumerate(keys)}
+    clock_of_rank = np.full(run.world_size, -1, np.int64)
+    for rank, trace in run.ranks.items():
+        clock_of_rank[rank] = number[trace.clock_key]
+    return clock_of_rank
+
+
+def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
+    """Chooses the rows whose other side is on another host; of very many, the same ones on both sides."""
+    one_in = max(1, sum(len(trace.spans) for trace in run.ranks.values()) // _ENOUGH_ROWS)
+
+    def chosen(block: Block) -> Bool:
+        spans = block.spans
+        p2p = np.flatnonzero((spans.kind == schema.P2P) & (spans.peer >= 0) & (spans.peer < len(clock_of_rank)))
+        peer_clock = clock_of_rank[spans.peer[p2p]]
+        own_clock = block.per_row(clock_of_rank[[*block.ranks]])[p2p]
+        between = np.zeros(len(spans), np.bool_)
+        between[p2p] = (peer_clock >= 0) & (peer_clock != own_clock) & (spans.seq[p2p] % one_in == 0)
+        return between
+
+    return chosen
+
+
+def _on_reference(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Int64:
+    moved = np.empty_like(times)
+    for number, own in enumerate(clocks):
+        moved[clock == number] = own.to_reference(times[clock == number], steps[clock == number])
+    return moved
+
+
+def _sure(times: Int64, steps: Int32, clock: Int64, clocks: Sequence[PiecewiseClock]) -> Bool:
+    """Of which of these readings it is known which part of a clock that was stepped they are of."""
+    sure = np.ones(len(times), np.bool_)
+    for number, own in enumerate(clocks):
+        if own.starts:
+            sure[clock == number] = own.is_sure(times[clock == number], steps[clock == number])
+    return sure
+
+
+def _needed(messages: _Messages) -> dict[tuple[int, int], int]:
+    """By (sender, receiver): how far the receiver must move up against the sender; negative is slack."""
+    needed = {}
+    for sender, receiver in np.unique(np.stack([messages.sender, messages.receiver]), axis=1).T.tolist():
+        own = (messages.sender == sender) & (messages.receiver == receiver)
+        lateness = np.sort((messages.sent - messages.received)[own])
+        needed[sender, receiver] = int(lateness[-1 - int(_OUTLIERS * len(lateness))])
+    for (sender, receiver), there in list(needed.items()):
+        back = needed.get((receiver, sender))
+        if back is not None and there + back > 0:
+            needed[sender, receiver] = (there - back) // 2
+            needed[receiver, sender] = -needed[sender, receiver]
+    return needed
+
+
+def _shifts(needed: dict[tuple[int, int], int], count: int) -> Int64:
+    """By clock: the smallest moves that grant what is needed, seen from clock 0 (longest paths)."""
+    shifts = np.zeros(count, np.int64)
+    for _ in range(count):
+        for (sender, receiver), least in needed.items():
+            shifts[receiver] = max(shifts[receiver], shifts[sender] + least)
+    return np.asarray(shifts - shifts[0])

@@ -1,0 +1,200 @@
+"""Offsets and drifts of clocks from pairs of readings: one robust least-squares problem over all of them.
+
+A clock reading T of clock h is T − o_h − d_h·(T − origin_h) on the reference clock. Every observation asks that two
+clocks give the same result, which is linear in all o and d. Readings that are wrong by far more than the others (a rank
+that was descheduled before it took the time) lose their weight by Huber's rule; the problem stays convex, so the start
+does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.clocks.observations import Observations
+from commtrace.analysis.statistics import MAD_TO_SIGMA
+from commtrace.trace.spans import Int32, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+_ROUNDS = 60
+_HUBER_K = 1.345
+_SMALLEST_SCALE_NS = 100.0
+# A crystal drifts by less than this; it decides where too few observations cannot (one alone: no drift).
+_LIKELY_DRIFT = 200e-6
+_ROUGH_NS = 10.0
+_PRECISE_NS = 0.1
+"""That clocks may still change by in a round; roughly is enough to tell which drifts can be seen."""
+
+_SIGMAS_OF_A_DRIFT = 3.0
+_FEW_READINGS = 20
+"""A drift that the observations do not show is not applied: it would bend durations by what is only noise."""
+
+
+class Clock(Protocol):
+    """Anything whose readings can be put on the reference clock."""
+
+    def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
+        """These readings, taken in these steps of training, on the reference clock."""
+
+
+class LinearClock(NamedTuple):
+    """A clock that is ``offset_ns`` ahead of the reference at ``origin_ns`` and runs faster by ``drift``."""
+
+    origin_ns: int
+    offset_ns: int
+    drift: float
+
+    def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
+        """These readings, on the reference clock."""
+        drifted = np.rint((times - self.origin_ns) * self.drift).astype(np.int64)
+        return np.asarray(times - self.offset_ns - drifted)
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """By how much two readings of one instant differ on the reference clock, ns."""
+
+    p50: int
+    p99: int
+    max: int
+
+    @classmethod
+    def of(cls, observations: Observations, clocks: Sequence[Clock]) -> Residual:
+        differences = np.empty(len(observations), np.int64)
+        times_a, times_b = _on_reference(observations, clocks)
+        differences = np.sort(np.abs(times_a - times_b))
+        last = len(differences) - 1
+        return cls(*(int(differences[round(last * part)]) for part in (0.5, 0.99, 1.0)))
+
+
+def unconnected(observations: Observations, count: int) -> list[int]:
+    """Clocks that no chain of observations connects with clock 0."""
+    reached = np.zeros(count, np.bool_)
+    reached[0] = True
+    pairs = np.unique(np.stack([observations.clock_a, observations.clock_b]), axis=1)
+    for _ in range(count):
+        touched = reached[pairs[0]] | reached[pairs[1]]
+        if reached[pairs[:, touched]].all():
+            break
+        reached[pairs[:, touched]] = True
+    return np.flatnonzero(~reached).tolist()
+
+
+def fit_clocks(observations: Observations, count: int) -> list[LinearClock]:
+    """The clocks under which the observations agree best; clock 0 is the reference. All must be connected."""
+    origins = _origins(observations, count)
+    since_a = (observations.time_a - origins[observations.clock_a]).astype(np.float64)
+    since_b = (observations.time_b - origins[observations.clock_b]).astype(np.float64)
+    design = _Design(observations, since_a, since_b, count)
+    none = np.zeros(count, np.bool_)
+    solution, errors = design.fit(none, np.zeros(2 * count), precision_ns=_ROUGH_NS)
+    readings = np.bincount(observations.clock_a, minlength=count) + np.bincount(observations.clock_b, minlength=count)
+    # The scatter of few readings is often smaller than their error.
+    needed = _SIGMAS_OF_A_DRIFT * (1 + _FEW_READINGS / np.maximum(readings, 1))
+    invisible = np.abs(solution[1::2]) < needed * errors[1::2]
+    held = np.append(True, invisible[1:])
+    solution, _ = design.fit(held if invisible[1:].any() else none, solution, precision_ns=_PRECISE_NS)
+    offsets, seconds_of_drift = solution[0::2], solution[1::2]
+    return [
+        LinearClock(
+            int(origins[clock]),
+            int(origins[clock] - origins[0]) + round(offsets[clock]),
+            float(seconds_of_drift[clock] / design.length),
+        )
+        for clock in range(count)
+    ]
+
+
+def _origins(observations: Observations, count: int) -> Int64:
+    """The first reading of each clock, as an instant from which float64 counts exactly."""
+    origins = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(origins, observations.clock_a, observations.time_a)
+    np.minimum.at(origins, observations.clock_b, observations.time_b)
+    return origins
+
+
+class _Design:
+    """The linear problem: unknowns are offset and drift of each clock, in turn; clock 0 is held at zero.
+
+    Drift is counted in ns over ``length``, the time that the observations span, so that all unknowns are of one size.
+    """
+
+    def __init__(self, observations: Observations, since_a: Float64, since_b: Float64, count: int) -> None:
+        self._count = count
+        self.length = max(float(since_a.max()), float(since_b.max()), 1.0)
+        self._target = since_a - since_b
+        ones = np.ones(len(since_a))
+        self._columns = np.stack(
+            [
+                2 * observations.clock_a,
+                2 * observations.clock_a + 1,
+                2 * observations.clock_b,
+                2 * observations.clock_b + 1,
+            ]
+        )
+        self._factors = np.stack([ones, since_a / self.length, -ones, -since_b / self.length])
+
+    def residual(self, solution: Float64) -> Float64:
+        return np.asarray(self._target - (solution[self._columns] * self._factors).sum(axis=0))
+
+    def fit(
+        self, without_drift: npt.NDArray[np.bool_], start: Float64, *, precision_ns: float
+    ) -> tuple[Float64, Float64]:
+        """The unknowns that fit best, and their standard errors.
+
+        Args:
+            without_drift: clocks whose drift is held at zero, which spares an unknown.
+            start: where to begin, which changes how long it takes and not what is found.
+            precision_ns: when no unknown changes by as much, it is enough.
+        """
+        free = np.ones(2 * self._count, np.bool_)
+        free[:2] = False
+        free[1::2] &= ~without_drift
+        solution = np.where(free, start, 0.0)
+        # From zero, the offsets are no idea of how much the readings scatter; all count alike in the first round.
+        scale, weights = self._robust(solution) if solution.any() else (1e6, np.ones(len(self._target)))
+        for _ in range(_ROUNDS):
+            previous, (matrix, right) = solution, self._normal(weights, scale, free)
+            solution = np.zeros(len(free))
+            solution[free] = np.linalg.solve(matrix, right)
+            scale, weights = self._robust(solution)
+            if np.abs(solution - previous).max() < precision_ns:
+                break
+        matrix, _ = self._normal(weights, scale, free)
+        errors = np.zeros(len(free))
+        errors[free] = scale * np.sqrt(np.diag(np.linalg.inv(matrix)))
+        return solution, errors
+
+    def _robust(self, solution: Float64) -> tuple[float, Float64]:
+        """How much the readings scatter around these clocks, ns, and by Huber's rule the weight of each."""
+        size = np.abs(self.residual(solution))
+        scale = max(MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
+        return scale, np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
+
+    def _normal(self, weights: Float64, scale: float, free: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:
+        """The normal equations of weighted least squares, for readings that are wrong by ``scale`` ns."""
+        size = 2 * self._count
+        normal, right = np.zeros(size * size), np.zeros(size)
+        for column, factor in zip(self._columns, self._factors, strict=True):
+            right += np.bincount(column, weights * factor * self._target, size)
+            for other, other_factor in zip(self._columns, self._factors, strict=True):
+                normal += np.bincount(column * size + other, weights * factor * other_factor, size * size)
+        matrix = normal.reshape(size, size)
+        drifts = np.arange(1, size, 2)
+        matrix[drifts, drifts] += (scale / (_LIKELY_DRIFT * self.length)) ** 2
+        return matrix[np.ix_(free, free)], right[free]
+
+
+def _on_reference(observations: Observations, clocks: Sequence[Clock]) -> tuple[Int64, Int64]:
+    times_a, times_b = np.empty_like(observations.time_a), np.empty_like(observations.time_b)
+    steps = observations.step
+    for number, clock in enumerate(clocks):
+        a, b = observations.clock_a == number, observations.clock_b == number
+        times_a[a] = clock.to_reference(observations.time_a[a], None if steps is None else steps[a])
+        times_b[b] = clock.to_reference(observations.time_b[b], None if steps is None else steps[b])
+    return times_a, times_b

@@ -1,0 +1,1 @@
+"""The table of communication and the bandwidth in it."""

@@ -1,0 +1,154 @@
+"""Sums over calls, exact and in integers, so that those of parts of a run add up to those of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.communication.calls import Calls
+from commtrace.trace.spans import Bool, Int64
+
+
+class Moved(NamedTuple):
+    """What some calls sent.
+
+    Attributes:
+        calls: how many.
+        num_bytes: full tensors.
+        even, uneven: S of the bandwidth (:mod:`commtrace.analysis.communication.bandwidth`): the tensors; of uneven
+            all_to_alls only what went to others.
+        time_ns: that they took.
+    """
+
+    calls: int
+    num_bytes: int
+    even: int
+    uneven: int
+    time_ns: int
+
+    def plus(self, other: Moved) -> Moved:
+        return Moved(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+_NOTHING: Final = Moved(0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSums:
+    """Sums over calls, and over stalls, which add to ``exposed_ns`` alone.
+
+    Attributes:
+        count, hidden_ns, wait_ns, mismatched, upper_bounds: as of
+            :class:`commtrace.analysis.communication.calls.Calls`.
+        complete: matched on all members.
+        seen: their end was.
+        all: of all calls whose bytes are known; without a time.
+        finished: of those of them whose end was seen; the time is their duration.
+        matched: of those of them that are complete; the time is their transfer.
+        durations: of those whose end was seen, in parts, ns.
+    """
+
+    count: int
+    exposed_ns: int
+    hidden_ns: int
+    wait_ns: int
+    complete: int
+    mismatched: int
+    upper_bounds: int
+    seen: int
+    all: Moved
+    finished: Moved
+    matched: Moved
+    durations: tuple[Int64, ...]
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of the calls of which they are known; None where there is no such call."""
+        return self.all.num_bytes if self.all.calls else None
+
+    @property
+    def unsized(self) -> int:
+        """Calls of which nobody told the bytes."""
+        return self.count - self.all.calls
+
+    @property
+    def unfinished(self) -> int:
+        return self.count - self.seen
+
+    def __add__(self, other: CallSums) -> CallSums:
+        return CallSums(
+            self.count + other.count,
+            self.exposed_ns + other.exposed_ns,
+            self.hidden_ns + other.hidden_ns,
+            self.wait_ns + other.wait_ns,
+            self.complete + other.complete,
+            self.mismatched + other.mismatched,
+            self.upper_bounds + other.upper_bounds,
+            self.seen + other.seen,
+            self.all.plus(other.all),
+            self.finished.plus(other.finished),
+            self.matched.plus(other.matched),
+            self.durations + other.durations,
+        )
+
+
+def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> list[CallSums]:
+    """Sums of groups of calls.
+
+    Args:
+        calls: at least one.
+        all_to_all: the code of that operation.
+        order: brings the calls of each group together.
+        begins: where in that order each group begins.
+    """
+    made = (calls.calls > 0)[order]
+    finished = made & calls.finished[order]
+    complete = made & calls.complete[order]
+    told, duration = calls.num_bytes[order], calls.duration[order]
+    sized, num_bytes = made & (told >= 0), np.maximum(told, 0)
+    uneven = ((calls.self_bytes >= 0) & (calls.name == all_to_all))[order]
+    to_others = num_bytes - calls.self_bytes[order] if uneven.any() else num_bytes
+
+    def total(column: npt.NDArray[Any]) -> list[int]:
+        sums: list[int] = np.add.reduceat(column, begins, dtype=np.int64).tolist()
+        return sums
+
+    def sent(chosen: Bool, time_ns: Int64 | None) -> Iterator[Moved]:
+        whole = total(num_bytes * chosen)
+        even, others = whole, [0] * len(begins)
+        if to_others is not num_bytes:
+            even, others = total(num_bytes * (chosen & ~uneven)), total(to_others * (chosen & uneven))
+        times = [0] * len(begins) if time_ns is None else total(time_ns * chosen)
+        return map(Moved, total(chosen), whole, even, others, times)
+
+    return [
+        CallSums(*of_group)
+        for of_group in zip(
+            total(made),
+            total(calls.exposed[order]),
+            total(calls.hidden[order]),
+            total(calls.wait[order]),
+            total(complete),
+            total(calls.mismatched[order]),
+            total(calls.upper_bound[order]),
+            total(finished),
+            sent(sized, None),
+            sent(sized & finished, duration),
+            sent(sized & finished & complete, calls.transfer[order]),
+            (
+                (part[seen],)
+                for part, seen in zip(np.split(duration, begins[1:]), np.split(finished, begins[1:]), strict=True)
+            ),
+            strict=True,
+        )
+    ]
+
+
+def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
+    """The same of stalls, which make no call."""
+    exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
+    return [CallSums(0, one, 0, 0, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, ()) for one in exposed.tolist()]

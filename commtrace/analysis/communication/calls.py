@@ -1,0 +1,231 @@
+"""Communications of ranks as calls: what the table of communication adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.breakdown.intervals import union
+from commtrace.analysis.keys import pack
+from commtrace.analysis.matching.match import RankMatches, communications_of
+from commtrace.analysis.matching.operations import communication_rows, is_kernel_trace, unfinished_rows
+from commtrace.analysis.matching.roles import RankRoles
+from commtrace.trace import schema
+from commtrace.trace.blocks import Block
+from commtrace.trace.run import RankTrace
+from commtrace.trace.spans import Bool, Int32, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls, column by column; a stall is a row that makes no call and has nothing but ``exposed``.
+
+    Where they are asked for, it has the bytes of the call that it waited for, too.
+
+    Attributes:
+        step: of the launch; equal in all rows of a bracket.
+        role, name, group_size, nodes: codes of the role and the operation, the members of the group, and their nodes.
+        group: id of the group that the call was made on.
+        calls: 1 for a call, 0 for a stall.
+        num_bytes, self_bytes: as recorded; −1 where it is not known.
+        duration, transfer, wait: ns in flight, after and before the last participant arrived.
+        exposed: ns that the lane stood still.
+        hidden: ns in flight while the lane did not stand still.
+        finished, complete, mismatched: end seen, matched on all members, members disagree.
+        upper_bound: nobody stood still until its end, which was not measured: it ended at the time recorded or before,
+            so ``duration`` and ``hidden`` are upper bounds.
+    """
+
+    step: Int32
+    role: Int32
+    name: Int32
+    group_size: Int32
+    nodes: Int32
+    group: Int64
+    calls: Int64
+    num_bytes: Int64
+    self_bytes: Int64
+    duration: Int64
+    transfer: Int64
+    wait: Int64
+    exposed: Int64
+    hidden: Int64
+    finished: Bool
+    complete: Bool
+    mismatched: Bool
+    upper_bound: Bool
+
+    def __len__(self) -> int:
+        return len(self.role)
+
+    def take(self, rows: Int64) -> Calls:
+        return Calls(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Calls]) -> Calls:
+        return cls(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(cls)))
+
+    @classmethod
+    def empty(cls, count: int, **columns: npt.NDArray[Any]) -> Calls:
+        """Rows with nothing but these columns."""
+        zeros = np.zeros(count, np.int64)
+        flags = ("finished", "complete", "mismatched", "upper_bound")
+        names = [column.name for column in fields(cls)]
+        return cls(*(columns.get(name, zeros.astype(np.bool_) if name in flags else zeros) for name in names))
+
+
+class CallRows(NamedTuple):
+    """What is known of the rows of a block.
+
+    Attributes:
+        block: ranks whose kernels were all traced, or none's.
+        matches, roles: of its rows.
+        stalled_ns: as of the partition.
+        unfinished: which are communications whose end was never seen.
+    """
+
+    block: Block
+    matches: RankMatches
+    roles: RankRoles
+    stalled_ns: Int64
+    unfinished: Bool
+
+
+def calls_of_rank(
+    trace: RankTrace,
+    matches: RankMatches,
+    stalled_ns: Int64,
+    roles: RankRoles,
+    steps: Sequence[int] | None = None,
+) -> tuple[Calls, Calls]:
+    """The calls that one rank made, in these steps if any are given, and what else its lane stood still for."""
+    block = Block.of_ranks({trace.rank: trace.spans})
+    rows = CallRows(block, matches, roles, stalled_ns, unfinished_rows(trace))
+    return calls_and_stalls(rows, steps)
+
+
+def calls_and_stalls(
+    known: CallRows, steps: Sequence[int] | None = None, *, sizes_of_stalls: bool = False
+) -> tuple[Calls, Calls]:
+    """The calls that ranks made, in these steps if any are given, and what else their lanes stood still for.
+
+    Args:
+        known: the rows.
+        steps: of the calls.
+        sizes_of_stalls: also look up the bytes of what was stalled on.
+    """
+    made = communication_rows(known.block.spans)
+    if steps is not None:
+        made &= np.isin(known.block.spans.step, steps)
+    return _calls(known, np.flatnonzero(made)), _stalls(known, ~made, sizes_of_stalls)
+
+
+def calls_of_rows(known: CallRows) -> Calls:
+    """All calls that ranks made."""
+    return _calls(known, np.flatnonzero(communication_rows(known.block.spans)))
+
+
+def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> Calls:
+    """What the lanes stood still for, among these rows."""
+    spans, roles, stalled_ns = known.block.spans, known.roles, known.stalled_ns
+    stood = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
+    stalls = np.flatnonzero(stood & among)
+    return Calls.empty(
+        len(stalls),
+        step=spans.step[stalls],
+        role=roles.role[stalls],
+        name=spans.name[stalls],
+        group_size=roles.group_size[stalls],
+        nodes=roles.nodes[stalls],
+        group=spans.group[stalls],
+        exposed=stalled_ns[stalls, 0] + stalled_ns[stalls, 1],
+        **({"num_bytes": _bytes_stalled_on(known.block, stalls)} if with_sizes else {}),
+    )
+
+
+def _bytes_stalled_on(block: Block, stalls: Int64) -> Int64:
+    """Bytes of the call, of a bracket as a whole, that each of these rows names or is; −1 where it was not recorded."""
+    spans = block.spans
+    communicates = communication_rows(spans)
+    calls = np.where(communicates[stalls], stalls, communications_of(block, stalls))
+    num_bytes = np.where(calls >= 0, spans.bytes[calls], -1)
+    brackets = np.flatnonzero(communicates & (spans.kind == schema.COLLECTIVE))
+    if not spans.op_in_seq[brackets].any():
+        return num_bytes
+    rows = np.concatenate([brackets, np.maximum(calls, 0)])
+    key = pack((block.rank()[rows], spans.step[rows], spans.group[rows], spans.seq[rows], spans.name[rows]))
+    _, which = np.unique(key, return_inverse=True)
+    of_bracket, of_stall = np.split(which.reshape(-1), [len(brackets)])
+    sums, unknown = np.zeros((2, int(which.max()) + 1), np.int64)
+    np.add.at(sums, of_bracket, spans.bytes[brackets])
+    np.add.at(unknown, of_bracket, spans.bytes[brackets] < 0)
+    whole = np.where(unknown > 0, -1, sums)[of_stall]
+    in_bracket = (calls >= 0) & (spans.kind[calls] == schema.COLLECTIVE)
+    return np.where(in_bracket, whole, num_bytes)
+
+
+def _calls(known: CallRows, rows: Int64) -> Calls:
+    """The calls that these rows are."""
+    spans, matches, roles = known.block.spans, known.matches, known.roles
+    start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
+    duration = np.maximum(end - start, 0)
+    hidden = _hidden(known.block, rows, duration)
+    calls = Calls(
+        step=spans.step[rows],
+        role=roles.role[rows],
+        name=spans.name[rows],
+        group_size=roles.group_size[rows],
+        nodes=roles.nodes[rows],
+        group=spans.group[rows],
+        calls=np.ones(len(rows), np.int64),
+        num_bytes=spans.bytes[rows],
+        self_bytes=spans.self_bytes[rows],
+        duration=duration,
+        transfer=np.maximum(end - ready, 0),
+        wait=ready - start,
+        exposed=known.stalled_ns[rows, 0] + known.stalled_ns[rows, 1],
+        hidden=hidden,
+        finished=~known.unfinished[rows],
+        complete=matches.complete[rows],
+        mismatched=matches.mismatched[rows],
+        upper_bound=(spans.timing[rows] == schema.UNKNOWN_TIMING) & spans.is_async[rows] & (hidden > 0),
+    )
+    collective = spans.kind[rows] == schema.COLLECTIVE
+    if not spans.op_in_seq[rows[collective]].any():
+        return calls
+    members = np.flatnonzero(collective)
+    rank = known.block.rank()[rows[members]]
+    merged = _merged_brackets(calls.take(members), rank, spans.group[rows[members]], spans.seq[rows[members]])
+    return Calls.concatenate([calls.take(np.flatnonzero(~collective)), merged])
+
+
+def _hidden(block: Block, rows: Int64, duration: Int64) -> Int64:
+    """Of each of these rows: for how long the lane did not stand still."""
+    spans = block.spans
+    traced = is_kernel_trace(spans)
+    known = np.flatnonzero(spans.kind == (schema.KERNEL if traced else schema.STALL))
+    axis = block.per_row(block.end_to_end())
+    covered = union(spans.start[known] + axis[known], spans.end[known] + axis[known])
+    start = spans.start[rows] + axis[rows]
+    inside = covered.before(start + duration) - covered.before(start)
+    return inside if traced else duration - inside
+
+
+def _merged_brackets(calls: Calls, rank: Int32, group: Int64, seq: Int64) -> Calls:
+    """One call per operation of a bracket: its members share group, seq and times; their bytes add up."""
+    _, first, which = np.unique(
+        pack((rank, calls.step, group, seq, calls.name)), return_index=True, return_inverse=True
+    )
+    merged = calls.take(first)
+    num_bytes, self_bytes, exposed = np.zeros((3, len(first)), np.int64)
+    np.add.at(num_bytes, which.reshape(-1), calls.num_bytes)
+    unknown = np.bincount(which.reshape(-1), calls.num_bytes < 0, len(first)) > 0
+    num_bytes = np.where(unknown, -1, num_bytes)
+    np.add.at(self_bytes, which.reshape(-1), calls.self_bytes)
+    np.add.at(exposed, which.reshape(-1), calls.exposed)
+    self_bytes = np.where(merged.self_bytes < 0, -1, self_bytes)
+    return replace(merged, num_bytes=num_bytes, self_bytes=self_bytes, exposed=exposed)

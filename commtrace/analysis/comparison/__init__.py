@@ -1,0 +1,1 @@
+"""What changed between two runs, and how far chance alone moves their numbers."""

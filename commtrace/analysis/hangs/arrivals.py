@@ -1,0 +1,235 @@
+"""How far each rank had come in each of its groups, whether or not the rows of it were written.
+
+Three sources are put together: the rows (what has ended), the communications in flight, and the numbers that a quiet
+rank tells of itself. From them follows who has arrived at a number and who has not. A rank that was stopped in the
+middle of its work tells nothing of its last moments, but others do: no member can leave an all_reduce before it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.keys import pack
+from commtrace.analysis.matching.operations import SYNCHRONISING, named
+from commtrace.trace import schema
+from commtrace.trace.groups import UNKNOWN_ROLE, Group
+from commtrace.trace.run import RankTrace, Run
+
+TAG_SHIFT: Final = 32
+"""Messages of a tag are numbered from ``tag · 2³²`` on (see docs/recorded-spans.md)."""
+
+SCHEDULED: Final = "scheduled"
+
+
+class Message(NamedTuple):
+    """A direction of point-to-point communication as one of its sides counts it."""
+
+    group: int
+    is_send: bool
+    peer: int
+    tag: int
+
+
+class InFlight(NamedTuple):
+    """A communication that had been launched and had not ended when its rank last wrote.
+
+    Attributes:
+        operation, group, seq, peer, num_bytes, dtype: as of a row.
+        age_ns: how long it had been under way by then.
+        blocking: True if training stands still for it, None if that is not known.
+        state: on a device, ``scheduled`` or ``started``; else empty.
+    """
+
+    operation: str
+    group: int
+    seq: int
+    peer: int
+    num_bytes: int
+    dtype: str | None
+    age_ns: int
+    blocking: bool | None
+    state: str
+    start_ns: int
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.operation in ("send", "recv")
+
+    @property
+    def message(self) -> Message:
+        return Message(self.group, self.operation == "send", self.peer, max(self.seq, 0) >> TAG_SHIFT)
+
+    @property
+    def number(self) -> int:
+        """Of a message: its place among those of its tag."""
+        return self.seq & ((1 << TAG_SHIFT) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RankArrivals:
+    """How far one rank had come.
+
+    Attributes:
+        launched: by group: how many collectives it had launched.
+        arrived: the same, without those that its device had not begun, and with those that others could not have
+            completed without it.
+        ended: by group: one more than the highest number of a collective that is known to have ended.
+        longest_ns: by group: the longest collective that ended; the first one, which waits for all to have started,
+            only where there is no other.
+        messages: how many it had launched, by direction.
+        in_flight: the one that blocks training first.
+        stood_still_ns: how long it had neither recorded nor launched anything by its last word; 0 if it says nothing.
+    """
+
+    launched: Mapping[int, int] = field(default_factory=dict)
+    arrived: Mapping[int, int] = field(default_factory=dict)
+    ended: Mapping[int, int] = field(default_factory=dict)
+    longest_ns: Mapping[int, int] = field(default_factory=dict)
+    messages: Mapping[Message, int] = field(default_factory=dict)
+    in_flight: tuple[InFlight, ...] = ()
+    stood_still_ns: int = 0
+
+
+def find_arrivals(run: Run) -> dict[int, RankArrivals]:
+    """By rank."""
+    send = run.name_code("send")
+    told = {rank: _of_rank(trace, send) for rank, trace in run.ranks.items()}
+    least: dict[int, int] = {}
+    for rank, own in told.items():
+        for group, count in _joined_by_all(run, run.ranks[rank], own).items():
+            least[group] = max(least.get(group, 0), count)
+    groups = known_groups(run)
+    # Who ended in order has told of everything.
+    return {
+        rank: own if run.ranks[rank].closed else replace(own, arrived=_at_least(own.arrived, rank, least, groups))
+        for rank, own in told.items()
+    }
+
+
+def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, int]:
+    """By group: how many of its collectives every member has joined, because this rank came out of a later one.
+
+    The last one that a rank launched does not count: its wait may have ended with an error.
+    """
+    spans = trace.spans
+    rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & named(run, spans, SYNCHRONISING))
+    joined: dict[int, int] = {}
+    for group in np.unique(spans.group[rows]).tolist():
+        seqs = spans.seq[rows[spans.group[rows] == group]]
+        ended = seqs[seqs < own.launched[group] - 1]
+        if len(ended):
+            joined[group] = int(ended.max()) + 1
+    return joined
+
+
+def _at_least(
+    arrived: Mapping[int, int], rank: int, least: Mapping[int, int], groups: Mapping[int, Group]
+) -> dict[int, int]:
+    own = {group: count for group, count in least.items() if group in groups and rank in groups[group].ranks}
+    return {group: max(arrived.get(group, 0), own.get(group, 0)) for group in (*arrived, *own)}
+
+
+def known_groups(run: Run) -> dict[int, Group]:
+    """The groups of all ranks."""
+    return {number: group for trace in run.ranks.values() for number, group in trace.groups.items()}
+
+
+def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
+    ended, longest = _ended(trace)
+    messages = _messages(trace, send)
+    in_flight = () if trace.closed else tuple(sorted(_in_flight(trace), key=lambda one: not one.blocking))
+    launched = dict(ended)
+    for group, count in trace.activity.get("collectives", {}).items():
+        launched[int(group)] = max(launched.get(int(group), 0), int(count))
+    for group, is_send, peer, tag, count in trace.activity.get("p2p", ()):
+        message = Message(group, bool(is_send), peer, tag)
+        messages[message] = max(messages.get(message, 0), count)
+    arrived: dict[int, int] = {}
+    for one in in_flight:
+        if one.is_p2p:
+            messages[one.message] = max(messages.get(one.message, 0), one.number + 1)
+            continue
+        launched[one.group] = max(launched.get(one.group, 0), one.seq + 1)
+        if one.state == SCHEDULED:
+            arrived[one.group] = min(arrived.get(one.group, one.seq), one.seq)
+    return RankArrivals(launched, {**launched, **arrived}, ended, longest, messages, in_flight, _stood_still_ns(trace))
+
+
+def _stood_still_ns(trace: RankTrace) -> int:
+    if trace.closed or not says_now(trace):
+        return 0
+    since = (trace.last_written_ns or 0) - (trace.activity_ns or 0)
+    return int(trace.activity.get("quiet_ns", 0)) + max(0, since)
+
+
+def says_now(trace: RankTrace) -> bool:
+    """Whether what the rank said of itself still held when it wrote its last word: it recorded nothing since."""
+    if trace.activity_ns is None or not trace.activity:
+        return False
+    return not len(trace.spans) or trace.activity_ns >= int(trace.spans.end.max())
+
+
+def _ended(trace: RankTrace) -> tuple[dict[int, int], dict[int, int]]:
+    spans = trace.spans
+    rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0))
+    if not len(rows):
+        return {}, {}
+    groups, which = np.unique(spans.group[rows], return_inverse=True)
+    last, longest = np.full((2, len(groups)), -1, np.int64)
+    np.maximum.at(last, which.reshape(-1), spans.seq[rows])
+    took = spans.end[rows] - spans.start[rows]
+    only_first = last[which.reshape(-1)] == 0
+    np.maximum.at(longest, which.reshape(-1), np.where((spans.seq[rows] > 0) | only_first, took, -1))
+    keys = groups.tolist()
+    return dict(zip(keys, (last + 1).tolist(), strict=True)), dict(zip(keys, longest.tolist(), strict=True))
+
+
+def _messages(trace: RankTrace, send: int) -> dict[Message, int]:
+    spans = trace.spans
+    rows = np.flatnonzero((spans.kind == schema.P2P) & (spans.group >= 0) & (spans.seq >= 0))
+    if not len(rows):
+        return {}
+    is_send, tag = spans.name[rows] == send, spans.seq[rows] >> TAG_SHIFT
+    key = pack((spans.group[rows], is_send.astype(np.int64), spans.peer[rows], tag))
+    _, example, which = np.unique(key, return_index=True, return_inverse=True)
+    last = np.full(len(example), -1, np.int64)
+    np.maximum.at(last, which.reshape(-1), spans.seq[rows] & ((1 << TAG_SHIFT) - 1))
+    return {
+        Message(int(spans.group[rows[at]]), bool(is_send[at]), int(spans.peer[rows[at]]), int(tag[at])): int(count)
+        for at, count in zip(example, last + 1, strict=True)
+    }
+
+
+def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
+    spans = trace.spans
+    for told in trace.in_flight:
+        group, seq = int(told.get("group", -1)), int(told.get("seq", -1))
+        if seq >= 0 and bool(
+            ((spans.group == group) & (spans.seq == seq) & (spans.peer == told.get("peer", -1))).any()
+        ):
+            continue  # It ended just before the rank's last word.
+        start = int(told.get("start", 0))
+        age = 0 if trace.last_written_ns is None or not start else max(0, trace.last_written_ns - start)
+        yield InFlight(
+            operation=str(told.get("operation", "communication")),
+            group=group,
+            seq=seq,
+            peer=int(told.get("peer", -1)),
+            num_bytes=int(told.get("bytes", -1)),
+            dtype=told.get("dtype"),
+            age_ns=age,
+            blocking=told.get("blocking"),
+            state=str(told.get("state", "")),
+            start_ns=start,
+        )
+
+
+def describe_group(group: Group | None, number: int) -> dict[str, Any]:
+    """A group as results name it; its id as a word, because JSON's numbers end at 2⁵³ in many readers."""
+    if group is None:
+        return {"id": str(number), "role": UNKNOWN_ROLE, "ranks": [], "name": ""}
+    return {"id": str(group.id), "role": group.role, "ranks": list(group.ranks), "name": group.name}

@@ -1,0 +1,176 @@
+"""Which rank of a job that ended badly failed first, as far as the files tell.
+
+A rank whose own communication failed was cut off by another one, and a rank that raised what torch raises for a lost
+peer may have been: neither comes before a rank that broke off without a word, nor before one that ended in order and
+never came to that communication. Launchers kill what is left once one has failed, a tenth of a second later.
+
+>>> find_first_failure(run, arrivals, endings)                  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from commtrace.analysis.hangs.arrivals import RankArrivals, known_groups
+from commtrace.analysis.hangs.liveness import ENDED, RUNNING, SILENT, STOPPED, Ending
+from commtrace.trace.processes import GONE
+from commtrace.trace.run import RankTrace, Run
+
+_SURELY_EARLIER_NS: Final = 1_000_000_000
+"""A rank at work writes twice a second: of two that are killed together, one's last word may be so much earlier."""
+
+_OF_COMMUNICATION: Final = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistQueueEmptyError"})
+"""What torch raises where another rank, or the network, is at fault."""
+
+
+_OF_LOST_PEERS: Final = "RuntimeError"
+"""What C++ raises where a connection breaks, and much else."""
+
+_WAIT_FOR_OTHERS: Final = ("/torch/autograd/", "/torch/distributed/")
+"""Where the innermost frame is of an exception that communication in C++ may have raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFailure:
+    """Who failed first.
+
+    Attributes:
+        ranks: the rank; several where they failed together, or where it is one of them and nothing tells which.
+        raised: it ended with an exception of its own; else its files break off, or there are none.
+        cut_off: ranks whose communication failed because of it.
+        together: the ranks, if several, were gone at the same time.
+        ended: they ended in order, and never came to the communication in which the others failed.
+    """
+
+    ranks: tuple[int, ...]
+    raised: bool
+    cut_off: tuple[int, ...]
+    together: bool = False
+    ended: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ranks": list(self.ranks),
+            "raised": self.raised,
+            "cut_off": list(self.cut_off),
+            "together": self.together,
+            "ended": self.ended,
+        }
+
+
+def find_first_failure(
+    run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]
+) -> FirstFailure | None:
+    """Return who failed first; None if nobody did, all did alike, or nothing tells."""
+    if run.world_size < 2:
+        return None
+    goes_on = any(ending.state == RUNNING for ending in endings.values())
+    bad = {rank: ending for rank, ending in endings.items() if _ended_badly(ending, goes_on)}
+    cut_off = tuple(rank for rank in bad if _was_cut_off(run.ranks[rank]))
+    raised = [rank for rank, ending in bad.items() if ending.exception and rank not in cut_off]
+    broken = tuple(rank for rank, ending in bad.items() if not ending.exception and rank not in cut_off)
+    victims = tuple(rank for rank in raised if _may_be_cut_off(run.ranks[rank]))
+    lost = tuple(sorted((*cut_off, *victims)))
+    earliest = _surely_first(broken, endings)
+    gone, agreed = _gone_at_first(run, earliest or broken, lost)
+    if gone or earliest:
+        together = len(gone or earliest) > 1 and (agreed or not gone)
+        return FirstFailure(gone or earliest, False, lost, together)
+    own = [rank for rank in raised if rank not in victims]
+    if own and (lost or broken or len({endings[rank].exception for rank in own}) > 1):
+        first = min(own, key=lambda rank: (endings[rank].last_ns is None, endings[rank].last_ns))
+        return FirstFailure((first,), True, cut_off)
+    left = _left_early(run, arrivals, endings, cut_off)
+    if left:
+        return FirstFailure(left, False, lost, ended=True)
+    unheard = _unheard(run)
+    silent = tuple(sorted({*broken, *unheard}))
+    if silent and (cut_off or len(victims) > 1):
+        together = len(silent) > 1 and not unheard and _are_whole_hosts(run, broken)
+        return FirstFailure(silent, False, lost, together)
+    if silent and victims:
+        return FirstFailure(tuple(sorted((*victims, *silent))), False, ())
+    if victims and cut_off:
+        first = min(victims, key=lambda rank: (endings[rank].last_ns is None, endings[rank].last_ns))
+        return FirstFailure((first,), True, cut_off)
+    return None
+
+
+def _ended_badly(ending: Ending, goes_on: bool) -> bool:
+    if ending.exception or ending.state == STOPPED:
+        return True
+    # Of a process on another host nothing is known: while the job goes on, it may only be frozen.
+    return ending.state == SILENT and (ending.process == GONE or (ending.process is None and not goes_on))
+
+
+def _was_cut_off(trace: RankTrace) -> bool:
+    if trace.exception in _OF_COMMUNICATION:
+        return True
+    # One that failed and was caught says nothing of the exception that ended the rank.
+    return bool(trace.failures) and trace.exception in ("", trace.failures[-1]["exception"])
+
+
+def _may_be_cut_off(trace: RankTrace) -> bool:
+    """Whether its exception may have come out of a communication that nobody saw fail, as one in C++."""
+    innermost = next(iter(trace.exception_frames), "")
+    return trace.exception == _OF_LOST_PEERS and (not innermost or any(part in innermost for part in _WAIT_FOR_OTHERS))
+
+
+def _gone_at_first(run: Run, broken: Collection[int], lost: Collection[int]) -> tuple[tuple[int, ...], bool]:
+    """Those of the broken whom the others saw end first, and whether all who saw it agree.
+
+    The launcher kills the others soon: what the first to look has seen is the least. Where it was a rank that had been
+    cut off, what cut it off was on another host, or not seen.
+    """
+    seen = []
+    for one in run.ranks.values():
+        look = next((look for look in one.gone_peers if not {*broken, *lost}.isdisjoint(look)), ())
+        if look and set(lost).isdisjoint(look):
+            seen.append(set(broken) & set(look))
+    agreed = set.intersection(*seen) if seen else set[int]()
+    return tuple(sorted(agreed or set[int]().union(*seen))), bool(agreed)
+
+
+def _left_early(
+    run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending], cut_off: Collection[int]
+) -> tuple[int, ...]:
+    """Ranks that ended in order and had not come to a communication in which another one failed."""
+    groups = known_groups(run)
+    left = set[int]()
+    for failure in (run.ranks[rank].failures[-1] for rank in cut_off if run.ranks[rank].failures):
+        group, peer = groups.get(failure["group"]), failure["peer"]
+        members = (peer,) if peer >= 0 else group.ranks if group is not None else ()
+        for rank in members:
+            if rank in endings and endings[rank].state == ENDED and not endings[rank].exception:
+                come = arrivals[rank].launched.get(failure["group"], 0) > failure["seq"]
+                if peer >= 0 or not come:
+                    left.add(rank)
+    return tuple(sorted(left))
+
+
+def _unheard(run: Run) -> set[int]:
+    """Ranks without files: killed before their first word. Where most are missing, their files are elsewhere."""
+    unheard = set(range(run.world_size)) - set(run.ranks)
+    return unheard if len(unheard) <= len(run.ranks) else set()
+
+
+def _are_whole_hosts(run: Run, ranks: Collection[int]) -> bool:
+    """Whether these are all ranks of their hosts."""
+    nodes = {run.ranks[rank].metadata.node for rank in ranks}
+    return all(rank in ranks for rank, trace in run.ranks.items() if trace.metadata.node in nodes)
+
+
+def _surely_first(broken: Collection[int], endings: Mapping[int, Ending]) -> tuple[int, ...]:
+    """The ranks whose last words came so long before anybody else's that it cannot be chance."""
+    if not broken or any(ending.last_ns is None for ending in endings.values()):
+        return ()
+    ranks = sorted(endings, key=lambda rank: endings[rank].last_ns or 0)
+    for number, (rank, later) in enumerate(itertools.pairwise(ranks), start=1):
+        if rank not in broken:
+            return ()
+        if (endings[later].last_ns or 0) - (endings[rank].last_ns or 0) > _SURELY_EARLIER_NS:
+            return tuple(sorted(ranks[:number]))
+    return ()

@@ -1,0 +1,199 @@
+"""What dumps of torch's flight recorder add to the files of a run: who had enqueued what, in which state, from where.
+
+torch numbers the collectives of a group by itself. Groups are told apart by their members and, among those of the same
+members, by the order in which they were made; by how much the two numbers differ is found by comparing operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.hangs.arrivals import RankArrivals, describe_group, known_groups
+from commtrace.analysis.hangs.stops import Stop
+from commtrace.trace import schema
+from commtrace.trace.run import Run
+
+USUAL_OFFSET: Final = 1
+"""torch counts from 1, commtrace from 0; another difference is one of what was enqueued before the recording began."""
+
+_FAR: Final = 64
+_MOST_FRAMES: Final = 16
+
+
+class FlightCall(NamedTuple):
+    """A collective that a rank had enqueued, as the flight recorder has it.
+
+    Attributes:
+        rank: who enqueued it.
+        members: of its group.
+        order: sorts groups of the same members by when they were made.
+        operation, seq: as torch counts it.
+        state: ``scheduled``, ``started`` or ``completed``.
+        frames: where in the program, innermost first.
+    """
+
+    rank: int
+    members: tuple[int, ...]
+    order: int
+    operation: str
+    seq: int
+    state: str
+    frames: tuple[str, ...] = ()
+
+
+class FlightGroup(NamedTuple):
+    """How a group of the dumps fits one of the run.
+
+    Attributes:
+        offset: torch's number minus ours.
+        agreed, compared: of how many collectives that both sides hold the operations agree under this offset.
+        calls: by rank and our number.
+    """
+
+    offset: int
+    agreed: int
+    compared: int
+    calls: Mapping[tuple[int, int], FlightCall]
+
+
+def fit_flight_calls(
+    run: Run, arrivals: Mapping[int, RankArrivals], calls: Iterable[FlightCall]
+) -> dict[int, FlightGroup]:
+    """The groups of the dumps that the run knows, by the run's number of the group."""
+    by_group: dict[int, list[FlightCall]] = defaultdict(list)
+    listed = list(calls)
+    number_of = _numbers(run, listed)
+    for call in listed:
+        number = number_of.get((call.members, call.order))
+        if number is not None:
+            by_group[number].append(call)
+    return {number: _fitted(run, arrivals, number, own) for number, own in by_group.items()}
+
+
+def _numbers(run: Run, calls: Sequence[FlightCall]) -> dict[tuple[tuple[int, ...], int], int]:
+    """By members and order in the dumps: the group's number in the run."""
+    ours: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, group in sorted(known_groups(run).items(), key=lambda item: item[1].ordinal):
+        ours[group.ranks].append(number)
+    theirs: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for call in calls:
+        theirs[call.members].add(call.order)
+    found = {}
+    for members, orders in theirs.items():
+        known = ours.get(members, [])
+        # A group in which nothing was enqueued is in no dump: then which is which is not known.
+        if len(known) == len(orders):
+            found.update({(members, order): number for order, number in zip(sorted(orders), known, strict=True)})
+    return found
+
+
+def _fitted(run: Run, arrivals: Mapping[int, RankArrivals], number: int, calls: Sequence[FlightCall]) -> FlightGroup:
+    ours = _operations(run, arrivals, number)
+    votes: Counter[int] = Counter()
+    compared: Counter[int] = Counter()
+    by_rank: dict[int, list[FlightCall]] = defaultdict(list)
+    for call in calls:
+        by_rank[call.rank].append(call)
+    offsets = {USUAL_OFFSET}
+    for rank, own in by_rank.items():
+        launched = arrivals[rank].launched.get(number, 0) if rank in arrivals else 0
+        if launched:
+            # Both count what was launched last, give or take what came after the one or the other was written.
+            ends = max(call.seq for call in own) - (launched - 1)
+            offsets.update(range(ends - 2, ends + 3))
+        for call in own[-_FAR:]:
+            for offset in offsets:
+                operation = ours.get((rank, call.seq - offset))
+                if operation is not None:
+                    compared[offset] += 1
+                    votes[offset] += operation == call.operation
+    best = max(offsets, key=lambda offset: (2 * votes[offset] - compared[offset], offset == USUAL_OFFSET, -abs(offset)))
+    return FlightGroup(best, votes[best], compared[best], {(call.rank, call.seq - best): call for call in calls})
+
+
+def _operations(run: Run, arrivals: Mapping[int, RankArrivals], number: int) -> dict[tuple[int, int], str]:
+    """By rank and number: what the run says was called in a group."""
+    found: dict[tuple[int, int], str] = {}
+    for rank, trace in run.ranks.items():
+        spans = trace.spans
+        rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group == number))[-4 * _FAR :]
+        found.update({(rank, int(spans.seq[row])): run.names[spans.name[row]] for row in rows})
+        found.update(
+            {
+                (rank, one.seq): one.operation
+                for one in arrivals[rank].in_flight
+                if one.group == number and not one.is_p2p
+            }
+        )
+    return found
+
+
+def with_flight_calls(
+    arrivals: Mapping[int, RankArrivals], groups: Mapping[int, FlightGroup]
+) -> dict[int, RankArrivals]:
+    """The arrivals with what the dumps add: collectives that were enqueued and of which the files do not tell."""
+    refined = dict(arrivals)
+    for number, group in groups.items():
+        furthest: dict[int, int] = {}
+        for rank, seq in group.calls:
+            furthest[rank] = max(furthest.get(rank, 0), seq + 1)
+        for rank, count in furthest.items():
+            own = refined.get(rank)
+            if own is not None and count > own.launched.get(number, 0):
+                launched = {**own.launched, number: count}
+                arrived = {**own.arrived, number: max(own.arrived.get(number, 0), count)}
+                refined[rank] = replace(own, launched=launched, arrived=arrived)
+    return refined
+
+
+def describe_flight(
+    run: Run, groups: Mapping[int, FlightGroup], stops: Sequence[Stop], ranks: Iterable[int]
+) -> dict[str, Any]:
+    """What the dumps say of every stop, as plain values."""
+    known = known_groups(run)
+    return {
+        "ranks": sorted(set(ranks)),
+        "groups": [
+            {
+                "group": describe_group(known.get(number), number),
+                "offset": group.offset,
+                "agreed": group.agreed,
+                "compared": group.compared,
+            }
+            for number, group in groups.items()
+        ],
+        "stops": {
+            str(position): [
+                _told(rank, call, stop.seq, seq) for rank, seq, call in _of_stop(groups[stop.group_id], stop)
+            ]
+            for position, stop in enumerate(stops)
+            if stop.message is None and stop.group_id in groups
+        },
+    }
+
+
+def _of_stop(group: FlightGroup, stop: Stop) -> Iterable[tuple[int, int, FlightCall]]:
+    """Of each rank, the call at the number of the stop, or the last one before it."""
+    last: dict[int, int] = {}
+    for rank, seq in group.calls:
+        if seq <= stop.seq:
+            last[rank] = max(last.get(rank, seq), seq)
+    for rank in sorted(last):
+        yield rank, last[rank], group.calls[rank, last[rank]]
+
+
+def _told(rank: int, call: FlightCall, stopped_at: int, seq: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "arrived": seq == stopped_at,
+        "seq": seq,
+        "collective_seq_id": call.seq,
+        "operation": call.operation,
+        "state": call.state,
+        "frames": list(call.frames[:_MOST_FRAMES]),
+    }

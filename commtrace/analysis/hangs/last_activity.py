@@ -1,0 +1,107 @@
+"""What a rank was doing last: open phases, the place in the program, the last thing it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.analysis.hangs.arrivals import RankArrivals, describe_group, says_now
+from commtrace.trace import schema
+from commtrace.trace.groups import Group
+from commtrace.trace.run import RankTrace, Run
+
+_LIBRARIES: Final = ("site-packages/", "dist-packages/", "/lib/python")
+_NO_FILE: Final = "<"
+"""What begins with it comes from no file: ``<frozen runpy>``, ``<string>``. A module's own code is ``<module>``."""
+
+_WORK: Final = (
+    schema.FORWARD,
+    schema.BACKWARD,
+    schema.RECOMPUTE,
+    schema.OPTIMIZER,
+    schema.DATA,
+    schema.CHECKPOINT,
+    schema.EVALUATION,
+    schema.MODULE,
+    schema.USER,
+    schema.PHASE,
+    schema.COLLECTIVE,
+    schema.P2P,
+)
+_MOST_IN_FLIGHT: Final = 8
+
+
+def doing(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[int, Group]) -> dict[str, Any]:
+    """What one rank was doing when it wrote its last word, as plain values; None for what it does not tell.
+
+    Times are ages in ns before that last word.
+    """
+    now = says_now(trace) and not trace.closed
+    frames = list(trace.activity.get("frames", ())) if now else []
+    place = list(trace.activity.get("at", ())) if now else []
+    return {
+        "step": place[0] if place and place[0] >= 0 else _last_step(trace),
+        "microbatch": place[1] if place and place[1] >= 0 else None,
+        "chunk": place[2] if place and place[2] >= 0 else None,
+        "stage": place[3] if place and place[3] >= 0 else None,
+        "stood_still_ns": arrivals.stood_still_ns if now else None,
+        "open": [
+            {"kind": span["kind"], "name": span["name"], "for_ns": _age(trace, span["since"])}
+            for span in (trace.activity.get("open", ()) if now else ())
+        ],
+        "at": own_frame(frames),
+        "frames": frames,
+        "last": _last_span(run, trace, groups),
+        "in_flight": [
+            {
+                "operation": one.operation,
+                "group": describe_group(groups.get(one.group), one.group),
+                "seq": one.number if one.is_p2p and one.seq >= 0 else one.seq,
+                "peer": one.peer if one.peer >= 0 else None,
+                "bytes": one.num_bytes if one.num_bytes >= 0 else None,
+                "dtype": one.dtype,
+                "for_ns": one.age_ns,
+                "blocking": one.blocking,
+                "state": one.state or None,
+            }
+            for one in arrivals.in_flight[:_MOST_IN_FLIGHT]
+        ],
+    }
+
+
+def own_frame(frames: Sequence[str]) -> str | None:
+    """The innermost frame that is not a library's, as ``file:line function``."""
+    return next(
+        (frame for frame in frames if not frame.startswith(_NO_FILE) and not any(part in frame for part in _LIBRARIES)),
+        None,
+    )
+
+
+def _age(trace: RankTrace, since: int | None) -> int | None:
+    return None if since is None or trace.last_written_ns is None else max(0, trace.last_written_ns - since)
+
+
+def _last_step(trace: RankTrace) -> int | None:
+    steps = trace.spans.step
+    return int(steps.max()) if len(steps) and steps.max() >= 0 else None
+
+
+def _last_span(run: Run, trace: RankTrace, groups: Mapping[int, Group]) -> dict[str, Any] | None:
+    """The last piece of work or communication that ended."""
+    spans = trace.spans
+    rows = np.flatnonzero(np.isin(spans.kind, _WORK))
+    if not len(rows):
+        return None
+    row = rows[np.argmax(spans.end[rows])]
+    group = int(spans.group[row])
+    return {
+        "kind": schema.KINDS[spans.kind[row]],
+        "name": run.names[spans.name[row]] if spans.name[row] >= 0 else "",
+        "step": int(spans.step[row]) if spans.step[row] >= 0 else None,
+        "microbatch": int(spans.microbatch[row]) if spans.microbatch[row] >= 0 else None,
+        "role": groups[group].role if group in groups else None,
+        "seq": int(spans.seq[row]) if group >= 0 else None,
+        "ago_ns": _age(trace, int(spans.end[row])),
+    }

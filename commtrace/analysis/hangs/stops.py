@@ -1,0 +1,239 @@
+"""Where communication stopped: per group the number at which it did, who had arrived and who had not.
+
+>>> stops = find_stops(run, find_arrivals(run), find_endings(run, now_ns))            # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from commtrace.analysis.hangs.arrivals import InFlight, Message, RankArrivals, describe_group, known_groups
+from commtrace.analysis.hangs.liveness import ENDED, RUNNING, SILENT, Ending
+from commtrace.trace.groups import Group
+from commtrace.trace.processes import GONE, SUSPENDED
+from commtrace.trace.run import Run
+
+HUNG: Final = "hung"
+WAITING: Final = "waiting"
+UNEQUAL: Final = "unequal"
+
+SHORTEST_HANG_NS: Final = 2_000_000_000
+"""Nobody is called hung who has waited for less."""
+
+_TIMES_LONGEST: Final = 3
+"""A wait of more than so many times the longest communication that the group has completed is no usual wait."""
+
+_FIRST_NS: Final = 60_000_000_000
+"""While a job runs, a group that has completed nothing may take so long: communicators are set up, graphs compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A communication that did not come to its end.
+
+    Attributes:
+        kind: ``hung``; ``waiting``, which may be usual; or ``unequal``: all ranks ended, but not after equally many.
+        group: of the communication; None where no rank told what it is.
+        group_id: its number.
+        seq: the number at which it stopped; of a message, its number among those of its direction and tag.
+        operation: what those who arrived had called, by operation the ranks.
+        arrived: ranks that had launched it.
+        missing: ranks that had not, each with the last number that it had launched, −1 for none.
+        unknown: members that have no files.
+        waited_ns: how long the first of those who arrived had waited when it last wrote; None if it cannot be told.
+        longest_ns: the longest communication that the group had completed before; None if there was none.
+        message: of a point-to-point operation: who sends to whom, and the tag.
+    """
+
+    kind: str
+    group: Group | None
+    group_id: int
+    seq: int
+    operation: Mapping[str, tuple[int, ...]]
+    arrived: tuple[int, ...]
+    missing: Mapping[int, int]
+    unknown: tuple[int, ...]
+    waited_ns: int | None
+    longest_ns: int | None
+    message: tuple[int, int, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "kind": self.kind,
+            "group": describe_group(self.group, self.group_id),
+            "seq": self.seq,
+            "operations": {operation: list(ranks) for operation, ranks in self.operation.items()},
+            "arrived": list(self.arrived),
+            "missing": [{"rank": rank, "last_seq": last if last >= 0 else None} for rank, last in self.missing.items()],
+            "unknown": list(self.unknown),
+            "waited_ns": self.waited_ns,
+            "longest_before_ns": self.longest_ns,
+        }
+        if self.message is not None:
+            told["message"] = dict(zip(("sender", "receiver", "tag"), self.message, strict=True))
+        return told
+
+
+def find_stops(run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> list[Stop]:
+    """Every communication that had begun on some rank and had not ended, the one that waited longest first."""
+    groups = known_groups(run)
+    stops = [
+        stop
+        for number in sorted({number for own in arrivals.values() for number in own.launched})
+        if (stop := _collective(run, groups.get(number), number, arrivals, endings)) is not None
+    ]
+    stops += _messages(run, groups, arrivals, endings)
+    order = {HUNG: 0, UNEQUAL: 1, WAITING: 2}
+    return sorted(stops, key=lambda stop: (order[stop.kind], -(stop.waited_ns or 0), stop.group_id))
+
+
+def _collective(
+    run: Run,
+    group: Group | None,
+    number: int,
+    arrivals: Mapping[int, RankArrivals],
+    endings: Mapping[int, Ending],
+) -> Stop | None:
+    members = [rank for rank in (group.ranks if group else arrivals) if rank in arrivals]
+    members = members if group else [rank for rank in members if number in arrivals[rank].launched]
+    arrived = {rank: arrivals[rank].arrived.get(number, 0) for rank in members}
+    waits = _waits(number, members, arrivals)
+    if not arrived or (len(members) < 2 and not waits):
+        return None
+    behind, front = min(arrived.values()), max(arrived.values())
+    if front == behind:
+        # All there are had arrived: what somebody has not come out of has stopped by itself.
+        common = min((one.seq for one in waits.values()), default=-1)
+        if common < 0 or _went_on(number, common, arrivals):
+            return None
+        behind = common
+    absent = {rank: count - 1 for rank, count in arrived.items() if count <= behind}
+    there = tuple(rank for rank, count in arrived.items() if count > behind)
+    here = {rank: one for rank, one in waits.items() if one.seq == behind and rank in there}
+    # Where the steps were not to be recorded, nothing is in flight for all we know; but the numbers have stopped.
+    unrecorded = [arrivals[rank].stood_still_ns for rank in there if run.ranks[rank].recording]
+    waited = max((one.age_ns for one in here.values()), default=max(unrecorded, default=0) or None)
+    longest = max((arrivals[rank].longest_ns.get(number, -1) for rank in there), default=-1)
+    kind = _kind(run, there, absent, waited, longest, endings)
+    if kind is None:
+        return None
+    operations: dict[str, list[int]] = defaultdict(list)
+    for rank, one in here.items():
+        operations[one.operation].append(rank)
+    return Stop(
+        kind=kind,
+        group=group,
+        group_id=number,
+        seq=behind,
+        operation={operation: tuple(ranks) for operation, ranks in operations.items()},
+        arrived=there,
+        missing=absent,
+        unknown=tuple(rank for rank in (group.ranks if group else ()) if rank not in arrivals),
+        waited_ns=waited,
+        longest_ns=longest if longest >= 0 else None,
+    )
+
+
+def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, InFlight]:
+    """By rank: the oldest collective of the group that it has in flight."""
+    waits = {}
+    for rank in members:
+        own = [one for one in arrivals[rank].in_flight if one.group == number and not one.is_p2p]
+        if own:
+            waits[rank] = min(own, key=lambda one: one.seq)
+    return waits
+
+
+def _went_on(number: int, seq: int, arrivals: Mapping[int, RankArrivals]) -> bool:
+    """Whether later ones of the group have ended: then this one has as well, and nobody has asked for its end."""
+    return any(own.ended.get(number, 0) > seq + 1 for own in arrivals.values())
+
+
+def _kind(
+    run: Run,
+    there: Sequence[int],
+    absent: Mapping[int, int],
+    waited: int | None,
+    longest: int,
+    endings: Mapping[int, Ending],
+) -> str | None:
+    """What to call it; None where nothing is wrong."""
+    states = {rank: endings[rank].state for rank in (*there, *absent)}
+    if all(state == ENDED for state in states.values()):
+        return UNEQUAL if absent and _counts_are_sure(run, states) else None
+    if waited is None:
+        # Whoever is ahead wrote his last word later, or what he waits for was not recorded: no hang by itself.
+        gone = any(states[rank] in (ENDED, SILENT) for rank in absent)
+        return WAITING if gone else None
+    if any(states[rank] == SILENT and endings[rank].process in (SUSPENDED, GONE) for rank in absent):
+        return HUNG if waited >= SHORTEST_HANG_NS else WAITING  # whoever is waited for does not come
+    running = any(state == RUNNING for state in states.values())
+    least = max(SHORTEST_HANG_NS, _TIMES_LONGEST * longest)
+    if running and longest < 0:
+        least = max(least, _FIRST_NS)
+    return HUNG if waited >= least else WAITING if waited >= SHORTEST_HANG_NS else None
+
+
+def _counts_are_sure(run: Run, ranks: Mapping[int, str]) -> bool:
+    """Whether every row was to be written and none was lost."""
+    return not any(run.ranks[rank].dropped or run.ranks[rank].recording or run.ranks[rank].discarded for rank in ranks)
+
+
+def _messages(
+    run: Run,
+    groups: Mapping[int, Group],
+    arrivals: Mapping[int, RankArrivals],
+    endings: Mapping[int, Ending],
+) -> list[Stop]:
+    """Messages of which one side has waited: by sender, receiver, group and tag."""
+    sides: dict[tuple[int, int, int, int, int], dict[int, InFlight]] = defaultdict(dict)
+    for rank, own in arrivals.items():
+        for one in own.in_flight:
+            if one.is_p2p:
+                sender, receiver = (rank, one.peer) if one.operation == "send" else (one.peer, rank)
+                sides[sender, receiver, one.group, one.message.tag, one.number if one.seq >= 0 else -1][rank] = one
+    stops = []
+    for (sender, receiver, number, tag, seq), waits in sides.items():
+        absent = {
+            rank: last for rank in (sender, receiver) if (last := _last(rank, waits, arrivals, sender)) is not None
+        }
+        absent = {rank: last for rank, last in absent.items() if last < seq}
+        waited = max(one.age_ns for one in waits.values())
+        there = tuple(waits)
+        longest = -1
+        known = {rank: last for rank, last in absent.items() if rank in arrivals}
+        kind = _kind(run, there, known, waited, longest, endings)
+        if kind is None or kind == UNEQUAL:
+            continue
+        operations: dict[str, list[int]] = defaultdict(list)
+        for rank, one in waits.items():
+            operations[one.operation].append(rank)
+        stops.append(
+            Stop(
+                kind=kind,
+                group=groups.get(number),
+                group_id=number,
+                seq=seq,
+                operation={operation: tuple(ranks) for operation, ranks in operations.items()},
+                arrived=there,
+                missing=known,
+                unknown=tuple(rank for rank in (sender, receiver) if rank >= 0 and rank not in arrivals),
+                waited_ns=waited,
+                longest_ns=None,
+                message=(sender, receiver, tag),
+            )
+        )
+    return stops
+
+
+def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankArrivals], sender: int) -> int | None:
+    """Number of the last message that the other side had launched; None for a side that waits, or is anybody."""
+    if rank in waits or rank < 0 or rank not in arrivals:
+        return None
+    one = next(iter(waits.values()))
+    (waiter,) = waits
+    message = Message(one.group, rank == sender, waiter, one.message.tag)
+    return arrivals[rank].messages.get(message, 0) - 1

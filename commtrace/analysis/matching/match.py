@@ -1,0 +1,297 @@
+"""Which operations of different ranks are one communication, and when its last participant arrived.
+
+A collective is joined on (group, seq, op_in_seq), a point-to-point operation on (group, sender, receiver, seq): the
+n-th send from a to b meets the n-th receive. Never on names, never on order in time.
+
+>>> matches = match(run)                                        # doctest: +SKIP
+>>> matches.ranks[0].wait_ns(run.ranks[0].spans)                # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.matching.join import IDENTITY, Buckets, Rows, bucket, concatenate, gather_blocks
+from commtrace.analysis.matching.operations import BYTES_DIFFER, ROOTED, SYNCHRONISING, communication_rows, named
+from commtrace.trace import schema
+from commtrace.trace.blocks import Block, bounds_of
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
+
+_JOINED = IDENTITY | {"name", "start", "end", "bytes", "self_bytes", "dtype", "id"}
+"""The columns that are looked at here."""
+
+_UNKNOWN_SIZE = -1
+_LARGEST = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class RankMatches:
+    """The join seen from one rank: every array is aligned with the rank's span rows.
+
+    Rows that are no communication have bucket −1, no participants, and ``last_start = ready = start``.
+
+    Attributes:
+        bucket: number of the communication in the whole run; its rows on all ranks have the same number.
+        participants: how many rows met, the own one included.
+        complete: every member was seen, and wait can be told from transfer.
+        mismatched: the participants disagree on operation, bytes or dtype.
+        last_start: ns at which the last participant seen had arrived, on this rank's clock.
+        last_rank: the rank that arrived last; −1 where that is not known.
+        ready: ns in [start, end] from which the operation waited for nobody: before it is wait, after it transfer.
+            A send or a rooted collective that ended before its last participant came did not wait for it. Members
+            of a point-to-point bracket share their times, so they are ready together.
+        stall_ready: for a stall row: the instant from which the communication that it stalled on waited for nobody.
+            The row's start for other rows, and for stalls on what was not recorded: nothing says that somebody was
+            late, so such a stall is transfer.
+        stall_complete: for a stall row: whether that communication is complete. False for other rows.
+    """
+
+    bucket: Int64
+    participants: Int32
+    complete: Bool
+    mismatched: Bool
+    last_start: Int64
+    last_rank: Int32
+    ready: Int64
+    stall_ready: Int64
+    stall_complete: Bool
+
+    def take(self, rows: Bool | Int64 | slice) -> RankMatches:
+        """Only these rows, matched as they are."""
+        return RankMatches(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    def wait_ns(self, spans: Spans) -> Int64:
+        """Time in flight before the last participant arrived: max(0, last − start)."""
+        return np.asarray(self.ready - spans.start)
+
+    def transfer_ns(self, spans: Spans) -> Int64:
+        """Time in flight after it: end − max(last, start)."""
+        return np.asarray(np.maximum(spans.end - self.ready, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The join of a run.
+
+    Attributes:
+        ranks: by rank.
+        clocks_agree: False when the hosts' clocks could not be aligned. Then, between hosts, the member of a
+            synchronising collective with the shortest duration counts as the last arriver, and rooted
+            collectives and point-to-point operations are not complete.
+    """
+
+    ranks: Mapping[int, RankMatches]
+    clocks_agree: bool = True
+
+
+def match(run: Run, *, clocks_agree: bool = True) -> Matches:
+    """Join the communications of all ranks.
+
+    Args:
+        run: with all ranks on one clock (see :mod:`commtrace.analysis.clocks.align`).
+        clocks_agree: False if that could not be had; times of different hosts are then never compared.
+    """
+    parts = gather_blocks(run, columns=_JOINED)
+    rows = concatenate(parts, _JOINED)
+    positions = [part.position for part in parts]
+    joined = _join(run, rows, clocks_agree) if len(rows.rank) else None
+    bounds = bounds_of([len(own) for own in positions])
+    of_blocks = [
+        _matches_of_block(block, position, joined, slice(begin, end))
+        for block, position, (begin, end) in zip(run.blocks, positions, pairwise(bounds.tolist()), strict=True)
+    ]
+    ranks = {
+        rank: own.take(rows)
+        for block, own in zip(run.blocks, of_blocks, strict=True)
+        for rank, rows in block.slices().items()
+    }
+    return Matches(ranks, clocks_agree)
+
+
+def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, own: slice) -> RankMatches:
+    """What is known of all rows of a block; of its communications, at these positions, what their joined rows say."""
+    matches = unmatched(block.spans)
+    if joined is not None:
+        for column in _Joined._fields:
+            getattr(matches, column)[position] = getattr(joined, column)[own]
+        stalls = np.flatnonzero(block.spans.kind == schema.STALL)
+        communications = communications_of(block, stalls)
+        found = communications >= 0
+        stalls, communications = stalls[found], communications[found]
+        matches.stall_ready[stalls] = matches.ready[communications]
+        matches.stall_complete[stalls] = matches.complete[communications]
+    return matches
+
+
+def communication_of(spans: Spans, stalls: Int64) -> Int64:
+    """The row of the communication that each of these stall rows of a rank names; −1 where it was not recorded."""
+    return communications_of(Block((0,), bounds_of([len(spans)]), spans), stalls)
+
+
+def communications_of(block: Block, stalls: Int64) -> Int64:
+    """The same for rows of a block."""
+    spans = block.spans
+    communications = np.flatnonzero(communication_rows(spans) & (spans.id >= 0))
+    if not len(communications):
+        return np.full(len(stalls), -1, np.int64)
+    rank = block.rank()
+    which = np.concatenate([communications, stalls])
+    ids = np.concatenate([spans.id[communications], spans.stalled_on[stalls]])
+    # Of equal keys the first one is the example: a communication wherever there is one, as they come first.
+    example, number = grouped(pack((rank[which], ids)))
+    is_communication = example < len(communications)
+    found = np.where(is_communication, communications[np.minimum(example, len(communications) - 1)], -1)
+    return np.asarray(found[number[len(communications) :]])
+
+
+def unmatched(spans: Spans) -> RankMatches:
+    """What is known of a rank by itself: nothing waited for anybody, as far as can be told."""
+    count = len(spans)
+    return RankMatches(
+        bucket=np.full(count, -1, np.int64),
+        participants=np.zeros(count, np.int32),
+        complete=np.zeros(count, np.bool_),
+        mismatched=np.zeros(count, np.bool_),
+        last_start=spans.start.copy(),
+        last_rank=np.full(count, -1, np.int32),
+        ready=spans.start.copy(),
+        stall_ready=spans.start.copy(),
+        stall_complete=np.zeros(count, np.bool_),
+    )
+
+
+class _Joined(NamedTuple):
+    """What is known of each communication row, aligned with the gathered rows; as in :class:`RankMatches`."""
+
+    bucket: Int64
+    participants: Int32
+    complete: Bool
+    mismatched: Bool
+    last_start: Int64
+    last_rank: Int32
+    ready: Int64
+
+
+def _join(run: Run, rows: Rows, clocks_agree: bool) -> _Joined:
+    buckets = bucket(rows)
+    of_row = buckets.of_row()
+    last_start, last_rank, comparable = _last_arrival(run, rows, buckets, of_row, clocks_agree)
+    return _Joined(
+        bucket=of_row,
+        participants=buckets.size.astype(np.int32)[of_row],
+        complete=comparable & (buckets.size == _expected_participants(run, rows, buckets))[of_row],
+        mismatched=_mismatched(run, rows, buckets)[of_row],
+        last_start=last_start,
+        last_rank=last_rank,
+        ready=_ready(run, rows, last_start),
+    )
+
+
+def _last_arrival(
+    run: Run, rows: Rows, buckets: Buckets, of_row: Int64, clocks_agree: bool
+) -> tuple[Int64, Int32, Bool]:
+    """Start of the last participant, its rank, and whether the participants' times could be compared."""
+    start = rows.spans.start
+    last_start = buckets.maximum(start)[of_row]
+    is_last = start == last_start
+    comparable = np.ones(len(start), np.bool_)
+    if not clocks_agree:
+        apart = (buckets.maximum(rows.clock) != buckets.minimum(rows.clock))[of_row]
+        synchronising = named(run, rows.spans, SYNCHRONISING) & (rows.spans.kind == schema.COLLECTIVE)
+        duration = np.where(rows.finished, rows.spans.end - start, _LARGEST)
+        shortest = buckets.minimum(duration)[of_row]
+        by_duration = apart & synchronising & (shortest != _LARGEST)
+        last_start = np.where(by_duration, np.maximum(rows.spans.end - shortest, start), last_start)
+        last_start = np.where(apart & ~by_duration, start, last_start)
+        is_last = np.where(by_duration, duration == shortest, is_last & ~apart)
+        comparable = ~apart | by_duration
+    last_rank = buckets.maximum(np.where(is_last, rows.rank, -1))[of_row]
+    return last_start, last_rank.astype(np.int32), comparable
+
+
+def _expected_participants(run: Run, rows: Rows, buckets: Buckets) -> Int32:
+    """Members of each bucket's group; 2 for point-to-point; −1 where no rank told what the group is."""
+    example = buckets.order[buckets.first]
+    sizes = {number: group.size for trace in run.ranks.values() for number, group in trace.groups.items()}
+    known = np.array(sorted(sizes), np.int64)
+    size_of_known = np.array([*(sizes[number] for number in sorted(sizes)), _UNKNOWN_SIZE], np.int32)
+    slot = np.searchsorted(known, rows.spans.group[example])
+    found = np.append(known, -1)[slot] == rows.spans.group[example]
+    expected = np.where(found, size_of_known[slot], _UNKNOWN_SIZE)
+    return np.where(rows.spans.kind[example] == schema.P2P, 2, expected).astype(np.int32)
+
+
+def _mismatched(run: Run, rows: Rows, buckets: Buckets) -> Bool:
+    """Buckets whose rows were not issued for one and the same communication."""
+    return np.asarray(np.logical_or.reduce(list(differences(run, rows, buckets).values())))
+
+
+def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
+    """In what the rows of each bucket differ that should be equal: by aspect, which buckets."""
+    spans = rows.spans
+    # The two sides of a P2P rightly have different names; two sends would be no pair.
+    operation = np.where(spans.kind == schema.P2P, 0, spans.name)
+    may_differ = named(run, spans, BYTES_DIFFER) | (spans.self_bytes >= 0)
+    bytes_of_all = np.where(may_differ, schema.NOT_APPLICABLE, spans.bytes)
+    if not buckets.differ(pack((operation, bytes_of_all, spans.dtype))).any():
+        nowhere = np.zeros(len(buckets.first), np.bool_)
+        return {"operation": nowhere, "bytes": nowhere, "dtype": nowhere, "sides": _same_side(rows, buckets)}
+    return {
+        "operation": buckets.differ(operation),
+        "bytes": _known_values_differ(buckets, bytes_of_all),
+        "dtype": _known_values_differ(buckets, spans.dtype),
+        "sides": _same_side(rows, buckets),
+    }
+
+
+def _same_side(rows: Rows, buckets: Buckets) -> Bool:
+    """Pairs of two sends, or of two receives."""
+    found = np.zeros(len(buckets.first), np.bool_)
+    pairs = np.flatnonzero(buckets.size == 2)
+    one, other = buckets.order[buckets.first[pairs]], buckets.order[buckets.first[pairs] + 1]
+    found[pairs] = (rows.spans.kind[one] == schema.P2P) & (rows.is_send[one] == rows.is_send[other])
+    return found
+
+
+def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:
+    """Where two values that are not "does not apply" differ."""
+    differ = buckets.differ(values)
+    if not differ.any():
+        return differ
+    # Widened first: numpy would squeeze the large number into a narrow column without a word.
+    wide = values.astype(np.int64)
+    smallest_known = buckets.minimum(np.where(wide == schema.NOT_APPLICABLE, _LARGEST, wide))
+    return np.asarray((smallest_known != _LARGEST) & (smallest_known != buckets.maximum(wide)))
+
+
+def _ready(run: Run, rows: Rows, last_start: Int64) -> Int64:
+    spans = rows.spans
+    may_leave_early = rows.is_send | ((spans.kind == schema.COLLECTIVE) & named(run, spans, ROOTED))
+    did_not_wait = may_leave_early & (last_start > spans.end)
+    ready = np.where(did_not_wait, spans.start, np.clip(last_start, spans.start, np.maximum(spans.end, spans.start)))
+    return _shared_in_brackets(rows, ready)
+
+
+def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
+    """A bracket of point-to-point operations is waited for as a whole: it is ready when its last member is.
+
+    Members of a bracket have consecutive ids, and ``op_in_seq`` counts them from 0.
+    """
+    p2p = np.flatnonzero(rows.spans.kind == schema.P2P)
+    if not len(p2p) or not rows.spans.op_in_seq[p2p].any():
+        return ready
+    ordered = p2p[np.lexsort((rows.spans.id[p2p], rows.rank[p2p]))]
+    begins = rows.spans.op_in_seq[ordered] == 0
+    begins[0] = True
+    of_row = np.cumsum(begins) - 1
+    shared = ready.copy()
+    shared[ordered] = np.maximum.reduceat(ready[ordered], np.flatnonzero(begins))[of_row]
+    return shared

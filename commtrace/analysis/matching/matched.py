@@ -1,0 +1,112 @@
+"""The chain of the analysis up to matched communications: load, align, match, choose the steps.
+
+Enough for whoever replays a run; :mod:`commtrace.analysis.chain` goes on to where the time went.
+
+>>> matched = match_run("commtrace-runs/my-run", steps="10:20")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from commtrace.analysis.clocks.align import Alignment, align, apply
+from commtrace.analysis.matching.match import Matches, match
+from commtrace.analysis.matching.roles import Roles, find_roles, select_roles
+from commtrace.analysis.steps.attempts import told_apart
+from commtrace.analysis.steps.choice import (
+    WHOLE_RECORDING,
+    StepChoice,
+    choose_steps,
+    rows_of_steps,
+    select,
+    whole_recording_as_step,
+    without_torn_steps,
+)
+from commtrace.analysis.steps.window import Window, load_window
+from commtrace.trace.run import Run
+from commtrace.trace.spans import Bool
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The steps that count with those around them: of communication that crosses into them, both ends are here.
+
+    Attributes:
+        run: on one clock, the ranks that count.
+        matches, roles: of this run.
+        steps: the numbers of the steps that count.
+    """
+
+    run: Run
+    matches: Matches
+    roles: Roles
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A run whose communications are joined across ranks.
+
+    Attributes:
+        recorded: everything that was loaded, as it was recorded.
+        run: on one clock, only the steps that count; ``matches`` are of this run.
+        alignment: how the clocks were brought together.
+        steps: which steps count, and why the others do not.
+        matches: the communications joined across ranks.
+        rows: by rank of the context, its rows in the steps that count.
+        context: these steps with their neighbours; where no step was recorded, the whole recording is its only one.
+    """
+
+    recorded: Run
+    run: Run
+    alignment: Alignment
+    steps: StepChoice
+    matches: Matches
+    rows: dict[int, Bool | slice]
+    context: Context
+
+    @property
+    def roles(self) -> Roles:
+        """What the communications of ``run`` are for."""
+        return select_roles(self.context.roles, self.rows)
+
+
+def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Matched:
+    """Run this part of the chain. Arguments and errors are those of :func:`commtrace.analysis.chain.analyse`; steps
+    that were loaded already may be given as they are."""
+    window = _with_last_attempts(source if isinstance(source, Window) else load_window(source, steps))
+    choice = choose_steps(window.recorded, keep_warm_up=steps is not None)
+    whole = not choice.used and not choice.left_out
+    read = whole_recording_as_step(window.context) if whole else window.context
+    wanted = replace(choice, used=WHOLE_RECORDING) if whole else choice
+    alignment = align(window.context)
+    aligned = apply(read, alignment)
+    counted = _of_ranks(aligned, choice.ranks)
+    roles = find_roles(counted)
+    if not alignment.keeps_order and not whole:
+        choice = wanted = without_torn_steps(choice, counted)
+    all_matches = match(aligned, clocks_agree=alignment.refused is None)
+    context = Context(counted, _matches_of(all_matches, choice.ranks), roles, wanted.used)
+    rows = rows_of_steps(aligned, wanted)
+    run, matches = select(aligned, all_matches, rows)
+    return Matched(window.recorded, run, alignment, choice, matches, rows, context)
+
+
+def _with_last_attempts(window: Window) -> Window:
+    """Of steps that one process has done more than once, the earlier attempts are told apart from the last one."""
+    context = told_apart(window.context)
+    recorded = context if window.recorded is window.context else told_apart(window.recorded)
+    return replace(window, context=context, recorded=recorded)
+
+
+def _of_ranks(run: Run, ranks: Sequence[int]) -> Run:
+    """The run itself where these are all of its ranks."""
+    return run if set(ranks) == set(run.ranks) else replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
+
+
+def _matches_of(matches: Matches, ranks: Sequence[int]) -> Matches:
+    if set(ranks) == set(matches.ranks):
+        return matches
+    return replace(matches, ranks={rank: matches.ranks[rank] for rank in ranks})

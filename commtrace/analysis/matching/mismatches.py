@@ -1,0 +1,140 @@
+"""Communications whose members did not call the same thing, those included that never came to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.analysis.hangs.arrivals import InFlight, RankArrivals, describe_group, known_groups
+from commtrace.analysis.matching.join import IDENTITY, Rows, bucket, concatenate, gather
+from commtrace.analysis.matching.match import differences
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Spans
+
+_COMPARED: Final = IDENTITY | {"name", "bytes", "self_bytes", "dtype"}
+"""The columns that are looked at."""
+
+MOST_MISMATCHES: Final = 20
+"""So many are described; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """One communication, called differently by its members.
+
+    Attributes:
+        group: as results name it.
+        seq: its number.
+        differ: in what: ``operation``, ``bytes``, ``dtype``, or ``sides`` (two sends, or two receives).
+        calls: what was called, and by which ranks.
+        ended: every member that called it came to its end.
+    """
+
+    group: dict[str, Any]
+    seq: int
+    differ: tuple[str, ...]
+    calls: tuple[tuple[str, int, str | None, tuple[int, ...]], ...]
+    ended: bool
+
+    @property
+    def may_be_right(self) -> bool:
+        """Sparse tensors rightly differ in size: what ended, and differs in nothing else, is told and no more."""
+        return self.ended and self.differ == ("bytes",)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "group": self.group,
+            "seq": self.seq,
+            "differ": list(self.differ),
+            "calls": [
+                {
+                    "operation": operation,
+                    "bytes": num_bytes if num_bytes >= 0 else None,
+                    "dtype": dtype,
+                    "ranks": [*ranks],
+                }
+                for operation, num_bytes, dtype, ranks in self.calls
+            ],
+            "ended": self.ended,
+            "may_be_right": self.may_be_right,
+        }
+
+
+def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[list[Mismatch], int]:
+    """The first mismatches, those that never ended before the others, and how many there are in all."""
+    in_flight = _in_flight(run, arrivals)
+    whole = replace(run, names=in_flight.names)
+    rows = gather(run, columns=_COMPARED)
+    if in_flight.ranks:
+        rows = concatenate([rows, gather(in_flight, columns=_COMPARED)], _COMPARED)
+    if not len(rows.rank):
+        return [], 0
+    buckets = bucket(rows)
+    found = differences(whole, rows, buckets)
+    which = np.flatnonzero(np.logical_or.reduce(list(found.values())))
+    if not len(which):
+        return [], 0
+    ended = np.minimum.reduceat(rows.finished[buckets.order].astype(np.int8), buckets.first)[which].astype(np.bool_)
+    chosen = which[np.argsort(ended, kind="stable")][:MOST_MISMATCHES]
+    groups = known_groups(run)
+    described = []
+    for number in chosen:
+        members = np.sort(buckets.order[buckets.first[number] : buckets.first[number] + buckets.size[number]])
+        group = int(rows.spans.group[members[0]])
+        described.append(
+            Mismatch(
+                group=describe_group(groups.get(group), group),
+                seq=int(rows.spans.seq[members[0]]),
+                differ=tuple(aspect for aspect, mask in found.items() if mask[number]),
+                calls=_calls(whole, rows, members),
+                ended=bool(rows.finished[members].all()),
+            )
+        )
+    return described, len(which)
+
+
+def _calls(run: Run, rows: Rows, members: Any) -> tuple[tuple[str, int, str | None, tuple[int, ...]], ...]:
+    spans = rows.spans
+    ranks_of_call: dict[tuple[str, int, str | None], list[int]] = {}
+    for row in members:
+        name, dtype = int(spans.name[row]), int(spans.dtype[row])
+        call = (run.names[name] if name >= 0 else "", int(spans.bytes[row]), run.names[dtype] if dtype >= 0 else None)
+        ranks_of_call.setdefault(call, []).append(int(rows.rank[row]))
+    return tuple((*call, tuple(sorted(ranks))) for call, ranks in ranks_of_call.items())
+
+
+def _in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:
+    """The communications in flight, whose end was not seen, as rows of their own; names are added to the run's."""
+    names = list(run.names)
+    ranks = {
+        rank: _unfinished(trace, own, names)
+        for rank, trace in run.ranks.items()
+        if (own := [one for one in arrivals[rank].in_flight if one.seq >= 0])
+    }
+    return replace(run, ranks=ranks, names=names)
+
+
+def _unfinished(trace: RankTrace, in_flight: Sequence[InFlight], names: list[str]) -> RankTrace:
+    rows: list[dict[str, Any]] = [
+        {
+            "kind": schema.P2P if one.is_p2p else schema.COLLECTIVE,
+            "name": one.operation,
+            "lane": schema.COMMUNICATION,
+            "start": one.start_ns,
+            "end": one.start_ns,
+            "group": one.group,
+            "seq": one.seq,
+            "bytes": one.num_bytes,
+            "peer": one.peer,
+            "id": -2 - position,
+            **({"dtype": one.dtype} if one.dtype else {}),
+        }
+        for position, one in enumerate(in_flight)
+    ]
+    return replace(
+        trace, spans=Spans.from_rows(rows, names), details={row["id"]: '{"unfinished":true}' for row in rows}
+    )

@@ -1,0 +1,151 @@
+"""What each communication is for: tp, pp, dp, … from the group tables.
+
+The role of a collective is that of its group. Frameworks send some point-to-point messages over groups that are not
+made for them (Megatron: the world group), so a message's role is that of the narrowest pipeline group that holds both
+peers, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.keys import grouped_rows
+from commtrace.analysis.matching.operations import codes_named, communication_rows
+from commtrace.trace import schema
+from commtrace.trace.blocks import Block
+from commtrace.trace.groups import Group
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int32, Spans
+
+UNKNOWN: Final = "unknown"
+"""Role of an operation on a group that no rank told anything about."""
+
+PIPELINE: Final = "pp"
+
+
+@dataclass(frozen=True, slots=True)
+class RankRoles:
+    """Aligned with the rank's span rows; −1 where a row is neither a communication nor a stall.
+
+    Attributes:
+        role: position in ``Roles.words``.
+        group_size: members of the group that gave the role; −1 where it is unknown.
+        nodes: how many nodes they are on, of a message its two ends; −1 where a member was not recorded.
+    """
+
+    role: Int32
+    group_size: Int32
+    nodes: Int32
+
+    def take(self, rows: Bool | slice) -> RankRoles:
+        """Only these rows."""
+        return RankRoles(self.role[rows], self.group_size[rows], self.nodes[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The roles of a run: the words, ascending, and by rank what its rows are for."""
+
+    words: tuple[str, ...]
+    ranks: Mapping[int, RankRoles]
+
+    def code(self, word: str) -> int:
+        """Position of a word, or −2 (which no row has) if the run does not hold it."""
+        return self.words.index(word) if word in self.words else -2
+
+
+def select_roles(roles: Roles, rows: Mapping[int, Bool | slice]) -> Roles:
+    """Only these ranks and of each these rows."""
+    return Roles(roles.words, {rank: roles.ranks[rank].take(own) for rank, own in rows.items()})
+
+
+def find_roles(run: Run) -> Roles:
+    """The role of every communication and stall row."""
+    groups = {number: group for trace in run.ranks.values() for number, group in trace.groups.items()}
+    words = tuple(sorted({group.role for group in groups.values()} | {PIPELINE, UNKNOWN}))
+    of_blocks = [_roles_of_block(run, block, groups, words) for block in run.blocks]
+    ranks = {
+        rank: own.take(rows)
+        for block, own in zip(run.blocks, of_blocks, strict=True)
+        for rank, rows in block.slices().items()
+    }
+    return Roles(words, ranks)
+
+
+def role_of(run: Run, trace: RankTrace, group: int, peer: int = schema.NOT_APPLICABLE) -> str:
+    """The role of one communication of a rank; ``peer`` is given for point-to-point operations only."""
+    known = trace.groups if group in trace.groups else {n: g for t in run.ranks.values() for n, g in t.groups.items()}
+    pipelines = [own for own in trace.groups.values() if own.role == PIPELINE]
+    return _role_and_size(trace.rank, group, peer, known, pipelines)[0]
+
+
+def is_p2p(run: Run, spans: Spans) -> Bool:
+    """Point-to-point rows, and stalls on them."""
+    sides = codes_named(run, spans.name, ("send", "recv"))
+    return np.asarray((spans.kind == schema.P2P) | ((spans.kind == schema.STALL) & sides))
+
+
+def _roles_of_block(run: Run, block: Block, groups: Mapping[int, Group], words: tuple[str, ...]) -> RankRoles:
+    spans = block.spans
+    rows = np.flatnonzero(communication_rows(spans) | (spans.kind == schema.STALL))
+    role, size, nodes = (np.full(len(spans), -1, np.int32) for _ in range(3))
+    if len(rows):
+        rank, group = block.rank()[rows], spans.group[rows]
+        peer = np.where(is_p2p(run, spans)[rows], spans.peer[rows], schema.NOT_APPLICABLE)
+        # A rank has few partners: decide once for each and hand the decision to the rows.
+        example, which = grouped_rows((rank, group, peer))
+        decided = _decided(run, groups, zip(*(column[example].tolist() for column in (rank, group, peer)), strict=True))
+        role[rows] = np.array([words.index(one.role) for one in decided], np.int32)[which]
+        size[rows] = np.array([one.group_size for one in decided], np.int32)[which]
+        nodes[rows] = np.array([one.nodes for one in decided], np.int32)[which]
+    return RankRoles(role, size, nodes)
+
+
+class _Decision(NamedTuple):
+    """What all rows of a rank on one group, of messages with one peer, are for."""
+
+    role: str
+    group_size: int
+    nodes: int
+
+
+def _decided(run: Run, groups: Mapping[int, Group], partners: Iterable[tuple[int, int, int]]) -> list[_Decision]:
+    """For each of these, as (rank, group, peer)."""
+    pipelines: dict[int, list[Group]] = {}
+    nodes: dict[tuple[int, ...], int] = {}
+    decided = []
+    for rank, number, peer in partners:
+        if rank not in pipelines:
+            pipelines[rank] = [group for group in run.ranks[rank].groups.values() if group.role == PIPELINE]
+        ends = _ends(rank, groups.get(number), peer)
+        if ends not in nodes:
+            nodes[ends] = _num_nodes(run, ends)
+        decided.append(_Decision(*_role_and_size(rank, number, peer, groups, pipelines[rank]), nodes[ends]))
+    return decided
+
+
+def _ends(rank: int, group: Group | None, peer: int) -> tuple[int, ...]:
+    """The ranks between which bytes move."""
+    if peer >= 0:
+        return (rank, peer)
+    return group.ranks if group else ()
+
+
+def _num_nodes(run: Run, members: tuple[int, ...]) -> int:
+    if not members or not all(member in run.ranks for member in members):
+        return -1
+    return len({run.ranks[member].metadata.node for member in members})
+
+
+def _role_and_size(
+    rank: int, number: int, peer: int, groups: Mapping[int, Group], pipelines: list[Group]
+) -> tuple[str, int]:
+    own = groups.get(number)
+    both = [group for group in pipelines if peer >= 0 and rank in group.ranks and peer in group.ranks]
+    if both:
+        own = min(both, key=lambda group: group.size)
+    return (own.role, own.size) if own else (UNKNOWN, -1)

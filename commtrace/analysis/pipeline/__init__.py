@@ -1,0 +1,1 @@
+"""The pipeline of a job: its schedule, its bubble, and the plan that it followed."""

@@ -1,0 +1,406 @@
+"""The programs of many ranks, read from their compute lanes: work between stalls, and where communications start.
+
+All lanes are read at once, one rank behind the other (:mod:`.lane_rows`). What a lane did while it was not stalled is
+cut into *pieces* at every boundary that matters to a replay. Pieces between the same two stalls of the same phase
+belong to one *segment* (:mod:`.replay_segments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from commtrace.analysis.breakdown.disjoint import Disjoint
+from commtrace.analysis.breakdown.intervals import distinct
+from commtrace.analysis.keys import pack
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.operations import SYNCHRONISING, codes_named, communication_rows
+from commtrace.analysis.replay.lane_rows import LaneRows
+from commtrace.analysis.replay.segments import Phases, Pieces, Segments, find_segments, narrow
+from commtrace.analysis.steps.bounds import StepBounds
+from commtrace.trace import schema
+from commtrace.trace.blocks import bounds_of
+from commtrace.trace.order import stable_order
+from commtrace.trace.spans import Bool, Int8, Int32, Int64
+
+_Columns = TypeVar("_Columns", "Segments", "Starts", "Waits", "Launches")
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Where on the lanes communications start: before piece ``piece`` and after ``node``, ``extra_ns`` later.
+
+    Attributes:
+        end: when the communication ended.
+    """
+
+    node: Int64
+    piece: Int64
+    extra_ns: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The communications that start on the lanes, in the order of :class:`Starts`: what it takes to join them.
+
+    Attributes:
+        rank, row: which row of which rank it is.
+        step: index into the steps of the program.
+        bucket: number of the communication in the run; −1 where it is not known.
+        complete: what others did can be compared with it.
+        last_start: when the last participant had arrived, as matched.
+        kind, name, peer, op_in_seq, bytes, id, start, end: of the row.
+    """
+
+    rank: Int32
+    row: Int32
+    step: Int32
+    bucket: Int64
+    complete: Bool
+    last_start: Int64
+    kind: Int8
+    name: Int32
+    peer: Int32
+    op_in_seq: Int32
+    bytes: Int64
+    id: Int64
+    start: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The stalls of the lanes, and communications that a lane waited for without standing still.
+
+    Attributes:
+        rank, row: which row of which rank it is.
+        step: index into the steps of the program.
+        node: of the lane: the wait's end.
+        launch: index of the launch, of the same rank in the same step, that it was for; −1 where it is not known.
+        start, end: of the row.
+    """
+
+    rank: Int32
+    row: Int32
+    step: Int32
+    node: Int64
+    launch: Int64
+    start: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The programs of some ranks over all their steps.
+
+    The *nodes* of a lane are, per step and in this order: its start, the end of each stall, its end. Between two
+    nodes lie the pieces from ``node_piece`` of the first to ``node_piece`` of the second.
+
+    Attributes:
+        node_piece: pieces that lie before each node.
+        first_node, last_node: start and end of each step, shape (ranks, steps).
+        step_start, step_end: the same instants, ns.
+        piece_ns: duration of each piece.
+        piece_segment: the segment that it belongs to.
+    """
+
+    node_piece: Int64
+    first_node: Int64
+    last_node: Int64
+    step_start: Int64
+    step_end: Int64
+    piece_ns: Int64
+    piece_segment: Int64
+    segments: Segments
+    starts: Starts
+    waits: Waits
+
+
+class ReadLanes(NamedTuple):
+    """The lanes, and what is needed of them only until their communications are joined."""
+
+    lanes: Lanes
+    launches: Launches
+
+
+def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBounds) -> ReadLanes:
+    """The programs of some ranks in the steps of which the bounds are given; ``stages`` by rank."""
+    steps, step_start, step_end = bounds.steps, bounds.start, bounds.end
+    along = rows.shift[:, None]
+    intervals = Disjoint((step_start + along).reshape(-1), (step_end + along).reshape(-1))
+    stall_rows, stalls = _stalls(rows, intervals)
+    phases = Phases.of(rows, intervals)
+    begins = _begins(rows, steps, intervals)
+
+    cuts = distinct(np.concatenate([*intervals.bounds, *stalls.bounds, *phases.intervals.bounds, begins.time]))
+    recorded = stalls.start[rows.spans.kind[stall_rows] == schema.STALL]
+    pieces = Pieces.cut(cuts, intervals, stalls, recorded, phases.intervals)
+    segments, piece_segment = find_segments(rows, stages, len(steps), pieces, intervals, recorded, phases)
+
+    # Stalls stand in their order; each step has a node more before them and one behind.
+    interval_of_stall = intervals.holding(stalls.start)
+    stalls_before = np.searchsorted(interval_of_stall, np.arange(len(intervals) + 1))
+    first_node = stalls_before[:-1] + 2 * np.arange(len(intervals))
+    last_node = stalls_before[1:] + 2 * np.arange(len(intervals)) + 1
+    stall_node = np.arange(len(stalls)) + 2 * interval_of_stall + 1
+    node_time = np.empty(len(stalls) + 2 * len(intervals), np.int64)
+    node_time[first_node], node_time[stall_node], node_time[last_node] = intervals.start, stalls.start, intervals.end
+
+    shape = (len(rows.ranks), len(steps))
+    places = _Places(rows, begins, stalls, stall_rows, stalls_before, first_node)
+    launches = places.launches(matches)
+    lanes = Lanes(
+        node_piece=np.searchsorted(pieces.start, node_time, side="left"),
+        first_node=first_node.reshape(shape),
+        last_node=last_node.reshape(shape),
+        step_start=step_start,
+        step_end=step_end,
+        piece_ns=pieces.end - pieces.start,
+        piece_segment=piece_segment,
+        segments=segments,
+        starts=places.starts(pieces.start, launches.end),
+        waits=_waits(rows, stall_rows, interval_of_stall, len(steps), stall_node, begins),
+    )
+    return ReadLanes(lanes, launches)
+
+
+def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
+    """Return the lanes of several parts of a run as those of one, in the order of the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    nodes, pieces, segments, starts = (
+        bounds_of([len(column) for column in columns])
+        for columns in zip(
+            *((read.lanes.node_piece, read.lanes.piece_ns, read.lanes.segments, read.lanes.starts) for read in parts),
+            strict=True,
+        )
+    )
+    lanes = [
+        _numbered_from(read.lanes, *offsets)
+        for read, *offsets in zip(parts, nodes[:-1], pieces[:-1], segments[:-1], starts[:-1], strict=True)
+    ]
+    nested: dict[str, Any] = {
+        name: _concatenated(kind, [getattr(own, name) for own in lanes])
+        for name, kind in (("segments", Segments), ("starts", Starts), ("waits", Waits))
+    }
+    columns: dict[str, Any] = {
+        field.name: np.concatenate([getattr(own, field.name) for own in lanes])
+        for field in fields(Lanes)
+        if field.name not in nested
+    }
+    return ReadLanes(Lanes(**columns, **nested), _concatenated(Launches, [read.launches for read in parts]))
+
+
+def _numbered_from(lanes: Lanes, node: int, piece: int, segment: int, start: int) -> Lanes:
+    """The lanes with their nodes, pieces, segments and starts numbered from these on."""
+    starts, waits = lanes.starts, lanes.waits
+    return replace(
+        lanes,
+        node_piece=lanes.node_piece + piece,
+        first_node=lanes.first_node + node,
+        last_node=lanes.last_node + node,
+        piece_segment=lanes.piece_segment + segment,
+        starts=replace(starts, node=starts.node + node, piece=starts.piece + piece),
+        waits=replace(waits, node=waits.node + node, launch=np.where(waits.launch >= 0, waits.launch + start, -1)),
+    )
+
+
+def _concatenated(kind: type[_Columns], parts: Sequence[_Columns]) -> _Columns:
+    return kind(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(kind)))
+
+
+def _stalls(rows: LaneRows, steps: Disjoint) -> tuple[Int64, Disjoint]:
+    """Rows of the stalls in the steps, in order, and when they were; of those that overlap only the first is kept.
+
+    A communication that took no time has no stall, and yet the lane needed it to go on, and would have had to wait
+    had others been later: its own row stands for that wait.
+    """
+    spans = rows.spans
+    stalls = np.flatnonzero(spans.kind == schema.STALL)
+    stalls = stalls[steps.holding(rows.start(stalls)) >= 0]
+    instants = _instants(rows, steps, stalls)
+    chosen = np.sort(np.concatenate([stalls, instants])) if len(instants) else stalls
+    start, end = rows.start(chosen), rows.end(chosen)
+    if (np.diff(start) <= 0).any():
+        order = stable_order(end)
+        order = order[stable_order(start[order])]
+        chosen, start, end = chosen[order], start[order], end[order]
+    if len(chosen):
+        apart = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])
+        chosen, start, end = chosen[apart], start[apart], end[apart]
+    return chosen, Disjoint(start, end)
+
+
+def _instants(rows: LaneRows, steps: Disjoint, stalls: Int64) -> Int64:
+    """Rows of finished communications without a length, on which no stall was recorded."""
+    spans = rows.spans
+    found = np.flatnonzero(communication_rows(spans) & (spans.start == spans.end))
+    found = found[steps.holding(rows.start(found)) >= 0]
+    found = found[codes_named(rows.run, spans.name[found], (*SYNCHRONISING, "recv"))]
+    if not len(found):
+        return found
+    known = pack(
+        [
+            np.concatenate([rows.of_row[found], rows.of_row[stalls]]),
+            np.concatenate([spans.id[found], spans.stalled_on[stalls]]),
+        ]
+    )
+    stalled = np.isin(known[: len(found)], known[len(found) :])
+    return np.asarray(found[~stalled & ~np.isin(found, rows.unfinished())])
+
+
+class _Begins(NamedTuple):
+    """Communications that start in the steps.
+
+    Attributes:
+        row: which row each one is.
+        step: index of the step.
+        interval: which step of which rank it is.
+        time: when it starts.
+    """
+
+    row: Int64
+    step: Int64
+    interval: Int64
+    time: Int64
+
+
+def _begins(rows: LaneRows, numbers: Int64, intervals: Disjoint) -> _Begins:
+    """The communications of the steps with these numbers.
+
+    The step is the recorded one: an operation may start at the very instant at which its step ends.
+    """
+    found = np.flatnonzero(communication_rows(rows.spans))
+    number = rows.spans.step[found]
+    step = np.minimum(np.searchsorted(numbers, number), len(numbers) - 1)
+    wanted = numbers[step] == number
+    if not wanted.all():
+        found, step = found[wanted], step[wanted]
+    rank = rows.of_row[found]
+    interval = rank * len(numbers) + step
+    time = rows.spans.start[found] + rows.shift[rank]
+    np.clip(time, intervals.start[interval], intervals.end[interval], out=time)
+    return _Begins(found, step, interval, time)
+
+
+def _waits(rows: LaneRows, own: Int64, interval: Int64, num_steps: int, node: Int64, begins: _Begins) -> Waits:
+    spans, index = rows.spans, rows.of_row.take(own)
+    # Rows that are communications themselves stand for a wait without a length.
+    waited_for = np.where(spans.kind[own] == schema.STALL, spans.stalled_on[own], spans.id[own])
+    return Waits(
+        rank=narrow(rows.ranks).take(index),
+        row=narrow(own - rows.first.take(index)),
+        step=narrow(interval % num_steps),
+        node=node,
+        launch=_launch(begins.interval, spans.id[begins.row], interval, waited_for),
+        start=spans.start[own],
+        end=spans.end[own],
+    )
+
+
+def _launch(interval: Int64, ids: Int64, wanted_interval: Int64, wanted_id: Int64) -> Int64:
+    """Which of the launches in these intervals, with these ids, each wanted one is; −1 for none."""
+    if not len(ids) or not len(wanted_id):
+        return np.full(len(wanted_id), -1)
+    key = pack([np.concatenate([interval, wanted_interval]), np.concatenate([ids, wanted_id])])
+    offered, wanted = key[: len(ids)], key[len(ids) :]
+    order = None if (offered[1:] > offered[:-1]).all() else stable_order(offered)
+    ordered = offered if order is None else offered.take(order)
+    found = np.minimum(np.searchsorted(ordered, wanted), len(ids) - 1)
+    same = (ordered.take(found) == wanted) & (wanted_id >= 0)
+    return np.where(same, found if order is None else order.take(found), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """What tells where on their lanes communications start.
+
+    Attributes:
+        begins: the communications.
+        stalls, stall_row: of the lanes; ``stalls_before`` is of each interval.
+        first_node: of each interval.
+    """
+
+    rows: LaneRows
+    begins: _Begins
+    stalls: Disjoint
+    stall_row: Int64
+    stalls_before: Int64
+    first_node: Int64
+
+    def starts(self, piece_start: Int64, end: Int64) -> Starts:
+        """Where they start.
+
+        One that starts while the lane stands still starts a fixed time after that stall began: a stall begins a little
+        before the device starts the operation that it waits for.
+        """
+        begun = np.searchsorted(self.stalls.start, self.begins.time, side="left") + self._instants_before()
+        in_step = np.maximum(begun - self.stalls_before[self.begins.interval], 0)
+        stalled = np.zeros(len(self.begins.time), np.bool_)
+        anchor = self.begins.time
+        if len(self.stalls):
+            newest = np.maximum(begun - 1, 0)
+            stalled = (in_step > 0) & (self.begins.time < self.stalls.end[newest])
+            anchor = np.where(stalled, self.stalls.start[newest], self.begins.time)
+        return Starts(
+            node=self.first_node[self.begins.interval] + in_step - stalled,
+            piece=np.searchsorted(piece_start, anchor, side="left"),
+            extra_ns=self.begins.time - anchor,
+            end=end,
+        )
+
+    def launches(self, matches: Matches) -> Launches:
+        """What they are."""
+        rows, spans = self.rows, self.rows.spans
+        bounds = np.searchsorted(self.begins.row, rows.first)
+        bucket, complete, last_start = self._matched(matches, bounds)
+        return Launches(
+            rank=np.repeat(narrow(rows.ranks), np.diff(bounds)),
+            row=narrow(self.begins.row - np.repeat(rows.first[:-1], np.diff(bounds))),
+            step=narrow(self.begins.step),
+            bucket=bucket,
+            complete=complete,
+            last_start=last_start,
+            **{name: getattr(spans, name)[self.begins.row] for name in _OF_ROW},
+        )
+
+    def _matched(self, matches: Matches, bounds: Int64) -> tuple[Int64, Bool, Int64]:
+        own = [
+            (matches.ranks[rank], self.begins.row[begin:end] - first)
+            for rank, first, begin, end in zip(
+                self.rows.ranks.tolist(), self.rows.first[:-1], bounds[:-1], bounds[1:], strict=True
+            )
+        ]
+        return (
+            np.concatenate([match.bucket[rows] for match, rows in own]),
+            np.concatenate([match.complete[rows] for match, rows in own]),
+            np.concatenate([match.last_start[rows] for match, rows in own]),
+        )
+
+    def _instants_before(self) -> Int64 | int:
+        """How many waits without a length lie at the very instant of each and before it in the order of rows."""
+        instant = self.stalls.end == self.stalls.start
+        moments = np.unique(self.stalls.start[instant])
+        if not len(moments):
+            return 0
+        stride = int(max(self.begins.row.max(initial=0), self.stall_row.max(initial=0))) + 1
+        waits = np.sort(np.searchsorted(moments, self.stalls.start[instant]) * stride + self.stall_row[instant])
+        moment = np.minimum(np.searchsorted(moments, self.begins.time), len(moments) - 1)
+        count = np.searchsorted(waits, moment * stride + self.begins.row) - np.searchsorted(waits, moment * stride)
+        return np.where(moments[moment] == self.begins.time, count, 0)
+
+
+_OF_ROW = ("kind", "name", "peer", "op_in_seq", "bytes", "id", "start", "end")

@@ -1,0 +1,264 @@
+"""Segments: stretches of work between two stalls, within one phase or between two. Their durations are compared
+between peers, and replaced in a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.breakdown.disjoint import Disjoint, begun_at
+from commtrace.analysis.keys import concatenated_ranges, grouped, pack
+from commtrace.analysis.replay.lane_rows import LaneRows
+from commtrace.trace import schema
+from commtrace.trace.spans import Bool, Int32, Int64
+
+FORWARD: Final = 1
+BACKWARD: Final = 2
+OPTIMIZER: Final = 3
+BETWEEN: Final = 8
+"""Kinds from here on are stretches between phases: ``BETWEEN + 4 · kind before + kind after`` (0: the step's edge)."""
+
+_KIND_OF_SPAN: Final = {schema.FORWARD: FORWARD, schema.BACKWARD: BACKWARD, schema.OPTIMIZER: OPTIMIZER}
+
+_SHARES: Final = {
+    "gc_ns": (schema.GC,),
+    "data_ns": (schema.DATA,),
+    "checkpoint_ns": (schema.CHECKPOINT,),
+    "evaluation_ns": (schema.EVALUATION,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The compute lane between two stalls, within one phase or between two phases. Columns of equal length.
+
+    Attributes:
+        step: index into the steps of the program.
+        kind: FORWARD, BACKWARD, OPTIMIZER, or BETWEEN and above.
+        instance: number of the phase: segments of one forward share it.
+        stalls: stalls in that instance; ``ordinal`` of them came before the segment.
+        work_ns, data_ns, gc_ns, checkpoint_ns, evaluation_ns: what the time went to.
+    """
+
+    rank: Int32
+    step: Int32
+    stage: Int32
+    chunk: Int32
+    microbatch: Int32
+    kind: Int32
+    instance: Int32
+    stalls: Int32
+    ordinal: Int32
+    work_ns: Int64
+    data_ns: Int64
+    gc_ns: Int64
+    checkpoint_ns: Int64
+    evaluation_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def total_ns(self) -> Int64:
+        return self.work_ns + self.data_ns + self.gc_ns + self.checkpoint_ns + self.evaluation_ns
+
+
+def same_work(segments: Segments) -> Int64:
+    """Numbers from 0 that are equal for segments that are the same work."""
+    _, number = grouped(pack([segments.stage, segments.chunk, segments.kind, segments.stalls, segments.ordinal]))
+    return number
+
+
+class Pieces(NamedTuple):
+    """What the lanes did while they were not stalled, cut at every boundary that matters to a replay; ascending.
+
+    Attributes:
+        start, end: ns.
+        interval: the step of a rank that the piece lies in.
+        phase: the last phase that had begun; −1 where there was none.
+        stalls: how many recorded stalls had begun.
+    """
+
+    start: Int64
+    end: Int64
+    interval: Int64
+    phase: Int64
+    stalls: Int64
+
+    @classmethod
+    def cut(cls, cuts: Int64, intervals: Disjoint, stalls: Disjoint, recorded: Int64, phases: Disjoint) -> Pieces:
+        """The pieces between these instants, at which all of the bounds are; ``recorded`` are starts of stalls."""
+        start = cuts[:-1]
+        step = intervals.of_begun(begun_at(cuts, intervals.start)[:-1], start)
+        stalled = begun_at(cuts, stalls.start)
+        works = np.flatnonzero((step >= 0) & (stalls.of_begun(stalled[:-1], start) < 0))
+        begun = stalled if len(recorded) == len(stalls) else begun_at(cuts, recorded)
+        return cls(cuts[works], cuts[works + 1], step[works], begun_at(cuts, phases.start)[works] - 1, begun[works])
+
+
+class Phases(NamedTuple):
+    """Forwards, backwards and optimizers, in order.
+
+    Attributes:
+        row: which row each one is.
+        kind: FORWARD, BACKWARD or OPTIMIZER.
+    """
+
+    intervals: Disjoint
+    row: Int64
+    kind: Int64
+
+    @classmethod
+    def of(cls, rows: LaneRows, intervals: Disjoint) -> Phases:
+        """The phases that begin in the steps; what is nested in another one is left out."""
+        kinds = np.zeros(len(schema.KINDS), np.int64)
+        kinds[list(_KIND_OF_SPAN)] = list(_KIND_OF_SPAN.values())
+        chosen = np.flatnonzero((kinds > 0).take(rows.spans.kind) & (rows.spans.lane == schema.COMPUTE))
+        start = rows.start(chosen)
+        inside = intervals.holding(start) >= 0
+        chosen, start = chosen[inside], start[inside]
+        end = rows.end(chosen)
+        if len(chosen):
+            outermost = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])
+            chosen, start, end = chosen[outermost], start[outermost], end[outermost]
+        return cls(Disjoint(start, end), chosen, kinds[rows.spans.kind[chosen]])
+
+
+def find_segments(
+    rows: LaneRows, stages: Int64, num_steps: int, pieces: Pieces, intervals: Disjoint, stalls: Int64, phases: Phases
+) -> tuple[Segments, Int64]:
+    """The segments of some lanes, and the segment of each piece.
+
+    Args:
+        rows: of these lanes.
+        stages: pipeline stage of each rank.
+        num_steps: of each rank.
+        pieces: of the lanes.
+        intervals: the steps, rank by rank.
+        stalls: starts of the recorded stalls.
+        phases: of the lanes.
+    """
+    inside = phases.intervals.of_begun(pieces.phase + 1, pieces.start) >= 0
+    number = (pieces.phase + 1) * 2 + inside
+    opens = _changes(number) | _changes(pieces.interval)
+    first = np.flatnonzero(opens)
+    instances = _Instances.of(first, inside[first], pieces, intervals, stalls, phases)
+    instance = np.cumsum(opens) - 1
+    ordinal = pieces.stalls - instances.stalls_before[instance]
+
+    heads = opens | _changes(ordinal)
+    head = np.flatnonzero(heads)
+    instance = instance[head]
+    row = phases.row[np.maximum(instances.phase, 0)] if len(phases.row) else np.zeros(len(first), np.int64)
+    rank = instances.interval // num_steps
+    segments = Segments(
+        rank=narrow(rows.ranks[rank])[instance],
+        step=narrow(instances.interval - rank * num_steps)[instance],
+        stage=narrow(stages[rank])[instance],
+        chunk=narrow(np.where(instances.in_phase, rows.spans.chunk[row], -1))[instance],
+        microbatch=narrow(np.where(instances.in_phase, rows.spans.microbatch[row], -1))[instance],
+        kind=narrow(instances.kinds(intervals, phases))[instance],
+        instance=narrow(number[first])[instance],
+        stalls=narrow(instances.stalls)[instance],
+        ordinal=narrow(ordinal[head]),
+        **_shares(rows, pieces, head),
+    )
+    return segments, np.cumsum(heads) - 1
+
+
+def narrow(numbers: npt.NDArray[np.integer]) -> Int32:
+    """Ranks, steps and counts of rows: there are never 2³¹ of them, and columns half as wide take half the memory."""
+    return numbers.astype(np.int32)
+
+
+def _changes(values: Int64) -> Bool:
+    changes = np.ones(len(values), np.bool_)
+    changes[1:] = values[1:] != values[:-1]
+    return changes
+
+
+class _Instances(NamedTuple):
+    """Phases and stretches between phases, in order.
+
+    Attributes:
+        phase: the last phase that had begun; −1 where there was none.
+        in_phase: the instance is that phase.
+        interval: the step of a rank that it lies in.
+        stalls_before: how many recorded stalls had begun.
+        stalls: how many began in it.
+    """
+
+    phase: Int64
+    in_phase: Bool
+    interval: Int64
+    stalls_before: Int64
+    stalls: Int64
+
+    @classmethod
+    def of(
+        cls, first: Int64, in_phase: Bool, pieces: Pieces, intervals: Disjoint, stalls: Int64, phases: Phases
+    ) -> _Instances:
+        """``first`` is the first piece of each."""
+        phase, interval = pieces.phase[first], pieces.interval[first]
+        start, end = _bounds(phase, in_phase, interval, intervals, phases.intervals)
+        before = np.searchsorted(stalls, start, side="left")
+        return cls(phase, in_phase, interval, before, np.searchsorted(stalls, end, side="left") - before)
+
+    def kinds(self, intervals: Disjoint, phases: Phases) -> Int64:
+        """What each one is; a phase of another step counts as the step's edge."""
+        kind = np.concatenate([[0], phases.kind, [0]])
+        step = np.concatenate([[-1], intervals.holding(phases.intervals.start), [-1]])
+        own = self.phase + 1
+        behind = np.where(step[own] == self.interval, kind[own], 0)
+        ahead = np.where(step[own + 1] == self.interval, kind[own + 1], 0)
+        return np.where(self.in_phase, kind[own], BETWEEN + 4 * behind + ahead)
+
+
+def _bounds(
+    before: Int64, in_phase: Bool, interval: Int64, intervals: Disjoint, phases: Disjoint
+) -> tuple[Int64, Int64]:
+    """Start and end of each instance."""
+    step_start, step_end = intervals.start[interval], intervals.end[interval]
+    if not len(phases):
+        return step_start, step_end
+    last = np.maximum(before, 0)
+    behind = np.where(before >= 0, np.where(in_phase, phases.start[last], phases.end[last]), step_start)
+    following = np.append(phases.start, np.iinfo(np.int64).max)[before + 1]
+    ahead = np.where(in_phase, phases.end[last], following)
+    return np.maximum(behind, step_start), np.minimum(ahead, step_end)
+
+
+def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
+    """What the time of each segment went to; what is nested counts once, for the first in the order of _SHARES."""
+    left = _sum(pieces.end - pieces.start, heads)
+    share_of_kind = np.full(len(schema.KINDS), -1, np.int8)
+    for number, kinds in enumerate(_SHARES.values()):
+        share_of_kind[list(kinds)] = number
+    share = share_of_kind.take(rows.spans.kind)
+    shares = {}
+    for number, name in enumerate(_SHARES):
+        own = np.flatnonzero(share == number)
+        shares[name] = np.zeros(len(heads), np.int64)
+        if len(own):
+            shares[name] = np.minimum(_sum(_covered(pieces, rows.start(own), rows.end(own)), heads), left)
+            left = left - shares[name]
+    return {**shares, "work_ns": left}
+
+
+def _covered(pieces: Pieces, start: Int64, end: Int64) -> Int64:
+    """How much of each piece lies in any of these intervals, which are few."""
+    union = Disjoint.union(start, end)
+    first, behind = np.searchsorted(pieces.end, union.start, "right"), np.searchsorted(pieces.start, union.end, "left")
+    touched = np.unique(concatenated_ranges(first, np.maximum(behind, first)))
+    covered = np.zeros(len(pieces.start), np.int64)
+    covered[touched] = union.covered_before(pieces.end[touched]) - union.covered_before(pieces.start[touched])
+    return covered
+
+
+def _sum(values: Int64, heads: Int64) -> Int64:
+    if len(heads) == len(values):
+        return values
+    return np.add.reduceat(values, heads) if len(heads) else np.zeros(0, np.int64)

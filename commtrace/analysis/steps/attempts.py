@@ -1,0 +1,155 @@
+"""Steps that were done more than once: after a restart of the job, or after a rollback within it.
+
+A launch of the job begins where the last checkpoint was saved, and repeats the steps after it. A program that goes back
+to a checkpoint by itself does the same in one launch. The tables of a summary are of the last attempt of each step;
+all attempts are told, in the order of time.
+
+>>> repeated_steps([LaunchSteps.of(launch) for launch in launches])  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int32
+
+_FIRST_EARLIER: Final = -2
+"""The rows of step n in an attempt that was repeated have −2 − n in place of n."""
+
+
+class StepTime(NamedTuple):
+    """A step of the job in one launch: from its earliest begin on any rank to its latest end.
+
+    Attributes:
+        step: its number.
+        occurrence: how often this launch had done it before.
+        launch: how often the job had been started before.
+        start_ns, end_ns: epoch.
+    """
+
+    step: int
+    occurrence: int
+    launch: int
+    start_ns: int
+    end_ns: int
+
+
+class Attempt(NamedTuple):
+    """One attempt of a step.
+
+    Attributes:
+        attempt: 1 is the first.
+        launch: of the job; 0 is the first.
+        start_ns: epoch.
+        duration_ns: of the job's step.
+    """
+
+    attempt: int
+    launch: int
+    start_ns: int
+    duration_ns: int
+
+
+class RepeatedStep(NamedTuple):
+    """A step that was done more than once, with its attempts in the order of time."""
+
+    step: int
+    attempts: tuple[Attempt, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "attempts": [attempt._asdict() for attempt in self.attempts]}
+
+
+class LaunchSteps(NamedTuple):
+    """What one launch of a job did.
+
+    Attributes:
+        times: of every step in each of its attempts.
+        is_numbered: the steps have numbers of the program's own.
+    """
+
+    times: tuple[StepTime, ...]
+    is_numbered: bool
+
+    @classmethod
+    def of(cls, launch: Run) -> LaunchSteps:
+        """Return the steps of a launch as it was recorded."""
+        is_numbered = all("step_numbers" in trace.topology for trace in launch.ranks.values())
+        return cls(tuple(_step_times(launch)), is_numbered)
+
+
+def _step_times(launch: Run) -> Iterable[StepTime]:
+    times: dict[tuple[int, int], StepTime] = {}
+    for trace in launch.ranks.values():
+        spans, anchor = trace.spans, trace.metadata.anchor
+        rows = np.flatnonzero(spans.kind == schema.STEP)
+        rows = rows[np.argsort(spans.start[rows], kind="stable")]
+        offset = anchor.realtime_ns - anchor.monotonic_ns
+        numbers = number_of(spans.step[rows]).tolist()
+        before: dict[int, int] = {}
+        for step, start, end in zip(numbers, spans.start[rows].tolist(), spans.end[rows].tolist(), strict=True):
+            occurrence = before[step] = before.get(step, -1) + 1
+            own = StepTime(step, occurrence, trace.metadata.attempt, start + offset, end + offset)
+            known = times.get((step, occurrence), own)
+            times[step, occurrence] = own._replace(
+                start_ns=min(own.start_ns, known.start_ns), end_ns=max(own.end_ns, known.end_ns)
+            )
+    return times.values()
+
+
+def repeated_steps(launches: Sequence[LaunchSteps]) -> list[RepeatedStep]:
+    """Return the steps that were done more than once, ascending.
+
+    Args:
+        launches: of a job, oldest first.
+    """
+    # Without numbers of the program's own, nobody knows which steps of two launches are the same.
+    comparable = launches if all(launch.is_numbered for launch in launches) else launches[-1:]
+    by_step: dict[int, list[StepTime]] = {}
+    for launch in comparable:
+        for time in launch.times:
+            by_step.setdefault(time.step, []).append(time)
+    return [RepeatedStep(step, tuple(_in_order(times))) for step, times in sorted(by_step.items()) if len(times) > 1]
+
+
+def _in_order(times: Sequence[StepTime]) -> Iterator[Attempt]:
+    ordered = sorted(times, key=lambda time: (time.launch, time.occurrence))
+    for attempt, time in enumerate(ordered, 1):
+        yield Attempt(attempt, time.launch, time.start_ns, time.end_ns - time.start_ns)
+
+
+def told_apart(run: Run) -> Run:
+    """Return the run with other numbers for the rows of all attempts of a step but its last one."""
+    ranks = {rank: _with_last_attempts(trace) for rank, trace in run.ranks.items()}
+    if all(ranks[rank] is trace for rank, trace in run.ranks.items()):
+        return run
+    return replace(run, ranks=ranks)
+
+
+def is_earlier(step: Int32) -> Bool:
+    """Return of which rows the step was done once more by the same process."""
+    return np.asarray(step <= _FIRST_EARLIER)
+
+
+def number_of(step: Int32) -> Int32:
+    """Return the numbers of steps, those of attempts that were repeated too."""
+    return np.where(is_earlier(step), _FIRST_EARLIER - step, step)
+
+
+def _with_last_attempts(trace: RankTrace) -> RankTrace:
+    spans = trace.spans
+    rows = np.flatnonzero((spans.kind == schema.STEP) & (spans.step >= 0))
+    numbers, count = np.unique(spans.step[rows], return_counts=True)
+    if not (count > 1).any():
+        return trace
+    step = spans.step.copy()
+    for number in numbers[count > 1].tolist():
+        ends = np.sort(spans.end[rows[spans.step[rows] == number]])
+        step[(spans.step == number) & (spans.start < ends[-2])] = _FIRST_EARLIER - number
+    return replace(trace, spans=spans.replace(step=step))

@@ -1,0 +1,71 @@
+"""When each rank's steps begin and end for a replay, where all ranks begin a step together.
+
+A step is recorded from its first to its last work, and what a program does between two steps (it evaluates, saves,
+writes logs) lies in none of them. Where one rank alone does so, the others are in the next step already and wait for
+it. So a rank that comes late to a step begins it with the first rank of the job, as soon as it has ended its own step
+before and waited for nobody any more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.analysis.replay.graph import ReplayError
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Int64
+
+
+class StepBounds(NamedTuple):
+    """Begin and end of steps, ns.
+
+    Attributes:
+        ranks, steps: their numbers, ascending.
+        start, end: shape (ranks, steps).
+    """
+
+    ranks: Int64
+    steps: Int64
+    start: Int64
+    end: Int64
+
+    @classmethod
+    def of(cls, run: Run, steps: Int64) -> StepBounds:
+        """The bounds of these steps, all of which every rank recorded; its clocks must have been aligned.
+
+        Raises:
+            ReplayError: they do not follow each other in the order of their numbers, as where numbers occur again.
+        """
+        ranks = sorted(run.ranks)
+        start, end, since = np.array([_of_rank(run.ranks[rank], steps) for rank in ranks], np.int64).transpose(1, 0, 2)
+        if (start[:, 1:] < start[:, :-1]).any():
+            raise ReplayError("Steps were not recorded in the order of their numbers, so they cannot be replayed.")
+        start = np.minimum(start, np.maximum(start.min(axis=0), since))
+        return cls(np.array(ranks, np.int64), steps, start, end)
+
+    def of_ranks(self, ranks: Int64) -> StepBounds:
+        own = np.searchsorted(self.ranks, ranks)
+        return self._replace(ranks=ranks, start=self.start[own], end=self.end[own])
+
+
+def _of_rank(trace: RankTrace, steps: Int64) -> tuple[Int64, Int64, Int64]:
+    """Start and end of each step as recorded, and since when the rank could have been in it."""
+    spans = trace.spans
+    rows = np.flatnonzero(spans.kind == schema.STEP)
+    number = spans.step[rows]
+    wanted = np.isin(number, steps)
+    index = np.searchsorted(steps, number[wanted])
+    start, end, since = np.zeros((3, len(steps)), np.int64)
+    start[index], end[index] = spans.start[rows][wanted], spans.end[rows][wanted]
+    # Of a step whose predecessor is not known, nothing is known of the time before it.
+    ended_before = np.append(spans.start[rows][:1], spans.end[rows][:-1])
+    follows = np.append(False, np.diff(number) == 1)
+    since[index] = np.where(follows, ended_before, spans.start[rows])[wanted]
+    if (since < start).any():
+        stalls = spans.end[spans.kind == schema.STALL]
+        last = np.searchsorted(np.sort(stalls), start, side="right") - 1
+        waited = np.sort(stalls)[np.maximum(last, 0)] if len(stalls) else since
+        since = np.where(last >= 0, np.maximum(since, np.minimum(waited, start)), since)
+    return start, end, since

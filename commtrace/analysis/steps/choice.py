@@ -1,0 +1,172 @@
+"""Which steps a summary is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.steps.attempts import is_earlier
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Spans
+
+_ENOUGH_STEPS_FOR_A_WARM_UP: Final = 3
+_NO_STEP: Final = -1
+_BETWEEN_STEPS: Final = (schema.DATA, schema.GC, schema.CHECKPOINT, schema.EVALUATION)
+"""What a program does between two steps, and others may wait for in the second one."""
+
+WARM_UP: Final = "warm-up"
+DURATION_ONLY: Final = "not in detail"
+TORN: Final = "a clock was stepped back in it"
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """The steps that count.
+
+    Attributes:
+        used: their numbers, ascending. Empty when no step was recorded: then the whole recording counts as one.
+        left_out: the others, with the reason for each.
+        ranks: the ranks that recorded the steps.
+    """
+
+    used: tuple[int, ...]
+    left_out: Mapping[int, str]
+    ranks: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "first": self.used[0] if self.used else None,
+            "last": self.used[-1] if self.used else None,
+            "count": len(self.used),
+            "left_out": [
+                {"first": steps[0], "last": steps[-1], "count": len(steps), "reason": reason}
+                for reason, group in groupby(self._told(), key=lambda step: self.left_out[step])
+                if (steps := list(group))
+            ],
+        }
+
+    def _told(self) -> list[int]:
+        """Without the steps between those in detail: one range for each of these would be no help."""
+        return [step for step, reason in self.left_out.items() if reason != DURATION_ONLY]
+
+
+def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
+    """The steps that every rank recorded in detail and in full, without the first one recorded.
+
+    Ranks that recorded no step at all (killed in the first one) do not decide. The first step is left out as warm-up
+    when at least three are complete.
+
+    Args:
+        run: whatever was loaded.
+        keep_warm_up: True when the user chose the steps.
+    """
+    of_rank = {rank: set(_recorded_steps(trace)) for rank, trace in run.ranks.items()}
+    reporting = tuple(rank for rank, steps in of_rank.items() if steps)
+    if not reporting:
+        return StepChoice((), {}, tuple(of_rank))
+    recorded = sorted(set[int]().union(*of_rank.values()))
+    summed = {step for rank in reporting for step in run.ranks[rank].aggregates}
+    common = set(recorded).intersection(*(of_rank[rank] for rank in reporting))
+    complete = sorted(common - summed)
+    left_out = {
+        step: DURATION_ONLY if step in common else "not recorded in full by every rank"
+        for step in recorded
+        if step not in complete
+    }
+    begins_here = complete[:1] == recorded[:1] and not any(trace.discarded for trace in run.ranks.values())
+    if not keep_warm_up and begins_here and len(complete) >= _ENOUGH_STEPS_FOR_A_WARM_UP:
+        left_out[complete[0]] = WARM_UP
+        complete = complete[1:]
+    return StepChoice(tuple(complete), dict(sorted(left_out.items())), reporting)
+
+
+def _recorded_steps(trace: RankTrace) -> list[int]:
+    spans = trace.spans
+    steps = np.unique(spans.step[np.flatnonzero(spans.kind == schema.STEP)])
+    return [int(step) for step in steps[~is_earlier(steps)]]
+
+
+def without_torn_steps(choice: StepChoice, run: Run) -> StepChoice:
+    """Without the steps that a rank's clock, stepped back in them, makes end before they begin, or overlap.
+
+    Args:
+        choice: as it was before.
+        run: on one clock.
+    """
+    torn = set[int]().union(*(_torn(run.ranks[rank].spans, choice.used) for rank in choice.ranks))
+    if not torn:
+        return choice
+    used = tuple(step for step in choice.used if step not in torn)
+    return replace(choice, used=used, left_out=dict(sorted({**choice.left_out, **dict.fromkeys(torn, TORN)}.items())))
+
+
+def _torn(spans: Spans, used: Sequence[int]) -> set[int]:
+    rows = np.flatnonzero((spans.kind == schema.STEP) & np.isin(spans.step, used))
+    rows = rows[np.argsort(spans.step[rows], kind="stable")]
+    step, start, end = spans.step[rows], spans.start[rows], spans.end[rows]
+    overlap = np.flatnonzero(start[1:] < end[:-1])
+    return {*step[end < start].tolist(), *step[overlap].tolist(), *step[overlap + 1].tolist()}
+
+
+def rows_of_steps(run: Run, choice: StepChoice) -> dict[int, Bool | slice]:
+    """By rank that counts, which of its rows belong to the chosen steps, or hold up the next one of them."""
+    return {rank: contiguous(_in_or_between(run.ranks[rank].spans, choice.used)) for rank in choice.ranks}
+
+
+def _in_or_between(spans: Spans, used: Sequence[int]) -> Bool:
+    chosen = np.isin(spans.step, used)
+    outside = np.flatnonzero((spans.step == _NO_STEP) & np.isin(spans.kind, _BETWEEN_STEPS))
+    if len(outside) and chosen.any():
+        begin, end = spans.start[chosen].min(), spans.end[chosen].max()
+        chosen[outside] |= (spans.start[outside] >= begin) & (spans.end[outside] <= end)
+    return np.asarray(chosen)
+
+
+def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Matches]:
+    """Only the ranks and the rows of the chosen steps, matched as before."""
+    return select(run, matches, rows_of_steps(run, choice))
+
+
+def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:
+    """Only these ranks and of each these rows, matched as before."""
+    taken = {rank: chosen if isinstance(chosen, slice) else contiguous(chosen) for rank, chosen in rows.items()}
+    if [*taken] == [*run.ranks] and all(
+        isinstance(own, slice) and own == slice(0, len(run.ranks[rank].spans)) for rank, own in taken.items()
+    ):
+        return run, matches
+    ranks = {rank: replace(run.ranks[rank], spans=run.ranks[rank].spans.take(own)) for rank, own in taken.items()}
+    matched = {rank: matches.ranks[rank].take(own) for rank, own in taken.items()}
+    return replace(run, ranks=ranks), replace(matches, ranks=matched)
+
+
+def contiguous(rows: Bool) -> Bool | slice:
+    """A slice in place of a mask wherever the chosen rows follow each other, as they nearly always do: no copy."""
+    chosen = np.flatnonzero(rows)
+    if len(chosen) and chosen[-1] - chosen[0] + 1 == len(chosen):
+        return slice(int(chosen[0]), int(chosen[-1]) + 1)
+    return rows
+
+
+def whole_recording_as_step(run: Run) -> Run:
+    """For a run without steps: one step, numbered −1, over everything that each rank recorded."""
+    return replace(run, ranks={rank: _with_step(run, trace) for rank, trace in run.ranks.items()})
+
+
+def _with_step(run: Run, trace: RankTrace) -> RankTrace:
+    spans = trace.spans
+    if not len(spans):
+        return trace
+    begin, end = int(spans.start.min()), int(spans.end.max())
+    step = Spans.from_rows([{"kind": "step", "start": begin, "end": end, "step": _NO_STEP}], run.names)
+    whole = Spans.concatenate([step, spans.replace(step=np.full(len(spans), _NO_STEP, np.int32))])
+    return replace(trace, spans=whole)
+
+
+WHOLE_RECORDING: Final = (_NO_STEP,)
+"""What :attr:`StepChoice.used` is for a run made by :func:`whole_recording_as_step`."""

@@ -1,0 +1,270 @@
+"""For whom the others waited, and what that rank was doing meanwhile.
+
+The last rank to arrive at a communication makes the others wait. Both began to work when the communication before it
+had ended; since then the late one has evaluated, saved, collected garbage, waited for input or computed for longer than
+the one that waits: that difference is what the wait is due to, whether it lies inside of steps or between them.
+
+>>> [one.in_words() for one in awaited_ranks(analysis.context)]  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.breakdown.intervals import Union, paint
+from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
+from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.matched import Context
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace
+from commtrace.trace.spans import Int64
+
+EVALUATION, CHECKPOINT, GC, DATA, COMPUTE, COMMUNICATION, USER, NOTHING = (
+    "evaluation", "checkpoint", "gc", "data", "compute", "communication", "user", "nothing",
+)  # fmt: skip
+
+_ACTIVITY_OF_KIND: Final[Mapping[int, str]] = {
+    schema.USER: USER,
+    schema.PHASE: COMPUTE,
+    schema.FORWARD: COMPUTE,
+    schema.BACKWARD: COMPUTE,
+    schema.RECOMPUTE: COMPUTE,
+    schema.OPTIMIZER: COMPUTE,
+    schema.EVALUATION: EVALUATION,
+    schema.DATA: DATA,
+    schema.CHECKPOINT: CHECKPOINT,
+    schema.STALL: COMMUNICATION,
+    schema.GC: GC,
+}
+"""In ascending order of belief, where spans overlap."""
+
+_ACTIVITIES: Final = (*dict.fromkeys(_ACTIVITY_OF_KIND.values()), NOTHING)
+
+_IN_WORDS: Final = {
+    EVALUATION: "evaluating",
+    CHECKPOINT: "saving or loading a checkpoint",
+    GC: "collecting garbage",
+    DATA: "waiting for input",
+    COMPUTE: "computing for longer",
+    COMMUNICATION: "communicating, or waiting itself",
+    USER: "in a span of the script's own",
+    NOTHING: "doing something that no span names",
+}
+
+NEXT_STEP: Final = {
+    EVALUATION: "Evaluate on all ranks together, or less often.",
+    CHECKPOINT: "Save on all ranks together (sharded), asynchronously, or less often.",
+    GC: "Disable the collector and collect on all ranks in the same step.",
+    DATA: "Give the input of this rank more workers or a deeper prefetch.",
+    COMPUTE: "Balance the ranks: look at the length of its microbatches and at its device.",
+    COMMUNICATION: "Look at what this rank waited for itself.",
+    USER: "Move that work off this rank, or do it on all ranks together.",
+    NOTHING: "Name what it does with commtrace.span.",
+}
+
+_STANDS_OUT: Final = 1.5
+"""Times the share that each rank would have if all were waited for alike."""
+
+_MOST_RANKS: Final = 3
+_MOST_WAITERS: Final = 16
+"""So many ranks that waited longest tell what the wait for one was due to."""
+
+_WORTH_A_WORD: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """Something that a rank did while others waited for it.
+
+    Attributes:
+        activity: one of the words of this module.
+        wait_ns: of the others, summed over them and the steps.
+        when: in which steps.
+    """
+
+    activity: str
+    wait_ns: int
+    when: Occurrence
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A rank for which others waited.
+
+    Attributes:
+        rank: which.
+        wait_ns: how long they waited for it, summed over them and the steps that count.
+        share: of all waiting.
+        stands_out: it is waited for clearly more than if all ranks were waited for alike.
+        doing: what it did for longer than those who waited, longest first; rounded, their waits add up to ``wait_ns``.
+    """
+
+    rank: int
+    wait_ns: int
+    share: float
+    stands_out: bool
+    doing: tuple[Doing, ...]
+
+    def in_words(self) -> str:
+        """``rank 0 (92 % of all waiting), which was evaluating (88 %, once, in step 9: 11 s, summed over ranks)``."""
+        told = [
+            f"{_IN_WORDS[one.activity]} ({one.wait_ns / self.wait_ns:.0%}"
+            + (f", {one.when.in_words()}, summed over ranks)" if one.when.is_rare else ")")
+            for one in self.doing
+            if one.wait_ns >= _WORTH_A_WORD * self.wait_ns
+        ]
+        doing = " and ".join([", ".join(told[:-1]), told[-1]] if len(told) > 1 else told)
+        which = f", which was {doing}" if told else ""
+        return f"rank {self.rank} ({self.share:.0%} of all waiting){which}"
+
+    @property
+    def next_step(self) -> str:
+        """What to do about it."""
+        return NEXT_STEP[self.doing[0].activity]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "in_words": self.in_words(),
+            "stands_out": self.stands_out,
+            "next_step": self.next_step,
+            "wait_ns": self.wait_ns,
+            "share": self.share,
+            "doing": [{"activity": one.activity, "wait_ns": one.wait_ns, **one.when.to_json()} for one in self.doing],
+        }
+
+
+def awaited_ranks(context: Context) -> list[Awaited]:
+    """The ranks for which others waited longest, at most three.
+
+    Args:
+        context: the steps that count, with everything that was recorded around them.
+    """
+    waits = _Waits.of(context)
+    total = int(waits.ns.sum())
+    if not total:
+        return []
+    ranks, which = np.unique(waits.last_rank, return_inverse=True)
+    blame = np.bincount(which, waits.ns)
+    longest = np.argsort(-blame, kind="stable")[:_MOST_RANKS]
+    return [
+        _awaited(context, int(ranks[at]), waits.take(np.flatnonzero(which == at)), total)
+        for at in longest.tolist()
+        if int(ranks[at]) in context.run.ranks
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """Each wait of a rank for the last participant of a communication.
+
+    Attributes:
+        since: when the communication before it on the same group had ended: until then nobody was late.
+        start, ns: of the wait.
+    """
+
+    rank: Int64
+    last_rank: Int64
+    step: Int64
+    since: Int64
+    start: Int64
+    ns: Int64
+
+    @classmethod
+    def of(cls, context: Context) -> _Waits:
+        parts = [_waits_of_rank(trace, context.matches, context.steps) for trace in context.run.ranks.values()]
+        return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+
+    def take(self, rows: Int64) -> _Waits:
+        return _Waits(*(getattr(self, one.name)[rows] for one in fields(self)))
+
+
+def _waits_of_rank(trace: RankTrace, matches: Matches, steps: Sequence[int]) -> _Waits:
+    spans, own = trace.spans, matches.ranks[trace.rank]
+    wait = own.wait_ns(spans)
+    late = (own.last_rank >= 0) & (own.last_rank != trace.rank) & (wait > 0) & np.isin(spans.step, steps)
+    communication = np.flatnonzero((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
+    # By group, then by start; of those of one time by what they are, as the order of their rows means nothing.
+    keys = (spans.peer, spans.op_in_seq, spans.seq, spans.kind, -spans.end, spans.start, spans.group)
+    order = communication[np.lexsort([key[communication] for key in keys])]
+    before = np.where(np.diff(spans.group[order], prepend=-1) == 0, np.append(order[:1], order[:-1]), -1)
+    since = np.where(before >= 0, spans.end[before], spans.start[order])
+    rows = np.flatnonzero(late[order])
+    chosen = order[rows]
+    return _Waits(
+        rank=np.full(len(chosen), trace.rank, np.int64),
+        last_rank=own.last_rank[chosen].astype(np.int64),
+        step=spans.step[chosen].astype(np.int64),
+        since=np.minimum(since[rows], spans.start[chosen]),
+        start=spans.start[chosen],
+        ns=wait[chosen].astype(np.int64),
+    )
+
+
+def _awaited(context: Context, rank: int, waits: _Waits, total: int) -> Awaited:
+    wait_ns = int(waits.ns.sum())
+    waiters, which = np.unique(waits.rank, return_inverse=True)
+    longest = np.argsort(-np.bincount(which, waits.ns), kind="stable")[:_MOST_WAITERS]
+    of_last = _activities(context.run.ranks[rank])
+    due = np.zeros((len(_ACTIVITIES), len(context.steps)))
+    for at in longest.tolist():
+        own = waits.take(np.flatnonzero(which == at))
+        due += _due_to(own, of_last, _activities(context.run.ranks[int(waiters[at])]), context.steps)
+    due *= wait_ns / max(due.sum(), 1.0)  # of those who waited shortest, the same is believed
+    doing = [
+        Doing(activity, round(float(own.sum())), occurrence(context.steps, own))
+        for activity, own in zip(_ACTIVITIES, due, strict=True)
+        if own.any()
+    ]
+    share = wait_ns / total
+    stands_out = share * len(context.run.ranks) >= _STANDS_OUT
+    return Awaited(rank, wait_ns, share, stands_out, tuple(sorted(doing, key=lambda one: -one.wait_ns)))
+
+
+def _due_to(
+    waits: _Waits, of_last: Mapping[str, Union], of_waiter: Mapping[str, Union], steps: Sequence[int]
+) -> npt.NDArray[np.float64]:
+    """What one rank's waits for another one are due to, ns: activities × steps."""
+    arrival = waits.start + waits.ns
+    last = _times(of_last, waits.since, arrival)
+    more = np.maximum(last - _times(of_waiter, waits.since, waits.start), 0)
+    total = more.sum(axis=0)
+    more[-1] += np.where(total == 0, waits.ns, 0)
+    share = more / np.maximum(more.sum(axis=0), 1)
+    due = np.zeros((len(_ACTIVITIES), len(steps)))
+    step = np.searchsorted(steps, waits.step)
+    for row, own in enumerate(share * waits.ns):
+        np.add.at(due[row], step, own)
+    return due
+
+
+def _times(activities: Mapping[str, Union], start: Int64, end: Int64) -> npt.NDArray[np.float64]:
+    """How long each activity lasted in these spans of time: activities × spans, ns."""
+    nowhere = Union(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    known = [activities.get(activity, nowhere) for activity in _ACTIVITIES[:-1]]
+    times = np.array([one.before(end) - one.before(start) for one in known], np.float64)
+    return np.concatenate([times, (end - start - times.sum(axis=0))[None]])
+
+
+def _activities(trace: RankTrace) -> dict[str, Union]:
+    """When the rank was doing what; no instant is in two of them."""
+    spans = trace.spans
+    order = {kind: position for position, kind in enumerate(_ACTIVITY_OF_KIND)}
+    rows = np.flatnonzero(np.isin(spans.kind, [*_ACTIVITY_OF_KIND]) & (spans.end > spans.start))
+    belief = np.array([order[kind] for kind in spans.kind[rows].tolist()], np.int64)
+    rank = np.empty(len(rows), np.int64)
+    rank[np.argsort(belief, kind="stable")] = np.arange(len(rows))
+    segments = paint(spans.start[rows], spans.end[rows], rank, np.zeros(0, np.int64))
+    claimed = np.flatnonzero(segments.winner >= 0)
+    start, end = segments.edges[claimed], segments.edges[claimed + 1]
+    kind = spans.kind[rows[segments.winner[claimed]]]
+    return {
+        activity: Union(start[own], end[own])
+        for activity in _ACTIVITIES
+        if len(own := np.flatnonzero(np.isin(kind, [one for one, of in _ACTIVITY_OF_KIND.items() if of == activity])))
+    }

@@ -1,0 +1,222 @@
+"""Which link between nodes is slow: the bandwidth of large messages by the nodes that they pass between.
+
+>>> slow = find_slow_links(measure_links(run, matches))         # doctest: +SKIP
+>>> slow.links[0].source, slow.links[0].target, slow.links[0].gbps
+('node2', 'node0', 0.0239)
+
+A message shows one link, from the sender's node to the receiver's. A collective shows one where its group is on two
+nodes at most; in a group of more nodes nothing tells which of their links the others waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
+from commtrace.analysis.keys import grouped, pack
+from commtrace.analysis.matching.match import Matches, RankMatches
+from commtrace.trace import schema
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Int64
+
+SMALLEST_BYTES: Final = 1 << 20
+"""Of a message. What smaller ones take is latency, of any link."""
+
+FEWEST_CALLS: Final = 3
+
+SLOW: Final = 0.5
+"""A link is slow that carries at most so much of what its like carry."""
+
+_USUAL_PERCENTILE: Final = 75
+"""One bad node of three has four of their six links: the median of the others would be slow itself."""
+
+
+class Traffic(NamedTuple):
+    """What calls have in common that can be compared.
+
+    Attributes:
+        operation: ``send`` stands for messages.
+        group_size: members of the group; 2 for messages.
+        size: the power of two that a call's bytes reach.
+    """
+
+    operation: str
+    group_size: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What passed from one node to another, or within one.
+
+    Attributes:
+        traffic: what passed.
+        source, target: names of nodes; of a collective in the order of the alphabet.
+        calls: how many.
+        gbps: median of the calls' bandwidths, 10⁹ bytes per second: of messages algbw, of collectives busbw, both of
+            the transfer, after the last participant had arrived.
+    """
+
+    traffic: Traffic
+    source: str
+    target: str
+    calls: int
+    gbps: float
+
+    @property
+    def is_between_nodes(self) -> bool:
+        return self.source != self.target
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "operation": self.traffic.operation,
+            "group_size": self.traffic.group_size,
+            "bytes_from": 1 << self.traffic.size,
+            "bytes_to": 2 << self.traffic.size,
+            "source": self.source,
+            "target": self.target,
+            "count": self.calls,
+            "gbps": self.gbps,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLinks:
+    """Links that carry much less than their like.
+
+    Attributes:
+        links: the slowest first; all of the same traffic.
+        usual_gbps: what links like them carry, GB/s.
+        within_nodes: they are compared with what passes within nodes, for want of other links between nodes.
+    """
+
+    links: tuple[Link, ...]
+    usual_gbps: float
+    within_nodes: bool
+
+    @property
+    def common_node(self) -> str | None:
+        """The only node that all of several slow links have in common."""
+        common = set.intersection(*({link.source, link.target} for link in self.links))
+        return next(iter(common)) if len(common) == 1 and len(self.links) > 1 else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "links": [link.to_json() for link in self.links],
+            "usual_gbps": self.usual_gbps,
+            "compared_with": "within nodes" if self.within_nodes else "between nodes",
+            "common_node": self.common_node,
+        }
+
+
+def measure_links(run: Run, matches: Matches, steps: Sequence[int] | None = None) -> list[Link]:
+    """Return the bandwidth of every link, by traffic, for calls of at least :data:`SMALLEST_BYTES`.
+
+    Args:
+        run: on one clock.
+        matches: of this run. Calls that were not matched on all members do not count: they may have waited.
+        steps: those that count; all without.
+    """
+    speeds: dict[tuple[Traffic, str, str], list[npt.NDArray[np.float64]]] = {}
+    for trace in run.ranks.values():
+        for key, own in _speeds_of_rank(run, trace, matches.ranks[trace.rank], steps):
+            speeds.setdefault(key, []).append(own)
+    links = []
+    for (traffic, source, target), parts in sorted(speeds.items()):
+        calls = np.concatenate(parts)
+        if len(calls) >= FEWEST_CALLS:
+            links.append(Link(traffic, source, target, len(calls), float(np.median(calls))))
+    return links
+
+
+def find_slow_links(links: Sequence[Link]) -> SlowLinks | None:
+    """Return the links between nodes that are slow among their like, of the traffic in which they are slowest.
+
+    They are compared with other links between nodes, and where there are none, with what passes within nodes. None
+    where nothing is slow, or nothing can be compared.
+    """
+    found = [slow for traffic in {link.traffic for link in links} if (slow := _slow_of(links, traffic)) is not None]
+    return min(found, key=lambda slow: (slow.within_nodes, slow.links[0].gbps / slow.usual_gbps), default=None)
+
+
+def _slow_of(links: Sequence[Link], traffic: Traffic) -> SlowLinks | None:
+    own = [link for link in links if link.traffic == traffic]
+    between = [link for link in own if link.is_between_nodes]
+    within = [link.gbps for link in own if not link.is_between_nodes]
+    slow = []
+    for link in between:
+        others = [other.gbps for other in between if other is not link]
+        if others and link.gbps <= SLOW * _usual(others):
+            slow.append(link)
+    if slow:
+        usual = [link.gbps for link in between if link not in slow]
+        return _slowest_first(slow, _usual(usual), within_nodes=False)
+    one_pair = len({frozenset((link.source, link.target)) for link in between}) == 1
+    if one_pair and within:
+        slow = [link for link in between if link.gbps <= SLOW * _usual(within)]
+    return _slowest_first(slow, _usual(within), within_nodes=True) if slow else None
+
+
+def _slowest_first(slow: Sequence[Link], usual_gbps: float, *, within_nodes: bool) -> SlowLinks:
+    return SlowLinks(tuple(sorted(slow, key=lambda link: link.gbps)), usual_gbps, within_nodes)
+
+
+def _usual(gbps: Sequence[float]) -> float:
+    return float(np.percentile(gbps, _USUAL_PERCENTILE, method="higher"))
+
+
+def _speeds_of_rank(
+    run: Run, trace: RankTrace, matches: RankMatches, steps: Sequence[int] | None
+) -> Iterator[tuple[tuple[Traffic, str, str], npt.NDArray[np.float64]]]:
+    """Bandwidths of the calls that this rank answers for: messages that it received, and collectives of groups whose
+    first member it is."""
+    spans = trace.spans
+    large = matches.complete & ~matches.mismatched & (spans.bytes >= SMALLEST_BYTES) & (matches.transfer_ns(spans) > 0)
+    if steps is not None:
+        large &= np.isin(spans.step, steps)
+    received = large & (spans.kind == schema.P2P) & (spans.name == run.name_code("recv"))
+    rows = np.flatnonzero(received | (large & (spans.kind == schema.COLLECTIVE) & _leads(trace)))
+    if not len(rows):
+        return
+    size = np.frexp(spans.bytes[rows].astype(np.float64))[1] - 1
+    first, which = grouped(pack((spans.kind[rows], spans.name[rows], spans.group[rows], spans.peer[rows], size)))
+    for number, example in enumerate(first.tolist()):
+        own = rows[which == number]
+        route = _route(run, trace, int(rows[example]))
+        if route is not None:
+            operation, group_size, source, target = route
+            speeds = _bandwidths(trace, matches, own, operation, group_size)
+            yield (Traffic(operation, group_size, int(size[example])), source, target), speeds
+
+
+def _leads(trace: RankTrace) -> Bool:
+    """Which rows are of groups whose first member this rank is: of a collective, one rank's rows are enough."""
+    led = [number for number, group in trace.groups.items() if group.ranks and min(group.ranks) == trace.rank]
+    return np.isin(trace.spans.group, led)
+
+
+def _route(run: Run, trace: RankTrace, row: int) -> tuple[str, int, str, str] | None:
+    """Operation, members, source and target of a call; None where no single link can be told."""
+    if trace.spans.kind[row] == schema.P2P:
+        sender = run.ranks.get(int(trace.spans.peer[row]))
+        return None if sender is None else ("send", 2, sender.metadata.node, trace.metadata.node)
+    operation = run.names[int(trace.spans.name[row])]
+    members = trace.groups[int(trace.spans.group[row])].ranks
+    if operation in WITHOUT_BANDWIDTH or len(members) < 2 or not set(members) <= set(run.ranks):
+        return None
+    nodes = sorted({run.ranks[member].metadata.node for member in members})
+    return (operation, len(members), nodes[0], nodes[-1]) if len(nodes) <= 2 else None
+
+
+def _bandwidths(
+    trace: RankTrace, matches: RankMatches, rows: Int64, operation: str, group_size: int
+) -> npt.NDArray[np.float64]:
+    """GB/s of each call: bytes per nanosecond."""
+    num_bytes, self_bytes = trace.spans.bytes[rows], trace.spans.self_bytes[rows]
+    sent = moved_bytes(operation, num_bytes, self_bytes) * bus_factors(operation, group_size, self_bytes)
+    return np.asarray(sent / matches.transfer_ns(trace.spans)[rows])

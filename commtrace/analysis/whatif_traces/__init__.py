@@ -1,0 +1,1 @@
+"""The what-if analysis of traces that were published with its study, by the rules of its authors."""

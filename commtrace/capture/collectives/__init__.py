@@ -1,0 +1,1 @@
+"""Where communication is captured: process groups, their operations, and who waits for them."""

@@ -1,0 +1,142 @@
+"""How long NCCL operations took, as torch's own flight recorder knows it.
+
+With ``TORCH_NCCL_ENABLE_TIMING=1`` the backends measure every operation by a pair of events on its stream, and the
+flight recorder keeps the durations of the last operations (``TORCH_FR_BUFFER_SIZE``, 2,000 by default). A dump takes
+32 µs per entry, during which no other thread of Python runs: it is for steps in detail, a few seconds apart.
+
+An operation is found in the dump by its group and by the time of its launch, which both read from the system's clock:
+an entry is made while the call is being handed on, or right before, where torch's hook comes before ours. So it does
+not matter how either of the two counts operations.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from commtrace.capture.collectives.nccl import LEGACY
+from commtrace.capture.records import DeviceCall
+
+_ENTRIES: Final = '"entries":['
+_BETWEEN_HOOKS_NS: Final = 1_000_000
+"""At most so long before our hook torch's own one makes its entry."""
+_ENTRIES_BETWEEN_YIELDS: Final = 64
+_NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
+
+
+class Entry(NamedTuple):
+    """One operation in a dump.
+
+    Attributes:
+        number: counts what the recorder has recorded.
+        group: name of its process group.
+        created_ns: when it was recorded, on the system's clock.
+        duration_ns: None while it is not known.
+    """
+
+    number: int
+    group: str
+    created_ns: int
+    duration_ns: int | None
+
+
+class FlightRecorder:
+    """Asks the flight recorders of torch's NCCL backends.
+
+    Args:
+        dump: returns the dump of a backend as JSON.
+    """
+
+    name: Final = "flight recorder"
+
+    def __init__(self, dump: Callable[[str], bytes] | None = None) -> None:
+        self._dump = dump or dump_of
+
+    def durations_ns(self, calls: Sequence[DeviceCall]) -> dict[int, int]:
+        """Return how long operations took on the device, by the id of the call: of those that are known."""
+        found: dict[int, int] = {}
+        for backend in {call.launch[1].nccl.name for call in calls}:
+            own = [call for call in calls if call.launch[1].nccl.name == backend]
+            found.update(match(own, list(entries_of(self._dump(backend)))))
+        return found
+
+
+def dump_of(backend: str) -> bytes:
+    """Return what a backend's flight recorder holds; nothing where this torch has no such function."""
+    import torch
+
+    c10d: Any = torch._C._distributed_c10d
+    # The old backend keeps a recorder of its own. The others are recorded by torch's hook, by the backend's name.
+    if backend != LEGACY.name:
+        return bytes(c10d._dump_fr_trace_json(True, False, backend))
+    return bytes(c10d._dump_nccl_trace_json(True, False)) if hasattr(c10d, "_dump_nccl_trace_json") else b""
+
+
+def entries_of(dump: bytes) -> Iterator[Entry]:
+    """Read a dump, oldest entry first.
+
+    Raises:
+        ValueError: it is not what a flight recorder writes.
+    """
+    text = dump.decode()
+    at = text.find(_ENTRIES)
+    if at < 0:
+        return
+    at += len(_ENTRIES)
+    decoder = json.JSONDecoder()
+    count = 0
+    while text[at : at + 1] != "]":
+        # One by one: a JSON text of a megabyte would keep the training thread from the GIL for 10 ms and more.
+        entry, at = decoder.raw_decode(text, at)
+        at += text[at : at + 1] == ","
+        duration = entry.get("duration_ms")
+        yield Entry(
+            int(entry["record_id"]),
+            str(entry["process_group"][0]),
+            int(entry["time_created_ns"]),
+            None if duration is None else round(duration * _NANOSECONDS_PER_MILLISECOND),
+        )
+        count += 1
+        if count % _ENTRIES_BETWEEN_YIELDS == 0:
+            time.sleep(0)
+
+
+def match(calls: Sequence[DeviceCall], entries: Sequence[Entry]) -> dict[int, int]:
+    """Find the durations of calls: of a call the entry that was made while it was handed on.
+
+    A coalescing bracket has one duration, which its members share. Where two entries could be meant, as of two threads
+    that use a group at once, neither is taken; nor one of which an older entry may have been overwritten.
+    """
+    kept_since = entries[0].created_ns if entries and entries[0].number else 0
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.group, []).append(entry)
+    created = {group: [entry.created_ns for entry in own] for group, own in groups.items()}
+    batches: dict[int, list[DeviceCall]] = {}
+    for call in calls:
+        batches.setdefault(call.batch, []).append(call)
+    found: dict[int, int] = {}
+    returned: dict[str, int] = {}  # by group: when the call before had been handed on
+    for members in sorted(batches.values(), key=_launched_at):
+        first, last = _launched_at(members), max(call.returned_at for call in members)
+        group = members[0].launch[1].group.name
+        before = returned.get(group, 0)
+        returned[group] = max(before, last)
+        if group not in groups or first < kept_since or not last:
+            continue
+        begin, end = bisect_left(created[group], first), bisect_right(created[group], last)
+        own = groups[group][begin:end]
+        if not own and begin and max(before, first - _BETWEEN_HOOKS_NS) < created[group][begin - 1]:
+            own = groups[group][begin - 1 : begin]
+        if len(members) > 1:
+            own = [entry for entry in own if entry.duration_ns is not None]
+        if len(own) == 1 and own[0].duration_ns is not None:
+            found.update((call.id, own[0].duration_ns) for call in members)
+    return found
+
+
+def _launched_at(members: Sequence[DeviceCall]) -> int:
+    return min(call.launched_at for call in members)

@@ -1,0 +1,245 @@
+"""Which process group is which: identity, members, role and sequence numbers of every group of this process."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from commtrace.capture.collectives.nccl import LEGACY, NcclBackend, nccl_backend
+from commtrace.capture.records import DeviceCall, Queue
+from commtrace.identity import Place, current_place
+from commtrace.trace.groups import UNKNOWN_ROLE, Group, group_id
+
+_GENERIC_ROLES = frozenset({UNKNOWN_ROLE, "world", "default"})
+"""Roles that say nothing of what a group is for: a whole world, or one that torch made for a mesh of all ranks."""
+
+
+class GroupState:
+    """What capture keeps about one process group."""
+
+    __slots__ = (
+        "bracket",
+        "bracket_is_collective",
+        "collective_seq",
+        "group",
+        "nccl",
+        "p2p_seq",
+        "queues",
+        "ranks_by_group_rank",
+    )
+
+    def __init__(self, group: Group, ranks_by_group_rank: Sequence[int], nccl: NcclBackend = LEGACY) -> None:
+        self.group = group
+        self.nccl = nccl
+        self.ranks_by_group_rank = tuple(ranks_by_group_rank)
+        self.collective_seq = itertools.count()
+        self.p2p_seq: dict[tuple[bool, int, int], itertools.count[int]] = {}
+        self.bracket: list[DeviceCall] | None = None
+        self.bracket_is_collective = False
+        self.queues: dict[int, Queue] = {}
+
+    def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int:
+        """Number of the next send to, or receive from, ``peer`` (a global rank).
+
+        Messages of one tag keep their order, those of different tags need not: each tag is numbered by itself, from
+        ``tag · 2³²`` on.
+        """
+        key = (is_send, peer, tag)
+        counter = self.p2p_seq.get(key)
+        if counter is None:
+            counter = self.p2p_seq.setdefault(key, itertools.count((tag & 0x7FFFFFFF) << 32))
+        return next(counter)
+
+    def take_back(self, seq: int) -> None:
+        """The collective of this number was refused by its backend: the number is free, as it is on the other members.
+
+        Not if another thread has taken the next number meanwhile.
+        """
+        if next_number(self.collective_seq) == seq + 1:
+            self.collective_seq = itertools.count(seq)
+
+    def take_back_p2p(self, is_send: bool, peer: int, seq: int) -> None:
+        """Like :meth:`take_back`, for a message; its tag is in its number."""
+        key = (is_send, peer, seq >> 32)
+        if key in self.p2p_seq and next_number(self.p2p_seq[key]) == seq + 1:
+            self.p2p_seq[key] = itertools.count(seq)
+
+    def queue(self, peer: int) -> Queue:
+        """The stream that operations with this peer share; −1 for collectives."""
+        found = self.queues.get(peer)
+        return found if found is not None else self.queues.setdefault(peer, Queue())
+
+
+def next_number(counter: itertools.count[int]) -> int:
+    """What a counter will give next, without taking it: its printed form is the only place that says so."""
+    return int(repr(counter)[len("count(") : -1])
+
+
+class GroupRegistry:
+    """Maps ``ProcessGroup`` objects to their state.
+
+    Groups are numbered among those of the same members in the order of their creation, which is the same on all
+    members: torch requires it. So they are registered when they are created; groups that existed before are found in
+    torch's own table, which keeps that order.
+
+    Objects are looked up by ``id`` because hashing a ``ProcessGroup`` is slower than the rest of the lookup; a weak
+    reference removes the entry before the id can be used again.
+
+    Attributes:
+        states: by ``id`` of the ``ProcessGroup``.
+        version: changes with every group and role that becomes known.
+        place: rank, world size and backend of this process in the largest world that it has been part of: a job may
+            give up its group and go on as a smaller one.
+        skip_roles: communication of groups with these roles is numbered and not timed.
+    """
+
+    def __init__(self, skip_roles: Collection[str] = ()) -> None:
+        self.skip_roles = frozenset(skip_roles)
+        self._pipeline_peers: frozenset[int] = frozenset()
+        self.states: dict[int, GroupState] = {}
+        self.version = 0
+        self.place: Place | None = None
+        self._lock = threading.RLock()
+        self._ordinals: dict[tuple[int, ...], itertools.count[int]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._history: dict[int, Group] = {}
+        self._followers: list[Callable[[Any, GroupState], None]] = []
+
+    def state(self, process_group: Any) -> GroupState:
+        """The state of a group, registering it if it is new. The fast path is ``states.get(id(group))``."""
+        found = self.states.get(id(process_group))
+        if found is not None:
+            return found
+        with self._lock:
+            self.register_known_groups()
+            return self.states.get(id(process_group)) or self._register(process_group)
+
+    def register_known_groups(self) -> None:
+        """Register every group that torch knows, oldest first. One that is still being made has no ranks yet."""
+        from torch.distributed import distributed_c10d
+
+        with self._lock:
+            world = distributed_c10d._world
+            for process_group in list(world.pg_map):
+                if (
+                    id(process_group) not in self.states
+                    and hasattr(process_group, "allreduce")
+                    # Of the default group torch notes them last; they are all ranks.
+                    and (world.pg_group_ranks.get(process_group) or process_group is world.default_pg)
+                ):
+                    self._register(process_group)
+
+    def follow(self, follower: Callable[[Any, GroupState], None]) -> None:
+        """Have every group that there is, and each one from now on, told as it becomes known."""
+        with self._lock:
+            self.register_known_groups()
+            self._followers.append(follower)
+            alive = [(reference(), self.states[key]) for key, reference in list(self._references.items())]
+        for process_group, state in alive:
+            if process_group is not None:
+                follower(process_group, state)
+
+    def unfollow(self, follower: Callable[[Any, GroupState], None]) -> None:
+        """Undo :meth:`follow`."""
+        with self._lock:
+            if follower in self._followers:
+                self._followers.remove(follower)
+
+    def skips(self, state: GroupState, peer: int = -1) -> bool:
+        """Whether a communication is not to be timed; ``peer`` is given for point-to-point operations only.
+
+        Its role is found as readers find it: a pipeline's sends may go over the group of the whole world.
+        """
+        return ("pp" if peer in self._pipeline_peers else state.group.role) in self.skip_roles
+
+    def set_role(self, process_group: Any, role: str) -> None:
+        """Say what a group is for. The first framework that knows wins over torch's description."""
+        state = self.state(process_group)
+        with self._lock:
+            if state.group.role != role:
+                state.group = state.group._replace(role=role)
+                self._remember(state.group)
+
+    def name_dimension(self, process_group: Any, dimension: str) -> None:
+        """A ``DeviceMesh`` calls its dimension so. What a framework has said of the group stays."""
+        state = self.state(process_group)
+        if state.group.role in _GENERIC_ROLES:
+            self.set_role(process_group, dimension)
+
+    def renew_lock(self) -> None:
+        """In a forked child."""
+        self._lock = threading.RLock()
+
+    def known_groups(self) -> list[Group]:
+        """All groups there have been, destroyed ones too."""
+        with self._lock:
+            return list(self._history.values())
+
+    def _register(self, process_group: Any) -> GroupState:
+
+        ranks_by_group_rank = _global_ranks(process_group)
+        ranks = tuple(sorted(ranks_by_group_rank))
+        ordinal = next(self._ordinals.setdefault(ranks, itertools.count()))
+        group = Group(
+            id=group_id(ranks, ordinal),
+            ranks=ranks,
+            ordinal=ordinal,
+            role=_role_from_description(process_group),
+            name=str(process_group.group_name),
+            description=str(process_group.group_desc),
+            backend=_backend_name(process_group),
+        )
+        place = current_place()
+        if place is not None and (self.place is None or self.place.world_size <= place.world_size):
+            self.place = place
+        state = GroupState(group, ranks_by_group_rank, nccl_backend(process_group))
+        key = id(process_group)
+        self.states[key] = state
+        self._references[key] = weakref.ref(process_group, functools.partial(self._forget, key, state))
+        self._remember(group)
+        for follower in tuple(self._followers):
+            follower(process_group, state)
+        return state
+
+    def _remember(self, group: Group) -> None:
+        self._history[group.id] = group
+        if group.role == "pp":
+            self._pipeline_peers |= set(group.ranks)
+        self.version += 1
+
+    def _forget(self, key: int, state: GroupState, _reference: Any) -> None:
+        # No lock: this runs wherever the last reference is dropped, perhaps inside code that holds the lock.
+        if self.states.get(key) is state:
+            self.states.pop(key, None)
+            self._references.pop(key, None)
+
+
+def _global_ranks(process_group: Any) -> list[int]:
+    """Global ranks in the order of the ranks inside the group."""
+    from torch.distributed import distributed_c10d
+
+    global_rank_to_group_rank = distributed_c10d._world.pg_group_ranks.get(process_group)
+    if global_rank_to_group_rank:
+        return sorted(global_rank_to_group_rank, key=global_rank_to_group_rank.__getitem__)
+    return list(range(process_group.size()))
+
+
+def _role_from_description(process_group: Any) -> str:
+    """torch's own words: ``default_pg`` → world, the ``mesh_dp`` of a DeviceMesh → dp."""
+    description = str(process_group.group_desc)
+    if description == "default_pg":
+        return "world"
+    if description.startswith("mesh_"):
+        return description.removeprefix("mesh_")
+    return UNKNOWN_ROLE if description in ("", "undefined") else description
+
+
+def _backend_name(process_group: Any) -> str:
+    from torch.distributed import distributed_c10d
+
+    known = distributed_c10d._world.pg_map.get(process_group)
+    return "" if known is None else str(known[0])

@@ -1,0 +1,208 @@
+"""True ends of communication that nobody stood still for, in steps of detail.
+
+A stream that waits for an operation that is over already comes later than its end: events on that stream give an upper
+bound. Where something has measured how long operations took, the end is the start and that duration: an operation
+starts with its launch, or when the one before it on its stream ends, whichever is later.
+
+Durations are asked for a few seconds later, all at once, because the answer costs time and is not there at once. Until
+then the rows of such calls are held back. What stays unknown is written with its upper bound, as everywhere else. Where
+the end is known from a stall as well, the two are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from commtrace.capture.device.clock import now_ns
+from commtrace.capture.records import SHORTEST_STALL_NS, DeviceCall, Entry, Placed, communication_row
+from commtrace.capture.tracer import Tracer
+from commtrace.recorder import mark_row
+from commtrace.trace import schema
+from commtrace.trace.files.writer import Row
+
+PART: Final = "true ends of hidden communication"
+
+HOLD_NS: Final = 5_000_000_000
+"""How long calls are held back, and so how far apart the questions are."""
+ANSWER_NS: Final = 1_500_000_000
+"""At the end of the recording: how long after it to ask. torch's nccl2 looks once a second what has ended."""
+MOST_HELD: Final = 20_000
+
+
+class CompletionTimes(Protocol):
+    """Something that has measured communication on the device."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def durations_ns(self, calls: Sequence[DeviceCall]) -> Mapping[int, int]:
+        """Return how long operations took, by the id of the call: of those that are known. Harvester only."""
+
+
+class Held(NamedTuple):
+    """A call whose marks have been passed.
+
+    Attributes:
+        launch: ns.
+        waited_from: when the wait for it began, ns.
+        end: when it was seen to be over, ns.
+    """
+
+    call: DeviceCall
+    launch: int
+    waited_from: int
+    end: int
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether its end is known from its own wait."""
+        return self.end - self.waited_from >= SHORTEST_STALL_NS or self.end - self.launch < SHORTEST_STALL_NS
+
+
+class HiddenEnds:
+    """Holds calls back until their durations are known.
+
+    Args:
+        tracer: knows which steps are recorded in detail, and takes the rows.
+        times: knows the durations.
+        host_ns: the host's clock.
+        system_ns: the system's, by which ``times`` knows calls.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        times: CompletionTimes,
+        host_ns: Callable[[], int] = now_ns,
+        system_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._tracer = tracer
+        self._times = times
+        self._host_ns = host_ns
+        self.system_ns = system_ns
+        self._held: list[Held] = []
+        self._ask_at: int | None = None
+        self._stop_at: int | None = None
+        self._is_off = False
+        self._has_told_of_none = False
+        tracer.guard.on_failure(PART, self._switch_off)
+
+    def follow(self, call: DeviceCall) -> None:
+        """A call is about to be launched. On the training thread."""
+        step = call.launch[8].step
+        if not self._is_off and self._tracer.is_in_window(step):
+            call.holder = self
+            call.launched_at = self.system_ns()
+
+    def hold(self, call: DeviceCall, launch: int, waited_from: int, end: int) -> bool:
+        """Take a call whose marks have been passed; False if its row is to be made at once. Harvester only."""
+        now = self._host_ns()
+        if self._is_off or len(self._held) >= MOST_HELD or (self._stop_at is not None and now >= self._stop_at):
+            return False
+        self._held.append(Held(call, launch, waited_from, end))
+        # An entry that found the buffer full was dropped: it is made again.
+        if self._ask_at is None or now >= self._ask_at + HOLD_NS:
+            self._ask_at = now + HOLD_NS
+            self._tracer.append((self._rows, schema.MARK))
+        return True
+
+    def stop(self) -> None:
+        """The recording ends: ask soon, for the last time."""
+        self._stop_at = self._host_ns() + ANSWER_NS
+
+    def _switch_off(self) -> None:
+        self._is_off = True
+
+    def _rows(self, _entry: Entry) -> list[Row] | None:
+        """The rows of all calls that are held, when it is time. Entry: ``(_rows, kind)``."""
+        now, ask_at = self._host_ns(), self._ask_at or 0
+        if not self._is_off and now < min(ask_at, self._stop_at or ask_at):
+            return None
+        held, self._held, self._ask_at = self._held, [], None
+        durations = self._durations([one.call for one in held])
+        took_ns = self._host_ns() - now
+        rows, comparison = placed(held, durations)
+        return [*rows, mark_row("hidden_ends", {"source": self._times.name, **comparison, "took_ns": took_ns})]
+
+    def _durations(self, calls: Sequence[DeviceCall]) -> Mapping[int, int]:
+        if self._is_off:
+            return {}
+        try:
+            durations = self._times.durations_ns(calls)
+        except Exception as error:
+            self._tracer.failed(PART, error)
+            return {}
+        if not durations and not self._has_told_of_none:
+            self._has_told_of_none = True
+            self._tracer.guard.noticed(
+                f"the {self._times.name} has no durations of the communication in the steps of detail: the ends of "
+                "hidden communication stay upper bounds (docs/gpu-validation.md)"
+            )
+        return durations
+
+
+def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row], dict[str, Any]]:
+    """Make the rows of calls whose durations are known or not.
+
+    Args:
+        held: calls of any queues.
+        durations: ns, by the id of the call.
+
+    Returns:
+        The rows, and for the mark ``hidden_ends``: how many ends were ``hidden``, of how many of these the true end is
+        ``known``, how many were ``refused`` because they would lie behind their upper bound, and of the operations
+        whose end is known otherwise, in how many the durations were ``compared``: the median and the largest absolute
+        difference, ns.
+    """
+    rows: list[Row] = []
+    hidden = known = refused = 0
+    differences: list[int] = []
+    bound: dict[int, int] = {}
+    bounds: dict[int, int] = {}
+    ordered = sorted(held, key=lambda one: one.call.position)
+    for one in reversed(ordered):  # What was launched later on the same stream ended later.
+        stream = id(one.call.queue)
+        bounds[one.call.id] = bound[stream] = min(bound.get(stream, one.end), one.end)
+    for one in ordered:
+        call, queue = one.call, one.call.queue
+        assert queue is not None
+        before, duration = queue.before(call), durations.get(call.id)
+        starts_with = None if before is None else _start(one.launch, before)
+        start, end = max(one.launch, queue.known_end), bounds[call.id]
+        place = queue.of_batch(call)
+        if place is None and one.has_stalled:
+            place = Placed(min(start, end), end, True, call.clock.timing)
+            if duration is not None and starts_with is not None:
+                differences.append(abs(end - starts_with - duration))
+        elif place is None:
+            hidden += 1
+            place = Placed(min(start, end), end, False, schema.UNKNOWN_TIMING)
+            if duration is not None and starts_with is not None:
+                if starts_with + duration <= end + SHORTEST_STALL_NS:
+                    place = Placed(starts_with, starts_with + duration, True, schema.NCCL_TIMING)
+                    known += 1
+                else:
+                    refused += 1
+        queue.passed(call, place)
+        rows.append(
+            communication_row(call.launch, place.start, place.end, call.id, place.timing, False, call.op_in_seq)
+        )
+    return rows, {
+        "hidden": hidden,
+        "known": known,
+        "refused": refused,
+        "compared": len(differences),
+        "median_difference_ns": round(statistics.median(differences)) if differences else None,
+        "largest_difference_ns": max(differences, default=None),
+    }
+
+
+def _start(launch: int, before: Placed) -> int | None:
+    """When an operation started whose predecessor on its stream is known; None if that may have run until later."""
+    if before.is_exact:
+        return max(launch, before.end)
+    return launch if before.end <= launch else None

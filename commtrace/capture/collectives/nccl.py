@@ -1,0 +1,55 @@
+"""Which of torch's NCCL backends serves a process group, and on which streams that one runs what.
+
+Since torch 2.15 the name ``nccl`` builds a new backend, unless ``TORCH_DIST_USE_NCCL2=0``; the old one is there as
+``nccl-legacy``. Asynchronous operations run beside the current stream with both. They differ in the rest (read in
+``c10d/nccl2/ProcessGroupNCCL.hpp`` and in ``ProcessGroupNCCLBackend.cpp`` of pytorch's repository).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from commtrace.capture.collectives.operations import Operation
+
+
+class NcclBackend(NamedTuple):
+    """How a backend uses streams.
+
+    Attributes:
+        name: as the backend calls itself.
+        returns_work: a synchronous collective runs on the current stream and yet returns a Work. Barriers run there
+            even if they are asynchronous.
+        has_stream_per_pair: a point-to-point operation outside of a coalescing bracket runs on a stream of its pair of
+            ranks; else on that of the collectives.
+        launches_in_brackets: a collective in a coalescing bracket is launched where it is called, not at the end.
+    """
+
+    name: str
+    returns_work: bool
+    has_stream_per_pair: bool
+    launches_in_brackets: bool
+
+    def runs_on_current_stream(self, operation: Operation, is_async: bool) -> bool:
+        """Whether an operation that has returned a Work runs on the stream that was current where it was called."""
+        return self.returns_work and not operation.is_p2p and (not is_async or operation.name == "barrier")
+
+
+LEGACY: Final = NcclBackend("nccl", returns_work=False, has_stream_per_pair=True, launches_in_brackets=False)
+NCCL2: Final = NcclBackend("nccl2", returns_work=True, has_stream_per_pair=False, launches_in_brackets=True)
+LAZY: Final = NcclBackend("nccl-lazy", returns_work=True, has_stream_per_pair=True, launches_in_brackets=True)
+
+_BY_NAME: Final = {backend.name: backend for backend in (LEGACY, NCCL2, LAZY)}
+
+
+def nccl_backend(process_group: Any) -> NcclBackend:
+    """Return the backend of a group's CUDA tensors; :data:`LEGACY` where it has none, or none of these.
+
+    The name under which a group was made does not tell: ``nccl`` stands for either.
+    """
+    import torch
+
+    try:
+        backend = process_group._get_backend(torch.device("cuda"))
+        return _BY_NAME.get(backend.name(), LEGACY)
+    except (AttributeError, RuntimeError):  # A group without CUDA, or a stand-in for a group.
+        return LEGACY

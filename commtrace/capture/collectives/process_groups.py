@@ -1,0 +1,368 @@
+"""Captures every communication that Python code hands to a process group.
+
+The methods of the class ``torch.distributed.ProcessGroup`` are replaced, not the functions of ``torch.distributed``:
+frameworks bind those functions when they are imported, but all of them end in a method of the class. ``Work.wait`` is
+replaced for the stalls. Originals are taken from, and put back into, the class dictionaries: reading a method as an
+attribute and assigning it back would lose its binding.
+
+The order of events around one operation::
+
+    launch mark → original method → (completion callback: end mark) → wait: mark → original wait → mark
+
+A failure in our code must not reach training, hence the try around everything that is ours; a failure in the original
+must, hence nothing around that. The replaced methods are closures over local names, and flat: they are the hot path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from commtrace.capture.collectives.call_arguments import barrier_device, by_position, collective_number, p2p_number
+from commtrace.capture.collectives.groups import GroupState
+from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Operation
+from commtrace.capture.collectives.waits import waiting, waiting_beside
+from commtrace.capture.device.clock import Mark, now_ns
+from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.records import (
+    ENDED,
+    NUMBER,
+    WAITED,
+    Launch,
+    completed_rows,
+    forgotten_rows,
+    kind_of,
+    next_id,
+    stall_rows,
+    waited_kinds,
+    waited_rows,
+)
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+
+PART: Final = "capture of communication"
+_TOLD: Final = -1
+"""Stands for the end of an operation that was told to be unfinished."""
+
+
+class Pending(NamedTuple):
+    """A communication that nobody has waited for.
+
+    Attributes:
+        key: id of its Work.
+        entry: its launch, and what its completion will tell.
+    """
+
+    key: int
+    entry: tuple[Launch, Any]
+
+    @property
+    def launch(self) -> Launch:
+        """As in :mod:`commtrace.capture.records`."""
+        return self.entry[0]
+
+
+class ProcessGroupCapture:
+    """Patches ``ProcessGroup`` and ``Work`` and turns their calls into entries of the recorder's buffer.
+
+    Args:
+        tracer: where entries go and coordinates come from.
+        device_clock: times communication of tensors on an accelerator; None where there is no accelerator.
+    """
+
+    def __init__(self, tracer: Tracer, device_clock: CudaClock | None = None) -> None:
+        self._tracer = tracer
+        self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
+        # By id of the Work: (launch, None) if the wait ends it, (launch, [id, end of the wait, end]) if a callback.
+        self._pending: dict[int, tuple[Launch, Any]] = {}
+        self._originals: list[tuple[type, str, Any, Any]] = []
+        self._get_future: Callable[[Any], Any] = lambda work: work.get_future()
+
+    @property
+    def devices(self) -> DeviceCalls | None:
+        """What times tensors of an accelerator; None where there is none."""
+        return self._devices
+
+    def install(self) -> None:
+        """Replace the methods. Idempotent."""
+        from torch.distributed import ProcessGroup, Work
+
+        if self._originals:
+            return
+        self._get_future = Work.get_future
+        for name, operation in OPERATIONS.items():
+            if name in ProcessGroup.__dict__:
+                self._replace(ProcessGroup, name, self._captured(ProcessGroup.__dict__[name], operation))
+        for name in unknown_methods(ProcessGroup):
+            unknown = "this version of commtrace does not know it: what it communicates is not recorded"
+            self._replace(ProcessGroup, name, self._not_followed(ProcessGroup.__dict__[name], name, unknown))
+        for name, meaning in ONE_SIDED.items():
+            if name in ProcessGroup.__dict__:
+                self._replace(ProcessGroup, name, self._not_followed(ProcessGroup.__dict__[name], name, meaning))
+        if self._devices is not None:
+            for name, wrap in (
+                ("_start_coalescing", self._devices.starting_bracket),
+                ("_end_coalescing", self._devices.ending_bracket),
+            ):
+                if name in ProcessGroup.__dict__:
+                    self._replace(ProcessGroup, name, wrap(ProcessGroup.__dict__[name]))
+            for events, name, replacing in self._devices.replacements:
+                self._replace(events, name, replacing(events.__dict__[name]))
+        for work_type in (Work, *subclasses(Work)):
+            if "wait" in work_type.__dict__:
+                original = work_type.__dict__["wait"]
+                self._replace(work_type, "wait", self._waiting(original))
+            # Where there is no accelerator it does nothing, and is no wait.
+            if "synchronize" in work_type.__dict__ and self._devices is not None:
+                synchronize = self._devices.synchronizing(work_type.__dict__["synchronize"])
+                self._replace(work_type, "synchronize", synchronize)
+
+    def uninstall(self) -> None:
+        """Put every original back, exactly. A method that somebody else has replaced since is left alone."""
+        for owner, name, original, replacement in reversed(self._originals):
+            if owner.__dict__.get(name) is replacement:
+                setattr(owner, name, original)
+        self._originals.clear()
+        for launch, completion in self._pending.values():
+            if completion is None:
+                self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
+            elif not completion[ENDED]:
+                completion[ENDED] = _TOLD
+                self._tracer.append((forgotten_rows, kind_of(launch), launch, completion[NUMBER]))
+        self._pending.clear()
+        if self._devices is not None:
+            self._devices.forget_all()
+
+    def future_taken(self, work: Any) -> Pending | None:
+        """Somebody takes the future of a Work: what of the host it stands for, if nobody has waited for it."""
+        if self._devices is not None:
+            self._devices.future_taken(work)
+        key = id(work)
+        found = self._pending.get(key)
+        return None if found is None else Pending(key, found)
+
+    def mark(self) -> Mark:
+        """Now; beside an accelerator, the position of its current stream."""
+        return now_ns() if self._devices is None else self._devices.mark()
+
+    def waited_for_future(self, pending: Pending, start: Mark, end: Mark) -> None:
+        """Somebody has waited, between two marks, for the future of what :meth:`future_taken` told."""
+        if self._pending.get(pending.key) is not pending.entry:
+            return  # A wait for the Work has told it, or the Work is gone and another one has its id.
+        del self._pending[pending.key]
+        launch, completion = pending.entry
+        tracer, ended = self._tracer, end if self._devices is None else now_ns()
+        if completion is None:
+            number = next_id()
+            tracer.append((completed_rows, kind_of(launch), launch, number, ended, ()))
+        else:
+            number, completion[WAITED] = completion[NUMBER], ended
+        if self._devices is None:
+            tracer.last_mark = end
+            tracer.append((stall_rows, schema.STALL, launch, number, tracer.coordinates, start, end))
+        else:
+            self._devices.host_stalled(launch, number, start, end)
+
+    def unfinished(self) -> list[Launch]:
+        """Communications that were launched and whose end has not been seen, oldest first."""
+        waiting = [
+            launch for launch, completion in list(self._pending.values()) if completion is None or not completion[ENDED]
+        ]
+        return waiting + ([] if self._devices is None else self._devices.unfinished())
+
+    def _waiting(self, original: Any) -> Callable[..., Any]:
+        if self._devices is None:
+            return waiting(original, self._tracer, self._pending, PART)
+        return waiting_beside(original, self._tracer, self._pending, PART, self._devices)
+
+    def _replace(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
+        original = owner.__dict__[name]
+        _copy_description(original, replacement)
+        self._originals.append((owner, name, original, replacement))
+        setattr(owner, name, replacement)
+
+    def _captured(self, original: Any, operation: Operation) -> Callable[..., Any]:
+        tracer, devices, pending = self._tracer, self._devices, self._pending
+        states, register = tracer.groups.states, tracer.groups.state
+        skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
+        number = p2p_number if operation.is_p2p else collective_number
+        measure, is_collective = operation.measure, not operation.is_p2p
+        launched, forgotten, unrecorded = self._launching(), self._forgotten, self._unrecorded
+        refused, blocked, thread, unmeasured = self._refused, tracer.blocked, tracer.thread, tracer.unmeasured
+
+        def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            launch = device_call = state = None
+            seq = peer = -1
+            try:
+                thread.has_counted = True
+                positional = by_position(arguments, keywords, operation.arguments) if keywords else arguments
+                state = states.get(id(process_group)) or register(process_group)
+                seq, peer, is_async = number(operation, state, positional)
+                if tracer.recording and not (skip_roles and skips(state, -1 if is_collective else peer)):
+                    try:
+                        num_bytes, self_bytes, dtype, tensor, members = measure(positional, process_group)
+                    except Exception as error:
+                        num_bytes, self_bytes, dtype, tensor, members = unmeasured(operation, positional, error)
+                    launch = (
+                        operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, tracer.coordinates,
+                        members, now_ns(),
+                    )  # fmt: skip
+                    if devices is not None:
+                        device = tensor.device if tensor is not None else barrier_device(positional)
+                        if device is not None and device.type == "cuda":
+                            device_call, launch = devices.launch(launch, device.index), None
+                    blocked[0] = launch or device_call
+            except Exception as error:
+                tracer.failed(PART, error)
+            try:
+                work = original(process_group, *arguments, **keywords)
+            except BaseException:
+                try:
+                    if state is not None and seq >= 0:
+                        refused(operation, state, peer, seq)
+                except Exception as error:
+                    tracer.failed(PART, error)
+                raise
+            finally:
+                try:
+                    blocked[0], thread.has_counted = None, False
+                except Exception as error:
+                    tracer.failed(PART, error)
+            try:
+                if launch is not None:
+                    if work is None or (is_async and is_collective):
+                        launched(launch, work)
+                    else:
+                        key = id(work)
+                        if key in pending:
+                            forgotten(pending[key])
+                        pending[key] = (launch, None)
+                elif device_call is not None and devices is not None:
+                    devices.launched(device_call, work)
+                elif work is not None:
+                    unrecorded(work)
+            except Exception as error:
+                tracer.failed(PART, error)
+            return work
+
+        return method
+
+    def _not_followed(self, original: Any, name: str, meaning: str) -> Callable[..., Any]:
+        """Of a method that may communicate: that it was called, and what that means, is told once."""
+        from torch.distributed import Work
+
+        tracer = self._tracer
+        is_private = name.startswith("_")
+
+        def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            result = original(process_group, *arguments, **keywords)
+            try:
+                if name not in tracer.unknown_methods and (not is_private or isinstance(result, Work)):
+                    tracer.unknown_methods.add(name)
+                    tracer.guard.noticed(f"ProcessGroup.{name} was called: {meaning}.")
+            except Exception as error:
+                tracer.failed(PART, error)
+            return result
+
+        return method
+
+    def _refused(self, operation: Operation, state: GroupState, peer: int, seq: int) -> None:
+        """The backend raised: nothing was sent, so the number is free, as it is on ranks that did not try."""
+        if operation.is_p2p:
+            state.take_back_p2p(operation.is_send, peer, seq)
+        else:
+            state.take_back(seq)
+
+    def _launching(self) -> Callable[[Launch, Any], None]:
+        """What is done after the launch of an operation that is over already, or whose completion will call back."""
+        tracer, pending, completions, completed = (
+            self._tracer,
+            self._pending,
+            self._tracer.completions,
+            self._completing(),
+        )
+        # Torch's own method: what stands in for it (capture.futures) is for those who wait for the future.
+        get_future, forgotten = self._get_future, self._forgotten
+
+        def launched(launch: Launch, work: Any) -> None:
+            if work is None:  # It was blocking.
+                tracer.last_mark = end = now_ns()
+                tracer.append((waited_rows, waited_kinds(launch), launch, tracer.coordinates, launch[-1], end))
+                return
+            key = id(work)
+            if key in pending:
+                forgotten(pending[key])
+            try:
+                future = get_future(work)
+            except RuntimeError:  # This backend's work has none: the return of the wait is its end.
+                pending[key] = (launch, None)
+                return
+            pending[key] = entry = (launch, [next_id(), 0, 0])
+            # completions.add, without its frame
+            future.add_done_callback(partial(completed, completions.alive, entry))
+
+        return launched
+
+    def _completing(self) -> Callable[[object, tuple[Launch, Any], Any], None]:
+        """What a completion calls back, on a thread of the backend."""
+        tracer = self._tracer
+        buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
+
+        def completed(_alive: object, pending: tuple[Launch, Any], _future: Any) -> None:
+            try:
+                end = now_ns()
+                launch, completion = pending
+                if not completion[ENDED]:
+                    completion[ENDED] = end
+                    entry = (completed_rows, schema.COLLECTIVE, launch, completion[NUMBER], end, completion)
+                    if len(buffer) < capacity:
+                        buffer.append(entry)
+                    else:
+                        drop(entry)
+            except Exception as error:  # torch would only write it to the log
+                tracer.failed(PART, error)
+
+        return completed
+
+    def _forgotten(self, pending: tuple[Launch, Any]) -> None:
+        """The Work is gone, for its id is in use again, and nobody waited for it."""
+        launch, completion = pending
+        if completion is None:
+            self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
+
+    def _unrecorded(self, work: Any) -> None:
+        """A Work that is not ours: its id may be that of one that is gone."""
+        earlier = self._pending.pop(id(work), None)
+        if earlier is not None:
+            self._forgotten(earlier)
+        if self._devices is not None:
+            self._devices.forget(work)
+
+
+def unknown_methods(owner: type) -> list[str]:
+    """Methods of ``ProcessGroup`` of which is not known whether they communicate."""
+    return [
+        name
+        for name, value in vars(owner).items()
+        if name not in OPERATIONS
+        and name not in NOT_COMMUNICATION
+        and name not in ONE_SIDED
+        and not name.startswith("__")
+        and callable(value)
+        and not isinstance(value, (type, staticmethod, classmethod))
+    ]
+
+
+def subclasses(owner: type) -> list[type]:
+    """Return the classes below this one, and those below them."""
+    children: list[type] = owner.__subclasses__()
+    return [found for child in children for found in (child, *subclasses(child))]
+
+
+def _copy_description(original: Any, replacement: Any) -> None:
+    replacement.__name__ = getattr(original, "__name__", replacement.__name__)
+    replacement.__qualname__ = getattr(original, "__qualname__", replacement.__qualname__)
+    replacement.__doc__ = getattr(original, "__doc__", None)
+    replacement.__wrapped__ = original

@@ -1,0 +1,1 @@
+"""How work on an accelerator is timed without waiting for it, and how the device is doing."""

@@ -1,0 +1,54 @@
+"""The two clocks by which a device's work is timed, behind one small protocol.
+
+Hot code calls ``mark`` and keeps what it returns; the harvester thread later asks ``resolve`` for nanoseconds on the
+host's monotonic clock. On a CPU the mark *is* the time; on CUDA it is an event on the current
+stream (:mod:`commtrace.capture.device.cuda_clock`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, Protocol
+
+from commtrace.trace import schema
+
+now_ns: Final = time.monotonic_ns
+"""The axis of all spans: CLOCK_MONOTONIC is shared by the processes of a host and no clock step moves it."""
+
+Mark = Any
+"""A point on a device's timeline: an int (ns, already known) or an object that the clock can resolve later."""
+
+
+class DeviceClock(Protocol):
+    """Takes marks on the training thread, resolves them on the harvester thread."""
+
+    timing: int
+    """How spans between two marks are timed: a code of ``schema.TIMINGS``."""
+
+    def mark(self) -> Mark:
+        """A mark at the current position of the current stream. Never waits."""
+
+    def resolve(self, mark: Mark) -> int | None:
+        """The time of a mark in ns, or None while the device has not reached it. Never waits."""
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is recording a graph, in which marks must not be taken."""
+
+    def refresh(self) -> None:
+        """Called by the harvester before each pass: take a new anchor between device time and host time."""
+
+
+class HostClock:
+    """For CPU work: a mark is the host's time in ns."""
+
+    timing = schema.HOST_TIMING
+    mark = staticmethod(now_ns)
+
+    def resolve(self, mark: Mark) -> int | None:
+        return int(mark)
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def refresh(self) -> None:
+        return None

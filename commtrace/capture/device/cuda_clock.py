@@ -1,0 +1,235 @@
+"""Device time from CUDA events, without ever waiting for the device.
+
+A mark records a pooled event on the current stream. The harvester later asks the event, by query, whether the device
+has passed it, and reads its time relative to an *anchor*: an event whose host time is known within a bracket.
+``Event.elapsed_time`` returns float32 milliseconds, 60 ns fine at 1 s and 0.25 ms after an hour, so anchors are renewed
+as the run goes on. They are recorded on a stream on which nothing else runs: they pass at once and order nothing on the
+streams of the job.
+
+Where no event can or may be recorded the mark is the host's time instead: before the job uses the device (an event
+would create a context on it) and while the stream is captured into a graph (the event would belong to the graph).
+
+``cudaEventQuery`` and ``cudaEventElapsedTime`` can block when the driver is stuck: only the harvester calls them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from commtrace.capture.device.clock import Mark, now_ns
+from commtrace.capture.device.cuda_driver import CudaDriver
+from commtrace.trace import schema
+
+ANCHOR_TRIES: Final = 3
+ANCHOR_POLLS: Final = 1_000
+"""Queries after which an anchor is given up: the stream is shared with something that keeps the device busy."""
+
+DRIFT_PPM: Final = 100
+"""How far device and host clock can run apart: a new anchor is taken if it is no worse than the old one has become."""
+
+NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
+
+
+class CudaMark:
+    """A place on a device's timeline; ``time_ns`` once it has been resolved.
+
+    Attributes:
+        stream: number of the stream on which the event was recorded; unique on its device.
+    """
+
+    __slots__ = ("device", "event", "stream", "time_ns")
+
+    def __init__(self, event: Any, device: int, stream: int) -> None:
+        self.event = event
+        self.device = device
+        self.stream = stream
+        self.time_ns: int | None = None
+
+
+class Anchor(NamedTuple):
+    """An event and the host time at which the device passed it, wrong by at most half the bracket."""
+
+    event: Any
+    host_ns: int
+    bracket_ns: int
+
+
+class Driver(Protocol):
+    """:class:`~commtrace.capture.device.cuda_driver.CudaDriver`, or a simulated one."""
+
+    def has_context(self, device: int) -> bool:
+        """Whether this process uses the device."""
+
+    def spare_captures(self) -> None:
+        """Let the calling thread query events while another thread captures a graph. May raise OSError."""
+
+
+class CudaClock:
+    """A :class:`~commtrace.capture.device.clock.DeviceClock` of CUDA (and HIP) events.
+
+    Making one touches no device, so that it can be made before the job has forked or chosen its device.
+
+    Args:
+        cuda: the module that provides events and streams: ``torch.cuda``; tests pass a simulated one.
+        driver: answers what that module does not.
+        host_ns: the host's clock.
+
+    Attributes:
+        is_off: no more events are recorded or read.
+    """
+
+    timing = schema.CUDA_EVENT_TIMING
+
+    def __init__(self, cuda: Any = None, driver: Driver | None = None, host_ns: Callable[[], int] = now_ns) -> None:
+        if cuda is None:
+            import torch
+
+            cuda = torch.cuda
+        self._cuda = cuda
+        self._driver = driver or CudaDriver()
+        self._host_ns = host_ns
+        self._pools: dict[int, deque[Any]] = {}
+        self._anchors: dict[int, Anchor] = {}
+        self._streams: dict[int, Any] = {}
+        self._thread = threading.local()
+        # torch's own method: what stands in for it (capture.stream_waits) is for the events of the job.
+        self._record: Callable[[Any, Any], None] = cuda.Event.record
+        self.is_off = False
+
+    def mark(self, device: int | None = None) -> Mark:
+        """Record an event on the current stream. ~1 µs; never waits.
+
+        Args:
+            device: whose current stream; the current device's if None.
+        """
+        cuda = self._cuda
+        if self.is_off or not cuda.is_initialized():
+            return self._host_ns()
+        current = cuda.current_device()
+        if device is None:
+            device = current
+        pool = self._pools.get(device)
+        if pool is None:
+            found = self._device_in_use(device)
+            if found is None:
+                return self._host_ns()
+            device = found
+            pool = self._pools.setdefault(device, deque())
+        if cuda.is_current_stream_capturing():
+            return self._host_ns()
+        try:
+            event = pool.pop()
+        except IndexError:
+            event = cuda.Event(enable_timing=True)
+        stream = cuda.current_stream(device)
+        self._record(event, stream)
+        return CudaMark(event, device, stream.stream_id)
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is captured into a graph: an event recorded there would belong to the graph."""
+        return bool(self._cuda.is_initialized() and self._cuda.is_current_stream_capturing())
+
+    def resolve(self, mark: Mark) -> int | None:
+        """Host time of a mark in ns, or None while the device has not passed it. Harvester only; never waits.
+
+        Raises:
+            RuntimeError: the clock is off, or the device has failed.
+        """
+        if isinstance(mark, int):
+            return mark
+        known: int | None = mark.time_ns
+        if known is not None:
+            return known
+        if self.is_off:
+            raise RuntimeError("the device's clock is switched off")
+        anchor = self._anchors.get(mark.device)
+        if anchor is None or not mark.event.query():
+            return None
+        elapsed_ns = round(anchor.event.elapsed_time(mark.event) * NANOSECONDS_PER_MILLISECOND)
+        time_ns: int = anchor.host_ns + elapsed_ns
+        self._pools[mark.device].append(mark.event)
+        mark.time_ns, mark.event = time_ns, None
+        return time_ns
+
+    def refresh(self) -> None:
+        """Take a new anchor on every device that has been marked. Harvester only.
+
+        Raises:
+            OSError: the driver cannot be asked without endangering the job's graph captures.
+            RuntimeError: the device has failed.
+        """
+        for device in list(self._pools):
+            anchor = self._take_anchor(device)
+            if anchor is not None and self._is_better(anchor, self._anchors.get(device)):
+                self._anchors[device] = anchor
+
+    def switch_off(self) -> None:
+        """From now on marks are the host's time, and what has not been resolved cannot be."""
+        self.is_off = True
+
+    def current_stream(self) -> Any:
+        """Of the current device."""
+        return self._cuda.current_stream()
+
+    @property
+    def event_type(self) -> type:
+        """The class of events: ``torch.cuda.Event``."""
+        found: type = self._cuda.Event
+        return found
+
+    @property
+    def used_device(self) -> int | None:
+        """The device that was marked first; None before one has been."""
+        return next(iter(self._pools), None)
+
+    def anchor_error_ns(self, device: int) -> int | None:
+        """Half the bracket of the newest anchor: the error of the device's axis against the host's."""
+        anchor = self._anchors.get(device)
+        return None if anchor is None else anchor.bracket_ns // 2
+
+    def _device_in_use(self, device: int) -> int | None:
+        """``device`` if the job uses it. If not, the job never set its device: the one that it uses, if it is one."""
+        if self._driver.has_context(device):
+            return device
+        return next(iter(self._pools)) if len(self._pools) == 1 else None
+
+    def _take_anchor(self, device: int) -> Anchor | None:
+        """The narrowest of a few readings."""
+        with self._cuda.device(device):
+            stream = self._streams.get(device)
+            if stream is None:
+                stream = self._streams[device] = self._cuda.Stream()
+            self._spare_captures(stream)
+            readings = [self._read_anchor(stream) for _ in range(ANCHOR_TRIES)]
+        usable = [reading for reading in readings if reading is not None]
+        if not usable:
+            # torch hands out the same 32 streams over and over: this one is somebody else's too. Try the next one.
+            del self._streams[device]
+        return min(usable, key=lambda anchor: anchor.bracket_ns, default=None)
+
+    def _read_anchor(self, stream: Any) -> Anchor | None:
+        event = self._cuda.Event(enable_timing=True)
+        before = self._host_ns()
+        self._record(event, stream)
+        for _ in range(ANCHOR_POLLS):
+            if event.query():
+                after = self._host_ns()
+                return Anchor(event, (before + after) // 2, after - before)
+        return None
+
+    def _is_better(self, new: Anchor, old: Anchor | None) -> bool:
+        """A thread that did not get the GIL between its readings makes a wide bracket; the old anchor stays then."""
+        return (
+            old is None or new.bracket_ns <= old.bracket_ns + 2 * DRIFT_PPM * (new.host_ns - old.host_ns) // 1_000_000
+        )
+
+    def _spare_captures(self, stream: Any) -> None:
+        if not getattr(self._thread, "spares_captures", False):
+            # The first call of CUDA's runtime makes a context current in this thread, and torch calls it not even to
+            # choose device 0, which is every thread's from the start. Recording is allowed while others capture.
+            self._record(self._cuda.Event(enable_timing=True), stream)
+            self._driver.spare_captures()
+            self._thread.spares_captures = True

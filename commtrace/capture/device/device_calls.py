@@ -1,0 +1,338 @@
+"""Communication of tensors on an accelerator: marks on streams instead of readings of the host's clock.
+
+How the end of an operation becomes known (docs/gpu-validation.md):
+
+* synchronous: it runs on the current stream; marks before and after bracket it, and it stalls that stream. Some
+  backends return no Work of it, some do (:mod:`commtrace.capture.collectives.nccl`).
+* asynchronous: marks before and after the wait for it. A stream that stood still between them did so until the
+  operation ended: that is its end. A stream that did not came later than the end, which is not known then.
+* on a stream that does not compute, or waited for there: the same, and no stall but where the stream that computes
+  waits for that one (:mod:`commtrace.capture.device.stream_waits`).
+* what C++ waits for (the reducer of DistributedDataParallel): marks around that wait, told by :meth:`stalled`.
+
+Two things that would tell more are never done. ``Work.wait`` releases the tensors that the operation still uses. A
+callback on the Work's future runs on one of torch's 32 pooled streams, behind the operation. Other communicators and
+the streams of the job are of these 32: one of them would wait for an operation it has nothing to do with, which can
+deadlock pipelines. And the operation's outputs would be recorded on that stream, which delays the reuse of their
+memory (``Future::invokeCallback`` in torch's ATen/core/ivalue_inl.h).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from commtrace.capture.collectives.flight_recorder import FlightRecorder
+from commtrace.capture.collectives.hidden_ends import HiddenEnds
+from commtrace.capture.device.clock import Mark
+from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.stream_waits import StreamWaits
+from commtrace.capture.records import (
+    DeviceCall,
+    Launch,
+    Queue,
+    device_call_rows,
+    device_stall_rows,
+    marked_stall_rows,
+)
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+from commtrace.trace.metadata import measures_durations
+
+PART: Final = "capture of device communication"
+
+MOST_UNWAITED: Final = 1_000
+"""Operations of C++ that wait, per queue, for somebody to tell when C++ waited for them."""
+
+
+class DeviceCalls:
+    """The device-timed half of :class:`~commtrace.capture.collectives.process_groups.ProcessGroupCapture`.
+
+    Args:
+        tracer: where entries go.
+        clock: takes the marks.
+
+    Attributes:
+        hidden_ends: finds the true ends of hidden communication; None where nothing measures durations.
+    """
+
+    def __init__(self, tracer: Tracer, clock: CudaClock) -> None:
+        self._tracer = tracer
+        self._clock = clock
+        self._pending: dict[int, tuple[DeviceCall, ...]] = {}
+        self._unwaited: dict[Queue, deque[DeviceCall]] = {}
+        self._streams = StreamWaits(tracer, clock, PART)
+        self.hidden_ends = HiddenEnds(tracer, FlightRecorder()) if measures_durations(os.environ) else None
+
+    @property
+    def replacements(self) -> tuple[tuple[type, str, Callable[[Any], Callable[..., Any]]], ...]:
+        """Methods that stand in for those of events: class, name, and what makes the replacement of the original."""
+        events = self._clock.event_type
+        return (events, "record", self._streams.recording), (events, "wait", self._streams.waiting)
+
+    def launch(self, launch: Launch, device: int | None = None) -> DeviceCall | None:
+        """Take the launch mark; None for an operation that is not launched now (in a bracket) or cannot be timed.
+
+        Args:
+            launch: without its start.
+            device: index of the device of its tensors; the current one if None.
+        """
+        operation, state = launch[:2]
+        clock = self._clock
+        if clock.is_off:
+            return None
+        if clock.is_capturing():
+            self._tracer.saw_graph_capture = True
+            return None
+        if state.bracket is not None:
+            is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p
+            start = clock.mark(device) if is_first_to_run else None
+            call = self._followed(DeviceCall((*launch[:-1], start), clock, device, state.queue(-1)))
+            call.op_in_seq = len(state.bracket)
+            state.bracket.append(call)
+            return None
+        queue = state.queue(launch[6] if operation.is_p2p and state.nccl.has_stream_per_pair else -1)
+        return self._followed(DeviceCall((*launch[:-1], clock.mark(device)), clock, device, queue))
+
+    def _followed(self, call: DeviceCall) -> DeviceCall:
+        if self.hidden_ends is not None:
+            self.hidden_ends.follow(call)
+        return call
+
+    def launched(self, call: DeviceCall, work: Any) -> None:
+        """The operation has been handed to the backend, which has returned ``work``."""
+        self._launched((call,), work)
+
+    def complete(self, call: DeviceCall, _work: Any) -> None:
+        """The operation has been launched by C++, whose wait for it :meth:`stalled` will tell."""
+        assert call.queue is not None
+        self._returned((call,))
+        unwaited = self._unwaited.setdefault(call.queue, deque())
+        unwaited.append(call)
+        if len(unwaited) > MOST_UNWAITED:
+            self._ended(unwaited.popleft())
+
+    def stalled(self, call: DeviceCall, start: Mark, end: Mark) -> None:
+        """C++ has waited from ``start`` to ``end`` for ``call`` and what was launched before it on the same stream."""
+        tracer = self._tracer
+        tracer.last_mark = end
+        unwaited = self._unwaited.get(call.queue) if call.queue is not None else None
+        earlier = []
+        while unwaited and unwaited[0].id <= call.id:
+            earlier.append(unwaited.popleft())
+        for ended in reversed(earlier):  # The last one first: the others ended before it did.
+            ended.waited_from, ended.end = start, end
+            self._ended(ended)
+        tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
+
+    def future_taken(self, work: Any) -> None:
+        """Somebody takes the future of a Work: nobody will wait for the Work, if it is not for other reasons."""
+        for call in self._pending.get(id(work), ()):
+            call.has_future = True
+
+    def futures_waited(self, first: int, start: Mark, end: Mark) -> None:
+        """C++ has waited from ``start`` to ``end`` for the futures of calls numbered from ``first`` on."""
+        pending = list(self._pending.items())
+        keys = [key for key, calls in pending if all(call.has_future and call.id >= first for call in calls)]
+        calls = sorted((call for key in keys for call in self._pending.pop(key)), key=lambda call: call.id)
+        for call in reversed(calls):  # The last one first: the others ended before it did.
+            call.waited_from, call.end = start, end
+            self._ended(call)
+        if calls:
+            self._stood_still(calls[-1], start, end)
+
+    def about_to_wait(self, work: Any) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
+        """What of ours this Work stands for, and a mark before the wait for it; nothing if it is not ours."""
+        calls = self._pending.get(id(work))
+        return calls, None if calls is None else self._clock.mark(calls[0].device)
+
+    def waited_by_its_work(self, work: Any, calls: tuple[DeviceCall, ...], start: Mark) -> None:
+        """The wait that :meth:`about_to_wait` told of has returned."""
+        end = self._clock.mark(calls[0].device)
+        if self._pending.pop(id(work), None) is calls:
+            self._waited(calls, start, end)
+
+    def synchronizing(self, original: Any) -> Callable[..., Any]:
+        """Replacement of ``Work.synchronize``: a wait of the current stream, as ``Work.wait`` is."""
+
+        blocked, failed = self._tracer.blocked, self._tracer.failed
+
+        def synchronize(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            calls: tuple[DeviceCall, ...] | None = None
+            start: Mark | None = None
+            try:
+                calls, start = self.about_to_wait(work)
+                if calls is not None:
+                    blocked[0] = calls[0]
+            except Exception as error:
+                failed(PART, error)
+            if calls is None:
+                return original(work, *arguments, **keywords)
+            try:
+                result = original(work, *arguments, **keywords)
+            finally:
+                try:
+                    blocked[0] = None
+                except Exception as error:
+                    failed(PART, error)
+            try:
+                self.waited_by_its_work(work, calls, start)
+            except Exception as error:
+                failed(PART, error)
+            return result
+
+        return synchronize
+
+    def waited(self, call: DeviceCall, start: Mark, end: Mark) -> None:
+        """Somebody who has no Work has waited for ``call``; it may have several results, each with a wait."""
+        if call.end is None:
+            self._waited((call,), start, end)
+        else:
+            self._stood_still(call, start, end)
+
+    def returned(self, call: DeviceCall) -> None:
+        """``call``, for which no Work will be waited, has been handed to the backend."""
+        self._returned((call,))
+
+    def forgotten(self, call: DeviceCall) -> None:
+        """Nobody has waited for ``call``, and nobody will."""
+        self._ended(call)
+
+    def mark(self) -> Mark:
+        """A mark on the current device's current stream."""
+        return self._clock.mark()
+
+    def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
+        """The host has waited for a host-timed communication: what the device missed is between the marks."""
+        tracer = self._tracer
+        tracer.last_mark = end
+        tracer.append((marked_stall_rows, schema.STALL, launch, number, tracer.coordinates, self._clock, start, end))
+
+    def forget(self, work: Any) -> None:
+        """This Work is not ours: what has its id is gone."""
+        for call in self._pending.pop(id(work), ()):
+            self._ended(call)
+
+    def forget_all(self) -> None:
+        """At the end of the recording: what nobody has waited for has no end."""
+        for calls in (*self._pending.values(), *self._unwaited.values()):
+            for call in calls:
+                self._ended(call)
+        self._pending.clear()
+        self._unwaited.clear()
+        self._streams.forget()
+        if self.hidden_ends is not None:
+            self.hidden_ends.stop()
+
+    def unfinished(self) -> list[Launch]:
+        """Operations that were launched and that nobody has waited for."""
+        pending = [*list(self._pending.values()), *(tuple(calls) for calls in list(self._unwaited.values()))]
+        return [call.launch for calls in pending for call in calls]
+
+    def starting_bracket(self, original: Any) -> Callable[..., Any]:
+        """Replacement of ``_start_coalescing``: what follows is launched by ``_end_coalescing``."""
+        tracer = self._tracer
+
+        def start_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            try:
+                state = tracer.groups.state(process_group)
+                state.bracket, state.bracket_is_collective = [], False
+            except Exception as error:
+                tracer.failed(PART, error)
+            return original(process_group, *arguments, **keywords)
+
+        return start_coalescing
+
+    def ending_bracket(self, original: Any) -> Callable[..., Any]:
+        """Replacement of ``_end_coalescing``: the members are launched together, here."""
+        tracer = self._tracer
+
+        def end_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            calls: tuple[DeviceCall, ...] = ()
+            try:
+                calls = self._close_bracket(process_group)
+            except Exception as error:
+                tracer.failed(PART, error)
+            work = original(process_group, *arguments, **keywords)
+            try:
+                if calls:
+                    self._launched(calls, work)
+            except Exception as error:
+                tracer.failed(PART, error)
+            return work
+
+        return end_coalescing
+
+    def _close_bracket(self, process_group: Any) -> tuple[DeviceCall, ...]:
+        """Give the members of a bracket their common launch mark and, to collectives, their common number."""
+        state = self._tracer.groups.state(process_group)
+        calls, state.bracket = tuple(state.bracket or ()), None
+        # Counted also where nothing is recorded: members of the group must agree on the numbers that follow.
+        collective_seq = next(state.collective_seq) if state.bracket_is_collective else -1
+        if not calls or self._clock.is_capturing():
+            return ()
+        start = calls[0].launch[-1] or self._clock.mark(calls[0].device)
+        for call in calls:
+            operation, own_state, seq = call.launch[:3]
+            call.batch = calls[0].id
+            call.launch = (
+                operation, own_state, seq if operation.is_p2p else collective_seq, *call.launch[3:-1], start,
+            )  # fmt: skip
+        return calls
+
+    def _launched(self, calls: tuple[DeviceCall, ...], work: Any) -> None:
+        self._returned(calls)
+        if work is None:
+            self._ran_on_current_stream(calls)
+        elif all(_runs_on_current_stream(call) for call in calls):
+            self.forget(work)  # What had its id is gone. The wait for this one will find the stream behind it already.
+            self._ran_on_current_stream(calls)
+        else:
+            self._remember(work, calls)
+
+    def _returned(self, calls: tuple[DeviceCall, ...]) -> None:
+        if self.hidden_ends is not None:
+            now = self.hidden_ends.system_ns()
+            for call in calls:
+                call.returned_at = now
+
+    def _ran_on_current_stream(self, calls: tuple[DeviceCall, ...]) -> None:
+        first = calls[0]
+        end = self._clock.mark(first.device)
+        for call in reversed(calls):
+            if call.queue is not None:
+                call.queue.withdraw(call)
+        for call in calls:
+            call.queue, call.end = None, end
+            self._ended(call)
+        self._stood_still(first, first.launch[-1], end)
+
+    def _remember(self, work: Any, calls: tuple[DeviceCall, ...]) -> None:
+        self.forget(work)
+        self._pending[id(work)] = calls
+
+    def _waited(self, calls: tuple[DeviceCall, ...], start: Mark, end: Mark) -> None:
+        for call in calls:
+            call.waited_from, call.end = start, end
+            self._ended(call)
+        self._stood_still(calls[0], start, end)
+
+    def _stood_still(self, call: DeviceCall, start: Mark, end: Mark) -> None:
+        """The current stream did, from ``start`` to ``end``: a stall, if it is the one that computes."""
+        if not self._streams.computes(end):
+            self._streams.passes(end, call)
+            return
+        tracer = self._tracer
+        tracer.last_mark = end
+        tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
+
+    def _ended(self, call: DeviceCall) -> None:
+        kind = schema.P2P if call.launch[0].is_p2p else schema.COLLECTIVE
+        self._tracer.append((device_call_rows, kind, call))
+
+
+def _runs_on_current_stream(call: DeviceCall) -> bool:
+    operation, state, is_async = call.launch[0], call.launch[1], call.launch[7]
+    return bool(state.nccl.runs_on_current_stream(operation, is_async))

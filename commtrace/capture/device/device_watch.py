@@ -1,0 +1,146 @@
+"""Reads how the device of this process is doing, through NVIDIA's management library where that is installed.
+
+A thread of its own asks: a device that is in trouble may keep the driver from answering, and then neither training nor
+the harvester must stand still. Nothing is asked of CUDA, and the device is not synchronised.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from commtrace.capture.device.clock import now_ns
+from commtrace.trace.device_state import SLOWDOWNS, DeviceState
+
+PART: Final = "watching the device"
+
+READ_SECONDS: Final = 5.0
+
+_MOST_UNREAD: Final = 64
+_LINK_ERRORS: Final = (
+    "NVML_NVLINK_ERROR_DL_REPLAY",
+    "NVML_NVLINK_ERROR_DL_RECOVERY",
+    "NVML_NVLINK_ERROR_DL_CRC_FLIT",
+    "NVML_NVLINK_ERROR_DL_CRC_DATA",
+)
+
+_logger = logging.getLogger("commtrace")
+
+
+class DeviceWatch:
+    """Gathers readings of one device.
+
+    Args:
+        failed: is told, once, of what went wrong in commtrace itself.
+        now: clock, in ns.
+        wait: waits between two readings for so many seconds, and tells whether the watch is to end.
+    """
+
+    def __init__(
+        self,
+        failed: Callable[[str, BaseException], None],
+        *,
+        now: Callable[[], int] = now_ns,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._failed = failed
+        self._now = now
+        self._stop = threading.Event()
+        self._wait = wait or self._stop.wait
+        self._unread: deque[DeviceState] = deque(maxlen=_MOST_UNREAD)
+        self._thread: threading.Thread | None = None
+
+    def start(self, uuid: str) -> None:
+        """Begin to read, where pynvml (``pip install nvidia-ml-py``) is installed and knows the device.
+
+        Args:
+            uuid: of the device, as CUDA or NVML writes it.
+        """
+        if self._thread is not None or not uuid:
+            return
+        self._thread = threading.Thread(target=self._run, args=(uuid,), name="commtrace-device-watch", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # since Python 3.12 none starts once Python ends
+            if threading.main_thread().is_alive():
+                self._failed(PART, error)
+
+    def stop(self) -> None:
+        """Have the thread end; it is not waited for, as it may never come back from the driver."""
+        self._stop.set()
+
+    def take(self) -> list[DeviceState]:
+        """Return the readings since the last call. From any thread."""
+        return [self._unread.popleft() for _ in range(len(self._unread))]
+
+    def _run(self, uuid: str) -> None:
+        try:
+            nvml: Any = importlib.import_module("pynvml")
+        except ImportError:
+            return
+        try:
+            nvml.nvmlInit()
+            device = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        except nvml.NVMLError as error:
+            _logger.info("commtrace: clocks, temperature and power of the device are not recorded: %s", error)
+            return
+        try:
+            while not self._wait(READ_SECONDS):
+                self._unread.append(read_device(nvml, device, self._now()))
+        except Exception as error:
+            self._failed(PART, error)
+
+
+def read_device(nvml: Any, device: Any, at_ns: int) -> DeviceState:
+    """Ask for everything once.
+
+    Args:
+        nvml: the module pynvml.
+        device: its handle.
+        at_ns: the time of the reading.
+    """
+
+    def told(name: str, *arguments: Any) -> Any:
+        ask = getattr(nvml, name, None)  # older ones lack some
+        try:
+            return None if ask is None else ask(device, *arguments)
+        except nvml.NVMLError:
+            return None  # this device does not tell, or not to this user
+
+    reasons = told("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:
+        reasons = told("nvmlDeviceGetCurrentClocksThrottleReasons")  # its name in drivers before 535
+    volatile = nvml.NVML_VOLATILE_ECC
+    return DeviceState(
+        at_ns=at_ns,
+        clock_mhz=told("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        most_clock_mhz=told("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        temperature_c=told("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        power_mw=told("nvmlDeviceGetPowerUsage"),
+        power_limit_mw=told("nvmlDeviceGetEnforcedPowerLimit"),
+        slowdowns=tuple(word for word, bit in SLOWDOWNS.items() if (reasons or 0) & bit),
+        corrected_errors=told("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+        uncorrected_errors=told("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
+        nvlink_errors=_sum(_link_errors(nvml, told)),
+        pcie_replays=told("nvmlDeviceGetPcieReplayCounter"),
+        serial=str(told("nvmlDeviceGetSerial") or ""),
+    )
+
+
+def _link_errors(nvml: Any, told: Callable[..., Any]) -> Iterator[int]:
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        if told("nvmlDeviceGetNvLinkState", link) != nvml.NVML_FEATURE_ENABLED:
+            continue
+        for counter in _LINK_ERRORS:
+            count = told("nvmlDeviceGetNvLinkErrorCounter", link, getattr(nvml, counter))
+            if count is not None:
+                yield count
+
+
+def _sum(counts: Iterator[int]) -> int | None:
+    known = list(counts)
+    return sum(known) if known else None

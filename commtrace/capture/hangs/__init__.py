@@ -1,0 +1,1 @@
+"""Notices that training has stopped, and says what this process is in."""

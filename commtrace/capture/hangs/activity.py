@@ -1,0 +1,183 @@
+"""What this process is doing while it records nothing: what a hang report starts from.
+
+A rank that hangs ends no span, so its files would not say where it hangs. The harvester therefore tells, whenever a
+rank has been quiet for two seconds, which phases are open, in which communication the training thread is blocked, how
+many communications it has launched in every group, and where in the program it is. All of it is read from outside, on
+the harvester's thread: the training thread does nothing for it but set two attributes.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from commtrace.capture.collectives.groups import next_number
+from commtrace.capture.device.clock import now_ns
+from commtrace.capture.records import DeviceCall, Launch, Span, dtype_name
+from commtrace.capture.tracer import Tracer
+from commtrace.recorder import OWN_FILES
+from commtrace.trace import schema
+
+PART: Final = "activity of a quiet rank"
+
+QUIET_NS: Final = 2_000_000_000
+"""A rank that recorded nothing for so long says what it is doing, and says it again as often."""
+
+LONG_QUIET_NS: Final = 60_000_000_000
+SELDOM_NS: Final = 10_000_000_000
+"""From a minute of quiet on, it says so every ten seconds only: the files of a job that hangs overnight stay small."""
+
+_LATENESS_NS: Final = 1_000_000_000
+"""By so much a promise to write again allows for the interval between passes."""
+
+MOST_FRAMES: Final = 16
+_MOST_OPEN: Final = 16
+_MOST_PAIRS: Final = 512
+
+
+class Activity:
+    """Tells what the training thread is doing when it is quiet. Not for several threads at a time.
+
+    Args:
+        tracer: of the process.
+        now: clock, in ns.
+        frames: the frames of the training thread, innermost first, as ``file:line function``.
+        asks_device: whether communications that only the device has not finished are told: a device whose driver is
+            stuck may never answer.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        now: Callable[[], int] = now_ns,
+        frames: Callable[[], list[str]] | None = None,
+        *,
+        asks_device: bool = True,
+    ) -> None:
+        self._tracer = tracer
+        self._now = now
+        self._frames = frames or _frames_of_main_thread
+        self._asks_device = asks_device
+        self._recorded_at = self._progress_at = now()
+        self._progress: Any = None
+        self._due_at = 0
+        self._seen: dict[int, tuple[Launch, int]] = {}
+
+    def marks(self) -> Iterator[tuple[str, Any]]:
+        """The mark ``activity``, if it is time for one. Called once per pass, before the buffer is emptied.
+
+        The first pass tells it in any case: from it readers learn how often to expect a word.
+        """
+        now = self._now()
+        progress = self.progress()
+        if self._tracer.recorder.buffer:
+            self._recorded_at = self._progress_at = now
+        if progress != self._progress:  # Training goes on in steps, too, that are not recorded.
+            self._progress, self._progress_at = progress, now
+        idle = now - self._recorded_at
+        if now < self._due_at or (self._due_at and idle < QUIET_NS):
+            return
+        interval = QUIET_NS if idle < LONG_QUIET_NS else SELDOM_NS
+        self._due_at = now + interval
+        quiet_ns = now - self._progress_at
+        yield "activity", {**self.described(), "quiet_ns": quiet_ns, "again_within_ns": interval + _LATENESS_NS}
+
+    def described(self) -> dict[str, Any]:
+        """What the training thread is doing now."""
+        collectives, messages = self._launched()
+        return {
+            "at": list(self._tracer.coordinates),
+            "open": [_open_span(span, self._asks_device) for span in _outwards(self._tracer.innermost)],
+            "collectives": collectives,
+            "p2p": messages,
+            "frames": self._frames(),
+        }
+
+    def open_kinds(self) -> set[str]:
+        """The kinds of the phases that are open. From any thread."""
+        return {schema.KINDS[span.kind] for span in _outwards(self._tracer.innermost)}
+
+    def progress(self) -> Any:
+        """A value that changes as training goes on: its place, and what it has launched."""
+        return (self._tracer.coordinates, *self._launched())
+
+    def in_flight(self, unfinished: Iterable[Launch]) -> list[dict[str, Any]]:
+        """Communications that have been under way since before the last pass, the one that blocks training first.
+
+        Args:
+            unfinished: launches whose end nobody has seen yet, oldest first.
+        """
+        blocked = self._blocked_launch()
+        device = {id(call.launch): call for call in self._on_device()}
+        launches = [*filter(None, [blocked]), *unfinished, *(call.launch for call in device.values())]
+        unique = {id(launch): launch for launch in launches}
+        before, now = self._seen, self._now()
+        self._seen = {key: (launch, before[key][1] if key in before else now) for key, launch in unique.items()}
+        return [
+            self._described(launch, since, launch is blocked, device.get(key))
+            for key, (launch, since) in self._seen.items()
+            if key in before
+        ]
+
+    def _blocked_launch(self) -> Launch | None:
+        blocked = self._tracer.blocked[0]
+        return blocked.launch if isinstance(blocked, DeviceCall) else blocked
+
+    def _on_device(self) -> list[DeviceCall]:
+        """Communications that the host has let go of and the device has not finished."""
+        if not self._asks_device:
+            return []
+        entries = self._tracer.recorder.unresolved()
+        calls = (entry[2] for entry in entries if len(entry) > 2 and isinstance(entry[2], DeviceCall))
+        return list({id(call): call for call in calls}.values())
+
+    def _described(self, launch: Launch, since: int, blocking: bool, call: DeviceCall | None) -> dict[str, Any]:
+        operation, state, seq, num_bytes, _, dtype, peer, is_async, _, _, start = launch
+        told = {
+            "operation": operation.name, "group": state.group.id, "seq": seq, "peer": peer, "bytes": num_bytes,
+            "dtype": dtype_name(dtype), "is_async": bool(is_async), "start": start if isinstance(start, int) else since,
+            "blocking": blocking,
+        }  # fmt: skip
+        if call is not None:
+            started = call.clock.resolve(start) is not None
+            told["state"] = "started" if started else "scheduled"
+            told["blocking"] = blocking or started
+        return told
+
+    def _launched(self) -> tuple[dict[str, int], list[list[Any]]]:
+        """How many collectives were launched in each group, and how many messages in each direction."""
+        states = list(self._tracer.groups.states.values())
+        messages = [
+            [state.group.id, is_send, peer, tag, next_number(counter) - ((tag & 0x7FFFFFFF) << 32)]
+            for state in states
+            for (is_send, peer, tag), counter in list(state.p2p_seq.items())
+        ]
+        return {str(state.group.id): next_number(state.collective_seq) for state in states}, messages[:_MOST_PAIRS]
+
+
+def _outwards(span: Span | None) -> Iterator[Span]:
+    for _ in range(_MOST_OPEN):
+        if span is None:
+            return
+        yield span
+        span = span.outer
+
+
+def _open_span(span: Span, asks_device: bool) -> dict[str, Any]:
+    ask = span.start is not None and (asks_device or isinstance(span.start, int))
+    since = span.clock.resolve(span.start) if ask else None
+    return {"kind": schema.KINDS[span.kind], "name": span.name, "since": since}
+
+
+def _frames_of_main_thread() -> list[str]:
+    """Where the main thread is. The frames are let go at once: they keep the tensors of their functions alive."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    told: list[str] = []
+    while frame is not None and len(told) < MOST_FRAMES:
+        code = frame.f_code
+        if not code.co_filename.startswith(OWN_FILES):
+            told.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return told

@@ -1,0 +1,223 @@
+"""Notices that training has stopped, and writes down what this process is in.
+
+A thread of its own, which depends on nothing that a stuck device or a full disk could hold up: not on the harvester,
+not on CUDA calls. It looks at the tracer once a second from outside; the training thread does nothing for it. It
+never ends, interrupts or signals the job.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from commtrace.capture.device.clock import now_ns
+from commtrace.capture.hangs.activity import Activity
+from commtrace.capture.records import Launch
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+from commtrace.trace.files.writer import rank_directory
+from commtrace.trace.metadata import RankMetadata
+
+_logger = logging.getLogger("commtrace")
+
+PART: Final = "watching for hangs"
+
+TIMES_MEDIAN: Final = 10.0
+"""Training hangs when nothing has moved for this many typical steps, and for the configured time at least."""
+
+BEFORE_STEPS: Final = 10.0
+"""By so much longer is it given before its third step, and while it saves, loads or evaluates."""
+
+_TICK_SECONDS: Final = 1.0
+_FEWEST_STEPS: Final = 3
+_STEPS_KEPT: Final = 64
+_SLOW_KINDS: Final = ("checkpoint", "evaluation")
+_MOST_FRAMES: Final = 64
+_WORK: Final = (
+    schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.MODULE, schema.OPTIMIZER, schema.DATA, schema.EVALUATION,
+)  # fmt: skip
+
+
+class HangWatch:
+    """Watches one process.
+
+    Args:
+        tracer: of the process.
+        unfinished: launches whose end nobody has seen yet, oldest first.
+        least_seconds: nothing shorter is a hang.
+        now: clock, in ns.
+
+    Attributes:
+        report: what the process is in since training stopped; None while it goes on. For other threads to read.
+    """
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        unfinished: Callable[[], Sequence[Launch]],
+        least_seconds: float,
+        *,
+        now: Callable[[], int] = now_ns,
+    ) -> None:
+        self.report: Mapping[str, Any] | None = None
+        self._tracer = tracer
+        self._unfinished = unfinished
+        self._least_ns = round(least_seconds * 1e9)
+        self._now = now
+        self._activity = Activity(tracer, now, asks_device=False)
+        self._metadata: RankMetadata | None = None
+        self._directory: Path | None = None
+        self._progress: Any = None
+        self._moved_at = self._stepped_at = now()
+        self._step = -1
+        self._steps_seen = 0
+        self._step_ns: deque[float] = deque(maxlen=_STEPS_KEPT)
+        self._dumps = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, directory: Path, metadata: RankMetadata) -> None:
+        """Begin to watch; dumps go beside the rank's trace files."""
+        self._metadata, self._directory = metadata, rank_directory(directory, metadata.rank)
+        thread = threading.Thread(target=self._run, name="commtrace-hang-watch", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # Since Python 3.12 none starts once Python ends, where a short job is first heard of: nothing to watch.
+            if threading.main_thread().is_alive():
+                self._tracer.failed(PART, error)
+            return
+        self._thread = thread  # Once it runs: another thread may stop the watch at any line, and joins what it finds.
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_TICK_SECONDS)
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: the thread is not there."""
+        self._thread = None
+        self._stop.set()
+
+    def slow_phase(self) -> str:
+        """``checkpoint`` or ``evaluation`` while one is open: no step ends meanwhile. Else empty. From any thread."""
+        kinds = self._activity.open_kinds()
+        return next((kind for kind in _SLOW_KINDS if kind in kinds), "")
+
+    def look(self) -> None:
+        """One look: what :attr:`report` says follows from it."""
+        now = self._now()
+        self._learn_step(now)
+        progress = (self._activity.progress(), self._work_recorded())
+        if progress != self._progress:
+            self._progress, self._moved_at = progress, now
+            if self.report is not None:
+                self.report = None
+                if self._speaks:
+                    _logger.warning("commtrace: training goes on again on rank %d", self._rank)
+            return
+        in_flight = self._activity.in_flight(self._unfinished())
+        quiet_ns = now - self._moved_at
+        if self.report is None and quiet_ns >= self._limit_ns():
+            self._dump(quiet_ns, in_flight)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_TICK_SECONDS):
+            try:
+                self.look()
+            except Exception as error:
+                self._tracer.failed(PART, error)
+                return
+
+    def _learn_step(self, now: int) -> None:
+        step = self._tracer.latest_step
+        if step > self._step >= 0:
+            self._steps_seen += step - self._step
+            self._step_ns.append((now - self._stepped_at) / (step - self._step))
+        if step != self._step:
+            self._step, self._stepped_at = step, now
+
+    def _limit_ns(self) -> float:
+        if self._steps_seen < _FEWEST_STEPS:
+            return BEFORE_STEPS * self._least_ns
+        import statistics  # brings fractions and decimal along, which every rank would pay for at its start
+
+        limit = max(self._least_ns, TIMES_MEDIAN * statistics.median(self._step_ns))
+        return limit * BEFORE_STEPS if self.slow_phase() else limit
+
+    def _work_recorded(self) -> int:
+        """How many phases have ended so far: an evaluation or a data loader may go on for long without communication.
+
+        As of the harvester's last pass; where that is stuck, this does not change, and hides nothing.
+        """
+        captured = self._tracer.recorder.captured
+        return sum(captured[kind] for kind in _WORK)
+
+    @property
+    def _rank(self) -> int:
+        return -1 if self._metadata is None else self._metadata.rank
+
+    @property
+    def _speaks(self) -> bool:
+        """A thousand ranks of a job that stands still have one thing to say."""
+        return self._rank <= 0
+
+    def _dump(self, quiet_ns: int, in_flight: Sequence[Mapping[str, Any]]) -> None:
+        coordinates = self._tracer.topology()[1]
+        self.report = {
+            "time": time.time(),
+            "monotonic_ns": self._now(),
+            "quiet_ns": quiet_ns,
+            "metadata": {} if self._metadata is None else asdict(self._metadata),
+            "groups": [{**group._asdict(), "ranks": list(group.ranks)} for group in self._tracer.groups.known_groups()],
+            "topology": {name: coordinates[name] for name in ("coordinates", "parallel") if name in coordinates},
+            "activity": self._activity.described(),
+            "in_flight": list(in_flight),
+            "threads": stacks_of_threads(),
+        }
+        self._dumps += 1
+        where = self._written(self.report)
+        if self._speaks:
+            _logger.warning(
+                "commtrace: nothing has moved for %.0f s on rank %d: training hangs, or waits for another rank. %s Ask "
+                "for all ranks: commtrace doctor RUN",
+                quiet_ns / 1e9,
+                self._rank,
+                where,
+            )
+
+    def _written(self, report: Mapping[str, Any]) -> str:
+        if self._directory is None:
+            return ""
+        path = self._directory / f"hang-{self._dumps:03}.json"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            return f"What it is in could not be written: {error}."
+        return f"What it is in, with the stacks of its threads: {path}."
+
+
+def stacks_of_threads() -> list[dict[str, Any]]:
+    """Of every Python thread but this one: its name and its frames, innermost first. The frames are let go at once."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = []
+    for ident, innermost in sys._current_frames().items():
+        if ident == threading.get_ident():
+            continue
+        frames: list[str] = []
+        frame: Any = innermost
+        while frame is not None and len(frames) < _MOST_FRAMES:
+            frames.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+            frame = frame.f_back
+        stacks.append({"thread": names.get(ident, str(ident)), "frames": frames})
+    return stacks

@@ -1,0 +1,57 @@
+"""Keeps torch.compile out of capture's own functions.
+
+Dynamo compiles what Python code runs beneath a compiled region, and traces into what it calls: the methods that stand
+in for torch's own would become part of a graph, with the numbers and times of the moment of the trace. torch's own are
+written in C++ and end a graph; with these files on the list of what Dynamo skips, so do ours.
+
+What stands in for Python functions that compile (:mod:`commtrace.called`) is not on that list. Dynamo may look through
+it, but is not to compile its frame where the script calls it after the end of a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from commtrace import capture
+from commtrace.called import code_of_stand_ins
+from commtrace.capture.hooks import Hooks
+from commtrace.capture.tracer import Tracer
+
+PART: Final = "keeping torch.compile out of capture"
+
+
+def install(tracer: Tracer) -> Callable[[], None]:
+    """Put capture's files on Dynamo's list, when Dynamo is imported; returns the function that takes them off."""
+    hooks = Hooks(PART, tracer)
+    taken_off: list[Callable[[], None]] = []
+
+    def uninstall() -> None:
+        hooks.restore()
+        while taken_off:
+            taken_off.pop()()
+
+    try:
+        hooks.when_imported("torch._dynamo.trace_rules", lambda rules: taken_off.append(_skip_own_files(rules)))
+        hooks.when_imported("torch._dynamo.eval_frame", lambda frames: frames.skip_code(code_of_stand_ins()))
+        return uninstall
+    except BaseException:
+        uninstall()
+        raise
+
+
+def _skip_own_files(rules: ModuleType) -> Callable[[], None]:
+    names: dict[str, Any] = vars(rules)
+    skipped: list[str] = names["SKIP_DIRS"]
+    before = list(skipped)
+    names["add"](capture.__name__)
+    added = [entry for entry in skipped if entry not in before]
+
+    def take_off() -> None:
+        for entry in added:
+            if entry in skipped:
+                skipped.remove(entry)
+        names["_recompile_re"]()
+
+    return take_off

@@ -1,0 +1,241 @@
+"""Where the backward of a module begins and ends, told by hooks on the tensors that it took and gave.
+
+It begins when a gradient of an output has arrived: a hook on the output tensor, which adds no node to the graph and
+changes no view. It ends when the gradient of its input is complete, which a hook on the input tensor tells. Autograd
+runs the nodes of a graph from the youngest to the oldest, and every call of a module made a range of nodes; so it has
+ended, too, when the backward of a module begins that was not called inside of it, and when the graph has come to its
+end (a first layer, whose input has no gradient). Where functional code stands between the module and what made its
+input, and uses that input as well, its backward counts for the module.
+
+Handing a hook to torch and having it called takes 1.4 µs by itself; the rest is as little as could be: a tuple for what
+is open, a tuple for what has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+import torch
+import wrapt
+
+from commtrace.capture.model.module_names import PART
+from commtrace.capture.records import module_rows
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+
+KEY: Final = "commtrace"
+"""Of our first hook on a tensor. A call that takes such a tensor need not hook it: when its gradient is complete, that
+hook ends whatever came after it."""
+
+_Tensor: Final = torch.Tensor
+_MOST_TENSORS: Final = 16
+_MOST_NESTING: Final = 3
+"""How far an output is searched for tensors."""
+
+_Open: TypeAlias = tuple[Any, ...]
+"""A backward that is going on: name, first node of its call, the node after the last one, place, start."""
+
+
+class Hook(functools.partial):  # type: ignore[type-arg]
+    """A function and what it is to know of its tensor, as a hook: made without a frame of Python, and holding no tensor
+    and no node."""
+
+    __slots__ = ()
+
+    __torch_unserializable__ = True  # torch warns of hooks that get lost with a tensor; this one is nobody's loss
+
+
+class BackwardSpans:
+    """The modules whose backward is going on, by pass through a graph; passes nest in reentrant checkpoints.
+
+    Attributes:
+        begins: hook on an output, behind name, first and last node of the call: its backward begins.
+        completes: hook on an input, behind the number of the node that made it: ends the backward of every call that
+            came after that node.
+        make_rows: first item of an entry of the recorder's for a module.
+        hook_type, key, attach: :class:`Hook`, :data:`KEY` and :func:`attach`, for code that may not import this module.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self.make_rows = tracer.recorder.number_of(module_rows(tracer.clock))
+        self._open: dict[int, list[_Open]] = {}
+        self.hook_type, self.key, self.attach = Hook, KEY, attach
+        self.begins, self.completes = _hooks(tracer, self.make_rows, self._open, self._new_pass)
+
+    def forget(self) -> None:
+        """What is open now never ends."""
+        self._open.clear()
+
+    def watch_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have the youngest input tell when its gradient is complete: autograd comes to it first."""
+        youngest: tuple[int, Any, Any] = (-1, None, None)
+        for tensor in _tensors((*args, *kwargs.values()) if kwargs else args):
+            node = tensor.grad_fn
+            if node is not None:
+                number = node._sequence_nr()
+                if number > youngest[0]:
+                    youngest = (number, tensor, node)
+        number, tensor, node = youngest
+        if tensor is not None and not _is_watched(tensor):
+            attach(tensor, node, Hook(self.completes, number))
+
+    def watch_outputs(self, result: Any, name: str, first: int, last: int) -> None:
+        """Have every output tell when its gradient arrives, but those that the module only passed through."""
+        made = [
+            (tensor, node)
+            for tensor in _tensors((result,))
+            if (node := tensor.grad_fn) is not None and node._sequence_nr() >= first
+        ]
+        begins = self.begins if len(made) == 1 else _once_in_a_pass(self.begins)
+        for tensor, node in made:
+            attach(tensor, node, Hook(begins, name, first, last))
+
+    def _new_pass(self, task: int) -> list[_Open]:
+        stack = self._open[task] = []
+        torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._end, task))
+        return stack
+
+    def _end(self, task: int) -> None:
+        try:
+            tracer = self._tracer
+            stack = self._open.pop(task, None)
+            if stack:
+                end = tracer.clock.mark()
+                for name, _, _, place, start in reversed(stack):
+                    tracer.append((self.make_rows, schema.MODULE, name, place, start, end))
+        except Exception as error:
+            self._tracer.failed(PART, error)
+
+
+def _hooks(
+    tracer: Tracer, make_rows: int, opened: dict[int, list[_Open]], new_pass: Callable[[int], list[_Open]]
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What :class:`BackwardSpans` calls ``begins`` and ``completes``: all that they use is theirs already."""
+    graph_task: Any = torch._C._current_graph_task_id  # number of the pass through a graph that this thread is in
+    clock, recorder, stack_of = tracer.clock, tracer.recorder, opened.get
+    mark, buffer, capacity, drop = clock.mark, recorder.buffer, recorder.capacity, recorder.drop
+    kind = schema.MODULE
+
+    def begins(name: str, first: int, last: int, _gradient: Any) -> None:
+        try:
+            if not tracer.recording:
+                return
+            task = graph_task()
+            stack = stack_of(task)
+            if stack is None:
+                stack = new_pass(task)
+            now = mark()
+            while stack:
+                around = stack[-1]
+                if around[1] <= first and last <= around[2]:
+                    break
+                del stack[-1]
+                entry = (make_rows, kind, around[0], around[3], around[4], now)
+                if len(buffer) < capacity:
+                    buffer.append(entry)
+                else:
+                    drop(entry)
+            stack.append((name, first, last, tracer.place, now))
+        except Exception as error:
+            tracer.failed(PART, error)
+
+    def completes(number: int, _gradient: Any) -> None:
+        try:
+            stack = stack_of(graph_task())
+            if not stack or stack[-1][1] <= number:
+                return
+            now = mark()
+            while stack and stack[-1][1] > number:
+                name, _, _, place, start = stack.pop()
+                entry = (make_rows, kind, name, place, start, now)
+                if len(buffer) < capacity:
+                    buffer.append(entry)
+                else:
+                    drop(entry)
+        except Exception as error:
+            tracer.failed(PART, error)
+
+    leave_to_python(begins, completes)
+    return begins, completes
+
+
+def _once_in_a_pass(begins: Callable[..., None]) -> Callable[..., None]:
+    """For a call with several outputs: the first one that has a gradient tells."""
+    latest = -1
+
+    def once(name: str, first: int, last: int, gradient: Any) -> None:
+        nonlocal latest
+        task = torch._C._current_graph_task_id()
+        if task != latest:
+            latest = task
+            begins(name, first, last, gradient)
+
+    return once
+
+
+def _is_watched(tensor: Any) -> bool:
+    hooks = tensor._backward_hooks
+    return hooks is not None and KEY in hooks
+
+
+def attach(tensor: Any, node: Any, hook: Hook) -> None:
+    """What ``Tensor.register_hook`` does, at a third of its price; before the hooks that are there.
+
+    Other people's hooks on an output (FSDP gathers parameters there) belong to the module's backward. And a module
+    around this one hooks the same tensor later and has to begin earlier.
+    """
+    hooks = tensor._backward_hooks
+    if hooks is None:
+        tensor._backward_hooks = hooks = OrderedDict()
+        node._register_hook_dict(tensor)
+        hooks[KEY] = hook
+        return
+    key = hook if KEY in hooks else KEY
+    others = list(hooks.items())
+    hooks.clear()  # autograd goes by the order of insertion, which move_to_end() does not change
+    hooks[key] = hook
+    hooks.update(others)
+
+
+def _tensors(values: Any) -> list[Any]:
+    """The tensors in arguments or results: in lists, tuples, dictionaries and dataclasses, the first few of them."""
+    if len(values) == 1 and type(values[0]) is _Tensor:
+        return list(values)
+    found: list[Any] = []
+    _collect(values, found, _MOST_NESTING)
+    return found
+
+
+def _collect(values: Iterable[Any], found: list[Any], nesting: int) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is _Tensor or issubclass(kind, _Tensor):
+            found.append(value)
+        elif nesting and issubclass(kind, (list, tuple)):
+            _collect(value, found, nesting - 1)
+        elif nesting and issubclass(kind, dict):
+            _collect(value.values(), found, nesting - 1)
+        elif nesting and is_dataclass(kind):
+            _collect(getattr(value, "__dict__", {}).values(), found, nesting - 1)
+        if len(found) >= _MOST_TENSORS:
+            return
+
+
+def leave_to_python(*functions: Any) -> None:
+    """Have ``torch.compile`` compile no frames of these: where a graph breaks it would take them for the model's."""
+    codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
+
+    def skip(eval_frame: ModuleType) -> None:
+        for code in codes:
+            eval_frame.skip_code(code)
+
+    wrapt.register_post_import_hook(skip, "torch._dynamo.eval_frame")
+
+
+leave_to_python(attach, _is_watched, _tensors, _collect, _once_in_a_pass, *vars(BackwardSpans).values())

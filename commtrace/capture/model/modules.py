@@ -1,0 +1,210 @@
+"""Forward and backward of chosen modules, without a line in the script.
+
+Off, nothing is touched. On, ``_call_impl`` of the *classes* of the chosen modules is replaced: torch calls it for
+every call of a module, it takes in what other people's hooks do there (an FSDP all-gather belongs to its module), the
+modules themselves stay as they were (copies, pickles and replicas of them are right, and are not recorded), and a
+graph that ``torch.compile`` traces does not notice: inside of one, every module is passed through.
+
+A call within a backward is a repeated forward: activation checkpointing. What a backward is, and how it is seen, says
+:mod:`commtrace.capture.model.module_backward`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from commtrace.called import recorded
+from commtrace.capture.model.module_backward import BackwardSpans, leave_to_python
+from commtrace.capture.model.module_names import PART, find_models, placed_modules
+from commtrace.capture.model.optimizer_hooks import BEFORE_STEP, OptimizerHook
+from commtrace.capture.tracer import Tracer
+from commtrace.trace import schema
+from commtrace.trace.selection.module_choice import ModuleChoice
+
+_logger = logging.getLogger("commtrace")
+
+
+class Label:
+    """The names under which the calls of one module are recorded.
+
+    Attributes:
+        is_wrapped: a call goes through several functions or modules with this label; the outermost is recorded.
+        open_calls: 1 during a call of a wrapped module.
+    """
+
+    __slots__ = ("backward", "forward", "is_wrapped", "open_calls", "recompute")
+
+    def __init__(self, name: str, is_wrapped: bool) -> None:
+        self.forward = name
+        self.backward = f"{name} backward"
+        self.recompute = f"{name} recompute"
+        self.is_wrapped = is_wrapped
+        self.open_calls = 0
+
+
+def _calls_twice(module: Any) -> bool:
+    """Whether a call goes through two functions that are replaced: its class has a ``_call_impl`` of its own, which may
+    call the one that it inherits, or it is compiled in place and may fall back."""
+    return "_call_impl" in type(module).__dict__ or module.__dict__.get("_compiled_call_impl") is not None
+
+
+class ModuleSpans:
+    """Chooses modules and turns their calls into entries of the recorder's buffer.
+
+    ``select`` and ``clear`` are to be called on the training thread, between steps.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._labels: dict[int, Label] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._patched: dict[type, tuple[Any, Callable[..., Any]]] = {}
+        self._made: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
+        self._compiled: list[tuple[weakref.ref[Any], Any, Any]] = []
+        self._choice: ModuleChoice | None = None
+        self._looks_left = 0
+        self._optimizer_hook: OptimizerHook | None = None
+        self._backward = BackwardSpans(tracer)
+
+    def select(self, choice: str) -> None:
+        """Record the modules that ``choice`` takes (:class:`commtrace.trace.selection.module_choice.ModuleChoice`)
+        from now on.
+
+        Models that are made later are found at the beginning of the next step and at the next step of an optimizer.
+
+        Raises:
+            ConfigurationError: the choice cannot be read.
+        """
+        parsed = ModuleChoice.parse(choice)
+        self.clear()
+        self._choice = parsed
+        self._tracer.step_listeners.append(self._step_begins)
+        self._optimizer_hook = OptimizerHook(BEFORE_STEP, self._optimizer_steps, self._failed)
+        self._look()
+        self._looks_left = 2
+
+    def clear(self) -> None:
+        """Record no modules any more: every class is as it was before."""
+        self._choice = None
+        self._looks_left = 0
+        self._stop_listening()
+        for owner, (own, replacement) in self._patched.items():
+            if owner.__dict__.get("_call_impl") is replacement:
+                if own is None:
+                    del owner._call_impl  # type: ignore[attr-defined]
+                else:
+                    owner._call_impl = own  # type: ignore[attr-defined]
+        self._patched.clear()
+        for reference, own, replacement in self._compiled:
+            module = reference()
+            if module is not None and module.__dict__.get("_compiled_call_impl") is replacement:
+                module.__dict__["_compiled_call_impl"] = own
+        self._compiled.clear()
+        self._labels.clear()
+        self._alive.clear()
+        self._backward.forget()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the modules that are recorded now."""
+        return sorted({label.forward for label in self._labels.values()})
+
+    # Finding modules
+
+    def _step_begins(self) -> None:
+        try:
+            self._backward.forget()  # what a backward that raised left open
+            if self._looks_left == 2:
+                self._looks_left = 1
+                self._look()
+        except Exception as error:
+            self._tracer.failed(PART, error)
+
+    def _optimizer_steps(self, *_arguments: Any) -> None:
+        """By now the job has trained: its models exist."""
+        if self._looks_left:
+            self._looks_left = 0
+            self._look()
+            if not self._labels and self._choice is not None:
+                _logger.warning("commtrace: no module has a name or depth that COMMTRACE_MODULES asks for")
+        self._wait_for_no_optimizer()
+
+    def _failed(self, error: Exception) -> None:
+        self._tracer.failed(PART, error)
+
+    def _stop_listening(self) -> None:
+        if self._step_begins in self._tracer.step_listeners:
+            self._tracer.step_listeners.remove(self._step_begins)
+        self._wait_for_no_optimizer()
+
+    def _wait_for_no_optimizer(self) -> None:
+        hook = self._optimizer_hook
+        if hook is not None:
+            hook.remove()
+            self._optimizer_hook = None
+
+    def _look(self) -> None:
+        choice = self._choice
+        if choice is None:
+            return
+        for placed in placed_modules(find_models()):
+            if not choice.takes(placed.name, placed.depth):
+                continue
+            if any(id(module) in self._labels for module in placed.modules):
+                continue
+            label = Label(placed.name, len(placed.modules) > 1 or any(map(_calls_twice, placed.modules)))
+            for module in placed.modules:
+                self._add(module, label)
+        if self._choice is None:  # A signal's handler has stopped the recording meanwhile.
+            self.clear()
+
+    def _add(self, module: Any, label: Label) -> None:
+        key = id(module)
+        labels, alive = self._labels, self._alive
+
+        def gone(_reference: Any) -> None:  # before another object can have its id
+            labels.pop(key, None)
+            alive.pop(key, None)
+
+        alive[key] = weakref.ref(module, gone)
+        labels[key] = label
+        self._patch(type(module))
+        compiled = module.__dict__.get("_compiled_call_impl")
+        if compiled is not None:  # ``module.compile()``: torch calls this instead of _call_impl
+            replacement = functools.partial(self._recorded(lambda _module, /, *a, **k: compiled(*a, **k)), module)
+            leave_to_python(replacement.func)
+            module.__dict__["_compiled_call_impl"] = replacement
+            self._compiled.append((alive[key], compiled, replacement))
+
+    def _patch(self, owner: type) -> None:
+        if owner in self._patched:
+            return
+        own = owner.__dict__.get("_call_impl")
+        replacement = self._made.get(owner)
+        if replacement is None:
+            # Kept: graphs that were compiled while it was in place are valid as long as it is the same.
+            replacement = self._made[owner] = self._recorded(self._original(owner))
+            leave_to_python(replacement)
+        self._patched[owner] = (own, replacement)
+        owner._call_impl = replacement  # type: ignore[attr-defined]
+        # Again: a signal's handler may have cleared everything in between.
+        self._patched[owner] = (own, replacement)
+
+    def _original(self, owner: type) -> Callable[..., Any]:
+        """What ``_call_impl`` of a class would be without us."""
+        for base in owner.__mro__:
+            if base in self._patched and self._patched[base][0] is None:
+                continue
+            found: Callable[..., Any] | None = base.__dict__.get("_call_impl")
+            if found is not None:
+                return self._patched[base][0] if base in self._patched else found
+        raise AttributeError(f"{owner.__name__} has no _call_impl")
+
+    def _recorded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        leave_to_python(self._tracer.clock.mark)
+        may_capture = self._tracer.clock.timing != schema.HOST_TIMING
+        return recorded(original, self._labels.get, self._tracer, self._backward, schema.MODULE, PART, may_capture)

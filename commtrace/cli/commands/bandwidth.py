@@ -1,0 +1,164 @@
+"""``commtrace bandwidth RUN``: bandwidth by operation, message size and group."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.communication.table import Communication, Detail, communication_table
+from commtrace.analysis.rank_words import ranges, ranges_in_words
+from commtrace.analysis.stragglers.links import Link, SlowLinks, find_slow_links, measure_links
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.cli.console import wide_console
+from commtrace.cli.units import NODES, UNKNOWN, duration, num_bytes, power_of_two, share
+from commtrace.cli.units import bandwidth as gigabytes_per_second
+from commtrace.cli.views.basis import basis_of, print_basis
+
+_MOST_ROWS: Final = 60
+_MOST_LINKS: Final = 4
+_WIDTHS: Final = {"ranks": 10}
+
+
+class By(str, Enum):
+    """What to divide the table by."""
+
+    OPERATION = "operation"
+    SIZE = "size"
+    GROUP = "group"
+
+
+_LEFT_OUT: Final = {By.OPERATION: (), By.SIZE: ("bytes",), By.GROUP: ("n", "p99")}
+"""Columns that leave room for the one that is more: the table has to stay within a terminal."""
+
+_DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Detail.GROUP}
+
+
+def bandwidth(
+    runs: RunsArgument = DEFAULT_RUNS,
+    by: Annotated[By, typer.Option(help="Divide further by the bytes of a call, or by process group.")] = By.OPERATION,
+    steps: Annotated[
+        str,
+        typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
+    ] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Print how fast each kind of communication was, within nodes and between them.
+
+    Bandwidths are those of the transfer, after the last member had arrived. "needed" is the busbw at which the bytes
+    would take as long as the ranks compute: a network slower than that cannot hide them. A link between two nodes that
+    carries much less than the others is named.
+    """
+    run = run_directory(runs)
+    analysis = analyse(run, steps or None)
+    rows = _rows(analysis, _DETAIL[by])
+    links = measure_links(analysis.context.run, analysis.context.matches, analysis.context.steps)
+    slow = find_slow_links(links)
+    basis = basis_of(analysis.recorded, analysis.alignment)
+    if json_output:
+        told = {
+            "run": analysis.recorded.any_metadata.run_id,
+            **basis,
+            "communication": [row.to_json() for row in rows],
+            "links": [link.to_json() for link in links],
+            "slow_links": None if slow is None else slow.to_json(),
+        }
+        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+    elif rows:
+        console = wide_console()
+        console.print(f"Run {escape(analysis.recorded.any_metadata.run_id)}", style="dim")
+        print_basis(console, basis)
+        _print(console, rows, by)
+        if slow is not None:
+            console.print(escape(slow_links_in_words(slow)))
+    else:
+        typer.echo(f"{run}: no communication was recorded in these steps. That is not 0: it may be on a path that "
+                   "commtrace does not see.")  # fmt: skip
+
+
+def slow_links_in_words(slow: SlowLinks) -> str:
+    """``Slow link: node0 → node1 carries 24.1 MB/s, where …``"""
+    traffic = slow.links[0].traffic
+    kind = f"{'messages' if traffic.operation == 'send' else traffic.operation} of {power_of_two(1 << traffic.size)}"
+    named = [f"{_arrow(link)} carries {_speed(link.gbps)}" for link in slow.links[:_MOST_LINKS]]
+    more = [f"{len(slow.links) - _MOST_LINKS} more"] if len(slow.links) > _MOST_LINKS else []
+    if slow.within_nodes:
+        # Networks between nodes are slower than links within: with nothing of its kind beside it, that is no finding.
+        return (
+            f"Slowest link{'s' * (len(slow.links) > 1)}: {', '.join(named + more)} ({kind}), within a node it is "
+            f"{_speed(slow.usual_gbps)}. There is no other pair of nodes to compare with: is that what the network "
+            "should carry?"
+        )
+    shared = f" All of them are links of {slow.common_node}." if slow.common_node is not None else ""
+    return (
+        f"Slow link{'s' * (len(slow.links) > 1)}: {', '.join(named + more)} ({kind}); "
+        f"between other nodes it is {_speed(slow.usual_gbps)}.{shared}"
+    )
+
+
+def _arrow(link: Link) -> str:
+    return f"{link.source} {'→' if link.traffic.operation == 'send' else '–'} {link.target}"
+
+
+def _speed(gbps: float) -> str:
+    return f"{gigabytes_per_second(gbps)} GB/s" if gbps >= 1 else gigabytes_per_second(gbps)
+
+
+def _rows(analysis: Analysis, detail: Detail) -> list[Communication]:
+    context = analysis.context
+    return communication_table(context.run, context.matches, analysis.partition, context.roles, context.steps, detail)
+
+
+def _print(console: Console, rows: Sequence[Communication], by: By) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for word in ("role", "operation", "nodes", *{By.SIZE: ["size"], By.GROUP: ["ranks"]}.get(by, [])):
+        table.add_column(word, overflow="fold", no_wrap=word != "ranks", min_width=_WIDTHS.get(word))
+    numbers = [_numbers(row) for row in rows[:_MOST_ROWS]]
+    headings = [heading for heading in numbers[0] if heading not in _LEFT_OUT[by]]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row, own in zip(rows, numbers, strict=False):
+        table.add_row(*_words(row, by), *(own[heading] for heading in headings))
+    console.print(table)
+    if len(rows) > _MOST_ROWS:
+        console.print(f"({len(rows) - _MOST_ROWS} more that are less exposed: --json)", style="dim")
+    console.print(
+        "nodes: >1 where the group spans several. Bandwidths of transfer, in GB/s where no unit stands. "
+        "needed: the busbw below which the bytes take longer than the ranks compute.",
+        style="dim",
+    )
+    if any(row.bandwidth_time == "duration" for row in rows):
+        console.print("* not matched on all members: bytes per duration, waiting included.", style="dim")
+
+
+def _words(row: Communication, by: By) -> list[str]:
+    words = [row.role, row.operation, NODES[row.inter_node]]
+    if by is By.SIZE:
+        words.append("unknown" if row.size is None else power_of_two(row.size[0]))
+    if by is By.GROUP and row.ranks is not None:
+        words.append(ranges_in_words(ranges(row.ranks)) or UNKNOWN)
+    return [escape(word) for word in words]
+
+
+def _numbers(row: Communication) -> dict[str, str]:
+    """By the headings of their columns."""
+    during = "*" if row.bandwidth_time == "duration" else ""
+    return {
+        "n": str(row.group_size or "?"),
+        "calls": str(row.count),
+        "bytes": num_bytes(row.num_bytes),
+        "p50": duration(row.duration_p50_ns),
+        "p99": duration(row.duration_p99_ns),
+        "algbw": UNKNOWN if row.algbw_gbps is None else gigabytes_per_second(row.algbw_gbps) + during,
+        "busbw": UNKNOWN if row.busbw_gbps is None else gigabytes_per_second(row.busbw_gbps) + during,
+        "needed": gigabytes_per_second(row.needed_busbw_gbps),
+        "exposed": share(row.exposed_ratio),
+    }

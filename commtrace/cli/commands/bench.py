@@ -1,0 +1,128 @@
+"""``commtrace bench overhead -- torchrun … train.py``: what recording costs this very job, measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+from rich.console import Console
+
+import commtrace._stamp
+from commtrace.analysis.comparison.overhead import Measured, RankStamps, Stamp, summarise_overhead
+from commtrace.cli.commands.run import injected_environment
+from commtrace.cli.views.bench import print_overhead
+from commtrace.errors import CommtraceError, RunNotFoundError
+from commtrace.trace import schema
+from commtrace.trace.files.reader import load_run
+
+_LINES_OF_OUTPUT: Final = 15
+
+
+class BenchError(CommtraceError):
+    """The command that was to be measured failed."""
+
+
+def bench(
+    what: Annotated[Literal["overhead"], typer.Argument(help="What to measure: overhead.", show_default=False)],
+    command: Annotated[list[str], typer.Argument(help="The training command, after --.", show_default=False)],
+    pairs: Annotated[int, typer.Option(min=1, help="How many runs without, and as many with commtrace.")] = 5,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, in nanoseconds.")] = False,
+) -> None:
+    """Run a training command with and without commtrace in turns, and print what recording costs it.
+
+    Steps are timed by a clock of its own, the same on both sides: after each step of an optimizer. The command should
+    do the same work each time and take at least 20 steps. Nothing it records is kept.
+    """
+    progress = Console(stderr=True)
+    measured = []
+    with tempfile.TemporaryDirectory(prefix="commtrace-bench-") as scratch:
+        for pair in range(pairs):
+            sides: dict[bool, Measured] = {}
+            # Each side goes first as often as the other: a machine that gets slower must not tell for one of them.
+            for records in (False, True) if pair % 2 == 0 else (True, False):
+                name = "with" if records else "without"
+                progress.print(f"pair {pair + 1} of {pairs}: {name} commtrace …", style="dim")
+                folder = Path(scratch) / f"{pair}-{name}"
+                folder.mkdir()
+                sides[records] = _measure(command, folder, records=records)
+            measured.append((sides[False], sides[True]))
+    told: dict[str, Any] = {"command": list(command), **summarise_overhead(measured)}
+    if json_output:
+        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        return
+    print_overhead(Console(soft_wrap=True), told)
+
+
+def _measure(command: Sequence[str], folder: Path, *, records: bool) -> Measured:
+    stamps, run = folder / "stamps", folder / "run"
+    stamps.mkdir()
+    start = time.monotonic_ns()
+    cpu_ns = _execute(command, _environment(stamps, run, records=records), folder / "output")
+    wall_ns = time.monotonic_ns() - start
+    ranks = [_read_stamps(path) for path in sorted(stamps.glob("*.json"))]
+    if not records:
+        return Measured(wall_ns, cpu_ns, ranks)
+    return _with_recording(Measured(wall_ns, cpu_ns, ranks), run)
+
+
+def _environment(stamps: Path, run: Path, *, records: bool) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "COMMTRACE_ENABLED"}
+    search_path = [str(Path(commtrace._stamp.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **inherited,
+        "_COMMTRACE_STAMPS": str(stamps),
+        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
+    }
+    if not records:
+        return {**environment, "COMMTRACE_ENABLED": "0"}
+    return injected_environment(environment, {"dir": str(run)})
+
+
+def _execute(command: Sequence[str], environment: Mapping[str, str], output: Path) -> int:
+    """CPU time of the command and of all processes that it waited for, ns.
+
+    Raises:
+        BenchError: the command cannot be started, or fails.
+    """
+    with output.open("wb") as file:
+        try:
+            process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        except OSError as error:
+            raise BenchError(f"{command[0]}: {error.strerror}") from error
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        last = output.read_text(errors="replace").splitlines()[-_LINES_OF_OUTPUT:]
+        raise BenchError("\n".join([f"the command ended with {process.returncode}. It said last:", *last]))
+    return int((used.ru_utime + used.ru_stime) * 1e9)
+
+
+def _read_stamps(path: Path) -> RankStamps:
+    told = json.loads(path.read_text())
+    return RankStamps(told["rank"], told["max_rss_bytes"], [Stamp(*stamp) for stamp in told["stamps"]])
+
+
+def _with_recording(measured: Measured, run_directory: Path) -> Measured:
+    """Return steps are counted per rank: a step of four ranks counts four times."""
+    try:
+        traces = load_run(run_directory).ranks.values()
+    except RunNotFoundError as error:
+        raise BenchError(f"nothing was recorded, so there is nothing to compare: {error}") from error
+    dropped: dict[str, int] = {}
+    for trace in traces:
+        for kind, count in trace.dropped.items():
+            dropped[kind] = dropped.get(kind, 0) + count
+    return measured._replace(
+        steps=sum(int((trace.spans.kind == schema.STEP).sum()) for trace in traces),
+        spans=sum(len(trace.spans) for trace in traces),
+        num_bytes=sum(path.stat().st_size for path in run_directory.glob("*/*.arrows")),
+        dropped=dropped,
+    )

@@ -1,0 +1,225 @@
+"""``commtrace compare A B``: what changed between two runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from commtrace.analysis.breakdown.states import State
+from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.comparison.compare import Comparison, Difference
+from commtrace.analysis.comparison.compare import compare as compare_runs
+from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, Change
+from commtrace.analysis.comparison.step_series import Link
+from commtrace.cli.console import wide_console
+from commtrace.cli.units import UNKNOWN, bandwidth, milliseconds
+from commtrace.cli.views.basis import basis_of, clock_line
+from commtrace.errors import ConfigurationError
+from commtrace.trace.files.locate import find_run_directory
+
+_SLOWER, _CANNOT_TELL = 1, 2
+_SMALLEST_SHARE: Final = 0.001
+"""A part that changed by less than this share of the step, and within its noise, is not listed."""
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="The run directory to compare with.", show_default=False)],
+    after: Annotated[Path, typer.Argument(help="The run directory that may be slower.", show_default=False)],
+    steps: Annotated[
+        str,
+        typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
+    ] = "",
+    more_before: Annotated[
+        list[Path] | None,
+        typer.Option("--before", help="One more run like BEFORE; repeatable.", show_default=False),
+    ] = None,
+    more_after: Annotated[
+        list[Path] | None,
+        typer.Option("--after", help="One more run like AFTER; repeatable.", show_default=False),
+    ] = None,
+    threshold: Annotated[float, typer.Option(help="Percent by which a step may take longer.", min=0)] = 5.0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+) -> None:
+    """Print what changed between two runs: step time, each part of it, bandwidths, versions and environment.
+
+    What differs from one start of a job to the next is in the noise only where a side was recorded more than once: name
+    the further runs with --before and --after.
+
+    The exit code is for use in CI: 0 where a step is not slower, 1 where its median is slower by more than the
+    threshold and by more than the noise of the steps, 2 where that cannot be told.
+    """
+    sides = [before, *(more_before or ())], [after, *(more_after or ())]
+    directories = _different_runs([*sides[0], *sides[1]])
+    names = [", ".join(directories[run].name for run in side) for side in sides]
+    analyses = [[_analysed(run, steps) for run in side] for side in sides]
+    comparison = compare_runs(*analyses)
+    bases = [[basis_of(one.recorded, one.alignment) for one in side] for side in analyses]
+    if json_output:
+        rests_on = {"basis": {"before": bases[0], "after": bases[1]}}
+        told = {**comparison.to_json(), **rests_on, "verdict": _verdict(comparison, threshold)}
+        sys.stdout.write(json.dumps(told) + "\n")
+    else:
+        console = wide_console()
+        console.print(f"[bold]{escape(names[0])}[/] (before) and [bold]{escape(names[1])}[/] (after)")
+        _print_bases(console, sides, bases)
+        _print(console, comparison, threshold)
+    if not comparison.can_be_judged:
+        raise typer.Exit(_CANNOT_TELL)
+    if comparison.is_slower(threshold / 100):
+        raise typer.Exit(_SLOWER)
+
+
+def _print_bases(console: Console, sides: Sequence[Sequence[Path]], bases: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """Of each run its clocks, where it has several, and its problems."""
+    for run, basis in zip(chain(*sides), chain(*bases), strict=True):
+        alignment = basis["alignment"]
+        if alignment["observations"] or alignment["refused"]:
+            console.print(f"{escape(str(run))}: {clock_line(alignment)}", style="dim")
+        for problem in basis["problems"]:
+            console.print(f"[yellow]![/] {escape(str(run))}: {escape(problem)}")
+
+
+def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:
+    """Return the directory of each run.
+
+    Raises:
+        ConfigurationError: two of them are the same run.
+    """
+    directories: dict[Path, Path] = {}
+    for run in runs:
+        directory = find_run_directory(run)
+        for other, known in directories.items():
+            if known.resolve() == directory.resolve():
+                raise ConfigurationError(f"{other} and {run} are the same run ({directory}): name another one.")
+        if run in directories:
+            raise ConfigurationError(f"{run} is named twice: name another one.")
+        directories[run] = directory
+    return directories
+
+
+def _analysed(run: Path, steps: str) -> Analysis:
+    analysis = analyse(run, steps or None)
+    if not analysis.steps.used:
+        raise ConfigurationError(f"{run}: no step was recorded in full, so nothing can be compared.")
+    return analysis
+
+
+def _print(console: Console, comparison: Comparison, threshold: float) -> None:
+    _print_circumstances(console, comparison.circumstances)
+    _print_parts(console, comparison)
+    _print_bandwidths(console, comparison.busbw_gbps)
+    console.print(f"[bold]{escape(_verdict(comparison, threshold))}[/]")
+
+
+def _print_circumstances(console: Console, differences: Sequence[Difference]) -> None:
+    if not differences:
+        console.print("Versions, environment and layout are the same.\n")
+        return
+    table = _table("what differs", "before", "after")
+    for difference in differences:
+        table.add_row(*(escape(value) for value in difference))
+    console.print(table, "")
+
+
+def _print_parts(console: Console, comparison: Comparison) -> None:
+    table = _table("ms per step", "before", "after", "change", "noise ±", "%")
+    _add_change(table, "step", comparison.wall_ns)
+    wall = comparison.wall_ns.before or 0
+    for state, change in comparison.parts.items():
+        if change.is_real or abs(change.difference or 0) > _SMALLEST_SHARE * wall:
+            _add_change(table, _name(state), change)
+    console.print(table)
+    medians = f"edians over {comparison.steps[0]} and {comparison.steps[1]} steps of the mean over ranks"
+    if max(comparison.runs) > 1:
+        told = (
+            f"Means over {comparison.runs[0]} and {comparison.runs[1]} runs of m{medians} (the least of the runs).\n"
+            "* more than chance among these runs and their steps.\n"
+        )
+    else:
+        told = (
+            f"M{medians}. * more than chance among the steps of these runs;\nwhat changes from one start of a job to "
+            "the next is not in it: record each side again, and add the runs with --before and --after.\n"
+        )
+    console.print(told, style="dim")
+
+
+def _add_change(table: Table, name: str, change: Change) -> None:
+    relative = UNKNOWN if change.relative is None else f"{100 * change.relative:+.1f}"
+    sign = "+" if (change.difference or 0) > 0 else ""
+    table.add_row(
+        escape(name),
+        milliseconds(change.before),
+        milliseconds(change.after),
+        f"{sign}{milliseconds(change.difference)}{'*' if change.is_real else ''}",
+        milliseconds(change.noise),
+        relative,
+    )
+
+
+def _name(state: State) -> str:
+    return " ".join(filter(None, (state.kind, state.detail)))
+
+
+def _print_bandwidths(console: Console, links: Mapping[Link, Change]) -> None:
+    if not links:
+        console.print("No communication was matched on all its members in either run: no bandwidth to compare.\n")
+        return
+    table = _table("busbw, GB/s", "before", "after", "noise ±", "%")
+    for link, change in links.items():
+        table.add_row(
+            f"{escape(link.role)} {escape(link.operation)} of {link.group_size}",
+            bandwidth(change.before),
+            bandwidth(change.after) + ("*" if change.is_real else ""),
+            bandwidth(change.noise),
+            UNKNOWN if change.relative is None else f"{100 * change.relative:+.1f}",
+        )
+    console.print(table, "")
+
+
+def _verdict(comparison: Comparison, threshold: float) -> str:
+    """One sentence."""
+    change = comparison.wall_ns
+    if change.relative is None or change.noise is None:
+        return (
+            f"Cannot be judged: {min(comparison.steps)} steps are too few to know the noise; record at least "
+            f"{FEWEST_SAMPLES} besides the warm-up."
+        )
+    moved = f"{100 * change.relative:+.1f} % per step ({milliseconds(change.before)} → {milliseconds(change.after)} ms)"
+    noise = f"noise ±{milliseconds(change.noise)} ms"
+    if not change.is_real:
+        return f"No change beyond chance: {moved}, {noise}."
+    if change.relative < 0:
+        return f"Faster: {moved}, {noise}. {_most_of_it(comparison)}"
+    limit = "over" if comparison.is_slower(threshold / 100) else "within"
+    return f"Slower: {moved}, {noise}; {limit} the threshold of {threshold:g} %. {_most_of_it(comparison)}"
+
+
+def _most_of_it(comparison: Comparison) -> str:
+    """Return the part that moved furthest in the direction of the step."""
+    total = comparison.wall_ns.difference or 0.0
+    along = [
+        (state, change.difference)
+        for state, change in comparison.parts.items()
+        if change.is_real and change.difference is not None and change.difference * total > 0
+    ]
+    if not along:
+        return "No single part of the step changed beyond chance."
+    state, difference = max(along, key=lambda item: abs(item[1]))
+    return f"The largest part of it: {_name(state)}, {'+' if difference > 0 else ''}{milliseconds(difference)} ms."
+
+
+def _table(first: str, *headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table

@@ -1,0 +1,131 @@
+"""``commtrace metrics RUN``: the metrics that only the files of all ranks can tell, for Prometheus or OpenTelemetry."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commtrace.analysis.breakdown.path_totals import PathTotals
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.errors import CommtraceError, MissingExtraError, RunNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from commtrace.exporters.prometheus.critical_path import PathCollector
+
+_SECONDS = 15.0
+
+
+def metrics(
+    runs: RunsArgument = DEFAULT_RUNS,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write a file for node-exporter, such as x.prom.", show_default=False),
+    ] = None,
+    serve: Annotated[
+        str, typer.Option(help="Listen here for Prometheus: HOST:PORT, and read on.", show_default=False)
+    ] = "",
+    otlp: Annotated[bool, typer.Option("--otlp", help="Send them to OTEL_EXPORTER_OTLP_ENDPOINT.")] = False,
+    every: Annotated[
+        float, typer.Option(help="Read on so often, in seconds, until the run has ended; 0: once.", min=0)
+    ] = 0.0,
+) -> None:
+    """Tell the critical path of a run as metrics: of what the length of the job's steps is made.
+
+    By rank, kind and role, added up over all steps that all ranks have recorded; of a running job, some seconds behind
+    it. Without an option they are printed. With --serve, this command reads on every 15 seconds until Ctrl-C.
+    """
+    from commtrace.exporters.prometheus.critical_path import PathCollector
+
+    run = run_directory(runs)
+    totals = PathTotals(run)
+    collector = PathCollector(totals)
+    pause = every or (_SECONDS if serve else 0.0)
+    with contextlib.ExitStack() as ending, contextlib.suppress(KeyboardInterrupt):
+        if serve:
+            ending.enter_context(_served(serve, collector, run))
+        send = _otlp_sender(totals, collector) if otlp else None
+        told = ""
+        while True:
+            told = _read_on(totals, told, waits=pause > 0)
+            if output is not None:
+                _write(output, collector)
+            if send is not None:
+                send()
+            if not pause or (totals.has_ended and not serve):
+                break
+            time.sleep(pause)
+    if not (output or serve or otlp):
+        typer.echo(_as_text(collector), nl=False)
+
+
+def _read_on(totals: PathTotals, told: str, *, waits: bool) -> str:
+    """Read what is new; what stands in the way is said once, and the next look may succeed."""
+    try:
+        totals.read_on(to_the_end=not waits)
+    except (CommtraceError, OSError) as error:
+        if not waits or not isinstance(error, (RunNotFoundError, OSError)):
+            raise
+        if str(error) != told:
+            typer.echo(f"commtrace: waiting: {error}", err=True)
+        return str(error)
+    if totals.num_left_out and not told:
+        told = f"{totals.num_left_out} steps are left out: the clocks of the hosts could not be brought together."
+        typer.echo(f"commtrace: {told}", err=True)
+    return told
+
+
+def _as_text(collector: PathCollector) -> str:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return generate_latest(registry).decode()
+
+
+def _write(path: Path, collector: PathCollector) -> None:
+    from commtrace.exporters.prometheus.targets import replace_file
+
+    replace_file(path, _as_text(collector))
+
+
+@contextlib.contextmanager
+def _served(address: str, collector: PathCollector, run: Path) -> Iterator[None]:
+    """An endpoint with the options of those of the ranks, and the file that tells Prometheus about it, meanwhile."""
+    from commtrace.config import Config
+    from commtrace.exporters.monitor.address import Address
+    from commtrace.exporters.prometheus.critical_path import path_target
+    from commtrace.exporters.prometheus.endpoint import Endpoint
+
+    host, port = Address.parse(address)
+    of_ranks = Config.from_env()
+    options = replace(of_ranks.prometheus, address=host, port=port)
+    endpoint = Endpoint(replace(of_ranks, prometheus=options), 0, collector)
+    target = path_target(endpoint, Path(options.targets or run / "prometheus"), run.resolve().name)
+    typer.echo(f"Prometheus finds the metrics at {endpoint.scheme}://{host}:{endpoint.port}, by {target}", err=True)
+    try:
+        yield
+    finally:
+        target.unlink(missing_ok=True)
+        endpoint.close()
+
+
+def _otlp_sender(totals: PathTotals, collector: PathCollector) -> Callable[[], None]:
+    try:
+        from commtrace.exporters.otlp.run_metrics import RunMetrics
+    except ImportError as error:
+        raise MissingExtraError(f"{error}: pip install 'commtrace[otlp]'") from error
+
+    sender = RunMetrics()
+
+    def send() -> None:
+        if totals.run_id and not sender.send(collector.collect(), totals.run_id):
+            typer.echo("commtrace: the OpenTelemetry receiver did not take the metrics", err=True)
+
+    return send

@@ -1,0 +1,96 @@
+"""``commtrace monitor --serve HOST:PORT``: compares the ranks of a running job from outside of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commtrace.trace.files.inputs import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from commtrace.exporters.monitor.messages import Job
+    from commtrace.live.monitoring.findings import LiveEvent
+
+_POLL_SECONDS = 1.0
+
+
+def monitor(
+    serve: Annotated[str, typer.Option(help="Listen here for the ranks: HOST:PORT.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where monitor.json and monitor.jsonl go.")] = Path(),
+    webhook: Annotated[str, typer.Option(help="POST every finding to this URL.", show_default=False)] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="Print every finding as a line of JSON.")] = False,
+    windows: Annotated[int, typer.Option(help="End after so many windows; 0: with Ctrl-C.", min=0)] = 0,
+) -> None:
+    """Watch a running job: who is slow, since when, why, and what it costs.
+
+    Start the job with COMMTRACE_EXPORT=monitor and COMMTRACE_MONITOR_STORE=HOST:PORT. The job does not need this
+    process: it trains and records the same when this one is gone, and reports to it again when it is back. Both share a
+    token: COMMTRACE_MONITOR_TOKEN, else ~/.config/commtrace/monitor-token, which is made for you.
+    """
+    from commtrace.config import Config
+    from commtrace.exporters.monitor.address import Address
+    from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
+    from commtrace.exporters.monitor.server import MonitorServer
+    from commtrace.exporters.monitor.sinks import FileSink, FindingsSink, WebhookSink
+    from commtrace.exporters.monitor.store import MonitorStore
+    from commtrace.exporters.monitor.tokens import checked_token, make_token, token_path
+
+    address, store = Address.parse(serve), MonitorStore()
+    given = Config.from_env().monitor.token
+    token = checked_token(given) if given else make_token(token_path())
+    server = MonitorServer(address, token, store.answer)
+    typer.echo("Waiting for a job. In its environment, on every node:", err=True)
+    typer.echo(f"export COMMTRACE_EXPORT=monitor COMMTRACE_MONITOR_STORE={server.address}", err=True)
+    if not given:
+        typer.echo(
+            f"Ranks read the token from {token_path()}. Where they cannot: "
+            f'export COMMTRACE_MONITOR_TOKEN="$(cat {token_path()})"',
+            err=True,
+        )
+    while (job := store.job) is None:
+        time.sleep(_POLL_SECONDS)
+    _tell_of(job)
+    poster = WebhookSink(webhook) if webhook else None
+    sinks: list[AlertSink] = [_Printed(json_output), FileSink(output), *([poster] if poster else [])]
+    sinks.append(FindingsSink(store))
+    aggregator = Aggregator(job, sinks)
+    count, due = 0, time.monotonic() + job.seconds
+    while not windows or count < windows:
+        time.sleep(min(_POLL_SECONDS, job.seconds))
+        if store.job is not None and store.job != job:
+            job = store.job
+            aggregator = Aggregator(job, sinks)
+            _tell_of(job)
+        aggregator.look_for_hangs(store, time.time())
+        if time.monotonic() < due:
+            continue
+        due += job.seconds
+        aggregator.join(store, time.time())
+        count += 1
+    if poster:
+        poster.close()
+    server.close()
+
+
+def _tell_of(job: Job) -> None:
+    typer.echo(f"Watching run {printable(job.run_id)}: {job.world_size} ranks, windows of {job.seconds:g} s", err=True)
+
+
+class _Printed:
+    """One line per finding on stdout."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+        import json
+
+        for event in events:
+            when = time.strftime("%H:%M:%S", time.localtime(event.time))
+            typer.echo(json.dumps(event.to_json()) if self._as_json else f"{when} {printable(event.sentence)}")

@@ -1,0 +1,186 @@
+"""``commtrace run -- torchrun … train.py``: records a training job without a change to its script."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+import commtrace._inject
+from commtrace import identity, launchers
+from commtrace.config import FORWARDED, NOTES_VARIABLE, Config, forwardable
+from commtrace.errors import CommtraceError
+from commtrace.identity import DEFAULT_DIRECTORY, RUN_ID_PLACE
+
+_FORWARDED: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="The command to run, after --.", show_default=False)],
+    directory: Annotated[str, typer.Option("--dir", help="Record here, not in commtrace-runs/{run_id}.")] = "",
+    run_id: Annotated[
+        str, typer.Option(help="Name of the run. Default: what the launcher calls the job, else the ranks agree.")
+    ] = "",
+    steps: Annotated[str, typer.Option(help="Record only these steps: A:B (B exclusive) or A:B:k (one in k).")] = "",
+    node_id: Annotated[str, typer.Option(help="Name of this node. Default: the host name.")] = "",
+) -> None:
+    """Run a training command and record it; its script needs no change.
+
+    Every process of it that imports torch records. The exit code is the command's own; signals are passed on to it.
+    """
+    options = {"dir": directory, "run_id": run_id, "steps": steps, "node_id": node_id}
+    environment = injected_environment(os.environ, {name: value for name, value in options.items() if value})
+    if NOTES_VARIABLE in os.environ:
+        raise typer.Exit(_execute(command, environment))  # below another commtrace run, which says what was recorded
+    began_ns = time.time_ns()
+    exit_code, noted = _execute_with_notes(command, environment)
+    position = launchers.position(os.environ)
+    if position is None or position.rank == 0:  # behind a launcher there is one of us for each rank
+        _tell_what_was_recorded(noted, began_ns, environment, exit_code)
+    raise typer.Exit(exit_code)
+
+
+def _execute_with_notes(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, set[Path]]:
+    """Exit code of ``command``, and the folders that ranks on this node said they record in."""
+    try:
+        notes = tempfile.NamedTemporaryFile(prefix="commtrace-run-")  # noqa: SIM115
+    except OSError:  # no directory for temporary files can be written: what was recorded is looked for
+        return _execute(command, environment), set()
+    with notes:
+        exit_code = _execute(command, {**environment, NOTES_VARIABLE: notes.name})
+        return exit_code, {Path(line) for line in notes.read().decode(errors="replace").splitlines()}
+
+
+def injected_environment(environment: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` plus what makes every Python below record into one run.
+
+    What the run is called is left to its ranks where they may be on several nodes: see :mod:`commtrace.identity`.
+
+    Args:
+        environment: the variables to start from.
+        options: fields of :class:`commtrace.Config` that were given on the command line; they win over variables.
+
+    Raises:
+        ConfigurationError: an option or a COMMTRACE_* variable cannot be used. Better said here than by every rank.
+    """
+    given = {**environment, **{f"COMMTRACE_{name.upper()}": value for name, value in options.items()}}
+    config = Config.from_env(given)
+    injected = {**given, "COMMTRACE_DIR": os.path.abspath(config.dir or DEFAULT_DIRECTORY)}
+    if launchers.is_on_one_node(environment):
+        injected["COMMTRACE_RUN_ID"] = identity.run_id(config, environment)
+    if config.enabled:  # where it is off, nothing is to be imported at all, on no node
+        search_path = [str(Path(commtrace._inject.__file__).parent), environment.get("PYTHONPATH", "")]
+        injected["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
+    return {**injected, FORWARDED: forwardable(injected)}
+
+
+def _execute(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Exit code of ``command``: 128 + n when signal n ended it, as shells have it."""
+    # Blocked before the command starts, so that neither its end nor an early signal can be missed.
+    awaited = {*_FORWARDED, signal.SIGCHLD}
+    original = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    try:
+        process = subprocess.Popen(
+            command, env=environment, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, original)
+        )
+        while process.poll() is None:
+            received = signal.sigwaitinfo(awaited)
+            # A code above 0 is the kernel's: Ctrl-C at a terminal, which the command has been sent as well.
+            if received.si_signo != signal.SIGCHLD and received.si_code <= 0:
+                process.send_signal(received.si_signo)
+    except FileNotFoundError as error:
+        typer.echo(f"commtrace: {command[0]}: command not found", err=True)
+        raise typer.Exit(_NOT_FOUND) from error
+    except PermissionError as error:
+        typer.echo(f"commtrace: {command[0]}: not an executable file", err=True)
+        raise typer.Exit(_NOT_EXECUTABLE) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, original)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _written_since(directory: str, began_ns: int) -> set[Path]:
+    """Return the folders of ranks to which files were added since, in the runs that ``directory`` may mean."""
+    # Imported here: pyarrow is not needed for the command to start.
+    from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN
+
+    found = set()
+    for name in glob.iglob(glob.escape(directory).replace(RUN_ID_PLACE, "*") + "/rank-*"):
+        folder = Path(name)
+        try:
+            if RANK_DIRECTORY_PATTERN.match(folder.name) and folder.stat().st_mtime_ns >= began_ns:
+                found.add(folder)
+        except OSError:  # deleted meanwhile, or a link to nowhere: of another run
+            continue
+    return found
+
+
+def _tell_what_was_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
+    """Where the run is and what to do next, on stderr: stdout is the command's."""
+    from commtrace.trace.files.writer import segment_paths
+
+    directory = environment["COMMTRACE_DIR"]
+    position = launchers.position(os.environ)
+    is_one_of_several = position is not None and position.world_size > 1  # the others know of their ranks
+    recorded = {folder for folder in noted if folder.is_dir() and segment_paths(folder)}
+    if not recorded:  # ranks of other nodes only, perhaps
+        recorded = _written_since(directory, began_ns)
+    if not recorded:
+        run_id = environment.get("COMMTRACE_RUN_ID")
+        directory = directory.replace(RUN_ID_PLACE, run_id) if run_id else directory
+        typer.echo(
+            f"\ncommtrace: nothing was recorded in {directory}. {_likely_reason(environment, exit_code)}", err=True
+        )
+    for run_directory in sorted({folder.parent for folder in recorded}):
+        unreached = _unreached(run_directory, environment)
+        if unreached is not None:
+            typer.echo(f"\ncommtrace: {unreached}", err=True)
+            continue
+        ranks = sum(folder.parent == run_directory for folder in recorded)
+        number = "" if is_one_of_several else f" {ranks} rank{'s' * (ranks > 1)}"
+        typer.echo(f"\ncommtrace: recorded{number} in {run_directory}", err=True)
+        typer.echo(f"Next: commtrace summary {shlex.quote(str(run_directory))}", err=True)
+
+
+def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | None:
+    """Return what there is to say if only steps were asked for that the job did not get to."""
+    if not Config.from_env(environment).steps:
+        return None
+    from commtrace.analysis.steps.unreached import unreached_steps
+    from commtrace.trace.files.reader import load_newest
+
+    try:
+        return unreached_steps(load_newest(run_directory))
+    except CommtraceError:
+        return None  # Whoever reads the run is told what is wrong with it.
+
+
+def _likely_reason(environment: Mapping[str, str], exit_code: int) -> str:
+    config = Config.from_env(environment)
+    if not config.enabled:
+        return "COMMTRACE_ENABLED turns it off."
+    if exit_code:
+        return f"The command ended with {exit_code} before there was anything to record; its own output says why."
+    window = f"Only steps {config.steps} were to be recorded: did the job get there? " if config.steps else ""
+    return (
+        f"{window}Did a process call torch.distributed.init_process_group? Is commtrace installed for the Python that "
+        "the command starts, and is that Python started without -I, -E and -S, which ignore PYTHONPATH? "
+        "If that cannot be changed, put `import commtrace.auto` into the script."
+    )

@@ -1,0 +1,118 @@
+"""``commtrace sql RUN QUERY``: any question about a run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import IO, Annotated, Any, Final
+
+import pyarrow as pa
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from commtrace.cli.arguments import RunArgument
+from commtrace.cli.console import wide_console
+from commtrace.errors import ConfigurationError
+from commtrace.trace.files.inputs import printable
+
+_MOST_ROWS: Final = 1_000
+_WIDEST: Final = 10_000
+_NUMBERS: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+
+
+class Format(str, Enum):
+    """How rows are written."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+def sql(
+    run: RunArgument,
+    query: Annotated[str, typer.Argument(help="A SELECT, as DuckDB knows it.", metavar="QUERY")],
+    steps: Annotated[
+        str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
+    ] = "",
+    output_format: Annotated[Format, typer.Option("--format", help="How to write the rows.")] = Format.TABLE,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file to write. Default: standard output.")
+    ] = None,
+) -> None:
+    """Answer a question about a run in SQL.
+
+    The tables are spans, steps, partition, ranks, communication, communication_by_size, communication_by_group, stages,
+    stragglers, and files, which has every row as it was recorded. Times are in nanoseconds. docs/python.md has their
+    columns. Needs the extra "sql": pip install 'commtrace[sql]'.
+    """
+    from commtrace.recorded_run import open as open_run
+    from commtrace.sql import query as answer
+
+    if output_format is Format.PARQUET and output is None:
+        raise ConfigurationError("--format parquet is no text: name a file with -o FILE")
+    recorded = open_run(run, steps=steps or None)
+    for problem in recorded.problems:
+        typer.echo(f"! {problem}", err=True)
+    rows = answer(recorded, query)
+    if output_format is Format.PARQUET:
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(rows, output)
+        return
+    with _opened(output) as file:
+        if output_format is Format.CSV:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(rows.column_names)
+            is_terminal = output is None and sys.stdout.isatty()
+            for row in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+                writer.writerow(_for_terminal(value) if is_terminal else value for value in row)
+        elif output_format is Format.JSON:
+            json.dump([_jsonable(row) for row in rows.to_pylist()], file, allow_nan=False, default=str)
+            file.write("\n")
+        else:
+            _print(rows, file)
+
+
+def _opened(output: Path | None) -> AbstractContextManager[IO[str]]:
+    return nullcontext(sys.stdout) if output is None else output.open("w", newline="")
+
+
+def _for_terminal(value: Any) -> Any:
+    """Return a value without control characters, which words of a recording may hold."""
+    return printable(value) if isinstance(value, str) else value
+
+
+def _jsonable(value: Any) -> Any:
+    """Return a value as JSON has it: what is no number, or no finite one, is null."""
+    if isinstance(value, dict):
+        return {name: _jsonable(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(inner) for inner in value]
+    if isinstance(value, Decimal):
+        return float(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print(rows: pa.Table, file: IO[str]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for field in rows.schema:
+        is_number = any(is_of(field.type) for is_of in _NUMBERS)
+        table.add_column(escape(field.name), justify="right" if is_number else "left", no_wrap=is_number)
+    for row in rows.slice(0, _MOST_ROWS).to_pylist():
+        table.add_row(*("" if value is None else escape(str(value)) for value in row.values()))
+    console = wide_console(file)
+    # A terminal wraps lines that are too long; rich would cut the columns instead.
+    console.width = max(
+        console.width, console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    )
+    console.print(table)
+    if len(rows) > _MOST_ROWS:
+        console.print(f"({len(rows) - _MOST_ROWS} more rows: --format csv, json or parquet)", style="dim")

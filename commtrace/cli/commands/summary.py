@@ -1,0 +1,45 @@
+"""``commtrace summary RUN``: where the time went, in a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from commtrace.analysis.summary import summarise
+from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
+from commtrace.cli.console import wide_console
+from commtrace.cli.views.summary import print_summary
+
+
+def summary(
+    runs: RunsArgument = DEFAULT_RUNS,
+    steps: Annotated[
+        str,
+        typer.Option(
+            help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A. Default: all but the first.",
+            show_default=False,
+        ),
+    ] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+    all_ranks: Annotated[
+        bool, typer.Option("--all-ranks", help="Show every rank; without, the extremes of more than 16.")
+    ] = False,
+) -> None:
+    """Print where the time of a run went, and what to look at.
+
+    First comes what the wall time of the whole run went to (training steps, evaluation, checkpoints, loading, start,
+    restarts) with the goodput, unless --steps asks for some of it. Every rank's mean step is divided, exactly, into
+    compute, time exposed to communication, pipeline bubble, input, checkpoints, garbage collection and what is in no
+    span; then come the critical path of the job's step, what was lost and to what, communication by role and operation,
+    the pipeline, stragglers, and one sentence that says what to look at. The first step is left out as warm-up unless
+    --steps says which steps to use.
+    """
+    run = run_directory(runs)
+    told = summarise(run, steps or None)
+    if json_output:
+        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+    else:
+        print_summary(wide_console(), told, all_ranks=all_ranks)

@@ -1,0 +1,123 @@
+"""``commtrace trigger RUN``: detail of steps to come, from all ranks of a run that goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from commtrace.analysis.steps.progress import Progress, find_progress
+from commtrace.cli.arguments import RunArgument
+from commtrace.cli.units import duration
+from commtrace.errors import ConfigurationError
+from commtrace.trace.files.locate import NEWEST_RUN
+from commtrace.trace.files.reader import load_newest
+from commtrace.trace.run import Run
+from commtrace.trace.selection.module_choice import ModuleChoice
+from commtrace.trace.selection.trigger import Request, first_step_after, make_request, write_request
+
+_LOOK_AGAIN_SECONDS: Final = 0.5
+_LONG_SILENCE_NS: Final = 60_000_000_000
+
+
+def trigger(
+    run: RunArgument = NEWEST_RUN,
+    steps: Annotated[int, typer.Option(min=1, help="How many steps.")] = 10,
+    modules: Annotated[
+        str, typer.Option(help="Record modules as well in these steps, e.g. depth=2.", show_default=False)
+    ] = "",
+    after: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Begin so many steps after the latest one. Default: five seconds from now at the pace of the run.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Wait so many seconds for the ranks to say that they have seen it.")
+    ] = 10.0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print what was asked for, and who saw it, as JSON.")] = (
+        False
+    ),
+) -> None:
+    """Have all ranks of a running job record the same steps to come in detail, and then go back.
+
+    The request is a file in the run directory; ranks look for it twice a second. The steps lie so far ahead that every
+    rank sees it in time; one that does not says so. Ranks that write to another directory (nodes without a shared file
+    system) are not reached.
+    """
+    if modules:
+        ModuleChoice.parse(modules)
+    newest = load_newest(run)
+    progress = find_progress(newest)
+    _refuse_what_cannot_be(run, newest, progress)
+    metadata = newest.any_metadata
+    first = first_step_after(progress.latest, progress.step_ns) if after is None else progress.latest + after
+    request = make_request(metadata.run_id, metadata.attempt, first, steps, by="command", modules=modules)
+    write_request(newest.path, request)
+    if not json_output:
+        _announce(request, progress)
+    seen = _answers(run, request, wait)
+    late = {rank: told["seen_at_step"] for rank, told in seen.items() if told["late"]}
+    silent = sorted(set(newest.ranks) - set(seen))
+    if json_output:
+        told: dict[str, Any] = {
+            "id": request.id,
+            "first": request.first,
+            "end": request.end,
+            "modules": request.modules,
+            "latest_step": progress.latest,
+            "seen_by": sorted(seen),
+            "late": {str(rank): step for rank, step in late.items()},
+            "not_seen_by": silent,
+        }
+        sys.stdout.write(json.dumps(told) + "\n")
+        return
+    _tell_answers(seen, late, silent, wait)
+    typer.echo(f"Next: commtrace summary {run} --steps {request.first}:{request.end}")
+
+
+def _refuse_what_cannot_be(run: Path, newest: Run, progress: Progress) -> None:
+    if progress.closed:
+        raise ConfigurationError(f"{run}: this run has ended; a trigger is for one that goes on")
+    if progress.latest < 0:
+        raise ConfigurationError(
+            f"{run}: no step is known yet of {len(newest.ranks)} ranks. Wait for the first one to end; a script in a "
+            "loop of its own marks them with `with commtrace.step(i):`"
+        )
+
+
+def _announce(request: Request, progress: Progress) -> None:
+    pace = "" if progress.step_ns is None else f", {duration(progress.step_ns)} per step"
+    typer.echo(f"Now in step {progress.latest}{pace}. Asked for steps {request.first}–{request.end - 1} in detail.")
+    if progress.age_ns > _LONG_SILENCE_NS:
+        typer.echo(f"The last step was seen {duration(progress.age_ns)} ago: does the job still run?")
+
+
+def _answers(run: Path, request: Request, seconds: float) -> dict[int, Any]:
+    """Return what each rank has said about the request, once all have or the time is over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        newest = load_newest(run)
+        seen = {
+            rank: told for rank, trace in newest.ranks.items() for told in trace.triggers if told["id"] == request.id
+        }
+        if len(seen) == len(newest.ranks) or time.monotonic() > deadline:
+            return seen
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _tell_answers(seen: dict[int, Any], late: dict[int, int], silent: list[int], wait: float) -> None:
+    if not silent and not late:
+        typer.echo(f"All {len(seen)} ranks have seen it in time.")
+    if late:
+        listed = ", ".join(f"rank {rank} (in step {step})" for rank, step in sorted(late.items()))
+        typer.echo(f"Seen too late by {listed}: not all ranks have the first steps in detail. Try --after with more.")
+    if silent:
+        listed = ", ".join(map(str, silent[:16])) + (" …" if len(silent) > 16 else "")
+        typer.echo(f"Not seen within {wait:g} s by {len(silent)} ranks ({listed}); the summary says who did.")

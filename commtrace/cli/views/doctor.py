@@ -1,0 +1,172 @@
+"""What ``commtrace doctor`` found, for a terminal: coverage first, the story of a hang last, above the prompt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from commtrace.analysis.hangs.story import activity_words
+from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
+from commtrace.cli.views.basis import clock_line
+from commtrace.trace.groups import UNKNOWN_ROLE
+from commtrace.trace.processes import SUSPENDED
+
+Told = Mapping[str, Any]
+
+_MOST_GROUPS: Final = 24
+_MOST_DOING: Final = 16
+_MOST_FRAMES: Final = 4
+
+
+def print_doctor(console: Console, told: Told, *, now_ns: int) -> None:
+    """Print everything that :func:`commtrace.analysis.hangs.diagnosis.examine` found."""
+    for line in _header(told, now_ns):
+        console.print(line)
+    console.print()
+    _print_groups(console, told)
+    _print_invisible(console, told)
+    _print_doing(console, told)
+    for sentence in told["hang"]["sentences"]:
+        style = "bold red" if not sentence.startswith(" ") else ""
+        console.print(escape(sentence), style=style, soft_wrap=True)
+    if told["hang"]["sentences"]:
+        console.print()
+    for note in told["notes"]:
+        console.print(f"note: {escape(note)}", style="dim", soft_wrap=True)
+    for finding in told["findings"]:
+        console.print(f"[yellow]![/] {escape(finding)}", soft_wrap=True)
+    if not told["findings"]:
+        console.print("[bold green]Nothing was found.[/]")
+
+
+def _header(told: Told, now_ns: int) -> Iterable[str]:
+    run = told["run"]
+    hosts = ", ".join(run["hosts"][:4]) + (" …" if len(run["hosts"]) > 4 else "")
+    recorded = run["world_size"] - len(run["missing_ranks"])
+    attempt = f", attempt {run['attempt'] + 1}" if run["attempt"] else ""
+    yield (
+        f"[bold]Run {escape(run['id'])}[/]{attempt} · {recorded} of {run['world_size']} ranks have files · "
+        f"{escape(run['backend'] or 'no backend')} · {escape(hosts)}"
+    )
+    states = run["states"]
+    last = run["last_written_ns"]
+    if states.get("running"):
+        yield f"Still running: last write {seconds_in_words(max(0, now_ns - last))} ago."
+    elif last is not None:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last / 1e9))
+        yield f"Not running: last write {when}, {seconds_in_words(max(0, now_ns - last))} ago."
+    words = {"ended": "ended in order", "stopped": "stopped without ending", "silent": "went silent before others"}
+    by_state = {words.get(state, state): _ranges_of(told, state) for state in states}
+    suspended = [one["rank"] for one in told["ranks"] if one["process"] == SUSPENDED]
+    if suspended:
+        by_state["suspended"] = ranges(suspended)
+    raised = ranges(one["rank"] for one in told["ranks"] if one["exception"])
+    if raised:
+        by_state["ended with an uncaught exception"] = raised
+    yield "Ranks: " + "; ".join(f"{state}: {ranges_in_words(own)}" for state, own in by_state.items() if own)
+    if run["missing_ranks"]:
+        yield f"[yellow]No files of {ranks_in_words(run['missing_ranks'])}.[/]"
+    yield clock_line(told["alignment"])
+
+
+def _ranges_of(told: Told, state: str) -> list[tuple[int, int]]:
+    return ranges(
+        one["rank"]
+        for one in told["ranks"]
+        if one["state"] == state and not one["exception"] and one["process"] != SUSPENDED
+    )
+
+
+def _name(group: Mapping[str, Any]) -> str:
+    return ranks_in_words(group["ranks"]) if group["role"] == UNKNOWN_ROLE and group["ranks"] else group["role"]
+
+
+def _print_groups(console: Console, told: Told) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("group", "members", "ranks", "what", "seen", "numbers", "in flight", "missing"):
+        table.add_column(heading, justify="right" if heading in ("seen", "in flight") else "left", overflow="fold")
+    groups = [group for group in told["groups"] if group["collectives"] or group["messages"]]
+    for group in groups[:_MOST_GROUPS]:
+        members = ranges_in_words(ranges(group["group"]["ranks"])) or "not known"
+        for what, seen in (("collectives", group["collectives"]), ("messages", group["messages"])):
+            for ranks, example in _alike(seen):
+                numbers = "" if example["first"] is None else f"{example['first']}–{example['last']}"
+                table.add_row(
+                    escape(group["group"]["role"]),
+                    members,
+                    ranges_in_words(ranges(ranks)),
+                    what,
+                    str(example["recorded"]),
+                    numbers,
+                    str(example["in_flight"] or ""),
+                    _missing(example),
+                )
+    console.print("[bold]Coverage: communications of every group by their sequence numbers[/]")
+    console.print(table)
+    if len(groups) > _MOST_GROUPS:
+        console.print(f"({len(groups) - _MOST_GROUPS} more groups: --json)", style="dim")
+    silent = [group["group"] for group in told["groups"] if not group["collectives"] and not group["messages"]]
+    if silent:
+        named = ", ".join(dict.fromkeys(_name(group) for group in silent))
+        console.print(
+            f"{len(silent)} group{'s' * (len(silent) != 1)} in which nothing was seen: {escape(named)}", style="dim"
+        )
+    for drop in told["drops"]:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in drop["dropped"].items())
+        console.print(f"[yellow]Dropped on rank {drop['rank']}:[/] {escape(kinds)}{_between(drop)}")
+    for one in told["recording"]:
+        where = "every rank" if len(one["ranks"]) == len(told["ranks"]) else ranks_in_words(one["ranks"])
+        console.print(f"Left out on purpose: {escape(one['option'])}: {escape(one['value'])} on {where}", style="dim")
+    console.print()
+
+
+def _between(drop: Mapping[str, Any]) -> str:
+    if drop["first_ns"] is None:
+        return ""
+    first, last = (time.strftime("%H:%M:%S", time.localtime(drop[name] / 1e9)) for name in ("first_ns", "last_ns"))
+    return f", between {first} and {last}"
+
+
+def _alike(seen: Sequence[Mapping[str, Any]]) -> Iterable[tuple[list[int], Mapping[str, Any]]]:
+    """Return ranks that saw the same, with one of them."""
+    by_sight: dict[str, list[Mapping[str, Any]]] = {}
+    for one in seen:
+        by_sight.setdefault(str({**one, "rank": 0}), []).append(one)
+    return [([one["rank"] for one in alike], alike[0]) for alike in by_sight.values()]
+
+
+def _missing(seen: Mapping[str, Any]) -> str:
+    if not seen["missing"]:
+        return "none"
+    which = ranges_in_words([(first, last) for first, last in seen["ranges"]])
+    return f"{seen['missing']}" + (f": {which}" if which else "")
+
+
+def _print_invisible(console: Console, told: Told) -> None:
+    for path in told["coverage"]["not_visible"]:
+        console.print(f"[yellow]Not visible:[/] {escape(path)}", soft_wrap=True)
+    if told["coverage"]["not_visible"]:
+        console.print()
+
+
+def _print_doing(console: Console, told: Told) -> None:
+    doing = told["hang"]["doing"]
+    if not doing:
+        return
+    console.print("[bold]What each rank was doing last[/]")
+    for rank, own in list(doing.items())[:_MOST_DOING]:
+        console.print(f"rank {rank}: {escape(activity_words(own))}", soft_wrap=True)
+    if len(doing) > _MOST_DOING:
+        console.print(f"({len(doing) - _MOST_DOING} more: --json)", style="dim")
+    for root in told["hang"]["chains"]["roots"][:2]:
+        frames = doing.get(str(root["rank"]), {}).get("frames", [])
+        if frames:
+            console.print(f"rank {root['rank']} is at, innermost first:", style="dim")
+            for frame in frames[:_MOST_FRAMES]:
+                console.print(f"    {escape(frame)}", style="dim", soft_wrap=True)
+    console.print()

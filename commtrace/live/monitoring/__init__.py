@@ -1,0 +1,1 @@
+"""Who is slow, found while the job runs, from what all ranks report."""

@@ -1,0 +1,115 @@
+"""What the monitor tells: who is slow, who is so no more, who has fallen silent."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from commtrace.analysis.rank_words import seconds_in_words
+from commtrace.analysis.stragglers.verdict import cause_in_words
+
+FOUND: Final = "straggler"
+CLEARED: Final = "recovered"
+SILENT: Final = "silent"
+BACK: Final = "back"
+
+_OF_NO_RANK: Final = ("communication", "stage_imbalance", "sequence_length_imbalance")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStraggler:
+    """Something that holds up the job: a rank, a host all of whose ranks are slow, a stage, a link.
+
+    Attributes:
+        rank: the slow one, of several the slowest; −1 where the cause moves between ranks.
+        host: its node; empty where the cause moves.
+        who: the same in words, as ``commtrace straggler`` says it: a rank, a host or a stage with its ranks, a link.
+        place: where time is lost, one of :data:`commtrace.analysis.stragglers.verdict.PLACES`.
+        cause: why, one of :data:`commtrace.analysis.stragglers.verdict.CAUSES`.
+        since: epoch seconds: begin of the first window in which it stood out.
+        cost_ms_per_step: what a step would save without it, all others that are named mended as well, by replaying
+            some steps; of what strikes in single steps, the mean over steps. Where no steps could be replayed: the
+            excess over what is normal, but no more than ranks that are not slow stood still.
+        gpu_hours_per_day: the same over all devices of the job, a rank without a GPU counted as one.
+        evidence: a sentence with the numbers.
+        next_step: a sentence: what to do.
+        occurrence: of what struck in few steps, in which, and how long in all: ``once, in step 7: 2.2 s``; else empty.
+        steps: over how many the cost of such is the mean; 0 of what holds in every step.
+        ranks: all that it names: of a link both ends.
+    """
+
+    rank: int
+    host: str
+    who: str
+    place: str
+    cause: str
+    since: float
+    cost_ms_per_step: float
+    gpu_hours_per_day: float
+    evidence: str
+    next_step: str
+    occurrence: str = ""
+    steps: int = 0
+    ranks: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEvent:
+    """Something that the person on call wants to know.
+
+    Attributes:
+        kind: ``straggler``, ``recovered``, ``silent`` (a rank stopped reporting) or ``back``.
+        time: epoch seconds.
+        rank, host: whom it is about.
+        sentence: for people.
+        straggler: with kind ``straggler`` and ``recovered``.
+    """
+
+    kind: str
+    time: float
+    rank: int
+    host: str
+    sentence: str
+    straggler: LiveStraggler | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
+    """Return the event that something holds up the job.
+
+    Args:
+        straggler: what.
+        now: epoch seconds.
+        device: what hours are counted of: ``GPU`` or ``rank``.
+    """
+    cost = f"{straggler.cost_ms_per_step:.1f} ms per step"
+    if straggler.occurrence:
+        cost = f"{straggler.occurrence}, which spread over {straggler.steps} steps costs {cost}"
+    else:
+        hours = f"{straggler.gpu_hours_per_day:.3g} {device}-hours per day"
+        cost = f"costs {cost}, {hours}, for {_lasted(straggler, now)}"
+    sentence = (
+        f"Straggler: {straggler.who}, {cause_in_words(straggler.cause)}: {cost}. {straggler.evidence} "
+        f"{straggler.next_step}"
+    )
+    return LiveEvent(FOUND, now, straggler.rank, straggler.host, sentence, straggler)
+
+
+def cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
+    """Return the event that something holds up the job no more."""
+    who, cause = straggler.who[:1].upper() + straggler.who[1:], cause_in_words(straggler.cause)
+    if straggler.occurrence:
+        sentence = f"{who} goes on as its peers do ({cause}): {straggler.occurrence}."
+    else:
+        over = "holds up the job no more" if straggler.cause in _OF_NO_RANK else "is as quick as its peers again"
+        sentence = f"{who} {over} ({cause}), after {_lasted(straggler, now)}."
+    return LiveEvent(CLEARED, now, straggler.rank, straggler.host, sentence, replace(straggler))
+
+
+def _lasted(straggler: LiveStraggler, now: float) -> str:
+    return seconds_in_words(round(1e9 * (now - straggler.since)))

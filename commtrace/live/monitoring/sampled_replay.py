@@ -1,0 +1,203 @@
+"""Replays sampled steps while the job runs: what slow ranks cost, and what is slow although no rank works too long.
+
+The same functions as for a recording, on the newest few steps (:mod:`commtrace.live.monitoring.sampled_steps`).
+
+>>> replay = SampledReplay(world_size=8)                        # doctest: +SKIP
+>>> bench = replay.newest(reports, now)                         # doctest: +SKIP
+>>> priced = price(bench, [frozenset({3})], normal_ranks)       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from commtrace.analysis.matching.matched import match_run
+from commtrace.analysis.replay.graph import ReplayError
+from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.steps.window import Window
+from commtrace.analysis.stragglers.costs import Bench, Cost
+from commtrace.analysis.stragglers.limits import LIVE, Thresholds
+from commtrace.analysis.stragglers.search import of_no_single_rank
+from commtrace.analysis.stragglers.slow_ranks import CHECKPOINT, RARE, WORK, SlowRanks, at_normal_speed, find_slow_ranks
+from commtrace.analysis.stragglers.slow_sets import slow_phase
+from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.live.gil import Breath
+from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
+from commtrace.live.monitoring.window import WindowReport
+from commtrace.trace.spans import Int64
+
+_logger = logging.getLogger("commtrace")
+
+_MOST_OF_A_CORE: Final = 0.02
+"""In rank 0 the replay takes the interpreter from training: of large jobs not every window is replayed."""
+
+
+_STAGE: Final = "stage_imbalance"
+_UNKNOWN_THEN: Final = ("communication", "sequence_length_imbalance")
+"""While ranks or a stage are slow, links that touch them are not judged, and sequences not looked at."""
+
+_MOST_OF_EXCESS: Final = 0.5
+"""Where the replay compares less of what a rank works too long, it does not tell the cost: a gap that only this rank
+has is in no work that its peers do as well, and single steps do not move a median."""
+
+
+class SampledReplay:
+    """Makes the sampled steps of all ranks ready to be replayed. What fails here does not keep ranks from being named.
+
+    Args:
+        world_size: ranks of the job.
+        thread_seconds: CPU time of the calling thread.
+    """
+
+    def __init__(self, world_size: int, thread_seconds: Callable[[], float] = time.thread_time) -> None:
+        self._steps = SampledSteps(world_size)
+        self._thread_seconds = thread_seconds
+        self._next_at = 0.0
+        self._is_off = False
+        self._is_refused = False
+
+    @property
+    def windows(self) -> int:
+        """In how many windows those of the newest steps were that are new."""
+        return self._steps.windows
+
+    def newest(self, reports: Sequence[WindowReport], now: float) -> Bench | None:
+        """Take what ranks have sampled, and return the newest steps; None where that cannot be had now.
+
+        Args:
+            reports: newest windows.
+            now: epoch seconds.
+        """
+        if self._is_off:
+            return None
+        begin = self._thread_seconds()
+        try:
+            self._take(reports)
+            bench = _bench(self._steps) if now >= self._next_at else None
+        except Exception:
+            self._is_off = True
+            _logger.warning(
+                "commtrace: the monitor replays no steps any more; it still names slow ranks", exc_info=True
+            )
+            return None
+        if bench is not None:
+            self._next_at = now + (self._thread_seconds() - begin) / _MOST_OF_A_CORE
+        return bench
+
+    def _take(self, reports: Sequence[WindowReport]) -> None:
+        breath = Breath()
+        for report in reports:
+            breath.take()
+            if report.sample is None:
+                continue
+            try:
+                self._steps.take(report.rank, report.host, report.sample)
+            except SampleError as error:
+                if not self._is_refused:
+                    self._is_refused = True
+                    _logger.warning(
+                        "commtrace: the monitor cannot use the steps that rank %d tells: %s", report.rank, error
+                    )
+
+
+def _bench(steps: SampledSteps) -> Bench | None:
+    run = steps.newest_run()
+    if run is None:
+        return None
+    numbers = np.unique(np.concatenate([trace.spans.step for trace in run.ranks.values()]))
+    matched = match_run(Window(run, run), f"{max(int(numbers[0]), 0)}:{int(numbers[-1]) + 1}")
+    if not matched.matches.clocks_agree or not matched.steps.used:
+        return None
+    limits = Thresholds()
+    try:
+        bench = Bench.of(matched.run, build_program(matched.run, matched.matches), limits)
+    except ReplayError:
+        return None  # what a rank told of a step is not whole
+    return bench if bench.noise_is_known and bench.replay_error <= limits.replay_error else None
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What replaying told.
+
+    Attributes:
+        cost: of each set of slow ranks: what a step would save without it, all others mended as well.
+        verdicts: on stages, sequences and links, dearest first.
+        explained_ns: of each rank, what it works beyond what is normal in work that its peers do as well.
+        not_looked_for: causes of such verdicts that cannot be told while ranks or a stage are slow.
+        phase: of each set of slow ranks: the one phase in which they are slow; empty where it is not one.
+    """
+
+    cost: Mapping[frozenset[int], Cost]
+    verdicts: Sequence[Verdict]
+    explained_ns: Mapping[int, float]
+    not_looked_for: tuple[str, ...] = ()
+    phase: Mapping[frozenset[int], str] = field(default_factory=dict)
+
+    def slow_phase(self, rank: int) -> str:
+        """Return the one phase in which the set of this rank is slow; empty where it is not one, or not known."""
+        return next((phase for ranks, phase in self.phase.items() if rank in ranks), "")
+
+    def cost_ns(self, rank: int, excess_ns: float) -> float | None:
+        """What the set of this rank costs per step; None where it was not replayed, or most of the excess was not.
+
+        Args:
+            rank: a slow one.
+            excess_ns: by which it works longer than is normal.
+        """
+        if self.explained_ns.get(rank, 0.0) < _MOST_OF_EXCESS * excess_ns:
+            return None
+        return next((cost.ms * 1e6 for ranks, cost in self.cost.items() if rank in ranks), None)
+
+
+def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced:
+    """Replay the steps without slow ranks, and look for what no rank is slow for.
+
+    Args:
+        bench: the steps.
+        slow: ranks that are named together.
+        normal: ranks whose work is normal.
+    """
+    found = find_slow_ranks(bench, {})
+    if slow and len(normal):
+        found = replace(found, bench=replace(found.bench, work=bench.work.among(normal)))
+
+    def mended_ns(ranks: frozenset[int]) -> Int64:
+        causes = (WORK, *(cause for cause in RARE if cause != CHECKPOINT))
+        return at_normal_speed(found, dict.fromkeys(ranks, causes)) if ranks else bench.program.segments.total_ns
+
+    everybody = frozenset[int]().union(*slow)
+    verdicts, others, _ = of_no_single_rank(bench, everybody, mended_ns(everybody), LIVE)
+
+    def saved_ns(ranks: frozenset[int]) -> Int64:
+        """What the steps save without these ranks, and without what else is slow."""
+        durations = mended_ns(ranks)
+        if others.ratio is not None:
+            durations = np.asarray(np.rint(durations * others.ratio), np.int64)
+        return bench.saved_ns(durations, others.transfer_ns)
+
+    all_saved_ns = saved_ns(everybody)
+    cost = {one: bench.cost_of(all_saved_ns - saved_ns(everybody - one)) for one in slow}
+    has_stage = any(verdict.cause == _STAGE for verdict in verdicts)
+    return Priced(
+        cost,
+        sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
+        _explained_ns(found),
+        _UNKNOWN_THEN if slow or has_stage else (),
+        {one: slow_phase(found.bench, one) for one in slow},
+    )
+
+
+def _explained_ns(found: SlowRanks) -> dict[int, float]:
+    work = found.bench.work
+    beyond = np.bincount(work.rank, work.excess_ns(), minlength=int(work.rank.max(initial=-1)) + 1)
+    return {
+        rank: float(beyond[rank]) + sum(max(own[rank], 0.0) for own in found.rare_excess_ns.values())
+        for rank in found.bench.program.ranks.tolist()
+    }

@@ -1,0 +1,222 @@
+"""What a rank tells the others about the last few seconds: small enough to be published all the time.
+
+>>> window = Window(rank)                                       # doctest: +SKIP
+>>> window.add(summary)                                         # doctest: +SKIP
+>>> report = window.close(number, now_ns)                       # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Final, NamedTuple
+
+import numpy as np
+from msgspec import Meta
+
+from commtrace.analysis.breakdown.occurrence import occurrence
+from commtrace.analysis.statistics import MAD_TO_SIGMA
+from commtrace.live.monitoring.declared import Count, Duration, Number, Rank, Text, WindowNumber
+from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
+from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
+from commtrace.live.rank import LiveRank
+from commtrace.live.summary import StepSummary
+from commtrace.trace.files.writer import Row
+from commtrace.trace.spans import Int64
+
+WORK: Final = ("compute", "data", "gc", "checkpoint", "evaluation", "unknown")
+"""What a rank's own time went to: forward, backward, recompute and optimizer; input; garbage collection; saving;
+evaluation; anything else."""
+
+PAUSES: Final = ("data", "gc", "checkpoint", "evaluation")
+"""Of these, what may strike in single steps."""
+
+_PHASES_OF_COMPUTE: Final = ("forward", "backward", "recompute", "optimizer")
+_MOST_PAUSES: Final = 8
+_SHORTEST_PAUSE_NS: Final = 1_000_000
+_RARE: Final = 0.25
+"""What most of the time of a kind is spent on in at most this share of the steps is a pause, and no part of each."""
+_MOST_ROLES: Final = 6
+_FEWEST_STEPS: Final = 2
+"""One step tells nothing of its scatter: steps longer than a window are gathered over several."""
+
+
+class Pause(NamedTuple):
+    """Something that a rank did in one step, and in few others.
+
+    Attributes:
+        work: its place in ``WORK``.
+        step: its number.
+        ns: how long it took.
+    """
+
+    work: Count
+    step: Number
+    ns: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """One rank in one window. Times are ns per step, means over the steps that ended in the window.
+
+    Attributes:
+        rank, host, stage: who; the pipeline stage is 0 where there is no pipeline.
+        window: number of the window; windows of all ranks with one number are compared.
+        steps: how many steps ended in it; all that follows is 0 where none did.
+        last_step: the newest step that ended so far; −1 before the first.
+        age_ns: how long ago it ended when this was made.
+        duration_ns: of a step.
+        work_ns: by the words of ``WORK``; waiting for other ranks is in none of them.
+        error_ns: standard error of the sum of the work, from its scatter between the steps.
+        pauses: of the work, what struck in single steps; the longest few.
+        exposed_ns: waiting and transfer by role, bubble as ``pp``; the largest few.
+        on_gpu: whether it trains on one.
+        phase: what it is in now in which no step ends: ``checkpoint``, ``evaluation``; else empty.
+        ended: the rank has ended, and will report no more.
+        exception: type of the one that nobody caught, if it ended for one; else empty.
+        block: times in flight of the newest complete block of steps, for whoever finds the least of all ranks.
+        sample: some of the steps, row by row, for whoever replays them.
+    """
+
+    rank: Rank
+    host: Text
+    stage: Count
+    window: WindowNumber
+    steps: Count = 0
+    last_step: Number = -1
+    age_ns: Duration = 0
+    duration_ns: Duration = 0
+    work_ns: tuple[Duration, Duration, Duration, Duration, Duration, Duration] = (0, 0, 0, 0, 0, 0)
+    error_ns: Duration = 0
+    pauses: Annotated[tuple[Pause, ...], Meta(max_length=_MOST_PAUSES)] = ()
+    exposed_ns: Annotated[Mapping[Text, Duration], Meta(max_length=_MOST_ROLES)] = field(default_factory=dict)
+    on_gpu: bool = False
+    phase: Text = ""
+    ended: bool = False
+    exception: Text = ""
+    block: Block = NO_BLOCK
+    sample: StepSample | None = None
+
+    @property
+    def steady_ns(self) -> list[float]:
+        """The work without pauses."""
+        work = [float(time) for time in self.work_ns]
+        for pause in self.pauses:
+            if pause.work < len(work):
+                work[pause.work] -= pause.ns / max(self.steps, 1)
+        return work
+
+    @property
+    def waiting_ns(self) -> int:
+        """Standing still for others or for the network."""
+        return sum(self.exposed_ns.values())
+
+
+class Window:
+    """Gathers the steps of a window. Not for several threads at a time.
+
+    Attributes:
+        waits: gathers them in blocks, too.
+    """
+
+    def __init__(self, rank: LiveRank) -> None:
+        self.waits = BlockWaits()
+        self._rank = rank
+        self._sampler = StepSampler(rank)
+        self._steps: list[StepSummary] = []
+        self._last_step = -1
+        self._last_end_ns = 0
+
+    def add(self, summary: StepSummary, rows: Sequence[Row] = ()) -> None:
+        """A step has ended.
+
+        Args:
+            summary: of the step.
+            rows: what was recorded in it.
+        """
+        self._steps.append(summary)
+        self._sampler.add(summary.step, rows)
+        self.waits.add(summary)
+        self._last_step, self._last_end_ns = summary.step, summary.end_ns
+
+    def close(self, number: int, now_ns: int) -> WindowReport:
+        """The report of what was gathered, if that is more than one step; then gathering begins anew.
+
+        Args:
+            number: of the window.
+            now_ns: monotonic.
+        """
+        steps: list[StepSummary] = []
+        if len(self._steps) >= _FEWEST_STEPS:
+            steps, self._steps = self._steps, []
+        work = np.array([work_of(step) for step in steps], np.int64).reshape(len(steps), len(WORK))
+        compute, data, garbage, checkpoint, evaluation, unknown = (_mean(column) for column in work.T.tolist())
+        return WindowReport(
+            rank=self._rank.rank,
+            host=self._rank.metadata.node,
+            stage=int(self._rank.marks.coordinates.get("pp", 0)),
+            window=number,
+            steps=len(steps),
+            last_step=self._last_step,
+            age_ns=max(now_ns - self._last_end_ns, 0) if self._last_end_ns else 0,
+            duration_ns=_mean([step.duration_ns for step in steps]),
+            work_ns=(compute, data, garbage, checkpoint, evaluation, unknown),
+            error_ns=_standard_error(work.sum(axis=1)),
+            pauses=_pauses([step.step for step in steps], work),
+            exposed_ns=_exposed(steps),
+            on_gpu=any(step.device is not None for step in steps),
+            phase=self._rank.phase(),
+            block=self.waits.newest,
+            sample=self._sampler.take() if steps else None,
+        )
+
+
+def work_of(step: StepSummary) -> tuple[int, ...]:
+    """What the rank itself did in a step, ns, by the words of ``WORK``."""
+    compute = sum(step.compute_ns.get(phase, 0) for phase in _PHASES_OF_COMPUTE)
+    evaluation = step.compute_ns.get("evaluation", 0)
+    rest = step.work_ns - compute - step.data_ns - step.gc_ns - evaluation
+    return compute, step.data_ns, step.gc_ns, step.checkpoint_ns, evaluation, rest
+
+
+def _pauses(steps: Sequence[int], work: Int64) -> tuple[Pause, ...]:
+    """What struck in single steps.
+
+    Args:
+        steps: their numbers.
+        work: in each of them, shape (steps, words of ``WORK``).
+    """
+    if len(steps) < _FEWEST_STEPS:
+        return ()
+    longest = sorted(_pauses_of_kinds(steps, work), key=lambda pause: -pause.ns)[:_MOST_PAUSES]
+    return tuple(sorted(longest, key=lambda pause: (pause.work, pause.step)))
+
+
+def _pauses_of_kinds(steps: Sequence[int], work: Int64) -> Iterator[Pause]:
+    at = {step: row for row, step in enumerate(steps)}
+    for kind in map(WORK.index, PAUSES):
+        struck = occurrence(steps, work[:, kind]).steps
+        if len(struck) <= max(1, int(_RARE * len(steps))):
+            pauses = (Pause(kind, step, int(work[at[step], kind])) for step in struck)
+            yield from (pause for pause in pauses if pause.ns >= _SHORTEST_PAUSE_NS)
+
+
+def _exposed(steps: Sequence[StepSummary]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for step in steps:
+        for role, time in (*step.exposed_ns.items(), ("pp", step.bubble_ns)):
+            totals[role] = totals.get(role, 0) + time
+    largest = sorted(((time, role) for role, time in totals.items() if time), reverse=True)[:_MOST_ROLES]
+    return {role: time // len(steps) for time, role in largest}
+
+
+def _standard_error(values: Int64) -> int:
+    """Of the mean; the scatter from the median deviation, so that one odd step does not blind the window."""
+    if len(values) < 2:
+        return 0
+    deviation = float(np.median(np.abs(values - np.median(values))))
+    return round(MAD_TO_SIGMA * deviation / float(np.sqrt(len(values))))
+
+
+def _mean(values: Sequence[int]) -> int:
+    return sum(values) // len(values) if values else 0

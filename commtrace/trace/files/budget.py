@@ -1,0 +1,123 @@
+"""Keeps a rank's folder within a budget by deleting its oldest segments."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+_SEGMENTS_IN_BUDGET: Final = 8
+"""A budget holds at least so many segments, because whole segments are deleted."""
+
+
+class Budget(NamedTuple):
+    """The limit of a rank's recording; 0 means no limit.
+
+    Attributes:
+        steps: the last so many steps.
+        num_bytes: so many bytes of files.
+    """
+
+    steps: int = 0
+    num_bytes: int = 0
+
+    @property
+    def steps_per_segment(self) -> int:
+        """The most steps of a segment; 0 means no limit."""
+        return max(1, self.steps // _SEGMENTS_IN_BUDGET) if self.steps else 0
+
+    @property
+    def bytes_per_segment(self) -> int:
+        """The most bytes of a segment before its last batch; 0 means no limit."""
+        return max(1, self.num_bytes // _SEGMENTS_IN_BUDGET) if self.num_bytes else 0
+
+
+class _Closed(NamedTuple):
+    path: Path
+    num_bytes: int
+    first_step: int
+    last_step: int
+
+
+class Discards:
+    """The closed segments of a rank, oldest first, and counts of the deleted ones.
+
+    Args:
+        budget: what to keep.
+        earlier: segments of earlier recordings in the same folder: they go first.
+    """
+
+    def __init__(self, budget: Budget, earlier: list[Path]) -> None:
+        self._budget = budget
+        self._closed = [_Closed(path, path.stat().st_size, -1, -1) for path in earlier] if any(budget) else []
+        self._segments = self._bytes = 0
+        self._first_step = self._last_step = -1
+        self._at_ns = 0
+
+    def closed(self, path: Path, first_step: int, last_step: int) -> None:
+        """Add a segment that is complete."""
+        if any(self._budget) and path.exists():
+            self._closed.append(_Closed(path, path.stat().st_size, first_step, last_step))
+
+    def rewritten(self, path: Path) -> None:
+        """Read the size of a closed segment again."""
+        try:
+            num_bytes = path.stat().st_size
+        except FileNotFoundError:  # another process has deleted it
+            num_bytes = 0
+        self._closed = [
+            segment._replace(num_bytes=num_bytes) if segment.path == path else segment for segment in self._closed
+        ]
+
+    def has_room_for(self, path: Path) -> bool:
+        """Return whether there may be another file of the size of this segment for a moment."""
+        if not self._budget.num_bytes:
+            return True
+        held = sum(segment.num_bytes for segment in self._closed)
+        own = sum(segment.num_bytes for segment in self._closed if segment.path == path)
+        return held + own <= self._budget.num_bytes
+
+    def make_room(self, step: int) -> None:
+        """Delete the oldest segments beyond the budget, before a segment that begins with ``step`` is opened.
+
+        Raises:
+            OSError: a file cannot be deleted. One that is gone already is no error.
+        """
+        while self._closed and self._exceeded(self._closed[0], step):
+            oldest = self._closed[0]
+            oldest.path.unlink(missing_ok=True)
+            del self._closed[0]
+            self._note(oldest)
+
+    def _exceeded(self, oldest: _Closed, step: int) -> bool:
+        budget = self._budget
+        if budget.num_bytes:
+            held = sum(segment.num_bytes for segment in self._closed)
+            if held > budget.num_bytes - budget.bytes_per_segment:
+                return True
+        if not budget.steps:
+            return False
+        if oldest.last_step >= 0:
+            return oldest.last_step < step - budget.steps
+        own = [segment.first_step for segment in self._closed if segment.last_step >= 0]
+        return bool(own) and own[0] <= step - budget.steps
+
+    def _note(self, segment: _Closed) -> None:
+        self._segments += 1
+        self._bytes += segment.num_bytes
+        self._at_ns = time.time_ns()
+        if segment.last_step >= 0:
+            self._first_step = segment.first_step if self._first_step < 0 else self._first_step
+            self._last_step = max(self._last_step, segment.last_step)
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Return what the ``discarded`` mark says; None if nothing has been deleted."""
+        if not self._segments:
+            return None
+        return {
+            "segments": self._segments,
+            "bytes": self._bytes,
+            "first_step": self._first_step,
+            "last_step": self._last_step,
+            "at_ns": self._at_ns,
+        }

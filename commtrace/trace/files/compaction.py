@@ -1,0 +1,114 @@
+"""Rewrites complete segments: many small batches become a few large ones, at about a quarter of the bytes.
+
+A batch every half second limits the loss of a crash but compresses badly: twenty-one column headers for a hundred rows,
+and lz4, because zstd is slow for so few. A complete segment is rewritten in batches of many thousand rows with zstd.
+Rows, their order and the header stay the same, so readers of the old and of the new file see the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from commtrace.trace.files.checksums import SegmentFile, is_as_written
+
+ROWS_PER_BATCH: Final = 65_536
+"""About 7 MB of columns: what compaction holds in memory does not grow with the segment."""
+
+MOST_ROWS: Final = 500_000
+"""A larger segment is left as it is: rewriting it would keep the harvester from its work for too long."""
+
+LARGE_BATCH: Final = 2_048
+"""Batches of so many rows, on average, gain too little to be written again, if they are compressed with zstd."""
+
+SUFFIX: Final = ".compacting"
+"""Of the file that is being made, beside the one that it will replace."""
+
+_READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
+_WRITE_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 6), use_threads=False)
+
+
+def is_worthwhile(num_batches: int, num_rows: int, is_dense: bool) -> bool:
+    """Return whether a segment of so many batches and rows is to be compacted. ``is_dense``: with zstd it was
+    written.
+    """
+    has_small_batches = num_rows < num_batches * LARGE_BATCH
+    return num_batches > 1 and num_rows <= MOST_ROWS and (has_small_batches or not is_dense)
+
+
+def compact(segment: Path, num_rows: int, *, sync: bool) -> bool:
+    """Replace a segment by one with the same rows in few batches. On any error the old one stays.
+
+    A process that is killed at any instant leaves one of the two in place, whole.
+
+    Args:
+        segment: a file that is no longer written to.
+        num_rows: rows that it must hold; otherwise it is left alone.
+        sync: wait until the new file is on disk before it replaces the old one, so that a crash of the host leaves
+            one of them too. This can take seconds while a checkpoint is being written.
+
+    Returns:
+        Whether it was replaced.
+    """
+    temporary = segment.with_name(segment.name + SUFFIX)
+    try:
+        if not is_as_written(segment):  # a new checksum would hide the damage, which readers tell
+            return False
+        if _rewrite(segment, temporary, sync) != num_rows or temporary.stat().st_size >= segment.stat().st_size:
+            temporary.unlink()
+            return False
+        os.replace(temporary, segment)
+    except (OSError, pa.ArrowException):
+        # A full disk, a deleted file: the segment is whole and stays. Not worth a warning.
+        _remove(temporary)
+        return False
+    return True
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what a process that was killed while it compacted has left behind."""
+    for path in directory.glob(f"*{SUFFIX}"):
+        _remove(path)
+
+
+def _rewrite(segment: Path, target: Path, sync: bool) -> int:
+    """Copy all rows; returns how many there were."""
+    num_rows = 0
+    with segment.open("rb") as source, contextlib.closing(SegmentFile(target)) as file:
+        stream = pa.ipc.open_stream(source, options=_READ_OPTIONS)
+        with pa.ipc.new_stream(file.sink, stream.schema, options=_WRITE_OPTIONS) as compacted:
+            for table in _merged(stream):
+                compacted.write_table(table)
+                file.flush()
+                num_rows += len(table)
+        file.finish()
+        if sync:
+            os.fsync(file.fileno())
+    return num_rows
+
+
+def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Tables of one batch each, of ``ROWS_PER_BATCH`` rows or a little more."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(part.num_rows for part in held) >= ROWS_PER_BATCH:
+            yield _one_batch(held)
+            held = []
+    if held:
+        yield _one_batch(held)
+
+
+def _one_batch(batches: list[pa.RecordBatch]) -> pa.Table:
+    # The words of a segment only grow from batch to batch, and may have done so within these.
+    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # the directory is gone or read-only now; readers do not look at such files
+        path.unlink(missing_ok=True)

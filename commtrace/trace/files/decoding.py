@@ -1,0 +1,305 @@
+"""Decodes the Arrow tables of ranks into columns and marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from commtrace.errors import TraceFormatError
+from commtrace.trace import schema
+from commtrace.trace.blocks import Block, bounds_of, end_to_end
+from commtrace.trace.files.inputs import printable
+from commtrace.trace.files.row_checks import possible_rows
+from commtrace.trace.mark_schema import check_aggregates, read_mark
+from commtrace.trace.marks import Marks
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.order import stable_order
+from commtrace.trace.run import RankTrace
+from commtrace.trace.selection.aggregates import AGGREGATE
+from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
+
+
+class RankTable(NamedTuple):
+    """All rows that were read of a rank, in the order in which they were written."""
+
+    metadata: RankMetadata
+    table: pa.Table
+
+
+class DecodedBlock(NamedTuple):
+    """The decoded files of several ranks.
+
+    Attributes:
+        block: their spans; sorted within each rank by start, at equal starts the longer one first.
+        ranks: by rank, everything else; without its spans, which are those of the block.
+        names: the words that the codes in the block stand for.
+        problems: problems that the ranks recorded.
+    """
+
+    block: Block
+    ranks: dict[int, RankTrace]
+    names: list[str]
+    problems: list[str]
+
+    def rename(self, names: list[str]) -> None:
+        """Turn the codes into positions in ``names``, to which new words are added. Nobody else may use them yet."""
+        code = np.array([*_codes("name", self.names, names), schema.NOT_APPLICABLE], np.int32)
+        if not np.array_equal(code[:-1], np.arange(len(code) - 1)):
+            for column in (self.block.spans.name, self.block.spans.dtype):
+                column[:] = code[column]  # −1 reads the last entry
+
+
+def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock:
+    """Decode the spans and marks of several ranks.
+
+    Args:
+        tables: by rank.
+        steps: only the spans of these; None for all.
+
+    Raises:
+        TraceFormatError: a column is missing, or holds a word that is not known.
+    """
+    names: list[str] = []
+    table = _together([part.table for part in tables])
+    columns = {name: _column(table[name], name, names) for name in DTYPE_OF_COLUMN}
+    spans = Spans(**columns)
+    block = Block(tuple(part.metadata.rank for part in tables), bounds_of([len(part.table) for part in tables]), spans)
+    most_ranks = [part.metadata.most_ranks for part in tables]
+    possible = possible_rows(spans, block.per_row(np.array(most_ranks, np.int64)))
+    possible &= ~_incomplete(table)
+    marks = possible & (spans.kind == schema.MARK)
+    rank_marks = _read_marks(block, table["detail"], np.flatnonzero(marks), names, most_ranks)
+    selected = possible & ~marks if steps is None else possible & ~marks & steps.mask(spans.step)
+    selected &= _whole(block, [of_rank.marks for of_rank in rank_marks])
+    rows, bounds = _in_order(block, selected)
+    details = _details(block, table["detail"], selected)
+    ranks = {
+        part.metadata.rank: _trace(part.metadata, of_rank, of_details, last, steps)
+        for part, of_rank, of_details, last in zip(
+            tables, rank_marks, details, _last_written(block, possible), strict=True
+        )
+    }
+    kept = Spans(**{name: column[rows] for name, column in columns.items()})
+    problems = [
+        f"rank {rank}: {message}"
+        for rank, of_rank in zip(block.ranks, rank_marks, strict=True)
+        for message in dict.fromkeys(of_rank.marks.problems)
+    ]
+    problems += _impossible(block, possible)
+    return DecodedBlock(Block(block.ranks, bounds, kept), ranks, names, problems)
+
+
+class _RankMarks(NamedTuple):
+    """The decoded marks of a rank, with the aggregates by step."""
+
+    marks: Marks
+    aggregates: dict[int, list[str]]
+
+
+def known_columns(table: pa.Table) -> pa.Table:
+    """Return the columns that this version knows, in their order, without those that a newer one may have added.
+
+    Raises:
+        TraceFormatError: one is missing.
+    """
+    present = table.schema.names
+    missing = [name for name in schema.SCHEMA.names if name not in present]
+    if missing:
+        raise TraceFormatError(f"the trace has no column {missing[0]!r}; it was written by an incompatible commtrace")
+    return table if present == schema.SCHEMA.names else table.select(schema.SCHEMA.names)
+
+
+def _together(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the rows of all tables, every column in one piece."""
+    if not tables:
+        return schema.SCHEMA.empty_table()
+    return pa.concat_tables(map(known_columns, tables)).unify_dictionaries().combine_chunks()
+
+
+def _read_marks(
+    block: Block, column: pa.ChunkedArray, rows: Int64, names: Sequence[str], most_ranks: Sequence[int]
+) -> list[_RankMarks]:
+    rank_marks = [_RankMarks(Marks(), {}) for _ in block.ranks]
+    spans = block.spans
+    owners = np.searchsorted(block.bounds, rows, side="right") - 1
+    for row, owner, text in zip(rows.tolist(), owners.tolist(), column.take(rows).to_pylist(), strict=True):
+        name, own = names[spans.name[row]], rank_marks[owner]
+        try:
+            if name == AGGREGATE:
+                check_aggregates(text)
+                own.aggregates.setdefault(int(spans.step[row]), []).append(text)
+            else:
+                detail = read_mark(name, text, most_ranks=most_ranks[owner])
+                if detail is not None:
+                    own.marks.read(name, detail, int(spans.start[row]))
+        except ValueError as error:
+            own.marks.add_problem(f"its mark {name} is damaged and was left out ({error}).")
+    return rank_marks
+
+
+def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
+    """Return rows of steps of which nothing was deleted: a part of the last one deleted may have been in the next
+    segment.
+    """
+    cut = np.array([_last_discarded(own) for own in marks])
+    if not (cut >= 0).any():
+        return np.True_
+    steps = block.spans.step
+    return np.asarray((steps < 0) | (steps > block.per_row(cut)))
+
+
+def _last_discarded(marks: Marks) -> int:
+    return int(marks.discarded.get("last_step", schema.NOT_APPLICABLE))
+
+
+def _in_order(block: Block, selected: Bool) -> tuple[Int64, Int64]:
+    """Return the selected rows, in each rank by start, at equal starts the longer one first; and the bounds of the
+    ranks.
+    """
+    rows = np.flatnonzero(selected)
+    bounds = np.searchsorted(rows, block.bounds)
+    start, end = block.spans.start[rows], block.spans.end[rows]
+    axis = np.repeat(end_to_end(start, end, bounds), np.diff(bounds))
+    by_length = stable_order(start - end)
+    start += axis
+    return rows[by_length[stable_order(start[by_length])]], bounds
+
+
+def _last_written(block: Block, possible: Bool) -> list[int | None]:
+    own = [slice(begin, end) for begin, end in pairwise(block.bounds.tolist())]
+    ends = [block.spans.end[rows][possible[rows]] for rows in own]
+    return [int(of_rank.max()) if len(of_rank) else None for of_rank in ends]
+
+
+def _incomplete(table: pa.Table) -> Bool:
+    """Return rows that lack what every row has."""
+    lacks = np.zeros(len(table), np.bool_)
+    for name in DTYPE_OF_COLUMN:
+        column = table[name]
+        if column.null_count and name != "dtype":
+            lacks |= ~np.concatenate(
+                [_indices(chunk).is_valid().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+            )
+    return lacks
+
+
+def _indices(array: pa.Array) -> pa.Array:
+    return array.indices if pa.types.is_dictionary(array.type) else array
+
+
+def _impossible(block: Block, possible: Bool) -> list[str]:
+    """Return a sentence about each rank of which rows were left out because no recorder writes such."""
+    if possible.all():
+        return []
+    counts = np.add.reduceat(~possible, block.bounds[:-1]) * (np.diff(block.bounds) > 0)
+    return [
+        f"rank {rank}: {count} rows say what cannot be (an end before its start, a missing or impossible number) and "
+        "were left out: its numbers are lower bounds."
+        for rank, count in zip(block.ranks, counts.tolist(), strict=True)
+        if count
+    ]
+
+
+def _trace(
+    metadata: RankMetadata,
+    rank_marks: _RankMarks,
+    details: Mapping[int, str],
+    last_written_ns: int | None,
+    steps: StepRange | None,
+) -> RankTrace:
+    marks = rank_marks.marks
+    discarded = _last_discarded(marks)
+    return RankTrace(
+        metadata=marks.completed(metadata),
+        spans=Spans.empty(),
+        groups=marks.groups,
+        coordinates=marks.coordinates,
+        parallel=marks.parallel,
+        topology={key: value for key, value in marks.topology.items() if key not in ("coordinates", "parallel")},
+        dropped=marks.dropped,
+        anchors=(metadata.anchor, *marks.anchors),
+        in_flight=marks.in_flight,
+        activity=marks.activity,
+        activity_ns=marks.activity_ns,
+        drops=tuple(marks.drops),
+        device_states=tuple(marks.device_states),
+        last_written_ns=last_written_ns,
+        closed=marks.closed,
+        exception=marks.exception,
+        exception_frames=marks.exception_frames,
+        failures=tuple(marks.failures),
+        aggregates={
+            step: tuple(texts)
+            for step, texts in rank_marks.aggregates.items()
+            if (steps is None or step in steps) and not 0 <= step <= discarded
+        },
+        discarded=marks.discarded,
+        progress=tuple(marks.progress),
+        triggers=tuple(marks.triggers.values()),
+        details=details,
+    )
+
+
+def _column(column: pa.ChunkedArray, name: str, names: list[str]) -> Any:
+    dtype = DTYPE_OF_COLUMN[name]
+    array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    if not pa.types.is_dictionary(array.type):
+        if array.null_count:  # such rows are left out; as floating-point numbers the others would lose digits
+            array = pa.Array.from_buffers(array.type, len(array), [None, *array.buffers()[1:]], offset=array.offset)
+        return array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    code_of_word = np.array(_codes(name, array.dictionary.to_pylist(), names) or [schema.NOT_APPLICABLE], dtype)
+    indices = array.indices
+    if not indices.null_count:
+        return code_of_word.take(indices.to_numpy(zero_copy_only=False))
+    present = np.flatnonzero(indices.is_valid().to_numpy(zero_copy_only=False))
+    coded = np.full(len(array), schema.NOT_APPLICABLE, dtype)
+    # With nothing in some rows, numpy gets the indices as floating-point numbers, which hold them exactly.
+    coded[present] = code_of_word[indices.to_numpy(zero_copy_only=False)[present].astype(np.int64)]
+    return coded
+
+
+def _codes(column: str, words: Iterable[str], names: list[str]) -> list[int]:
+    vocabulary = {"kind": schema.KINDS, "lane": schema.LANES, "timing": schema.TIMINGS}.get(column)
+    if vocabulary is not None:
+        known = list(words)
+        if None in known:
+            raise TraceFormatError(f"column {column} of the trace holds a word that is missing: the file is damaged.")
+        unknown = [word for word in known if word not in vocabulary]
+        if unknown:
+            raise TraceFormatError(
+                f"column {column} of the trace holds {unknown[0]!r}, which this commtrace does not know. A newer one "
+                "wrote it (pip install --upgrade commtrace), or the file is damaged."
+            )
+        return [vocabulary.index(word) for word in known]
+    position = {name: code for code, name in enumerate(names)}
+    codes = []
+    for word in map(_shown, words):
+        if word is None:
+            codes.append(schema.NOT_APPLICABLE)
+            continue
+        if word not in position:
+            position[word] = len(names)
+            names.append(word)
+        codes.append(position[word])
+    return codes
+
+
+def _shown(word: str | None) -> str | None:
+    return None if word is None else printable(word)
+
+
+def _details(block: Block, detail: pa.ChunkedArray, selected: Bool) -> list[dict[int, str]]:
+    """Return, for each rank of the block, the details of selected spans by their ids."""
+    found: list[dict[int, str]] = [{} for _ in block.ranks]
+    if detail.null_count == len(detail):
+        return found
+    rows = np.flatnonzero(selected & detail.is_valid().to_numpy())
+    owners = np.searchsorted(block.bounds, rows, side="right") - 1
+    for row, owner, text in zip(rows, owners, detail.take(rows).to_pylist(), strict=True):
+        found[owner][int(block.spans.id[row])] = text
+    return found

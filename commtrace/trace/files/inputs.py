@@ -1,0 +1,109 @@
+"""Opens and decodes untrusted files, JSON and text.
+
+All readers use these functions. So no other code meets a pipe that never ends, a number that no column can hold, or
+text that moves the cursor.
+
+Readers of the trace, importers and ``commtrace top`` let nothing in but by these functions, so that what stands behind
+them meets neither a pipe that never ends, nor a number that no column holds, nor a word that moves the cursor.
+
+>>> decode_json(b'{"step": 3}', dict[str, int])
+{'step': 3}
+>>> printable("all_reduce\\x1b[2J")
+'all_reduce\\\\x1b[2J'
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+_T = TypeVar("_T")
+
+MOST_RANKS: Final = 1 << 20
+"""No job has more: what says so is damaged, and a list of so many ranks still fits into memory."""
+
+LONGEST_WORD: Final = 8_192
+"""Characters of a name; kernels of C++ templates have some thousand."""
+
+_KINDS_OF_FILE: Final = {
+    stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}  # fmt: skip
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a regular file for reading; never wait for a writer.
+
+    Raises:
+        OSError: it cannot be opened, or is a directory, a FIFO or a device.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind != stat.S_IFREG:
+            number = errno.EISDIR if kind == stat.S_IFDIR else errno.EINVAL
+            raise OSError(number, f"is {_KINDS_OF_FILE.get(kind, 'no regular file')}, not a file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """Read a whole file of at most so many bytes.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger.
+    """
+    with open_file(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"is larger than {most_bytes:,} bytes", str(path))
+    return content
+
+
+def decode_json(text: str | bytes, kind: type[_T] | Any = Any) -> _T:
+    """Decode JSON of a declared type: a struct, a dataclass, or containers of them.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, or does not have this type.
+    """
+    import msgspec  # here: a training process reads no files of others, but for requests of detail
+
+    try:
+        decoded: _T = msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    return decoded
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would obey (control characters, directions of writing), and cut what no screen holds."""
+    if len(text) > LONGEST_WORD:
+        text = text[:LONGEST_WORD] + "…"
+    if text.isprintable():
+        return text
+    # Half of a surrogate pair cannot be encoded at all; it is escaped like the rest.
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return the text with every line made :func:`printable`; line ends stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def all_printable(value: Any) -> Any:
+    """Return the same plain value with all text in it :func:`printable`, including keys of dictionaries."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {all_printable(key): all_printable(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [all_printable(one) for one in value]
+    return value

@@ -1,0 +1,92 @@
+"""Merges the folders of a job's ranks from several nodes into one run directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from commtrace.errors import ConfigurationError, RunNotFoundError
+from commtrace.trace.files.locate import find_run_directory, rank_directories
+from commtrace.trace.files.reader import newest_launch_in, why_not_one_job
+from commtrace.trace.files.sessions import Launch
+
+Place = Callable[[Path, Path], None]
+"""Puts a folder or file, the first path, at the second one."""
+
+
+def merge(nodes: Sequence[Path], output: Path, place: Place) -> int:
+    """Put the folders of all ranks into one run directory, and return how many there are.
+
+    Args:
+        nodes: directories that hold ranks of the same job, or exactly one run each.
+        output: the run directory to make; it must not hold anything yet.
+        place: how a folder gets there, such as :func:`copy` or :func:`link`.
+
+    Raises:
+        ConfigurationError: they are not of one job, or a rank lies in two of them, or ``output`` is in the way.
+        RunNotFoundError: one of them holds no run.
+    """
+    directories = list(dict.fromkeys(find_run_directory(node).resolve() for node in nodes))
+    folders = _folders_of_one_job(directories)
+    if output.is_dir() and any(output.iterdir()):
+        raise ConfigurationError(f"{output} is not empty; name a directory that does not exist yet")
+    if output.exists() and not output.is_dir():
+        raise ConfigurationError(f"{output} is a file; name a directory that does not exist yet")
+    output.mkdir(parents=True, exist_ok=True)
+    for found in [*folders, *_beside_ranks(directories)]:
+        place(found, output / found.name)
+    return len(folders)
+
+
+def copy(folder: Path, target: Path) -> None:
+    """Copy a folder or file; on the same file system by hard links, which need no room."""
+    if folder.is_dir():
+        shutil.copytree(folder, target, copy_function=_hard_link)
+    else:
+        _hard_link(str(folder), str(target))
+
+
+def link(folder: Path, target: Path) -> None:
+    """Point to a folder or file: what is written to it later is seen as well."""
+    target.symlink_to(folder, target_is_directory=folder.is_dir())
+
+
+def _hard_link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, target)
+
+
+def _folders_of_one_job(directories: Sequence[Path]) -> list[Path]:
+    launches: list[tuple[Path, Launch]] = []
+    folders: dict[str, Path] = {}
+    for directory in directories:
+        launch = newest_launch_in(directory)
+        if launch is None:
+            raise RunNotFoundError(f"{directory}: no readable spans.")
+        for other, earlier in launches:
+            why = why_not_one_job(earlier, launch)
+            if why:
+                raise ConfigurationError(
+                    f"{other} ({earlier.name}) and {directory} ({launch.name}) are not of one job: {why}."
+                )
+        launches.append((directory, launch))
+        for folder in rank_directories(directory):
+            if folder.name in folders:
+                raise ConfigurationError(f"{folders[folder.name]} and {folder} are of the same rank; leave one out.")
+            folders[folder.name] = folder
+    return list(folders.values())
+
+
+def _beside_ranks(directories: Sequence[Path]) -> list[Path]:
+    """Return what lies beside the ranks in one of the directories only, such as the report of the monitor."""
+    found: dict[str, list[Path]] = {}
+    for directory in directories:
+        ranks = set(rank_directories(directory))
+        for path in directory.iterdir():
+            if path not in ranks:
+                found.setdefault(path.name, []).append(path)
+    return [paths[0] for paths in found.values() if len(paths) == 1]

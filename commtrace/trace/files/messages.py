@@ -1,0 +1,186 @@
+"""Finds the messages of a segment without reading their contents, and the memory that they would take.
+
+A segment is a stream of encapsulated Arrow messages (https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format):
+a marker, the size of the metadata, the metadata, a body. The metadata (a flatbuffer, Message.fbs) tells the length of
+the body, so that one can step over it, and where the body's buffers lie, each of which tells how long it is unpacked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
+"""Kinds of messages, by Message.fbs."""
+
+_CONTINUES: Final = 0xFFFFFFFF
+_PREFIX: Final = struct.Struct("<II")
+_READ_AT_ONCE: Final = 2048
+"""Enough for the metadata of a batch of ours, so that a message costs one read."""
+
+_LARGEST_METADATA: Final = 1 << 20
+
+# Fields by their number: of the tables Message, DictionaryBatch, RecordBatch and KeyValue in Message.fbs.
+_HEADER_TYPE, _HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 1, 2, 3, 4
+_ID, _DATA = 0, 1
+_BUFFERS, _COMPRESSION = 2, 3
+_KEY, _VALUE = 0, 1
+_NOT_COMPRESSED: Final = -1
+_CRCS: Final = b"commtrace.crc32"
+
+
+class Message(NamedTuple):
+    """Position, length (bytes) and kind of one message.
+
+    Attributes:
+        dictionary: number of the dictionary that it holds; 0 in other messages.
+        crcs: the CRC-32 of the last so many messages before it, if it says so.
+    """
+
+    offset: int
+    size: int
+    kind: int
+    dictionary: int = 0
+    crcs: tuple[int, ...] = ()
+
+
+def custom_metadata(crcs: Sequence[int]) -> dict[bytes, bytes]:
+    """Return what a record batch says of the messages before it; :attr:`Message.crcs` when it is read."""
+    return {_CRCS: b"".join(b"%08x" % crc for crc in crcs)}
+
+
+def message_at(read: Callable[[int, int], bytes], offset: int) -> Message | None:
+    """Return the message that begins there; None where none does, or not yet.
+
+    Args:
+        read: gives so many bytes from an offset on, fewer at the end.
+    """
+    head = read(_READ_AT_ONCE, offset)
+    if len(head) < _PREFIX.size:
+        return None
+    marker, size = _PREFIX.unpack_from(head)
+    if marker != _CONTINUES or not 0 < size <= _LARGEST_METADATA:
+        return None
+    if len(head) < _PREFIX.size + size:
+        head += read(_PREFIX.size + size - len(head), offset + len(head))
+        if len(head) < _PREFIX.size + size:
+            return None
+    try:
+        return _described(head[_PREFIX.size : _PREFIX.size + size], offset)
+    except struct.error:
+        return None
+
+
+def messages_in(content: bytes) -> Iterator[Message]:
+    """Yield the whole messages with which ``content`` begins."""
+    offset = 0
+    while (message := message_at(partial(_part, content), offset)) and offset + message.size <= len(content):
+        yield message
+        offset += message.size
+
+
+def is_end(read: Callable[[int, int], bytes], offset: int) -> bool:
+    """Return whether a stream has come to its end there."""
+    return read(_PREFIX.size, offset) == _PREFIX.pack(_CONTINUES, 0)
+
+
+def unpacked_bytes(message: bytes) -> int:
+    """Return how many bytes the columns of a message claim to take when they are unpacked.
+
+    Raises:
+        ValueError: its buffers do not lie in it.
+    """
+    _, size = _PREFIX.unpack_from(message)
+    metadata, body = message[_PREFIX.size : _PREFIX.size + size], memoryview(message)[_PREFIX.size + size :]
+    try:
+        table = _root(metadata)
+        (kind,) = struct.unpack_from("<B", metadata, _field(metadata, table, _HEADER_TYPE))
+        batch = _inner(metadata, table, _HEADER)
+        if kind == DICTIONARY:
+            batch = _inner(metadata, batch, _DATA)
+        is_compressed = _field(metadata, batch, _COMPRESSION) > 0
+        buffers = _inner(metadata, batch, _BUFFERS)
+        (count,) = struct.unpack_from("<I", metadata, buffers)
+        places = (struct.unpack_from("<qq", metadata, buffers + 4 + 16 * number) for number in range(count))
+        return sum(_unpacked(body, offset, length, is_compressed) for offset, length in places)
+    except struct.error:
+        raise ValueError("its metadata is damaged") from None
+
+
+def _unpacked(body: memoryview, offset: int, length: int, is_compressed: bool) -> int:
+    if offset < 0 or length < 0 or offset + length > len(body):
+        raise ValueError("a column does not lie in it")
+    if not is_compressed or length < 8:
+        return length
+    (claimed,) = struct.unpack_from("<q", body, offset)
+    if claimed < _NOT_COMPRESSED:
+        raise ValueError("a column has a negative length")
+    return length if claimed == _NOT_COMPRESSED else claimed
+
+
+def _part(content: bytes, size: int, offset: int) -> bytes:
+    return content[offset : offset + size]
+
+
+def _described(metadata: bytes, offset: int) -> Message | None:
+    """Return the message of this metadata. A field of a flatbuffer that is not written has the value 0."""
+    table = _root(metadata)
+    at = _field(metadata, table, _HEADER_TYPE)
+    kind = struct.unpack_from("<B", metadata, at)[0] if at else 0
+    at = _field(metadata, table, _BODY_LENGTH)
+    body = struct.unpack_from("<q", metadata, at)[0] if at else 0
+    if body < 0:
+        return None
+    number = 0
+    if kind == DICTIONARY:
+        header = _inner(metadata, table, _HEADER)
+        at = _field(metadata, header, _ID)
+        number = struct.unpack_from("<q", metadata, at)[0] if at else 0
+    return Message(offset, _PREFIX.size + len(metadata) + body, kind, number, tuple(_crcs(metadata, table)))
+
+
+def _crcs(metadata: bytes, table: int) -> Iterator[int]:
+    if not _field(metadata, table, _CUSTOM_METADATA):
+        return
+    pairs = _inner(metadata, table, _CUSTOM_METADATA)
+    (count,) = struct.unpack_from("<I", metadata, pairs)
+    if count != 1:
+        return
+    pair = pairs + 4 + int(struct.unpack_from("<I", metadata, pairs + 4)[0])
+    if _word(metadata, _inner(metadata, pair, _KEY)) != _CRCS:
+        return
+    value = _word(metadata, _inner(metadata, pair, _VALUE))
+    for begin in range(0, len(value), 8):
+        try:
+            yield int(value[begin : begin + 8], 16)
+        except ValueError:
+            raise struct.error("no CRC") from None
+
+
+def _word(metadata: bytes, at: int) -> bytes:
+    (length,) = struct.unpack_from("<I", metadata, at)
+    return metadata[at + 4 : at + 4 + length]
+
+
+def _root(metadata: bytes) -> int:
+    return int(struct.unpack_from("<I", metadata)[0])
+
+
+def _field(metadata: bytes, table: int, number: int) -> int:
+    """Return where a field of a table lies; 0 where it is not written."""
+    (to_fields,) = struct.unpack_from("<i", metadata, table)
+    fields = table - to_fields
+    (size_of_fields,) = struct.unpack_from("<H", metadata, fields)
+    place = 4 + 2 * number
+    (at,) = struct.unpack_from("<H", metadata, fields + place) if place < size_of_fields else (0,)
+    return table + at if at else 0
+
+
+def _inner(metadata: bytes, table: int, number: int) -> int:
+    """Return where the table or vector lies that a field refers to."""
+    at = _field(metadata, table, number)
+    if not at:
+        raise struct.error("a field is missing")
+    return at + int(struct.unpack_from("<I", metadata, at)[0])

@@ -1,0 +1,279 @@
+"""Reads a run directory: the only code besides the writer that knows the file layout.
+
+>>> from commtrace.trace.files.reader import load_run
+>>> run = load_run("commtrace-runs/my-run", steps="10:20")      # doctest: +SKIP
+>>> run.ranks[0].spans.start                                    # doctest: +SKIP
+
+A torn file (a killed rank, a full disk, a run that is still going on) is read up to its last whole batch; what could
+not be read is said in ``Run.problems``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from commtrace.errors import RunNotFoundError, TraceFormatError
+from commtrace.trace import schema
+from commtrace.trace.blocks import Block
+from commtrace.trace.files import sessions
+from commtrace.trace.files.decoding import DecodedBlock, RankTable, decode, known_columns
+from commtrace.trace.files.inputs import printable
+from commtrace.trace.files.locate import find_run_directory, rank_directories
+from commtrace.trace.files.losses import with_losses
+from commtrace.trace.files.segment_index import SegmentIndex, first_line
+from commtrace.trace.files.sessions import Launch, Segment, missing_ranks, missing_segments, newest_session, two_at_once
+from commtrace.trace.files.writer import segment_paths, segment_step_ranges
+from commtrace.trace.gone_peers import with_gone_peers
+from commtrace.trace.metadata import RankMetadata, measures_durations
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.selection.step_range import StepRange
+
+_NUMBER: Final = re.compile("[0-9]{1,9}")
+
+_BYTES_OF_BLOCK: Final = 1_000_000
+"""Compressed, of ranks that are read together: a row takes 7 to 20 of them."""
+
+NEWEST_SEGMENTS: Final = 2
+"""Segments of each rank that :func:`load_newest` reads."""
+
+
+def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
+    """Load the newest attempt recorded in ``path``.
+
+    Args:
+        path: a run directory, a directory that holds exactly one, or ``DIRECTORY/latest``.
+        steps: only the spans of these steps: ``"A:B"``, ``"A:B:k"`` or ``"A"`` (B is exclusive).
+
+    Raises:
+        RunNotFoundError: nothing was recorded there.
+        TraceFormatError: the files were written by a newer, incompatible commtrace.
+        ConfigurationError: ``steps`` cannot be parsed.
+    """
+    wanted = StepRange.parse(steps) if isinstance(steps, str) else steps
+    problems: list[str] = []
+    directory = find_run_directory(Path(path))
+    found = _scan(directory, problems)
+    chosen = newest_session(found, problems, _described)
+    problems += two_at_once(found, chosen, _recorded_until)
+    return _loaded(directory, chosen, wanted, problems, are_all=True)
+
+
+def load_earlier_attempts(run: Run) -> Iterator[Run]:
+    """Yield the attempts of the same job before this one, oldest first, as far as their files lie beside it."""
+    newest = run.any_metadata
+    if not newest.attempt or not run.path.is_dir():
+        return
+    found = [one for one in _scan(run.path, []) if one.metadata.run_id == newest.run_id]
+    for attempt in sorted({one.metadata.attempt for one in found if one.metadata.attempt < newest.attempt}):
+        segments = newest_session([one for one in found if one.metadata.attempt == attempt], [], _described)
+        yield _loaded(run.path, segments, None, [])
+
+
+def load_newest(path: str | Path) -> Run:
+    """Load only what the ranks of a run wrote last, for whoever asks where it is now. Raises as :func:`load_run`."""
+    problems: list[str] = []
+    directory = find_run_directory(Path(path))
+    segments = newest_session(_scan(directory, problems, NEWEST_SEGMENTS), problems, _described)
+    return _loaded(directory, segments, None, problems)
+
+
+def read_files(path: str | Path) -> Iterator[pa.Table]:
+    """Yield the rows of the newest attempt as they stand in its files, marks included, file by file.
+
+    The columns are ``rank`` and those of the schema, words as strings; −1 means that a number does not apply.
+
+    Raises:
+        RunNotFoundError: nothing was recorded there.
+        TraceFormatError: the files were written by a newer, incompatible commtrace.
+    """
+    columns = pa.schema([("rank", pa.int32()), *((one.name, _plain(one.type)) for one in schema.SCHEMA)])
+    yield columns.empty_table()
+    chosen = newest_session(_scan(find_run_directory(Path(path)), []), [], _described)
+    for segment in (segment for rank in sorted(chosen) for segment in chosen[rank]):
+        table, _ = _read_segment(segment.path)
+        if table is not None:
+            rank = pa.repeat(pa.scalar(segment.metadata.rank, pa.int32()), len(table))
+            rows = [rank, *(table.column(name) for name in schema.SCHEMA.names)]
+            yield pa.table(rows, names=columns.names).cast(columns)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def newest_segments(directory: Path, problems: list[str], newest: int) -> dict[int, list[Segment]]:
+    """Return the newest segments of each rank of the newest attempt, oldest first."""
+    return newest_session(_scan(directory, problems, newest), problems, _described)
+
+
+def newest_launch_in(directory: Path) -> Launch | None:
+    """Return what was recorded last in a run directory under one name, as far as headers tell; None without any."""
+    return sessions.newest_launch(_scan(directory, []))
+
+
+def why_not_one_job(first: Launch, second: Launch) -> str:
+    """Return why what was recorded under two names is not one job, read from their files; empty if it is."""
+    return sessions.why_not_one_job(first, second, _described)
+
+
+def _loaded(
+    directory: Path,
+    segments: dict[int, list[Segment]],
+    wanted: StepRange | None,
+    problems: list[str],
+    *,
+    are_all: bool = False,
+) -> Run:
+    """Return the run of these segments; ``are_all``: the ranks have no others, so missing ones can be reported."""
+    names: list[str] = []
+    blocks: list[Block] = []
+    ranks: dict[int, RankTrace] = {}
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
+        for read in pool.map(lambda own: _read_block(own, wanted), _of_block_size(segments)):
+            read.rename(names)
+            problems += read.problems
+            blocks.append(read.block)
+            for rank, trace in read.ranks.items():
+                folder = segments[rank][0].path.parent
+                ranks[rank] = with_gone_peers(with_losses(trace, folder), folder)
+    if not ranks:
+        raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
+    problems += missing_ranks(ranks, directory)
+    if are_all:
+        problems += [one for rank, trace in ranks.items() for one in missing_segments(segments[rank], trace)]
+    run = Run(path=directory, ranks=ranks, names=names, problems=tuple(map(printable, problems)))
+    return run.with_blocks(blocks)
+
+
+def _of_block_size(segments: Mapping[int, list[Segment]]) -> Iterator[dict[int, list[Segment]]]:
+    """Yield the segments of so many ranks at a time as make up a block."""
+    held: dict[int, list[Segment]] = {}
+    size = 0
+    for rank in sorted(segments):
+        held[rank] = segments[rank]
+        size += sum(segment.size for segment in segments[rank])
+        if size >= _BYTES_OF_BLOCK:
+            yield held
+            held, size = {}, 0
+    if held:
+        yield held
+
+
+def _read_block(segments: Mapping[int, list[Segment]], steps: StepRange | None) -> DecodedBlock:
+    tables, problems = [], []
+    for own in segments.values():
+        table, notes = _read_rank(own, steps)
+        problems += notes
+        if table is not None:
+            tables.append(RankTable(own[0].metadata, table))
+    decoded = decode(tables, steps)
+    return decoded._replace(problems=[*problems, *decoded.problems])
+
+
+def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment]:
+    """Return the segments of all ranks, or only so many newest of each, with the metadata in their headers."""
+    found = []
+    for folder in rank_directories(directory):
+        for path in segment_paths(folder)[-newest:]:
+            try:
+                found.append(_read_header(path))
+            except FileNotFoundError:
+                continue  # a running job has just deleted it to keep to its budget; its `discarded` mark says so
+            except (pa.ArrowException, OSError) as error:
+                why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+                problems.append(f"{path}: skipped, its header is not readable ({why}).")
+            except TraceFormatError:
+                raise
+            except ValueError as error:
+                why = f"its header is damaged or of another program ({first_line(error)})"
+                problems.append(f"{path}: skipped, {why}. Copy it again.")
+    return found
+
+
+def _read_header(path: Path) -> Segment:
+    index = SegmentIndex(path)
+    index.extend()
+    columns = index.schema()
+    metadata = columns.metadata or {}
+    if schema.METADATA_KEY not in metadata:
+        raise ValueError("an Arrow stream, but no segment of commtrace")
+    version, first_step = (_number(metadata, name) for name in (b"commtrace.format", b"commtrace.first_step"))
+    if version > schema.FORMAT_VERSION:
+        raise TraceFormatError(
+            f"{path} has format {version}; this commtrace reads up to {schema.FORMAT_VERSION}. "
+            "Update it: pip install --upgrade commtrace"
+        )
+    names = columns.names
+    missing = [name for name in schema.SCHEMA.names if name not in names]
+    if missing:
+        raise TraceFormatError(f"{path} has no column {missing[0]!r}; it was written by an incompatible commtrace")
+    for column in columns:
+        if column.name in schema.SCHEMA.names and not column.equals(schema.SCHEMA.field(column.name)):
+            raise ValueError(f"column {column.name} holds {column.type}")
+        if names.count(column.name) > 1:
+            raise ValueError(f"there are several columns {column.name}")
+    rank_metadata = RankMetadata.from_json(metadata[schema.METADATA_KEY])
+    number, first_number = (
+        _number(metadata, name) if name in metadata else None  # files of older versions do not say it
+        for name in (b"commtrace.segment", b"commtrace.first_segment")
+    )
+    return Segment(path, rank_metadata, first_step, path.stat().st_size, number, first_number)
+
+
+def _number(metadata: Mapping[bytes, bytes], name: bytes) -> int:
+    text = metadata.get(name, b"").decode("ascii", "replace")
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{name.decode()} is no number")
+    return int(text)
+
+
+def _described(segments: list[Segment]) -> RankTrace | None:
+    """Return what a rank says of itself in some of its segments."""
+    return _read_block({0: segments}, None).ranks.get(segments[0].metadata.rank)
+
+
+def _recorded_until(path: Path) -> int:
+    """Return the latest instant in a segment, on its host's monotonic clock."""
+    table, _ = _read_segment(path)
+    if table is None or not len(table) or table["end"].null_count:
+        return 0
+    return int(table["end"].to_numpy().max())
+
+
+def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Table | None, list[str]]:
+    tables, notes = [], []
+    ranges = segment_step_ranges([segment.first_step for segment in segments])
+    for position, (segment, (first, last)) in enumerate(zip(segments, ranges, strict=True)):
+        newest = position == len(segments) - 1
+        if measures_durations(segment.metadata.environment):
+            first = 0  # rows of any earlier step may have come late
+        # The first segment holds the marks that describe the rank, the newest the latest ones: read both in any case.
+        if steps is not None and position > 0 and not newest and not steps.overlaps(first, last):
+            continue
+        table, problems = _read_segment(segment.path)
+        tables += [known_columns(table)] if table is not None else []
+        notes += problems
+    if not tables:
+        return None, notes
+    return pa.concat_tables(tables), notes
+
+
+def _read_segment(path: Path) -> tuple[pa.Table | None, list[str]]:
+    """Return the rows of a segment that are whole, and what was wrong with the others."""
+    index = SegmentIndex(path)
+    try:
+        index.extend()
+        table = index.read(0, len(index.batches))
+    except FileNotFoundError:
+        return None, [f"{path}: was deleted while the run was read, to keep to its budget."]
+    except (pa.ArrowException, OSError) as error:
+        return None, [f"{path}: not readable ({first_line(error)})."]
+    index.tell_torn_end()
+    return table, index.problems

@@ -1,0 +1,342 @@
+"""Reads the end of a growing run repeatedly, at a cost that suits a terminal view of thousands of ranks.
+
+>>> tail = RunTail("commtrace-runs/my-run")                     # doctest: +SKIP
+>>> newest = tail.read(steps=20)                                # doctest: +SKIP
+>>> newest.first, newest.end                                    # doctest: +SKIP
+
+For each rank it reads the batches with the newest steps, and the first ones of the newest segment, which hold the
+process groups. Positions of batches are kept between calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from commtrace.errors import RunNotFoundError
+from commtrace.trace import schema
+from commtrace.trace.files.decoding import RankTable, decode, known_columns
+from commtrace.trace.files.inputs import MOST_RANKS, printable
+from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace.files.reader import newest_segments
+from commtrace.trace.files.row_checks import LONGEST_NS
+from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedError
+from commtrace.trace.files.sessions import missing_ranks
+from commtrace.trace.files.writer import rank_directory, segment_paths
+from commtrace.trace.mark_schema import read_mark
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.run import Run
+from commtrace.trace.selection.step_range import StepRange
+
+_NEWEST: Final = 3
+"""Of so many segments of each rank the headers are read: the last steps may lie in more than one."""
+
+_MOST_THREADS: Final = 16
+_MOST_HEAD: Final = 64
+_MOST_BATCHES_WITHOUT_STEPS: Final = 64
+"""Of a job that marks no steps, so many batches are read: about half a minute."""
+
+_TRIES: Final = 3
+_SAMPLED_SEGMENTS: Final = 16
+_BATCHES_OF_A_SAMPLE: Final = 4
+_BEHIND: Final = 2
+_QUIET_NS: Final = 15_000_000_000
+"""A rank that is behind by so many times the steps asked for, and whose files others have outlived by so long, has
+stopped, or its files have: it does not decide which steps are shown. Ranks write twice a second, not all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The end of a run.
+
+    Attributes:
+        run: the newest steps and one before them; drops and activity as far as these batches tell.
+        first, end: the steps that all ranks have ended, the newest so many; equal if there are none.
+        last_steps: by rank, the last step that it ended; −1 if none is known.
+    """
+
+    run: Run
+    first: int
+    end: int
+    last_steps: dict[int, int]
+
+
+class RunTail:
+    """The positions of the newest steps of a run.
+
+    Raises like :func:`commtrace.trace.files.reader.load_run` if there is no run.
+
+    Args:
+        path: as for ``load_run``.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._indexes: dict[Path, SegmentIndex] = {}
+        self._guess = 2
+        self._samples: dict[Path, list[int]] = {}
+
+    def read(self, steps: int) -> Newest:
+        """Return the newest ``steps`` steps that every rank has ended.
+
+        Raises:
+            RunNotFoundError: nothing was recorded there, or nothing yet.
+            TraceFormatError: the files were written by a newer, incompatible commtrace.
+        """
+        for _ in range(_TRIES):
+            try:
+                return self._read(steps)
+            except SegmentReplacedError:
+                continue  # a rank has just compacted a segment: the next look finds the new file
+        return self._read(steps)
+
+    def _read(self, steps: int) -> Newest:
+        problems: list[str] = []
+        directory = find_run_directory(self._path)
+        segments = newest_segments(directory, problems, _NEWEST)
+        self._forget({one.path for own in segments.values() for one in own})
+        tails = {
+            rank: _RankTail(own[-1].metadata, [self._index(one.path) for one in own]) for rank, own in segments.items()
+        }
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
+            list(pool.map(lambda tail: tail.find_steps(steps, self._guess), tails.values()))
+            self._guess = max((tail.batches_read for tail in tails.values()), default=self._guess)
+            last_steps = {rank: tail.last_step for rank, tail in tails.items()}
+            end = _common_end(tails.values(), steps)
+            first = max(0, end - steps)
+            list(pool.map(lambda tail: tail.reach(first - 1), tails.values()))
+            tables = list(pool.map(lambda tail: tail.table(), tails.values()))
+        wanted = StepRange(first - 1, end + 1) if end else None
+        problems += [problem for tail in tails.values() for problem in tail.all_problems()]
+        found = [
+            RankTable(tail.metadata, table)
+            for tail, table in zip(tails.values(), tables, strict=True)
+            if table is not None
+        ]
+        if not found:
+            raise RunNotFoundError(f"{directory}: nothing has been written to its files yet. " + " ".join(problems))
+        read = decode(found, wanted)
+        problems += [*read.problems, *missing_ranks(read.ranks, directory)]
+        first = _without_the_very_first(tails.values(), first, end)
+        run = Run(directory, read.ranks, read.names, tuple(map(printable, problems))).with_blocks([read.block])
+        return Newest(run, first, end, last_steps)
+
+    def sample_durations(self, rank: int) -> list[int]:
+        """Return how long steps of a rank took, ns: of some, spread evenly over the whole run."""
+        try:
+            paths = segment_paths(rank_directory(find_run_directory(self._path), rank))
+        except FileNotFoundError:
+            return []
+        chosen = [paths[at] for at in _evenly(len(paths), _SAMPLED_SEGMENTS)]
+        for path in chosen:
+            # The newest one still grows; of the others the first look counts.
+            if path not in self._samples or path == paths[-1]:
+                self._samples[path] = _durations(self._indexes.get(path) or SegmentIndex(path))
+        self._samples = {path: self._samples[path] for path in chosen}
+        return [duration for path in chosen for duration in self._samples[path]]
+
+    def _index(self, path: Path) -> SegmentIndex:
+        return self._indexes.setdefault(path, SegmentIndex(path))
+
+    def _forget(self, kept: set[Path]) -> None:
+        self._indexes = {path: index for path, index in self._indexes.items() if path in kept}
+
+
+class _RankTail:
+    """The newest batches of a rank, read backwards."""
+
+    def __init__(self, metadata: RankMetadata, indexes: list[SegmentIndex]) -> None:
+        self.metadata = metadata
+        self.problems: list[str] = []
+        self.last_step = -1
+        self.batches_read = 0
+        self.is_at_beginning = False
+        self._indexes = indexes
+        self._at = len(indexes) - 1
+        self._begin = 0
+        self._parts: list[pa.Table] = []
+        self._first_step: int | None = None
+
+    @property
+    def modified_ns(self) -> int:
+        """Return when the newest file was last written to, epoch ns."""
+        return self._indexes[-1].modified_ns
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step whose end was read."""
+        return self._first_step
+
+    def find_steps(self, steps: int, guess: int) -> None:
+        """Read back until so many steps have been seen to end, ``guess`` batches at a time."""
+        for index in self._indexes:
+            self._guarded(index, index.extend)
+        self._begin = len(self._indexes[self._at].batches)
+        while not self._is_found(steps) and self._read_back(guess):
+            pass
+
+    def _is_found(self, steps: int) -> bool:
+        if self._first_step is None:
+            return self.batches_read >= _MOST_BATCHES_WITHOUT_STEPS
+        return self._first_step <= self.last_step - steps
+
+    def reach(self, step: int) -> None:
+        """Read back until the end of the step before ``step`` has been seen, so that all rows of it have been."""
+        while self._first_step is not None and self._first_step >= step and self._read_back(self._more(step)):
+            pass
+
+    def _more(self, step: int) -> int:
+        """Return how many batches that may take, by how many steps there were in those that were read."""
+        assert self._first_step is not None
+        seen = self.last_step - self._first_step + 1
+        return max(1, -(-self.batches_read * (self._first_step - step + 1) // seen))
+
+    def table(self) -> pa.Table | None:
+        """Return what was read, in the order in which it was written, the beginning of the newest segment before it."""
+        head = self._head()
+        parts = [*head, *reversed(self._parts)]
+        return pa.concat_tables(map(known_columns, parts)) if parts else None
+
+    def _read_back(self, count: int) -> bool:
+        """Read so many batches before those that were read; False if there are none."""
+        while self._begin == 0:
+            if self._at == 0:
+                self.is_at_beginning = True
+                return False
+            self._at -= 1
+            self._begin = len(self._indexes[self._at].batches)
+        index, end = self._indexes[self._at], self._begin
+        self._begin = max(0, end - count)
+        self.batches_read += end - self._begin
+        part = self._guarded(index, lambda: index.read(self._begin, end))
+        if part is not None:
+            self._parts.append(part)
+            ended = _ended_steps(part)
+            if len(ended):
+                if self.last_step < 0:  # after a rollback, others before it have higher numbers
+                    self.last_step = int(ended[-1])
+                first = int(ended.min())
+                self._first_step = first if self._first_step is None else min(self._first_step, first)
+        return True
+
+    def _head(self) -> list[pa.Table]:
+        """Batches from the beginning of the newest segment to its first step, which hold the process groups."""
+        index = self._indexes[-1]
+        end = self._begin if self._at == len(self._indexes) - 1 else 0
+        head: list[pa.Table] = []
+        for at in range(min(end, _MOST_HEAD)):
+            part = self._guarded(index, lambda at=at: index.read(at, at + 1))
+            if part is None:
+                break
+            head.append(part)
+            if len(_ended_steps(part)):
+                break
+        known = _recorded_groups([*head, *self._parts])
+        if _groups_used(self._parts) <= known:
+            return head
+        # The mark of a group that was made later lies somewhere between: read all of it.
+        rest = self._guarded(index, lambda: index.read(len(head), end))
+        return [*head, *([rest] if rest is not None else [])]
+
+    def all_problems(self) -> list[str]:
+        """Return what was not readable, and what was damaged in what was."""
+        return [*self.problems, *(problem for index in self._indexes for problem in index.problems)]
+
+    def _guarded(self, index: SegmentIndex, read: Any) -> Any:
+        """Return what ``read`` returns; None if the file is gone or broken, which is said once."""
+        try:
+            return read()
+        except SegmentReplacedError:
+            raise
+        except FileNotFoundError:
+            return None  # a running job has just deleted it to keep to its budget
+        except (OSError, pa.ArrowException) as error:
+            self.problems.append(f"{index.path}: not readable ({str(error).partition(chr(10))[0]}).")
+            return None
+
+
+def _ended_steps(part: pa.Table) -> np.ndarray:
+    return np.asarray(_values(part, "step")[_rows_of(part, schema.STEP)])
+
+
+def _rows_of(part: pa.Table, kind: int) -> np.ndarray:
+    chunks = [_holds(chunk, schema.KINDS[kind]) for chunk in part["kind"].chunks]
+    return np.concatenate(chunks) if chunks else np.zeros(len(part), np.bool_)
+
+
+def _holds(chunk: pa.DictionaryArray, word: str) -> np.ndarray:
+    words = chunk.dictionary.to_pylist()
+    if word not in words:
+        return np.zeros(len(chunk), np.bool_)
+    return np.asarray(chunk.indices.to_numpy(zero_copy_only=False) == words.index(word))
+
+
+def _values(part: pa.Table, column: str) -> np.ndarray:
+    """Return a column of whole numbers; rows without one have −1."""
+    return np.asarray(part[column].fill_null(-1).to_numpy())
+
+
+def _recorded_groups(parts: Iterable[pa.Table]) -> set[int]:
+    ids = set()
+    for part in parts:
+        rows = np.flatnonzero(_rows_of(part, schema.MARK))
+        for row in rows.tolist():
+            if part["name"][row].as_py() == "process_group":
+                with contextlib.suppress(ValueError):  # said where the marks are read
+                    ids.add(read_mark("process_group", part["detail"][row].as_py(), most_ranks=MOST_RANKS)["id"])
+    return ids
+
+
+def _groups_used(parts: Iterable[pa.Table]) -> set[int]:
+    used = {int(group) for part in parts for group in np.unique(_values(part, "group"))}
+    return {group for group in used if group >= 0}
+
+
+def _common_end(tails: Iterable[_RankTail], steps: int) -> int:
+    """Return the step after the last one that all ranks have ended, but for those that are far behind; 0 without
+    any.
+    """
+    known = [tail for tail in tails if tail.last_step >= 0]
+    foremost = max((tail.last_step for tail in known), default=-1)
+    newest = max((tail.modified_ns for tail in known), default=0)
+    deciding = [
+        tail.last_step
+        for tail in known
+        if tail.last_step >= foremost - _BEHIND * steps or tail.modified_ns >= newest - _QUIET_NS
+    ]
+    return min(deciding, default=-1) + 1
+
+
+def _without_the_very_first(tails: Iterable[_RankTail], first: int, end: int) -> int:
+    """``first``, or the step after it where it is the very first of the run, its warm-up, and others are there."""
+    begins = [tail.first_step for tail in tails if tail.is_at_beginning and tail.first_step is not None]
+    return max(first, min(begins) + 1) if begins and end - min(begins) >= 3 else first
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most))}) if count else []
+
+
+def _durations(index: SegmentIndex) -> list[int]:
+    found: list[int] = []
+    try:
+        index.extend()
+        names = index.schema().names
+        columns = [names.index(name) for name in ("kind", "start", "end")]
+        for at in _evenly(len(index.batches), _BATCHES_OF_A_SAMPLE):
+            part = index.read(at, at + 1, columns)
+            if part is not None:
+                rows = _rows_of(part, schema.STEP)
+                durations = (_values(part, "end") - _values(part, "start"))[rows]
+                found += durations[(durations >= 0) & (durations < LONGEST_NS)].tolist()
+    except (OSError, ValueError, pa.ArrowException):
+        pass  # deleted meanwhile, or torn: it is a sample of others all the same
+    return found

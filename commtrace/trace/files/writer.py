@@ -1,0 +1,372 @@
+"""Writes one rank's spans into segments: ``RUN_DIR/rank-00003/spans-0007.arrows``.
+
+A segment is an Arrow IPC *stream*, written batch by batch straight to the file descriptor, so a killed process leaves
+everything up to its last batch readable. Segments rotate by steps, so a range of steps can be read without the rest of
+a long run. A complete segment gets checksums (:mod:`commtrace.trace.files.checksums`) and is rewritten in fewer, larger
+batches (:mod:`commtrace.trace.files.compaction`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from commtrace.trace import schema
+from commtrace.trace.files import compaction
+from commtrace.trace.files.budget import Budget, Discards
+from commtrace.trace.files.checksums import SegmentFile
+from commtrace.trace.files.losses import write_losses
+from commtrace.trace.files.messages import custom_metadata
+from commtrace.trace.files.row_batch import RowBatch
+from commtrace.trace.mark_rows import mark_row
+from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.spans import Spans
+
+Row = tuple[Any, ...]
+"""One span in the order of ``schema.SCHEMA``; kind, lane and timing as codes, name and dtype as words (or None)."""
+
+SEGMENT_PATTERN: Final = re.compile(r"^spans-(\d+)\.arrows$")
+RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
+
+# Threads would only add some to the training process: batches are small.
+_QUICK = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+"""For small batches: zstd needs four to eight times as long for them, most of it to set itself up for each column. They
+are compacted when their segment is complete, which then takes a fifth of the time as well."""
+_DENSE = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+"""For batches that are large enough to stay as they are."""
+_BATCHES_SEEN: Final = 8
+"""After so many it is known whether the batches of a rank are large."""
+_CLOSED_VOCABULARIES: Final = {
+    "kind": pa.array(schema.KINDS), "lane": pa.array(schema.LANES), "timing": pa.array(schema.TIMINGS),
+}  # fmt: skip
+_LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
+"""Told once and true from then on: later segments repeat them, so that they can be read without the earlier ones."""
+_LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "trigger"})
+"""Of these, later segments repeat the last one, for the same reason."""
+
+_STEP_COLUMN: Final = schema.SCHEMA.get_field_index("step")
+_step_of: Final = itemgetter(_STEP_COLUMN)
+
+
+def rank_directory(run_directory: Path, rank: int) -> Path:
+    """Return where the segments of ``rank`` are kept."""
+    return run_directory / f"rank-{rank:05d}"
+
+
+class _Complete(NamedTuple):
+    """A segment that has ended in order."""
+
+    path: Path
+    num_batches: int
+    num_rows: int
+    is_dense: bool
+
+
+class SegmentWriter:
+    """Appends rows to the current segment of one rank and starts the next one every ``steps_per_segment`` steps.
+
+    An :class:`OSError` (disk full, directory gone) leaves through :meth:`write`; what was written before stays
+    readable. The segment that failed is abandoned: the next call of :meth:`write` starts a new one. A directory that
+    somebody deleted is not made again.
+
+    Args:
+        run_directory: of the run; the rank's folder is made below it.
+        metadata: goes into the header of every segment.
+        steps_per_segment: after so many steps a new segment begins.
+        budget: what to keep; the oldest segments beyond it are deleted whenever a new one begins.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        metadata: RankMetadata,
+        *,
+        steps_per_segment: int = 100,
+        budget: Budget = Budget(),  # noqa: B008 -- immutable
+    ) -> None:
+        self.directory = rank_directory(run_directory, metadata.rank)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        compaction.remove_leftovers(self.directory)
+        self._metadata = metadata
+        self._steps_per_segment = min(steps_per_segment, budget.steps_per_segment or steps_per_segment)
+        self._bytes_per_segment = budget.bytes_per_segment
+        self._discards = Discards(budget, segment_paths(self.directory))
+        self._first_step = 0
+        self._last_step = -1
+        self._words: dict[str, _Vocabulary] = {"name": _Vocabulary(pa.int32()), "dtype": _Vocabulary(pa.int8())}
+        self._path = self.directory
+        self._num_batches = self._num_rows = 0
+        self._is_dense = False
+        self._complete: _Complete | None = None
+        self._first_number: int | None = None
+        self._lasting: dict[Row, None] = {}
+        self._latest: dict[str, Row] = {}
+        self._file: Any = None
+        self._stream: Any = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows as one record batch per segment they fall into."""
+        while rows:
+            if self._stream is None:
+                steps = (row[_STEP_COLUMN] for row in rows if row[_STEP_COLUMN] >= 0)
+                # Never below what the segment before holds: readers take its last step to be this first one.
+                self._open(max(self._last_step, min(steps, default=self._first_step)))
+                rows = [*self._lasting, *self._latest.values(), *self._discarded(), *rows]
+            end = self._first_step + self._steps_per_segment
+            if max(map(_step_of, rows)) < end:
+                current, rows = rows, []
+            else:
+                current = [row for row in rows if row[_STEP_COLUMN] < end]
+                rows = [row for row in rows if row[_STEP_COLUMN] >= end]
+            if current:
+                self._append(current)
+            if rows:
+                self._end_segment()
+
+    def write_spans(
+        self, spans: Spans, names: Sequence[str], *, before: Sequence[Row] = (), after: Sequence[Row] = ()
+    ) -> None:
+        """Append columns instead of rows, without details. This is the fast way.
+
+        Args:
+            spans: ascending by step.
+            names: what the codes of ``name`` and ``dtype`` stand for.
+            before, after: marks that belong in front of the spans and behind them.
+        """
+        if not len(spans):
+            self.write([*before, *after])
+        while len(spans):
+            if self._stream is None:
+                inside = spans.step[spans.step >= 0]
+                self._is_dense = True
+                self._open(int(inside.min()) if len(inside) else self._first_step)
+                before = [*self._lasting, *before]
+            count = int(np.searchsorted(spans.step, self._first_step + self._steps_per_segment))
+            part, spans = spans.take(slice(count)), spans.take(slice(count, None))
+            behind = [] if len(spans) else after
+            if count or before:
+                self._write_batch(self._batch_of_spans(part, names, before, behind))
+                self._remember([*before, *behind])
+            before = []
+            if len(spans):
+                self._end_segment()
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        self._write_batch(self._batch(rows))
+        self._last_step = max(self._last_step, max(map(_step_of, rows)))
+        self._remember([row for row in rows if row[0] == schema.MARK])
+        if 0 < self._bytes_per_segment < self._file.num_bytes or self._is_to_be_compacted(len(rows)):
+            self._end_segment()
+
+    def _is_to_be_compacted(self, next_rows: int) -> bool:
+        """Return whether the segment must end now, before ``next_rows`` more, because it is compressed for small
+        batches only: it would get too long to be written again, or has large ones.
+        """
+        if self._is_dense:
+            return False
+        has_large = self._num_batches >= _BATCHES_SEEN and self._has_large_batches()
+        return has_large or self._num_rows + next_rows > compaction.MOST_ROWS
+
+    def _has_large_batches(self) -> bool:
+        return self._num_rows >= max(self._num_batches, 1) * compaction.LARGE_BATCH
+
+    def _write_batch(self, batch: pa.RecordBatch) -> None:
+        try:
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "deleted while it was written", str(self.directory))
+            self._stream.write_batch(batch, custom_metadata(self._file.take_pending()))
+            self._file.flush()
+        except (OSError, pa.ArrowException):
+            self._abandon()
+            raise
+        self._num_batches += 1
+        self._num_rows += batch.num_rows
+
+    def _remember(self, marks: Sequence[Row]) -> None:
+        self._lasting.update(dict.fromkeys(mark for mark in marks if mark[1] in _LASTING_MARKS))
+        self._latest.update({mark[1]: mark for mark in marks if mark[1] in _LATEST_MARKS})
+
+    def _discarded(self) -> list[Row]:
+        discarded = self._discards.to_json()
+        return [] if discarded is None else [mark_row("discarded", discarded)]
+
+    def write_losses(self, lost: Mapping[str, int]) -> None:
+        """Record that the recording ended in order, and the spans that could not be written.
+
+        Raises:
+            OSError: not even that can be written.
+        """
+        write_losses(self.directory, self._metadata.session, lost)
+
+    def close(self) -> None:
+        """End the current segment in order, and compact it if the budget has room for both forms of it."""
+        self._end_segment()
+        if self._complete is not None and self._discards.has_room_for(self._complete.path):
+            self._compact(sync=False)  # the stop of the recording waits for this
+
+    def _end_segment(self) -> None:
+        stream, file = self._stream, self._file
+        self._stream = self._file = None
+        if stream is not None:
+            try:
+                stream.close()
+                file.finish()
+            finally:
+                file.close()
+            self._discards.closed(self._path, self._first_step, self._last_step)
+            self._complete = _Complete(self._path, self._num_batches, self._num_rows, self._is_dense)
+            self._is_dense = self._has_large_batches()
+
+    def _compact(self, *, sync: bool) -> None:
+        segment, self._complete = self._complete, None
+        if segment is None or not compaction.is_worthwhile(*segment[1:]):
+            return
+        if compaction.compact(segment.path, segment.num_rows, sync=sync):
+            self._discards.rewritten(segment.path)
+
+    def _open(self, first_step: int) -> None:
+        self._discards.make_room(first_step)
+        self._compact(sync=True)  # now, as the budget has room for a segment
+        number = _next_segment_number(self.directory)
+        if self._first_number is None:
+            self._first_number = number
+        self._path = self.directory / f"spans-{number:04d}.arrows"
+        self._num_batches = self._num_rows = 0
+        metadata = {schema.METADATA_KEY: self._metadata.to_json(), b"commtrace.format": str(schema.FORMAT_VERSION)}
+        metadata[b"commtrace.first_step"] = str(first_step)
+        metadata[b"commtrace.segment"], metadata[b"commtrace.first_segment"] = str(number), str(self._first_number)
+        options = _DENSE if self._is_dense else _QUICK
+        self._file = SegmentFile(self._path)
+        try:
+            self._stream = pa.ipc.new_stream(self._file.sink, schema.SCHEMA.with_metadata(metadata), options=options)
+        except (OSError, pa.ArrowException):
+            self._abandon()
+            raise
+        self._first_step, self._last_step = first_step, -1
+
+    def _abandon(self) -> None:
+        file, self._stream, self._file = self._file, None, None
+        if file is not None:
+            file.close()
+        if self._num_batches:
+            self._discards.closed(self._path, self._first_step, self._last_step)
+        else:  # another unreadable file for every try would help no reader
+            self._path.unlink(missing_ok=True)
+
+    def _batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        if isinstance(rows, RowBatch) and rows.has_columns:
+            return self._batch_of_columns(rows)
+        columns = list(zip(*rows, strict=True))
+        return pa.RecordBatch.from_arrays(
+            [self._array(field, values) for field, values in zip(schema.SCHEMA, columns, strict=True)],
+            schema=schema.SCHEMA,
+        )
+
+    def _batch_of_columns(self, rows: RowBatch) -> pa.RecordBatch:
+        """Make a batch from columns that another sink has already requested."""
+        columns, names = rows.columns, rows.names
+        arrays = [
+            pa.array([row[-1] for row in rows], field.type)
+            if field.name == "detail"
+            else self._column(field, getattr(columns, field.name), names)
+            for field in schema.SCHEMA
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema.SCHEMA)
+
+    def _batch_of_spans(
+        self, spans: Spans, names: Sequence[str], before: Sequence[Row], after: Sequence[Row]
+    ) -> pa.RecordBatch:
+        details = pa.nulls(len(spans), pa.string())
+        if before or after:
+            names = list(names)  # to which those of the marks are added
+            marks = Spans.from_tuples([*before, *after], names)
+            spans = Spans.concatenate([marks.take(slice(len(before))), spans, marks.take(slice(len(before), None))])
+            mark_details = [pa.array([mark[-1] for mark in part], pa.string()) for part in (before, after)]
+            details = pa.concat_arrays([mark_details[0], details, mark_details[1]])
+        arrays = [
+            details if field.name == "detail" else self._column(field, getattr(spans, field.name), names)
+            for field in schema.SCHEMA
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema.SCHEMA)
+
+    def _column(self, field: pa.Field, values: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
+        if field.name in _CLOSED_VOCABULARIES:
+            return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
+        if field.name in self._words:
+            return self._words[field.name].recode(values, names)
+        return pa.array(values, field.type)
+
+    def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
+        if field.name in _CLOSED_VOCABULARIES:
+            return pa.DictionaryArray.from_arrays(pa.array(values, pa.int8()), _CLOSED_VOCABULARIES[field.name])
+        if field.name in self._words:
+            return self._words[field.name].encode(values)
+        return pa.array(values, field.type)
+
+
+class _Vocabulary:
+    """Codes words with a dictionary that only grows, so that a stream repeats it only when a word is new."""
+
+    def __init__(self, index_type: pa.DataType) -> None:
+        self._index_type = index_type
+        self._codes: dict[str | None, int | None] = {None: None}
+        self._words: pa.Array = pa.array([], pa.string())
+
+    def encode(self, values: Sequence[str | None]) -> pa.Array:
+        try:
+            codes = [self._codes[value] for value in values]
+        except KeyError:
+            self._learn(values)
+            codes = [self._codes[value] for value in values]
+        return pa.DictionaryArray.from_arrays(pa.array(codes, self._index_type), self._words)
+
+    def recode(self, codes: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
+        """Return the same words for codes that stand for ``names``; negative codes are nothing."""
+        used = np.unique(codes[codes >= 0]).tolist()
+        if any(names[code] not in self._codes for code in used):
+            self._learn([names[code] for code in used])
+        own = np.zeros(len(names) + 1, np.int32)
+        for code in used:
+            own[code] = self._codes[names[code]] or 0
+        indices = pa.array(own[codes], self._index_type, mask=codes < 0)
+        return pa.DictionaryArray.from_arrays(indices, self._words)
+
+    def _learn(self, values: Sequence[str | None]) -> None:
+        for value in values:
+            self._codes.setdefault(value, len(self._codes) - 1)
+        self._words = pa.array([word for word in self._codes if word is not None], pa.string())
+
+
+def segment_paths(directory: Path) -> list[Path]:
+    """Segments in a rank's folder, oldest first."""
+    return sorted((path for path in directory.iterdir() if SEGMENT_PATTERN.match(path.name)), key=segment_number)
+
+
+def segment_number(path: Path) -> int:
+    """Return the number in the name of a segment."""
+    match = SEGMENT_PATTERN.match(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _next_segment_number(directory: Path) -> int:
+    return max(map(segment_number, segment_paths(directory)), default=-1) + 1
+
+
+def segment_step_ranges(first_steps: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last step that segments starting at ``first_steps`` can hold.
+
+    A span is written when it has ended, so a segment can also hold late rows of the step before its first one.
+    """
+    lasts = [after for _, after in pairwise(first_steps)]
+    return [(first - 1, last) for first, last in zip(first_steps, [*lasts, 2**31 - 1], strict=True)]

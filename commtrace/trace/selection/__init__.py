@@ -1,0 +1,1 @@
+"""Which steps and modules are recorded in detail, and what is kept of the others."""

@@ -1,0 +1,153 @@
+"""Totals of a step that is not recorded in detail: its duration, and sums over its spans.
+
+A mark named ``aggregate`` carries the sums of one step, one entry for each kind, name, group and (of point-to-point
+operations) peer. Late spans, after the step's own row, go into a further mark: the marks of a step add up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from commtrace.trace import schema
+from commtrace.trace.files.inputs import printable
+from commtrace.trace.files.writer import Row
+from commtrace.trace.mark_rows import mark_row
+
+AGGREGATE: Final = "aggregate"
+"""Name of the mark."""
+
+_KIND, _NAME, _START, _END, _STEP, _GROUP, _BYTES, _PEER = (
+    schema.SCHEMA.get_field_index(name) for name in ("kind", "name", "start", "end", "step", "group", "bytes", "peer")
+)
+_POINT_TO_POINT: Final = frozenset({"send", "recv"})
+_OUTSIDE: Final = -1
+
+
+class Aggregate(NamedTuple):
+    """Sums over the spans of one step with the same kind, name, group and peer.
+
+    Attributes:
+        kind, name: of the spans; the kind as a word.
+        group: process group, −1 without one.
+        peer: of point-to-point operations and waits for them; else −1.
+        num_spans: how many.
+        total_ns: sum of their durations.
+        num_bytes: sum of their bytes; 0 where they have none.
+        longest_ns: the longest duration.
+    """
+
+    kind: str
+    name: str
+    group: int
+    peer: int
+    num_spans: int
+    total_ns: int
+    num_bytes: int
+    longest_ns: int
+
+
+def read_aggregates(details: Iterable[str]) -> list[Aggregate]:
+    """Return the sums of one step from the texts of its marks, added up."""
+    sums: dict[tuple[str, str, int, int], Aggregate] = {}
+    for detail in details:
+        for entry in json.loads(detail):  # the reader has checked it
+            new = Aggregate(entry[0], printable(entry[1]), *entry[2:])
+            old = sums.get(new[:4])
+            sums[new[:4]] = new if old is None else _added(old, new)
+    return list(sums.values())
+
+
+def _added(old: Aggregate, new: Aggregate) -> Aggregate:
+    return new._replace(
+        num_spans=old.num_spans + new.num_spans,
+        total_ns=old.total_ns + new.total_ns,
+        num_bytes=old.num_bytes + new.num_bytes,
+        longest_ns=max(old.longest_ns, new.longest_ns),
+    )
+
+
+class _RowSink(Protocol):
+    def write(self, rows: list[Row]) -> None: ...
+    def close(self) -> None: ...
+
+
+_Sums = dict[tuple[int, str, int, int], list[int]]
+
+
+class AggregatingSink:
+    """Passes on the rows of steps in detail; for other steps, the ``step`` row and an ``aggregate`` mark.
+
+    Rows outside of any step are handed on until the first step is over, and are summed up after it.
+
+    Args:
+        sink: where rows go.
+        in_detail: whether a step is to be recorded in detail. Asked for each row as it comes, so what is decided about
+            a step must be known before its first row.
+    """
+
+    def __init__(self, sink: _RowSink, in_detail: Callable[[int], bool]) -> None:
+        self._sink = sink
+        self._in_detail = in_detail
+        self._sums: dict[int, _Sums] = {}
+        self._last_ended = _OUTSIDE
+
+    def write(self, rows: list[Row]) -> None:
+        """Write rows like :meth:`commtrace.recorder.Sink.write`. If it fails, exactly ``rows`` are lost."""
+        before = {step: {key: list(sums) for key, sums in own.items()} for step, own in self._sums.items()}
+        last_ended = self._last_ended
+        try:
+            handed_on = self._handed_on(rows)
+            if handed_on:
+                self._sink.write(handed_on)
+        except Exception:
+            self._sums, self._last_ended = before, last_ended
+            raise
+
+    def close(self) -> None:
+        """Write the totals of steps that never ended, and close the sink."""
+        rest = [self._aggregate_mark(step) for step in sorted(self._sums)]
+        try:
+            if rest:
+                self._sink.write(rest)
+        finally:
+            self._sink.close()
+
+    def _handed_on(self, rows: Sequence[Row]) -> list[Row]:
+        handed_on: list[Row] = []
+        decided: dict[int, bool] = {}
+        for row in rows:
+            step = row[_STEP]
+            kept = decided.get(step)
+            if kept is None:
+                kept = decided[step] = self._in_detail(step) if step >= 0 else False
+            if row[_KIND] == schema.STEP:
+                handed_on.append(row)
+                self._last_ended = max(self._last_ended, step)
+                if not kept:
+                    handed_on.append(self._aggregate_mark(step))
+            elif kept or row[_KIND] == schema.MARK or (step < 0 and self._last_ended < 0):
+                handed_on.append(row)
+            else:
+                self._add(step, row)
+        handed_on += [self._aggregate_mark(step) for step in sorted(self._sums) if step <= self._last_ended]
+        return handed_on
+
+    def _add(self, step: int, row: Row) -> None:
+        peer = row[_PEER] if row[_NAME] in _POINT_TO_POINT else schema.NOT_APPLICABLE
+        key = (row[_KIND], row[_NAME], row[_GROUP], peer)
+        own = self._sums.setdefault(step, {})
+        sums = own.get(key)
+        if sums is None:
+            sums = own[key] = [0, 0, 0, 0]
+        duration = row[_END] - row[_START]
+        sums[0] += 1
+        sums[1] += duration
+        sums[2] += max(0, row[_BYTES])
+        sums[3] = max(sums[3], duration)
+
+    def _aggregate_mark(self, step: int) -> Row:
+        own = self._sums.pop(step, {})
+        detail: list[Any] = [[schema.KINDS[key[0]], *key[1:], *sums] for key, sums in own.items()]
+        return mark_row(AGGREGATE, detail, step)

@@ -1,0 +1,123 @@
+"""Requests for steps in detail from outside of a running job: small files in ``RUN_DIR/triggers``.
+
+A request names absolute steps that no rank has reached yet. Every rank looks for new requests twice a second and so
+reads them in time: all ranks record the same steps without communication.
+
+A request names absolute steps that no rank has reached yet. Every rank looks for new ones twice a second and so knows
+them before it gets there: all record the same steps, and no rank has to talk to another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from commtrace.trace.files.inputs import decode_json, read_file
+from commtrace.trace.selection.step_range import StepRange
+
+MARGIN_SECONDS: Final = 5.0
+"""Delay until the steps begin: ranks look twice a second, and shared file systems take a while."""
+_FEWEST_STEPS_AHEAD: Final = 3
+_LARGEST_FILE: Final = 1 << 20
+_LONGEST_WORD: Final = 1_000
+_LAST_STEP: Final = 2**31 - 1
+_STEPS_AHEAD_OF_UNKNOWN_LENGTH: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Steps that all ranks are to record in detail.
+
+    Attributes:
+        id: unique in the run; also the name of its file.
+        run_id, attempt: of the run that is meant: a folder may hold several.
+        first, end: the steps, ``end`` exclusive.
+        modules: which modules to record as well, as the capture of modules has it; empty: none.
+        by: who asks.
+        requested_ns: when, ns since the epoch.
+    """
+
+    id: str
+    run_id: str
+    attempt: int
+    first: int
+    end: int
+    modules: str
+    by: str
+    requested_ns: int
+
+    @property
+    def steps(self) -> StepRange:
+        return StepRange(self.first, self.end)
+
+
+def make_request(
+    run_id: str, attempt: int, first: int, steps: int, *, by: str, modules: str = "", now_ns: int = 0
+) -> Request:
+    """Return a request for ``steps`` steps from ``first`` on."""
+    now = now_ns or time.time_ns()
+    return Request(f"{now}-{by}", run_id, attempt, first, first + steps, modules, by, now)
+
+
+def first_step_after(latest: int, step_ns: float | None, *, margin_seconds: float = MARGIN_SECONDS) -> int:
+    """Return a step that no rank can reach before every rank has read the request.
+
+    Args:
+        latest: step that the foremost rank is in now.
+        step_ns: how long a step takes; None if that is not known.
+        margin_seconds: how long ranks take to see a request.
+    """
+    if step_ns is None:
+        return latest + _STEPS_AHEAD_OF_UNKNOWN_LENGTH
+    return latest + max(_FEWEST_STEPS_AHEAD, int(margin_seconds * 1e9 / max(1.0, step_ns)) + 1)
+
+
+def write_request(run_directory: Path, request: Request) -> Path:
+    """Put a request where the ranks look, whole or not at all."""
+    folder = _folder(run_directory)
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{request.id}.json"
+    unfinished = folder / f".{request.id}.{os.getpid()}"
+    unfinished.write_text(json.dumps(asdict(request)))
+    unfinished.replace(path)
+    return path
+
+
+def read_requests(run_directory: Path, known: Collection[str] = ()) -> list[Request]:
+    """Read requests whose ids are not in ``known``, oldest first.
+
+    Raises:
+        ValueError: a file is not a request.
+        OSError: the folder, or a file in it, cannot be read; a folder that is not there holds no request.
+    """
+    try:
+        with os.scandir(_folder(run_directory)) as entries:
+            new = [
+                entry.path
+                for entry in entries
+                if entry.name.endswith(".json") and entry.name.removesuffix(".json") not in known
+            ]
+    except FileNotFoundError:
+        return []
+    requests = [_read(Path(path)) for path in new]
+    return sorted(requests, key=lambda request: (request.requested_ns, request.id))
+
+
+def _read(path: Path) -> Request:
+    try:
+        request: Request = decode_json(read_file(path, _LARGEST_FILE), Request)
+    except ValueError as error:
+        raise ValueError(f"{path} is no request for steps in detail: {error}") from None
+    is_range = 0 <= request.first < request.end <= _LAST_STEP
+    if not is_range or abs(request.requested_ns) > 2**62 or max(map(len, (request.id, request.by))) > _LONGEST_WORD:
+        raise ValueError(f"{path} asks for steps {request.first} to {request.end}, or is damaged otherwise")
+    return request
+
+
+def _folder(run_directory: Path) -> Path:
+    return run_directory / "triggers"

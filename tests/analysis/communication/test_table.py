@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from commtrace.analysis.breakdown.partition import partition
+from commtrace.analysis.communication.table import Communication, Detail, communication_table
+from commtrace.analysis.matching.match import match
+from commtrace.analysis.matching.roles import find_roles
+from commtrace.trace import schema
+from commtrace.trace.run import Run
+from tests.factory import Row, collective, group, make_run, p2p, span, stall
+from tests.pipeline_factory import PipelineJob
+
+PAIR = group("dp", 0, 1)
+
+
+def table(run: Run) -> dict[tuple[str, str], Communication]:
+    """The rows by role and operation."""
+    matches, roles = match(run), find_roles(run)
+    rows = communication_table(run, matches, partition(run, matches, roles), roles)
+    assert len({(row.role, row.operation, row.group_size) for row in rows}) == len(rows)
+    return {(row.role, row.operation): row for row in rows}
+
+
+def step(*rows: Row) -> list[Row]:
+    return [span("step", 0, 10_000, step=0), *rows]
+
+
+def test_a_row_computed_by_hand() -> None:
+    """Rank 0 comes at 100 and stands still, rank 1 comes at 400 and computes until 600; both are done at 800."""
+    mine = collective("all_reduce", PAIR, 0, 100, 800, id=1, bytes=1_200)
+    theirs = collective("all_reduce", PAIR, 0, 400, 800, id=1, bytes=1_200, is_async=True)
+    run = make_run({0: step(mine, stall(mine, 100, 800)), 1: step(theirs, stall(theirs, 600, 800))}, [PAIR])
+    assert table(run)["dp", "all_reduce"].to_json() == {
+        "role": "dp",
+        "operation": "all_reduce",
+        "group_size": 2,
+        "inter_node": False,
+        "count": 2,
+        "bytes": 2_400,
+        "unsized": 0,
+        "duration_ns": {"p50": 400, "p99": 700, "max": 700, "sum": 1_100},
+        "algbw_gbps": 2_400 / 800,  # two calls of 1200 bytes, 400 ns of transfer each
+        "busbw_gbps": 2_400 / 800,
+        "bandwidth_time": "transfer",
+        "needed_busbw_gbps": None,  # no rank computed
+        "exposed_ns": 900,
+        "exposed_ratio": 900 / 1_100,
+        "hidden_ns": 200,
+        "wait_ns": 300,
+        "unfinished": 0,
+        "unmatched": 0,
+        "mismatched": 0,
+        "upper_bounds": 0,
+    }
+
+
+def test_the_bandwidth_that_would_hide_it_is_bytes_over_compute() -> None:
+    """Each of two ranks reduces 1200 bytes (factor 1) and computes for 600 ns: 2 bytes per ns."""
+    rows = {}
+    for rank in (0, 1):
+        reduce = collective("all_reduce", PAIR, 0, 600, 800, id=1, bytes=1_200)
+        rows[rank] = step(span("forward", 0, 600, step=0), reduce, stall(reduce, 600, 800))
+    assert table(make_run(rows, [PAIR]))["dp", "all_reduce"].needed_busbw_gbps == 2.0
+
+
+def test_what_is_hidden_needs_no_other_bandwidth() -> None:
+    rows = {
+        rank: step(span("forward", 0, 600, step=0), collective("all_reduce", PAIR, 0, 100, 300, id=1, bytes=1_200))
+        for rank in (0, 1)
+    }
+    assert table(make_run(rows, [PAIR]))["dp", "all_reduce"].needed_busbw_gbps is None
+
+
+def test_communication_within_a_node_and_between_nodes_are_two_rows() -> None:
+    inside, outside = group("dp", 0, 1), group("dp", 1, 2)
+    rows = {
+        0: step(collective("all_reduce", inside, 0, 0, 100, id=1)),
+        1: step(
+            collective("all_reduce", inside, 0, 0, 100, id=1), collective("all_reduce", outside, 0, 100, 400, id=2)
+        ),
+        2: step(collective("all_reduce", outside, 0, 100, 400, id=2)),
+    }
+    run = make_run(rows, [inside, outside], nodes={0: "a", 1: "a", 2: "b"})
+    matches, roles = match(run), find_roles(run)
+    found = communication_table(run, matches, partition(run, matches, roles), roles)
+    assert sorted((row.inter_node, row.count, row.busbw_gbps) for row in found) == [
+        (False, 2, 1024 / 100),
+        (True, 2, 1024 / 300),
+    ]
+
+
+def test_a_group_of_which_a_member_was_not_recorded_has_no_known_reach() -> None:
+    run = make_run({0: step(collective("all_reduce", PAIR, 0, 0, 100))}, [PAIR], world_size=2)
+    assert table(run)["dp", "all_reduce"].inter_node is None
+
+
+def test_a_message_reaches_as_far_as_its_peer() -> None:
+    world = group("pp", 0, 1, 2)
+    rows = {
+        0: step(p2p("send", world, 1, 0, 0, 10), p2p("send", world, 2, 0, 10, 20)),
+        1: step(p2p("recv", world, 0, 0, 0, 10)),
+        2: step(p2p("recv", world, 0, 0, 10, 20)),
+    }
+    run = make_run(rows, [world], nodes={0: "a", 1: "a", 2: "b"})
+    matches, roles = match(run), find_roles(run)
+    found = communication_table(run, matches, partition(run, matches, roles), roles)
+    assert sorted((row.operation, row.inter_node) for row in found) == [
+        ("recv", False), ("recv", True), ("send", False), ("send", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "size"),
+    [(0, (0, 1)), (1, (1, 2)), (1023, (512, 1024)), (1024, (1024, 2048)), (1 << 40, (1 << 40, 1 << 41))],
+)
+def test_calls_are_told_apart_by_size(num_bytes: int, size: tuple[int, int]) -> None:
+    run = make_run({0: step(collective("all_reduce", PAIR, 0, 0, 100, bytes=num_bytes))}, [PAIR], world_size=2)
+    matches, roles = match(run), find_roles(run)
+    (row,) = communication_table(run, matches, partition(run, matches, roles), roles, detail=Detail.SIZE)
+    assert row.size == size
+    assert (row.to_json()["bytes_from"], row.to_json()["bytes_to"]) == size
+
+
+def by_size(run: Run) -> dict[tuple[str, tuple[int, int] | None], tuple[int, int]]:
+    """Calls and exposed time by operation and size."""
+    matches, roles = match(run), find_roles(run)
+    rows = communication_table(run, matches, partition(run, matches, roles), roles, detail=Detail.SIZE)
+    return {(row.operation, row.size): (row.count, row.exposed_ns) for row in rows}
+
+
+def test_what_was_stood_still_for_has_the_size_of_its_call() -> None:
+    small = collective("all_reduce", PAIR, 0, 0, 100, id=1, bytes=8)
+    large = collective("all_reduce", PAIR, 1, 100, 900, id=2, bytes=4_096)
+    run = make_run({0: step(small, stall(small, 10, 100), large, stall(large, 300, 900))}, [PAIR], world_size=2)
+    assert by_size(run) == {("all_reduce", (8, 16)): (1, 90), ("all_reduce", (4_096, 8_192)): (1, 600)}
+
+
+def test_what_was_stood_still_for_a_bracket_has_the_size_of_the_whole() -> None:
+    members = [collective("all_reduce", PAIR, 0, 0, 100, op_in_seq=index, bytes=600, id=index) for index in (0, 1)]
+    run = make_run({0: step(*members, stall(members[1], 10, 100))}, [PAIR], world_size=2)
+    assert by_size(run) == {("all_reduce", (1_024, 2_048)): (1, 90)}
+
+
+def test_the_size_of_what_was_not_recorded_is_unknown() -> None:
+    lost = collective("all_reduce", PAIR, 0, 0, 100, id=1, bytes=8)
+    assert by_size(make_run({0: step(stall(lost, 10, 100))}, [PAIR], world_size=2)) == {("all_reduce", None): (0, 90)}
+
+
+def test_calls_are_told_apart_by_group() -> None:
+    pairs = [group("tp", 0, 1), group("tp", 2, 3)]
+    rows = {
+        rank: step(collective("all_reduce", pairs[rank // 2], 0, 0, 100 * (1 + rank // 2), id=1)) for rank in range(4)
+    }
+    run = make_run(rows, pairs)
+    matches, roles = match(run), find_roles(run)
+    found = communication_table(run, matches, partition(run, matches, roles), roles, detail=Detail.GROUP)
+    assert [(row.ranks, row.duration_max_ns) for row in found] == [((2, 3), 200), ((0, 1), 100)]
+
+
+def test_unmatched_calls_divide_by_their_duration_and_say_so() -> None:
+    run = make_run({0: step(collective("all_gather", PAIR, 0, 0, 100, bytes=1_000))}, [PAIR], world_size=2)
+    row = table(run)["dp", "all_gather"]
+    assert (row.bandwidth_time, row.algbw_gbps, row.busbw_gbps) == ("duration", 10.0, 5.0)
+    assert (row.wait_ns, row.unmatched) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "where"),
+    [
+        (collective("barrier", PAIR, 0, 0, 100, bytes=-1), PAIR),
+        (collective("all_reduce", group("tp", 0), 0, 0, 100), group("tp", 0)),
+        (collective("all_reduce", PAIR, 0, 100, 100), PAIR),
+    ],
+    ids=["barrier", "group of one", "no time"],
+)
+def test_where_there_is_no_bandwidth_none_is_told(row: Row, where: object) -> None:
+    run = make_run({0: step(row)}, [where], world_size=2)  # type: ignore[list-item]
+    (found,) = table(run).values()
+    assert (found.algbw_gbps, found.busbw_gbps, found.bandwidth_time) == (None, None, None)
+
+
+def test_an_uneven_all_to_all_sends_what_it_does_not_keep() -> None:
+    rows = {
+        rank: step(collective("all_to_all", PAIR, 0, 0, 100, bytes=1_000, self_bytes=kept))
+        for rank, kept in {0: 400, 1: 600}.items()
+    }
+    row = table(make_run(rows, [PAIR]))["dp", "all_to_all"]
+    assert (row.algbw_gbps, row.busbw_gbps) == (1_000 / 200, 1_000 / 200)
+
+
+def test_a_coalesced_bracket_counts_once_per_operation_with_the_bytes_of_its_members() -> None:
+    members = [
+        collective(name, PAIR, 0, 0, 100, op_in_seq=index, bytes=size, id=index)
+        for index, (name, size) in enumerate([("all_gather", 100), ("all_gather", 300), ("all_reduce", 50)])
+    ]
+    run = make_run({0: step(*members, stall(members[0], 50, 100))}, [PAIR], world_size=2)
+    gather, reduce = table(run)["dp", "all_gather"], table(run)["dp", "all_reduce"]
+    assert (gather.count, gather.num_bytes, gather.duration_sum_ns) == (1, 400, 100)
+    assert (reduce.count, reduce.num_bytes, reduce.duration_sum_ns) == (1, 50, 100)
+    # The lane stood still for the bracket: what ran meanwhile is not hidden, whichever member the stall names.
+    assert (gather.hidden_ns, reduce.hidden_ns) == (50, 50)
+
+
+def test_a_call_that_never_ended_has_no_duration() -> None:
+    run = make_run(
+        {0: step(collective("all_reduce", PAIR, 0, 0, 0, id=9))},
+        [PAIR],
+        world_size=2,
+        details={9: '{"unfinished": true}'},
+    )
+    row = table(run)["dp", "all_reduce"]
+    assert (row.count, row.unfinished, row.duration_p50_ns, row.duration_sum_ns) == (1, 1, None, 0)
+    assert row.exposed_ratio is None
+
+
+def test_percentiles_are_durations_that_occurred() -> None:
+    rows = [collective("all_reduce", PAIR, number, 0, number + 1) for number in range(200)]
+    row = table(make_run({0: step(*rows)}, [PAIR]))["dp", "all_reduce"]
+    assert (row.duration_p50_ns, row.duration_p99_ns, row.duration_max_ns) == (100, 198, 200)
+
+
+def test_time_lost_to_what_was_not_recorded_is_in_the_table_without_a_call() -> None:
+    lost = collective("all_reduce", PAIR, 0, 10, 30, id=1)
+    row = table(make_run({0: step(stall(lost, 10, 30))}, [PAIR]))["dp", "all_reduce"]
+    assert (row.count, row.exposed_ns) == (0, 20)
+
+
+def test_groups_of_different_sizes_are_different_rows() -> None:
+    small, large = group("dp", 0, 1), group("dp", 0, 1, 2)
+    rows = step(collective("all_reduce", small, 0, 0, 1), collective("all_reduce", large, 0, 2, 3))
+    run = make_run({0: rows}, [small, large], world_size=3)
+    matches, roles = match(run), find_roles(run)
+    found = communication_table(run, matches, partition(run, matches, roles), roles)
+    assert sorted(row.group_size or 0 for row in found) == [2, 3]
+
+
+def test_messages_count_on_both_sides() -> None:
+    pipeline = group("pp", 0, 1)
+    rows = {0: step(p2p("send", pipeline, 1, 0, 0, 100)), 1: step(p2p("recv", pipeline, 0, 0, 50, 100))}
+    found = table(make_run(rows, [pipeline]))
+    assert {key: (row.count, row.wait_ns) for key, row in found.items()} == {
+        ("pp", "send"): (1, 50),
+        ("pp", "recv"): (1, 0),
+    }
+
+
+def test_what_the_table_exposes_is_what_the_partition_exposes() -> None:
+    run = PipelineJob(3, 5, data_parallel=2, transfer_ns=1_000, all_reduce_ns=70_000, extra_forward_ns={2: 900}).run()
+    matches, roles = match(run), find_roles(run)
+    parts = partition(run, matches, roles)
+    exposed = sum(row.exposed_ns for row in communication_table(run, matches, parts, roles))
+    kinds = ("exposed wait", "exposed transfer", "bubble")
+    assert exposed == np.sum([parts.total(kind) for kind in kinds])
+
+
+def test_nothing_communicated_is_an_empty_table() -> None:
+    assert table(make_run({0: step(span("forward", 0, 10))})) == {}
+
+
+def test_an_end_that_nothing_measured_is_counted_as_an_upper_bound() -> None:
+    """Of four calls behind compute two are over at an unknown time; one is stood still for to its end, one measured."""
+    unknown, measured = schema.UNKNOWN_TIMING, schema.NCCL_TIMING
+    calls = [
+        collective("all_reduce", PAIR, seq, 100 * seq, 100 * seq + 50, id=seq, is_async=True, timing=timing)
+        for seq, timing in enumerate((unknown, unknown, unknown, measured))
+    ]
+    run = make_run({0: step(*calls, stall(calls[2], 200, 250))}, [PAIR], world_size=2)
+
+    row = table(run)["dp", "all_reduce"]
+    assert (row.count, row.upper_bounds, row.hidden_ns) == (4, 2, 150)

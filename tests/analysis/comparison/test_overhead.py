@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from commtrace.analysis.comparison.overhead import Measured, RankStamps, Stamp, summarise_overhead
+
+MS = 1_000_000
+
+
+def run(
+    step_ms: float, cpu_ms: float = 8, *, ranks: int = 2, rss: int = 500, cpu_ns: int = 10**9, **told: object
+) -> Measured:
+    """Twelve steps of two optimizers, of which the second steps once; the first three are four times as long."""
+    ends, used, stamps = 0.0, 0.0, []
+    for number in range(12):
+        ends += step_ms * (4 if number <= 3 else 1)
+        used += cpu_ms
+        stamps.append(Stamp(1, int(ends * MS), int(used * MS)))
+        if number == 5:
+            stamps.append(Stamp(2, int(ends * MS) + 1, int(used * MS) + 1))
+    processes = [RankStamps(rank, rss + rank, stamps) for rank in range(ranks)]
+    return Measured(wall_ns=int(ends * MS), cpu_ns=cpu_ns, ranks=processes, **told)  # type: ignore[arg-type]
+
+
+def test_ratios_are_medians_over_pairs_of_steps_without_the_warm_up() -> None:
+    recorded = {"steps": 24, "spans": 2400, "num_bytes": 24_000, "dropped": {"p2p": 1}}
+    pairs = [
+        (run(10), run(11, 9, rss=700, cpu_ns=2 * 10**9, **recorded)),
+        (run(20), run(20, 8, rss=650, **recorded)),
+        (run(10), run(12, 8.8, rss=650, **recorded)),
+    ]
+    told = summarise_overhead(pairs)
+
+    assert told["clock"] == "optimizer"
+    assert told["step_time"]["without"] == 10 * MS
+    assert told["step_time"]["with"] == 12 * MS
+    assert told["step_time"]["ratio"] == {"median": pytest.approx(1.1), "low": 1.0, "high": pytest.approx(1.2)}
+    assert told["step_cpu"]["ratio"]["median"] == pytest.approx(1.1)
+    assert told["job_cpu"]["ratio"]["median"] == 1.0
+    assert told["noise"]["median"] == pytest.approx((2 + 0.5) / 2)
+    assert told["memory_bytes"] == {"median": 150, "max": 200}
+    assert told["recorded"] == {
+        "steps": 72,
+        "spans_per_step": 100.0,
+        "bytes_per_step": 1000.0,
+        "bytes_per_span": 10.0,
+        "dropped": {"p2p": 3},
+    }
+
+
+def test_without_stamps_whole_runs_are_compared() -> None:
+    told = summarise_overhead([(run(10, ranks=0), run(11, ranks=0))])
+
+    assert told["clock"] == "wall"
+    assert told["step_time"]["ratio"]["median"] == pytest.approx(1.1)
+    assert (told["step_cpu"], told["memory_bytes"], told["noise"]) == (None, None, None)
+    assert told["recorded"]["bytes_per_span"] is None

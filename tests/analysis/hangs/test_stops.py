@@ -1,0 +1,586 @@
+"""Where communication stopped, who was there, who was not, and who is at the root of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from commtrace.analysis.hangs.arrivals import find_arrivals
+from commtrace.analysis.hangs.chain import Chains, find_chains
+from commtrace.analysis.hangs.diagnosis import examine, is_healthy
+from commtrace.analysis.hangs.last_activity import own_frame
+from commtrace.analysis.hangs.liveness import find_endings
+from commtrace.analysis.hangs.stops import Stop, find_stops
+from commtrace.trace.run import Run
+from tests.analysis.hung_runs import NOW_NS, SECOND, activity, done, flight, stopped_run
+from tests.factory import group, p2p
+
+TP = group("tp", 0, 1)
+RIGHT = group("tp", 2, 3)
+DP = group("dp", 1, 2)
+PAIR = group("pp", 0, 1)
+WORLD = group("world", 0, 1, 2)
+
+
+def stops_of(run: Run) -> list[Stop]:
+    return find_stops(run, find_arrivals(run), find_endings(run, NOW_NS))
+
+
+def chains_of(run: Run) -> Chains:
+    arrivals, endings = find_arrivals(run), find_endings(run, NOW_NS)
+    return find_chains(find_stops(run, arrivals, endings), arrivals, endings)
+
+
+def test_a_group_without_a_role_is_named_by_its_ranks() -> None:
+    made = group("unknown", 0, 1)
+    run = stopped_run({0: done({made: 5}), 1: done({made: 5})}, [made], in_flight={0: [flight(made, 5)]})
+    assert examine(run, now_ns=NOW_NS)["hang"]["sentences"][0].startswith("Hung at seq 5 of the group of ranks 0–1. ")
+
+
+def test_a_rank_that_never_comes_is_named_with_the_number_and_the_wait() -> None:
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]})
+    (stop,) = stops_of(run)
+
+    assert (stop.kind, stop.group, stop.seq) == ("hung", TP, 5)
+    assert (stop.arrived, stop.missing, stop.unknown) == ((0,), {1: 4}, ())
+    assert stop.operation == {"all_reduce": (0,)}
+    assert (stop.waited_ns, stop.longest_ns) == (60 * SECOND, 1_000_000)
+    assert dict(chains_of(run).roots) == {1: 1}
+
+
+def test_a_wait_that_the_group_has_had_before_is_no_hang() -> None:
+    slow = [{**row, "end": row["start"] + 30 * SECOND} for row in done({TP: 2})]
+    run = stopped_run({0: slow, 1: slow}, [TP], in_flight={0: [flight(TP, 2)]})
+    assert [(stop.kind, stop.longest_ns) for stop in stops_of(run)] == [("waiting", 30 * SECOND)]
+
+
+def test_a_rank_stopped_in_the_middle_of_its_work_had_come_as_far_as_others_got_with_it() -> None:
+    """Its last rows were never written; but without it rank 0 would not have come out of number 49."""
+    frozen = {"last": {1: 96}, "in_flight": {0: [flight(TP, 50, since=96)], 1: [flight(TP, 41, since=95)]}}
+    run = stopped_run({0: done({TP: 50}), 1: done({TP: 41})}, [TP], **frozen)  # type: ignore[arg-type]
+    (stop,) = stops_of(run)
+    assert (stop.kind, stop.seq, stop.arrived, stop.missing) == ("hung", 50, (0,), {1: 49})
+    assert stop.waited_ns == 4 * SECOND
+
+    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
+    assert {one["state"] for one in told["ranks"]} == {"running"}
+    assert told["findings"] == ["The job hangs: 1 communication waits in the end for rank 1."]
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "reduce"])
+def test_who_leaves_a_collective_with_a_root_shows_nothing_of_the_others(operation: str) -> None:
+    rows = {rank: [{**row, "name": operation} for row in done({TP: count})] for rank, count in {0: 50, 1: 41}.items()}
+    run = stopped_run(rows, [TP], in_flight={0: [flight(TP, 50, operation=operation)]})
+    assert find_arrivals(run)[1].arrived == {TP.id: 41}
+
+
+def test_the_last_communication_of_a_rank_may_have_failed() -> None:
+    run = stopped_run({0: done({TP: 6}), 1: done({TP: 5})}, [TP], closed=[0])
+    assert find_arrivals(run)[1].arrived == {TP.id: 5}
+
+
+def test_of_ranks_that_were_killed_the_one_that_stopped_first_is_told() -> None:
+    rows = {0: done({TP: 5}), 1: done({TP: 5})}
+    broken = (
+        "The files of ranks 0–1 break off: killed, a crash below Python, or a directory that could not be written any "
+        "more (the log says so)."
+    )
+    first, together = (
+        examine(stopped_run(rows, [TP], last={1: last}), now_ns=NOW_NS)["findings"] for last in (98, 100)
+    )
+    assert first == [
+        "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
+        "which. Until it is known why, keep its node out of the next job: start it on another host.",
+        "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
+    ]
+    assert together == [broken]
+
+
+def test_a_rank_that_was_killed_while_all_others_raised_is_where_to_look() -> None:
+    run = stopped_run(
+        {rank: done({WORLD: 5}) for rank in range(3)},
+        [WORLD],
+        closed=[0, 2],
+        exceptions={0: "RuntimeError", 2: "RuntimeError"},
+    )
+    assert examine(run, now_ns=NOW_NS)["findings"] == [
+        "Failed first: rank 1 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
+        "which. Ranks 0, 2 failed because it was gone. Until it is known why, keep its node out of the next job: start "
+        "it on another host.",
+        "Ranks 0, 2 ended with an uncaught RuntimeError: its message is in the log.",
+    ]
+
+
+def failed(seq: int, exception: str = "RuntimeError") -> dict[str, object]:
+    """A communication that raised."""
+    return {
+        "operation": "all_reduce", "group": WORLD.id, "seq": seq, "peer": -1, "exception": exception,
+        "at_ns": 99 * SECOND,
+    }  # fmt: skip
+
+
+def job_of_three(exceptions: Mapping[int, str], cut_off: Sequence[int], frames: Mapping[int, str] = {}) -> Run:
+    """Ranks that ended together: with an exception, or without a word; communication of some had failed before."""
+    rows = {rank: done({WORLD: 5}) for rank in range(3)}
+    run = stopped_run(rows, [WORLD], closed=list(exceptions), exceptions=exceptions)
+    ranks = {
+        rank: replace(
+            trace,
+            failures=(failed(5),) if rank in cut_off else (),
+            exception_frames=(frames[rank],) if rank in frames else (),
+        )
+        for rank, trace in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+def test_who_raised_by_itself_failed_before_those_whose_communication_did() -> None:
+    """And before rank 0, which the launcher killed."""
+    run = job_of_three({1: "RuntimeError", 2: "ValueError"}, cut_off=[1], frames={2: "train.py:31 <module>"})
+    assert examine(run, now_ns=NOW_NS)["findings"] == [
+        "Failed first: rank 2 on node0, with an uncaught ValueError at train.py:31 <module>; its message is in the "
+        "log.",
+        "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
+        "the log.",
+        "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
+    ]
+
+
+def test_of_ranks_that_were_killed_the_one_failed_first_whose_communication_did_not_fail() -> None:
+    told = examine(job_of_three({1: "RuntimeError"}, cut_off=[0, 1]), now_ns=NOW_NS)
+    assert told["first_failure"] == {
+        "ranks": [2],
+        "raised": False,
+        "cut_off": [0, 1],
+        "together": False,
+        "ended": False,
+    }
+    assert told["findings"][0] == (
+        "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
+        "which. Ranks 0–1 failed because it was gone. Until it is known why, keep its node out of the next job: start "
+        "it on another host."
+    )
+
+
+def test_where_nothing_tells_two_killed_ranks_apart_both_are_named() -> None:
+    told = examine(job_of_three({1: "RuntimeError"}, cut_off=[1]), now_ns=NOW_NS)
+    assert told["findings"][0] == (
+        "Failed first: one of ranks 0, 2, whose files break off; which, the launcher's log says (torchrun: \"first "
+        'observed failure").'
+    )
+
+
+def test_who_was_gone_when_communication_failed_died_before_those_that_the_launcher_killed() -> None:
+    run = job_of_three({1: "RuntimeError"}, cut_off=[1])
+    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=((2,), (0,)))})
+    assert examine(run, now_ns=NOW_NS)["first_failure"] == {
+        "ranks": [2],
+        "raised": False,
+        "cut_off": [1],
+        "together": False,
+        "ended": False,
+    }
+
+
+def seen_by(run: Run, looks: Mapping[int, tuple[tuple[int, ...], ...]]) -> Run:
+    """Whom ranks saw end."""
+    seen = {rank: replace(run.ranks[rank], gone_peers=own) for rank, own in looks.items()}
+    return replace(run, ranks={**run.ranks, **seen})
+
+
+@pytest.mark.parametrize(
+    ("looks", "first"),
+    [
+        pytest.param({1: ((2,), (0,)), 0: ((2,),)}, [2], id="all saw the same one"),
+        pytest.param({1: ((0, 2),), 0: ((2,),)}, [2], id="the first to look saw the least"),
+        pytest.param({1: ((2,),), 0: ((1,), (2,))}, [2], id="who had been cut off says nothing"),
+        pytest.param({1: ((2,),), 2: ((0,),)}, [0, 2], id="they do not agree"),
+    ],
+)
+def test_whom_the_others_saw_end_first(looks: Mapping[int, tuple[tuple[int, ...], ...]], first: list[int]) -> None:
+    told = examine(seen_by(job_of_three({1: "RuntimeError"}, cut_off=[1]), looks), now_ns=NOW_NS)
+    assert (told["first_failure"]["ranks"], told["first_failure"]["together"]) == (first, False)
+
+
+def test_nobody_raised_and_all_break_off_but_it_was_seen_who_was_first() -> None:
+    """On GPUs, where the others have noticed nothing when the launcher kills them."""
+    run = stopped_run({rank: done({WORLD: 5}) for rank in range(3)}, [WORLD])
+    told = examine(seen_by(run, {0: ((2,),), 1: ((2,),)}), now_ns=NOW_NS)
+    assert told["findings"] == [
+        "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
+        "which. Until it is known why, keep its node out of the next job: start it on another host.",
+        "The files of ranks 0–1 break off as well: launchers kill the other ranks once one has failed.",
+    ]
+
+
+def test_who_ended_in_order_and_left_the_others_alone_is_told() -> None:
+    run = job_of_three({1: "RuntimeError"}, cut_off=[1])
+    run = replace(run, ranks={**run.ranks, 2: replace(run.ranks[2], closed=True)})
+    told = examine(run, now_ns=NOW_NS)
+    assert told["first_failure"] == {
+        "ranks": [2], "raised": False, "cut_off": [1], "together": False, "ended": True,
+    }  # fmt: skip
+    assert told["findings"] == [
+        "Left first: rank 2 ended in order, and it never came to all_reduce 5 of the world group of ranks 0–2, in "
+        "which rank 1 failed. See why the script ended earlier there: fewer batches, a return, sys.exit.",
+        "Rank 1 ended with an uncaught RuntimeError in all_reduce 5 of the world group of ranks 0–2: its message is in "
+        "the log.",
+        "The files of rank 0 break off as well: launchers kill the other ranks once one has failed.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "sentence"),
+    [
+        (
+            [0, 1],
+            "Failed first: rank 2: communication of ranks 0–1 failed, there are no files of rank 2. Killed in its "
+            "first seconds, or not recorded: the launcher's log says.",
+        ),
+        (
+            [1],
+            "Failed first: one of ranks 0, 2: communication of rank 1 failed, there are no files of rank 2, and the "
+            "files of rank 0 break off. Killed in its first seconds, or not recorded: the launcher's log says.",
+        ),
+    ],
+)
+def test_a_rank_without_files_may_have_been_killed_before_its_first_word(cut_off: list[int], sentence: str) -> None:
+    run = job_of_three(dict.fromkeys(cut_off, "RuntimeError"), cut_off=cut_off)
+    run = replace(run, ranks={rank: trace for rank, trace in run.ranks.items() if rank != 2})
+    assert examine(run, now_ns=NOW_NS)["findings"][0] == sentence
+
+
+def job_of_two(exception: str, frame: str) -> Run:
+    """Rank 0 breaks off; rank 1 raises, and no communication of it is known to have failed."""
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], closed=[1], exceptions={1: exception})
+    return replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], exception_frames=(frame, "train.py:38 train"))})
+
+
+def test_a_survivor_whose_backward_raised_did_not_fail_before_the_rank_that_broke_off() -> None:
+    told = examine(job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward"), now_ns=NOW_NS)
+    assert told["findings"] == [
+        "Failed first: one of ranks 0–1: rank 1 ended with an uncaught RuntimeError at "
+        "/venv/torch/autograd/graph.py:979 _engine_run_backward, which may be because another rank was gone; the files "
+        'of rank 0 break off. Which came first, the launcher\'s log says (torchrun: "first observed failure").'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exception", "frame"),
+    [
+        ("ValueError", "/venv/torch/autograd/graph.py:9 backward"),
+        ("RuntimeError", "/venv/torch/nn/modules/linear.py:9 forward"),
+    ],
+)
+def test_what_no_lost_peer_raises_failed_first(exception: str, frame: str) -> None:
+    told = examine(job_of_two(exception, frame), now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [1], "raised": True, "cut_off": [], "together": False, "ended": False}
+
+
+def test_a_peer_that_was_gone_comes_before_whatever_was_raised() -> None:
+    run = job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward")
+    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=((0,),))})
+    told = examine(run, now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [0], "raised": False, "cut_off": [1], "together": False, "ended": False}
+
+
+def job_of_two_hosts(last: Mapping[int, int], *, failed_on: Sequence[int] = (0, 1)) -> Run:
+    """Ranks 2 and 3, on a host of their own, break off; communication of the others raises."""
+    world = group("world", 0, 1, 2, 3)
+    rows = {rank: done({world: 5}) for rank in range(4)}
+    exceptions = dict.fromkeys(failed_on, "RuntimeError")
+    run = stopped_run(rows, [world], closed=failed_on, exceptions=exceptions, last=last)
+    ranks = {
+        rank: replace(
+            trace,
+            metadata=replace(trace.metadata, node=f"node{rank // 2}", host=f"node{rank // 2}"),
+            failures=(failed(5),) if rank in failed_on else (),
+        )
+        for rank, trace in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+@pytest.mark.parametrize("last", [{}, {2: 99}, {2: 30, 3: 30}])
+def test_ranks_that_died_with_their_host_are_named_together_with_it(last: Mapping[int, int]) -> None:
+    """At about the same time as the others, or long before: until NCCL's watchdog gave up."""
+    told = examine(job_of_two_hosts(last), now_ns=NOW_NS)
+    assert told["first_failure"] == {
+        "ranks": [2, 3],
+        "raised": False,
+        "cut_off": [0, 1],
+        "together": True,
+        "ended": False,
+    }
+    assert told["findings"][0] == (
+        "Failed first: ranks 2–3 on node1, whose files break off together: killed, crashed below Python, or their host "
+        "went down; dmesg says which, and if only one of them began it, the launcher's log says (torchrun: \"first "
+        'observed failure"). Ranks 0–1 failed because they were gone. Until it is known why, keep their nodes out of '
+        "the next job: take node1 out of the hostfile."
+    )
+
+
+def test_a_host_that_fell_silent_is_named_though_nobody_raised() -> None:
+    told = examine(job_of_two_hosts({2: 30, 3: 30}, failed_on=()), now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [2, 3], "raised": False, "cut_off": [], "together": True, "ended": False}
+
+
+def test_ranks_that_all_raised_the_same_failed_together() -> None:
+    run = job_of_three({0: "KeyError", 1: "KeyError", 2: "KeyError"}, cut_off=[])
+    assert examine(run, now_ns=NOW_NS)["findings"] == [
+        "Ranks 0–2 ended with an uncaught KeyError: its message is in the log."
+    ]
+
+
+def test_a_failure_that_was_caught_cuts_nobody_off() -> None:
+    told = examine(job_of_three({1: "RuntimeError", 2: "KeyError"}, cut_off=[1, 2]), now_ns=NOW_NS)
+    assert told["first_failure"] == {"ranks": [2], "raised": True, "cut_off": [1], "together": False, "ended": False}
+
+
+def test_a_suspended_process_is_told_at_once_with_what_lets_it_go_on() -> None:
+    """Rank 1 has just written; for rank 0 the wait would not be unusual yet."""
+    slow = [{**row, "end": row["start"] + 30 * SECOND} for row in done({TP: 5})]
+    run = stopped_run({0: slow, 1: slow}, [TP], in_flight={0: [flight(TP, 5, since=97)]})
+    told = examine(
+        run,
+        now_ns=NOW_NS - 3600 * SECOND + SECOND // 2,
+        ask=lambda metadata: "suspended" if metadata.rank == 1 else "runs",
+    )
+    assert told["findings"] == [
+        "The job hangs: 1 communication waits in the end for rank 1.",
+        "Rank 1 gave its last sign of life 0.5 s before the others: process 1001 on node0 is suspended, by SIGSTOP or "
+        "a debugger; kill -CONT 1001 lets it go on.",
+    ]
+
+
+def test_a_process_that_lives_and_writes_nothing_holds_the_lock_of_the_interpreter() -> None:
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, last={1: 80})
+    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
+    assert told["findings"][1] == (
+        "Rank 1 gave its last sign of life 20 s before the others: process 1001 on node0 lives and lets no other "
+        "thread of Python run; py-spy dump --native --pid 1001 shows where."
+    )
+
+
+def test_the_first_communication_of_a_group_says_nothing_of_how_long_one_takes() -> None:
+    """It waits until all have started."""
+    first, *later = done({TP: 5})
+    rows = [{**first, "end": first["start"] + 30 * SECOND}, *later]
+    (stop,) = stops_of(stopped_run({0: rows, 1: rows}, [TP], in_flight={0: [flight(TP, 5)]}))
+    assert (stop.kind, stop.longest_ns) == ("hung", 1_000_000)
+
+
+def test_a_rank_that_raised_did_not_end_in_order() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5)]},
+        closed=[1],
+        exceptions={1: "KeyError"},
+    )
+    sentences = examine(run, now_ns=NOW_NS)["hang"]["sentences"]
+    assert any("Rank 1 ended with an uncaught KeyError and will not come any more" in one for one in sentences)
+
+
+def test_the_code_of_a_module_is_a_place_and_a_library_is_none() -> None:
+    frames = [
+        "/usr/lib/python3.11/threading.py:355 wait",
+        "<frozen runpy>:88 _run_code",
+        "/home/me/train.py:12 <module>",
+    ]
+    assert own_frame(frames) == "/home/me/train.py:12 <module>"
+    assert own_frame(frames[:2]) is None
+
+
+def test_a_job_killed_while_it_trains_has_not_hung() -> None:
+    run = stopped_run({0: done({TP: 7}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 7, since=99)]})
+    assert stops_of(run) == []
+
+
+def test_a_rank_that_has_launched_it_is_not_missing() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5)]},
+        activities={1: activity(collectives={str(TP.id): 6})},
+    )
+    (stop,) = stops_of(run)
+    assert (stop.seq, stop.arrived, stop.missing) == (5, (0, 1), {})
+
+
+def test_all_arrived_and_nobody_came_out() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5)], 1: [flight(TP, 5, operation="broadcast", bytes=8)]},
+    )
+    (stop,) = stops_of(run)
+
+    assert (stop.kind, stop.seq, stop.arrived, stop.missing) == ("hung", 5, (0, 1), {})
+    assert stop.operation == {"all_reduce": (0,), "broadcast": (1,)}
+    told = examine(run, now_ns=NOW_NS)
+    assert any("Members did not call the same at 1 place" in finding for finding in told["findings"])
+    (mismatch,) = told["mismatches"]["first"]
+    assert (mismatch["differ"], mismatch["ended"], mismatch["may_be_right"]) == (["operation", "bytes"], False, False)
+
+
+def test_an_operation_that_nobody_asked_for_again_is_none_that_hangs() -> None:
+    """Launched asynchronously, never waited for; the group went on for a long time."""
+    run = stopped_run(
+        {0: done({TP: 9})[4:], 1: done({TP: 9})[4:]},
+        [TP],
+        in_flight={rank: [flight(TP, 3, blocking=False)] for rank in (0, 1)},
+    )
+    assert stops_of(run) == []
+
+
+def test_on_a_device_a_rank_has_arrived_when_its_stream_has() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5, state="started")], 1: [flight(TP, 5, state="scheduled", blocking=False)]},
+    )
+    (stop,) = stops_of(run)
+    assert (stop.arrived, stop.missing) == ((0,), {1: 4})
+
+
+def test_the_chain_leads_through_other_groups_to_its_root() -> None:
+    """0 waits for 1, which is stuck in another group with 2, which 3 waits for, too."""
+    rows = {0: done({TP: 5}), 1: done({TP: 5, DP: 3}), 2: done({DP: 3, RIGHT: 8}), 3: done({RIGHT: 8})}
+    run = stopped_run(
+        rows,
+        [TP, DP, RIGHT],
+        in_flight={0: [flight(TP, 5)], 1: [flight(DP, 3)], 3: [flight(RIGHT, 8)]},
+    )
+    chains = chains_of(run)
+    by_group = {stop.group: position for position, stop in enumerate(stops_of(run))}
+
+    (link,) = chains.links[by_group[TP]]
+    assert (link.ranks, link.stop, link.sure) == ((1,), by_group[DP], True)
+    assert dict(chains.roots) == {2: 3}
+    assert chains.cycles == ()
+    told = examine(run, now_ns=NOW_NS)
+    assert told["findings"][0] == "The job hangs: 3 communications wait in the end for rank 2."
+    assert any("because it is inside seq 3 of the dp group" in sentence for sentence in told["hang"]["sentences"])
+
+
+def circle(blocking: bool) -> Run:
+    one, two = group("a", 0, 1), group("b", 0, 1, ordinal=1)
+    return stopped_run(
+        {0: done({one: 2, two: 2}), 1: done({one: 2, two: 2})},
+        [one, two],
+        in_flight={0: [flight(one, 2)], 1: [flight(two, 2, blocking=blocking)]},
+    )
+
+
+def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
+    assert len(chains_of(circle(blocking=True)).cycles) == 1
+    (finding, *_) = examine(circle(True), now_ns=NOW_NS)["findings"]
+    assert re.fullmatch(r"Deadlock: 2 communications wait for each other: seq 2 of .* and seq 2 of .*\.", finding)
+
+
+def test_what_is_only_under_way_makes_no_deadlock() -> None:
+    """Rank 1 has launched something that it does not wait for: it is busy elsewhere, and the root."""
+    chains = chains_of(circle(blocking=False))
+    assert chains.cycles == ()
+    assert 1 in chains.roots
+
+
+def test_a_dead_rank_is_named_by_its_silence() -> None:
+    run = stopped_run(
+        {0: done({TP: 5}), 1: done({TP: 5})},
+        [TP],
+        in_flight={0: [flight(TP, 5)], 1: [flight(DP, 3)]},
+        last={1: 38},
+    )
+    told = examine(run, now_ns=NOW_NS)
+
+    assert [one["state"] for one in told["ranks"]] == ["stopped", "silent"]
+    assert (
+        "Rank 1 gave its last sign of life 62 s before the others: dead, suspended, or in code that lets no thread "
+        "run; look for process 1001 on node0."
+    ) in told["findings"]
+    assert told["hang"]["chains"]["roots"] == [{"rank": 1, "ranks_held_up": 1}]
+
+
+def test_a_rank_that_ended_will_not_come() -> None:
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, closed=[1])
+    assert any("ended in order and will not come" in one for one in examine(run, now_ns=NOW_NS)["hang"]["sentences"])
+
+
+def test_a_member_without_files_is_not_known() -> None:
+    run = stopped_run({0: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, world_size=2)
+    (stop,) = stops_of(run) or (None,)
+    assert stop is not None
+    assert (stop.arrived, stop.missing, stop.unknown) == ((0,), {}, (1,))
+
+
+@pytest.mark.parametrize(
+    ("rows", "missing"),
+    [
+        ({1: []}, {1: -1}),
+        ({1: [p2p("send", PAIR, 0, 0, 1, 2, id=1), p2p("send", PAIR, 0, 1, 3, 4, id=2)]}, None),
+        ({1: [p2p("send", PAIR, 0, 0, 1, 2, id=1)]}, {1: 0}),
+    ],
+)
+def test_a_message_is_waited_for_by_pair_and_tag(rows: Mapping[int, list[dict[str, object]]], missing: object) -> None:
+    waiting = flight(PAIR, 1, operation="recv", peer=1)
+    received = [p2p("recv", PAIR, 1, 0, 1, 2, id=9)]
+    run = stopped_run({0: received, **rows}, [PAIR], in_flight={0: [waiting]})
+    (stop,) = stops_of(run)
+
+    assert stop.message == (1, 0, 0)
+    assert stop.seq == 1
+    assert stop.missing == ({} if missing is None else missing)
+
+
+def test_a_tag_counts_for_itself() -> None:
+    tagged = flight(PAIR, (7 << 32) + 2, operation="recv", peer=1)
+    run = stopped_run({0: [], 1: [p2p("send", PAIR, 0, 5, 1, 2, id=1)]}, [PAIR], in_flight={0: [tagged]})
+    (stop,) = stops_of(run)
+
+    assert (stop.message, stop.seq, stop.missing) == ((1, 0, 7), 2, {1: -1})
+    told = examine(run, now_ns=NOW_NS)
+    assert "message 2 from rank 1 to rank 0 (pp, tag 7)" in told["hang"]["sentences"][0]
+
+
+def test_a_normal_end_is_healthy() -> None:
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], closed=[0, 1])
+    told = examine(run, now_ns=NOW_NS)
+
+    assert is_healthy(told), told["findings"]
+    assert told["hang"]["stops"] == []
+
+
+def test_ranks_that_ended_after_unequally_many_are_told() -> None:
+    run = stopped_run({0: done({TP: 6}), 1: done({TP: 5})}, [TP], closed=[0, 1])
+    assert examine(run, now_ns=NOW_NS)["findings"] == [
+        "Rank 0 called seq 5 of the tp group of ranks 0–1; rank 1 never did."
+    ]
+
+
+def test_a_hang_in_steps_that_are_not_recorded_is_found_by_the_numbers() -> None:
+    run = stopped_run(
+        {0: [], 1: []},
+        [TP],
+        activities={
+            0: activity(60, collectives={str(TP.id): 10}),
+            1: activity(60, collectives={str(TP.id): 9}, frames=["/job/train.py:3 load"]),
+        },
+    )
+    object.__setattr__(run.ranks[0], "topology", {"recording": {"steps": "0:2"}})
+    (stop,) = stops_of(run)
+    assert (stop.kind, stop.seq, stop.missing, stop.waited_ns) == ("hung", 9, {1: 8}, 60 * SECOND)
+
+
+def test_a_running_job_may_take_its_time_over_the_first_communication() -> None:
+    run = stopped_run({0: [], 1: []}, [TP], in_flight={0: [flight(TP, 0, since=70)]})
+    arrivals = find_arrivals(run)
+    running = find_endings(run, NOW_NS - 3600 * SECOND, lambda metadata: "runs")
+
+    assert [ending.state for ending in running.values()] == ["running", "running"]
+    assert [stop.kind for stop in find_stops(run, arrivals, running)] == ["waiting"]
+    assert [stop.kind for stop in stops_of(run)] == ["hung"]

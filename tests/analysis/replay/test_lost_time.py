@@ -1,0 +1,112 @@
+"""What the steps took beyond the ideal: jobs whose schedule says the answer, and that it always adds up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from commtrace.analysis.matching.match import match
+from commtrace.analysis.replay.lost_time import LostTime, lost_time
+from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.stragglers.search import find_stragglers
+from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.synth import FREE, Fault, Job, synthesize
+
+MS = 1_000_000
+STEPS = 10
+EXACT = Job(dp=4, steps=STEPS, microbatches=4, jitter=0.0, end_scatter_ns=0, network=FREE)
+WORK = 4 * (EXACT.forward_ns + EXACT.backward_ns) + EXACT.optimizer_ns
+
+
+def analysed(job: Job) -> tuple[Program, tuple[Verdict, ...]]:
+    run = synthesize(job).run
+    matches = match(run)
+    program = build_program(run, matches)
+    return program, find_stragglers(run, matches, program=program).verdicts
+
+
+def lost_by(job: Job) -> LostTime:
+    lost = lost_time(*analysed(job))
+    assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns
+    return lost
+
+
+def test_a_job_that_only_works_loses_nothing_but_its_input() -> None:
+    lost = lost_by(EXACT)
+
+    assert {name: ns for name, ns in lost.costs_ns().items() if ns} == {"input_ns": STEPS * EXACT.data_ns}
+    assert lost.ideal_ns == STEPS * WORK
+    assert lost.num_steps == STEPS
+
+
+def test_a_pipeline_of_equal_stages_loses_its_bubble() -> None:
+    """1F1B: (p − 1)(F + B)."""
+    lost = lost_by(replace(EXACT, dp=2, pp=4, microbatches=8))
+
+    assert lost.bubble_ns == STEPS * 3 * (EXACT.forward_ns + EXACT.backward_ns)
+    assert lost.imbalance_ns == lost.stragglers_ns == 0
+
+
+def test_a_slow_rank_costs_what_its_verdict_says_and_no_imbalance_is_left() -> None:
+    lost = lost_by(replace(EXACT, faults=(Fault("slow-rank", (2,), 1.5),)))
+
+    assert lost.stragglers_ns == pytest.approx(STEPS * WORK / 2, rel=1e-6)
+    assert lost.imbalance_ns == pytest.approx(0, abs=STEPS * 1_000)
+    assert lost.ideal_ns == STEPS * WORK
+
+
+@pytest.mark.parametrize("fault", ["data", "gc"])
+def test_the_cost_of_a_verdict_is_told_once(fault: str) -> None:
+    lost = lost_by(replace(EXACT, faults=(Fault(fault, (1,), 30.0),)))
+
+    assert lost.stragglers_ns == pytest.approx(STEPS * 30 * MS, rel=1e-6)
+    assert lost.input_ns == pytest.approx(STEPS * EXACT.data_ns, abs=STEPS * 1_000)
+    assert lost.rest_ns == pytest.approx(0, abs=STEPS * 1_000)
+
+
+def test_garbage_collection_that_nobody_is_named_for_is_in_the_rest() -> None:
+    program, _ = analysed(replace(EXACT, faults=(Fault("gc", (1,), 30.0),)))
+
+    assert lost_time(program, ()).rest_ns == STEPS * 30 * MS
+
+
+def test_an_uneven_stage_is_imbalance() -> None:
+    """Stages of 1 and 2 are compared with two stages of 1.5, in which the mean rank works as long."""
+    even = replace(EXACT, dp=2, pp=2, microbatches=8, optimizer_ns=0)
+    program, _ = analysed(replace(even, faults=(Fault("uneven-stage", (1,), 2.0),)))
+    lost = lost_time(program, ())
+    microbatch = 3 * (EXACT.forward_ns + EXACT.backward_ns) // 2
+
+    assert lost.ideal_ns == STEPS * 8 * microbatch
+    assert lost.bubble_ns == STEPS * microbatch
+    # Eight microbatches of the slow stage, and the first and last one of the other, instead of nine of 1.5.
+    assert lost.imbalance_ns == STEPS * ((16 + 1) * (EXACT.forward_ns + EXACT.backward_ns) - 9 * microbatch)
+
+
+def test_transfers_are_exposed_communication() -> None:
+    job = replace(EXACT, network=Job().network)
+    free, dear = lost_by(EXACT), lost_by(job)
+
+    assert dear.exposed_communication_ns == dear.steps_ns - free.steps_ns > 0
+    assert replace(dear, steps_ns=free.steps_ns, exposed_communication_ns=0) == free
+
+
+def test_a_verdict_takes_no_more_than_there_is() -> None:
+    program, (verdict,) = analysed(replace(EXACT, faults=(Fault("slow-rank", (2,), 1.5),)))
+    lost = lost_time(program, [replace(verdict, cost_ms_per_step=1e6)] * 2)
+
+    assert lost.imbalance_ns == 0
+    assert sum(lost.costs_ns().values()) == lost.steps_ns - lost.ideal_ns
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(dp=3, steps=9, microbatches=2, jitter=0.2, seed=1, overlap_grad_reduce=True),
+        Job(tp=2, pp=2, dp=2, steps=8, jitter=0.3, seed=3, microbatches=4, layers=4, missing=0.02),
+        Job(pp=2, chunks=2, microbatches=4, steps=8, jitter=0.05, seed=4, faults=(Fault("sequence-imbalance"),)),
+    ],
+)
+def test_it_always_adds_up(job: Job) -> None:
+    lost_by(job)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from commtrace.analysis.matching.match import match
+from commtrace.analysis.steps.choice import (
+    TORN,
+    StepChoice,
+    choose_steps,
+    restrict,
+    whole_recording_as_step,
+    without_torn_steps,
+)
+from commtrace.trace.run import Run
+from tests.factory import Row, make_run, span
+from tests.pipeline_factory import PipelineJob
+
+
+def run_with_steps(*steps_of_rank: list[int]) -> Run:
+    return make_run(
+        {
+            rank: [span("forward", -5, -1), *(span("step", 10 * step, 10 * step + 10, step=step) for step in steps)]
+            for rank, steps in enumerate(steps_of_rank)
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "used", "left_out"),
+    [
+        ([[0, 1, 2]], (1, 2), {0: "warm-up"}),
+        ([[0, 1]], (0, 1), {}),
+        ([[7]], (7,), {}),
+        ([[0, 1, 2, 3], [0, 1, 2]], (1, 2), {0: "warm-up", 3: "not recorded in full by every rank"}),
+        ([[5, 6, 7, 8], []], (6, 7, 8), {5: "warm-up"}),
+        ([[0, 1], [2, 3]], (), dict.fromkeys(range(4), "not recorded in full by every rank")),
+        ([[], []], (), {}),
+    ],
+)
+def test_steps_that_every_rank_recorded_count_but_not_the_first(
+    steps: list[list[int]], used: tuple[int, ...], left_out: dict[int, str]
+) -> None:
+    choice = choose_steps(run_with_steps(*steps), keep_warm_up=False)
+    assert (choice.used, dict(choice.left_out)) == (used, left_out)
+
+
+def test_the_first_step_counts_when_the_user_asked_for_it() -> None:
+    assert choose_steps(run_with_steps([0, 1, 2]), keep_warm_up=True).used == (0, 1, 2)
+
+
+def test_a_rank_without_any_step_does_not_decide() -> None:
+    choice = choose_steps(run_with_steps([0, 1, 2], []), keep_warm_up=True)
+    assert (choice.used, choice.ranks) == ((0, 1, 2), (0,))
+
+
+def test_the_choice_is_told_in_ranges() -> None:
+    choice = choose_steps(run_with_steps([0, 1, 2, 3, 4, 5], [0, 1, 2, 3]), keep_warm_up=False)
+    reason = "not recorded in full by every rank"
+    assert choice.to_json() == {
+        "first": 1,
+        "last": 3,
+        "count": 3,
+        "left_out": [
+            {"first": 0, "last": 0, "count": 1, "reason": "warm-up"},
+            {"first": 4, "last": 5, "count": 2, "reason": reason},
+        ],
+    }
+
+
+def test_only_rows_of_the_chosen_steps_are_kept_with_their_matches() -> None:
+    run = PipelineJob(2, 3, steps=4).run()
+    matches = match(run)
+    choice = choose_steps(run, keep_warm_up=False)
+    kept, kept_matches = restrict(run, matches, choice)
+    for rank, trace in kept.ranks.items():
+        assert set(trace.spans.step.tolist()) == {1, 2, 3}
+        rows = run.ranks[rank].spans.step > 0
+        assert (kept_matches.ranks[rank].bucket == matches.ranks[rank].bucket[rows]).all()
+
+
+def test_without_steps_the_whole_recording_is_one() -> None:
+    rows: list[Row] = [span("forward", 5, 20), span("backward", 20, 70)]
+    spans = whole_recording_as_step(make_run({0: rows, 1: []})).ranks[0].spans
+    assert (spans.start[0], spans.end[0], spans.step.tolist()) == (5, 70, [-1, -1, -1])
+
+
+def test_steps_that_a_clock_stepped_back_has_torn_do_not_count() -> None:
+    """Step 2 of rank 0 ends before it begins; of rank 1, steps 5 and 6 overlap."""
+    whole = [(10 * number, 10 * number + 10) for number in range(8)]
+    torn = {0: {2: (29, 24)}, 1: {6: (58, 70)}}
+    rows = {
+        rank: [span("step", *own.get(number, times), step=number) for number, times in enumerate(whole)]
+        for rank, own in torn.items()
+    }
+    choice = StepChoice(tuple(range(8)), {9: "warm-up"}, (0, 1))
+    left = without_torn_steps(choice, make_run(rows))
+    assert left.used == (0, 1, 3, 4, 7)
+    assert left.left_out == {2: TORN, 5: TORN, 6: TORN, 9: "warm-up"}
+
+
+def test_steps_that_only_follow_each_other_are_not_torn() -> None:
+    choice = StepChoice((0, 1), {}, (0,))
+    assert (
+        without_torn_steps(choice, make_run({0: [span("step", 0, 10, step=0), span("step", 10, 20, step=1)]})) is choice
+    )

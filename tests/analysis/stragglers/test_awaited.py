@@ -1,0 +1,61 @@
+"""For whom others waited, and what that rank did meanwhile: by hand."""
+
+from __future__ import annotations
+
+from commtrace.analysis.chain import analyse
+from commtrace.analysis.stragglers.awaited import awaited_ranks
+from commtrace.analysis.summary import summarise
+from commtrace.trace.run import Run
+from tests.factory import Row, collective, group, make_run, span, stall
+
+MS = 1_000_000
+DP = group("dp", 0, 1)
+
+
+def job(late: dict[int, tuple[str, int]], num_steps: int = 8) -> Run:
+    """Steps of 100 ms: both ranks compute 90 ms, then reduce for 10 ms. Rank 0 is late in some of them.
+
+    Args:
+        late: by step, what rank 0 does before its forward, and for how many ms.
+    """
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    now = 0
+    for step in range(num_steps):
+        kind, more = late.get(step, ("", 0))
+        begin = {0: now + more * MS, 1: now}
+        arrive = {rank: begin[rank] + 90 * MS for rank in begin}
+        end = max(arrive.values()) + 10 * MS
+        for rank, own in rows.items():
+            if rank == 0 and more:
+                own.append(span(kind, now, now + more * MS, step=step if kind == "gc" else -1))
+            reduction = collective("all_reduce", DP, step, arrive[rank], end, step=step, id=step)
+            own += [
+                span("step", now if kind == "gc" else begin[rank], end, step=step),
+                span("forward", begin[rank], arrive[rank], step=step),
+                reduction,
+                stall(reduction, arrive[rank], end, step=step),
+            ]
+        now = end
+    return make_run(rows, [DP])
+
+
+def test_what_the_awaited_rank_did_between_its_steps_is_named() -> None:
+    (rank_0,) = awaited_ranks(analyse(job({3: ("evaluation", 300), 6: ("checkpoint", 100)})).context)
+
+    assert (rank_0.rank, rank_0.wait_ns, rank_0.share) == (0, 400 * MS, 1.0)
+    # Rank 0 computes for as long as rank 1 does, though much of that while rank 1 waits already.
+    assert [(one.activity, one.wait_ns, one.when.steps) for one in rank_0.doing] == [
+        ("evaluation", 300 * MS, (3,)),
+        ("checkpoint", 100 * MS, (6,)),
+    ]
+    assert rank_0.in_words() == (
+        "rank 0 (100% of all waiting), which was evaluating (75%, once, in step 3: 0.3 s, summed over ranks) and "
+        "saving or loading a checkpoint (25%, once, in step 6: 0.1 s, summed over ranks)"
+    )
+
+
+def test_a_collection_of_garbage_that_happened_once_is_told_once() -> None:
+    told = summarise(job({5: ("gc", 2_200)}))["verdict"]
+
+    assert "once, in step 5: 2.2 s" in told
+    assert "every step" not in told

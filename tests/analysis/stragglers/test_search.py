@@ -1,0 +1,254 @@
+"""Who is named, for what, at which price; and who is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from commtrace.analysis.matching.match import match
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.verdict import on_gpu
+from commtrace.trace.run import Run
+from tests.factory import Row, collective, group, make_run, span, stall
+from tests.pipeline_factory import PipelineJob
+
+MS = 1_000_000
+JOB = PipelineJob(2, 8, data_parallel=2, transfer_ns=20_000, all_reduce_ns=300_000, optimizer_ns=MS, steps=10)
+
+
+def findings_of(run: Run) -> Findings:
+    return find_stragglers(run, match(run))
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2, 3])
+def test_a_slow_rank_is_named_with_what_it_costs(slow: int) -> None:
+    job = replace(JOB, extra_forward_ns={slow: 3 * MS})
+    plain, delayed = JOB.run(), job.run()
+
+    findings = findings_of(delayed)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.rank, verdict.host, verdict.cause, verdict.persistence) == (slow, "node0", "forward", 1.0)
+    assert verdict.cost_ms_per_step == pytest.approx(_step_ms(delayed) - _step_ms(plain))
+    assert "needs 4.0 ms per forward (peers 1.0): 24.0 ms per step more" in verdict.evidence
+    assert verdict.gpu_hours_per_day == pytest.approx(4 * 24 * (1 - _step_ms(plain) / _step_ms(delayed)))
+    assert findings.replay_error < 0.001
+
+
+def test_nobody_is_named_when_all_are_alike() -> None:
+    findings = findings_of(JOB.run())
+
+    assert findings.verdicts == ()
+    assert findings.abstentions == ()
+    assert findings.together_ms_per_step == 0.0
+
+
+def test_time_that_nobody_waits_for_costs_nothing() -> None:
+    # The last forward of the last stage is on the critical path of both replicas; 10 µs of 8 forwards are not worth a
+    # verdict.
+    assert findings_of(replace(JOB, extra_forward_ns={3: 10_000}).run()).verdicts == ()
+
+
+def test_without_peers_stages_are_compared_and_no_ranks() -> None:
+    findings = findings_of(PipelineJob(4, 8, steps=9, extra_forward_ns={2: 5 * MS}).run())
+
+    (verdict,) = findings.verdicts
+    assert (verdict.who, verdict.cause) == ("stage 2 (rank 2)", "stage_imbalance")
+    assert "Rank 2 is all of it: it may be slow instead" in verdict.evidence
+    assert findings.abstentions == ()
+
+
+def test_without_peers_and_with_even_stages_it_is_said_that_no_ranks_were_compared() -> None:
+    (said,) = findings_of(PipelineJob(4, 8, steps=9).run()).abstentions
+
+    assert "no two ranks do the same work" in said
+
+
+def test_a_run_without_common_steps() -> None:
+    run = make_run({0: [span("step", 0, 10, step=0)], 1: [span("forward", 0, 10, step=0)]})
+
+    assert "No step was recorded by all ranks" in findings_of(run).abstentions[0]
+
+
+def test_a_host_all_of_whose_ranks_are_slow() -> None:
+    job = PipelineJob(
+        2,
+        8,
+        data_parallel=3,
+        optimizer_ns=MS,
+        steps=9,
+        nodes={0: "a", 1: "b", 2: "c", 3: "a", 4: "b", 5: "c"},
+        extra_forward_ns={1: 2 * MS, 4: 2 * MS},
+    )
+
+    (verdict,) = findings_of(job.run()).verdicts
+
+    assert (verdict.host, verdict.place, verdict.cause) == ("b", "host", "forward")
+    assert verdict.who == "host b (ranks 1, 4)"
+    assert verdict.cost_ms_per_step == pytest.approx(
+        _step_ms(job.run()) - _step_ms(replace(job, extra_forward_ns={}).run())
+    )
+    assert verdict.evidence.startswith("All 2 ranks on b need 64 % longer per step")
+
+
+@pytest.mark.parametrize("cause", ["data", "gc"])
+def test_a_delay_with_a_span_of_its_own_is_named_after_it(cause: str) -> None:
+    run = replace(JOB, extra_forward_ns={1: 4 * MS}).run()
+    run = _with_spans_in_forwards(run, rank=1, kind=cause, duration_ns=4 * MS)
+
+    (verdict,) = findings_of(run).verdicts
+
+    assert (verdict.rank, verdict.cause) == (1, cause)
+    assert verdict.cost_ms_per_step == pytest.approx(32, rel=0.1)
+    assert "needs 32.0 ms per step for " in verdict.evidence
+
+
+@pytest.mark.parametrize(("steps", "named"), [(1, 0), (2, 0), (8, 0), (9, 1)])
+def test_a_slow_rank_is_not_told_from_noise_by_few_steps(steps: int, named: int) -> None:
+    # Of several steps the first, number 0, does not count.
+    findings = findings_of(replace(JOB, steps=steps, extra_forward_ns={1: 3 * MS}).run())
+
+    assert len(findings.verdicts) == named
+    counted = max(steps - 1, 1)
+    too_few = f"too few steps: {counted}, at least 8 are needed to tell a slow rank from noise"
+    assert [too_few in sentence for sentence in findings.abstentions] == [True] * (1 - named)
+
+
+def test_garbage_collection_is_named_even_of_few_steps() -> None:
+    run = replace(JOB, steps=3, extra_forward_ns={1: 4 * MS}).run()
+
+    findings = findings_of(_with_spans_in_forwards(run, rank=1, kind="gc", duration_ns=4 * MS))
+
+    assert [verdict.cause for verdict in findings.verdicts] == ["gc"]
+    assert "too few steps: 2" in findings.abstentions[0]
+
+
+def test_a_verdict_as_json() -> None:
+    (verdict,) = findings_of(replace(JOB, extra_forward_ns={0: 3 * MS}).run()).verdicts
+
+    assert verdict.to_json().keys() == {
+        *(
+            "rank",
+            "host",
+            "place",
+            "cause",
+            "who",
+            "cost_ms_per_step",
+            "gpu_hours_per_day",
+            "persistence",
+            "evidence",
+            "next_step",
+        ),
+        "occurrence",
+        "members",
+        "stretches",
+    }
+
+
+def test_who_was_slow_behind_a_slower_one_is_named_with_it() -> None:
+    job = replace(JOB, extra_forward_ns={0: 3 * MS, 3: 2 * MS})
+    (verdict,) = findings_of(job.run()).verdicts
+
+    assert (verdict.who, verdict.cause) == ("ranks 0, 3 on node0", "forward")
+    slow, plain = _step_ms(job.run()), _step_ms(JOB.run())
+    assert verdict.cost_ms_per_step == pytest.approx(slow - plain)
+    first, second = verdict.members
+    assert (first.rank, second.rank) == verdict.ranks == (0, 3)
+    # Of the hidden one: nothing alone, and all that is left once the other is mended.
+    without_first = _step_ms(replace(JOB, extra_forward_ns={3: 2 * MS}).run())
+    assert second.share_ms_per_step == pytest.approx(without_first - plain)
+    assert first.alone_ms_per_step == pytest.approx(slow - without_first)
+
+
+def test_where_nobody_is_named_it_is_told_for_whom_others_waited_most_and_why_it_is_no_straggler() -> None:
+    # 0.1 ms more in each of 8 forwards; forwards, backwards and the optimizer take 25 ms.
+    findings = findings_of(replace(JOB, extra_forward_ns={1: 100_000}).run())
+
+    assert findings.verdicts == ()
+    assert findings.waited_for.startswith("Others waited longest for rank 1 on node0: ")
+    assert "Its own work takes 3.20% longer than that of the ranks that do the same" in findings.waited_for
+    assert findings.waited_for.endswith("a straggler is named from 5.00% on.")
+
+
+def test_of_few_steps_the_rank_that_was_waited_for_is_a_hint() -> None:
+    findings = findings_of(replace(JOB, steps=3, extra_forward_ns={1: 3 * MS}).run())
+
+    assert "medians over 2 steps): of so few steps a hint, no verdict." in findings.waited_for
+    assert "the first step, in which everything warms up, does not count" in findings.abstentions[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "is_gpu"), [("NVIDIA H200", True), ("x86_64 cpu", False), ("simulated device", False), ("", False)]
+)
+def test_gpu_hours_are_of_gpus(device: str, is_gpu: bool) -> None:
+    run = JOB.run()
+    metadata = replace(run.any_metadata, device=device)
+
+    assert on_gpu(replace(run, ranks={0: replace(run.ranks[0], metadata=metadata)})) == is_gpu
+
+
+def test_who_evaluates_between_two_steps_and_then_saves_has_a_verdict_for_each() -> None:
+    run = _with_an_evaluation_between_steps(evaluation_ms=1000, saving_ms=20)
+
+    evaluation, checkpoint = findings_of(run).verdicts
+    assert (evaluation.ranks, evaluation.cause, evaluation.occurrence) == ((0,), "evaluation", "once, in step 6: 1.0 s")
+    assert (checkpoint.ranks, checkpoint.cause, checkpoint.occurrence) == ((0,), "checkpoint", "once, in step 6: 20 ms")
+    assert evaluation.cost_ms_per_step == pytest.approx(1000 / 9, rel=0.01)
+    assert 0 < evaluation.gpu_hours_per_day < 2 * 24
+
+
+@pytest.mark.parametrize("slower_ms", [0, 3])
+def test_an_evaluation_is_named_also_of_a_rank_that_is_slow(slower_ms: int) -> None:
+    run = _with_an_evaluation_between_steps(evaluation_ms=1000, saving_ms=0, slower_ms=slower_ms)
+
+    causes = [verdict.cause for verdict in findings_of(run).verdicts]
+    assert causes == ["evaluation", "compute"][: 2 if slower_ms else 1]
+
+
+def _step_ms(run: Run) -> float:
+    spans = run.ranks[0].spans
+    steps = spans.kind == 0
+    return float(np.median((spans.end - spans.start)[steps])) / MS
+
+
+def _with_spans_in_forwards(run: Run, rank: int, kind: str, duration_ns: int) -> Run:
+    """The same run, where the rank spent the beginning of every forward in a span of this kind."""
+    names = list(run.names)
+    trace = run.ranks[rank]
+    forwards = np.flatnonzero(trace.spans.kind == 1)
+    rows = [
+        span(kind, start, start + duration_ns, step=step)
+        for start, step in zip(trace.spans.start[forwards].tolist(), trace.spans.step[forwards].tolist(), strict=True)
+    ]
+    spans = trace.spans.concatenate([trace.spans, trace.spans.from_rows(rows, names)])
+    ordered = spans.take(np.lexsort((-spans.end, spans.start)))
+    return replace(run, names=names, ranks={**run.ranks, rank: replace(trace, spans=ordered)})
+
+
+def _with_an_evaluation_between_steps(evaluation_ms: int, saving_ms: int, slower_ms: int = 0) -> Run:
+    """Ten steps of two ranks, the steps of which lie around their work; rank 0 evaluates before step 6, and saves in
+    it."""
+    world = group("dp", 0, 1)
+    rows: dict[int, list[Row]] = {0: [], 1: []}
+    now = 0
+    for step in range(10):
+        begin = now + evaluation_ms * MS * (step == 6)
+        saved = begin + saving_ms * MS * (step == 6)
+        arrival = {0: saved + (5 + slower_ms) * MS, 1: now + 5 * MS}
+        end = max(arrival.values()) + MS
+        if begin > now:
+            rows[0].append(span("evaluation", now, begin, step=-1))
+        if saved > begin:
+            rows[0].append(span("checkpoint", begin, saved, step=step))
+        for rank, start, work in ((0, begin, saved), (1, now, now)):
+            on = collective("all_reduce", world, step, arrival[rank], end, id=step, step=step)
+            rows[rank] += [
+                span("step", start, end, step=step),
+                span("forward", work, arrival[rank], step=step),
+                on,
+                stall(on, arrival[rank], end),
+            ]
+        now = end
+    return make_run(rows, [world])

@@ -1,0 +1,172 @@
+"""Which process group is which: the same number on every member, whatever is created or destroyed meanwhile."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from inspect import signature
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from commtrace.capture.collectives import creation
+from commtrace.capture.collectives.groups import GroupRegistry
+from commtrace.trace.groups import group_id
+from tests.capture.recording import Recording, fake_backend
+
+
+@pytest.fixture
+def registry(world: None) -> GroupRegistry:
+    return GroupRegistry()
+
+
+@pytest.fixture
+def watched(recording: Recording, world: None) -> Iterator[Recording]:
+    uninstall = creation.install(recording.tracer)
+    yield recording
+    uninstall()
+
+
+def world_group() -> Any:
+    return distributed_c10d._get_default_group()
+
+
+def test_the_world_is_known_by_its_members(registry: GroupRegistry) -> None:
+    group = registry.state(world_group()).group
+
+    assert (group.id, group.ranks, group.ordinal) == (group_id((0, 1, 2, 3), 0), (0, 1, 2, 3), 0)
+    assert (group.role, group.backend) == ("world", "fake")
+
+
+def test_a_group_is_registered_once(registry: GroupRegistry) -> None:
+    assert registry.state(world_group()) is registry.state(world_group())
+    assert registry.version == 1
+
+
+def test_groups_of_the_same_members_are_numbered_in_the_order_of_their_creation(registry: GroupRegistry) -> None:
+    first, second = dist.new_group([1, 3]), dist.new_group([1, 3])
+    other = dist.new_group([0, 1])
+
+    # The later one is met first, as on a rank that happens to use it first.
+    states = [registry.state(group) for group in (second, other, first)]
+
+    assert [(state.group.ranks, state.group.ordinal) for state in states] == [((1, 3), 1), ((0, 1), 0), ((1, 3), 0)]
+    assert len({state.group.id for state in states}) == 3
+
+
+@pytest.mark.skipif("sort_ranks" not in signature(dist.new_group).parameters, reason="this torch sorts ranks always")
+def test_ranks_keep_the_order_inside_the_group(registry: GroupRegistry) -> None:
+    state = registry.state(dist.new_group([3, 1], sort_ranks=False))
+
+    assert state.ranks_by_group_rank == (3, 1)
+    assert state.group.ranks == (1, 3)
+
+
+def test_a_group_that_was_destroyed_before_its_first_use_is_counted(watched: Recording) -> None:
+    # The other members may have used it: theirs is number 0, and the next one number 1.
+    dist.destroy_process_group(dist.new_group([1, 2]))
+    state = watched.tracer.groups.state(dist.new_group([1, 2]))
+
+    assert state.group.ordinal == 1
+    assert [group.ordinal for group in watched.tracer.groups.known_groups() if group.ranks == (1, 2)] == [0, 1]
+
+
+def test_a_destroyed_group_leaves_its_id_free_and_its_description_known(watched: Recording) -> None:
+    registry = watched.tracer.groups
+    numbers = []
+    for _ in range(20):
+        group = dist.new_group([1, 2])
+        state = registry.state(group)
+        numbers.append(state.group.ordinal)
+        key = id(group)
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        assert registry.states.get(key) is not state
+
+    assert numbers == list(range(20))
+    assert len(registry.known_groups()) == 21  # with the world
+
+
+def test_numbers_begin_anew_in_a_world_that_is_initialised_again() -> None:
+    registry = GroupRegistry()
+    states = []
+    for _ in range(2):
+        with fake_backend():
+            state = registry.state(world_group())
+            states.append((state.group.ordinal, next(state.collective_seq)))
+        gc.collect()
+
+    assert states == [(0, 0), (1, 0)]
+
+
+def test_the_largest_world_that_a_process_was_part_of_is_its_place() -> None:
+    registry = GroupRegistry()
+    places = []
+    for rank, world_size in ((1, 4), (0, 2), (5, 8)):
+        with fake_backend(rank=rank, world_size=world_size):
+            registry.state(world_group())
+            places.append(registry.place)
+        gc.collect()
+
+    assert places == [(1, 4, "fake"), (1, 4, "fake"), (5, 8, "fake")]
+
+
+def test_a_groups_ranks_in_which_this_process_is_not_are_no_group(watched: Recording) -> None:
+    dist.new_group([0, 2])  # rank 1 gets a placeholder
+
+    assert [group.ranks for group in watched.tracer.groups.known_groups()] == [(0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("description", "role"), [("mesh_dp", "dp"), ("undefined", "unknown"), ("EXPERTS", "EXPERTS"), (None, "unknown")]
+)
+def test_a_role_is_first_what_torch_says(registry: GroupRegistry, description: str | None, role: str) -> None:
+    group = dist.new_group([0, 1], group_desc=description)
+
+    assert registry.state(group).group.role == role
+
+
+def test_a_role_is_then_what_the_framework_says(registry: GroupRegistry) -> None:
+    group = dist.new_group([0, 1])
+    before = registry.state(group).group
+    version = registry.version
+
+    registry.set_role(group, "tp")
+    registry.set_role(group, "tp")
+
+    assert registry.state(group).group == before._replace(role="tp")
+    assert registry.known_groups()[-1].role == "tp"
+    assert registry.version == version + 1
+
+
+def test_creation_puts_torchs_function_back(recording: Recording, world: None) -> None:
+    original = distributed_c10d._new_group_with_tag
+    uninstall = creation.install(recording.tracer)
+    assert distributed_c10d._new_group_with_tag is not original
+
+    uninstall()
+
+    assert distributed_c10d._new_group_with_tag is original
+
+
+def test_a_failure_to_register_does_not_reach_the_creator(watched: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_registry: GroupRegistry) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(GroupRegistry, "register_known_groups", fail)
+
+    assert dist.new_group([0, 1]) is not None
+    assert len(watched.warnings()) == 1
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 5), reason="this torch does not describe the groups of a mesh")
+def test_members_of_a_device_mesh_have_their_dimensions_as_roles(watched: Recording) -> None:
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+    roles = {group.role: group.ranks for group in watched.tracer.groups.known_groups()}
+    assert roles == {"world": (0, 1, 2, 3), "dp": (1, 3), "tp": (0, 1)}
+    dist.all_reduce(torch.ones(1), group=mesh.get_group("tp"))

@@ -1,0 +1,109 @@
+"""What DistributedDataParallel sends from C++: seen, and never disturbed."""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commtrace.capture.collectives.completions import CompletionCallbacks
+from commtrace.capture.collectives.issued import HostCall, IssuedCalls
+from commtrace.capture.collectives.operations import OPERATIONS
+from commtrace.capture.collectives.reducer import ReducerCapture
+from commtrace.capture.records import ENDED
+from tests.capture.recording import Recording, of_all_reduce
+
+
+@pytest.fixture
+def alone(recording: Recording) -> Iterator[Recording]:
+    """The only rank under gloo, with the reducer captured."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    capture = ReducerCapture(recording.tracer, IssuedCalls(recording.tracer))
+    capture.install()
+    try:
+        yield recording
+    finally:
+        recording.tracer.completions.wait(5)
+        capture.uninstall()
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("over", "stalls"), [(5, []), (10, []), (12, [(10, 12)]), (25, [(10, 20)]), (0, [(10, 20)])])
+def test_a_bucket_stalls_from_the_end_of_the_backward_until_it_is_over(
+    recording: Recording, world: None, over: int, stalls: list[tuple[int, int]]
+) -> None:
+    """The reducer waits from 10 to 20; 0 is the end of what has not called back by then."""
+    issued = IssuedCalls(recording.tracer)
+    state = recording.tracer.groups.state(dist.group.WORLD)
+    call = issued.launch(OPERATIONS["allreduce"], state, 0, (8, -1, torch.float32, None, None), None)
+    assert isinstance(call, HostCall)
+    call.completion[ENDED] = over
+
+    issued.stalled(call, 10, 20)
+
+    assert [(stall.start, stall.end) for stall in recording.stalls()] == stalls
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_sparse_gradients_are_reduced_and_seen(alone: Recording) -> None:
+    model = DistributedDataParallel(torch.nn.Embedding(10, 4, sparse=True))
+
+    model(torch.tensor([1, 2])).sum().backward()
+
+    assert model.module.weight.grad.to_dense().sum() == 8
+    alone.tracer.completions.wait(5)
+    assert 2 * 8 + 2 * 4 * 4 in [row.bytes for row in alone.communications() if row.name == "all_reduce"]
+    assert alone.warnings() == []
+
+
+def test_every_argument_of_its_constructor_may_be_named(alone: Recording) -> None:
+    model = DistributedDataParallel(module=torch.nn.Linear(2, 1, bias=False), process_group=dist.group.WORLD)
+
+    model(torch.ones(1, 2)).sum().backward()
+
+    alone.tracer.completions.wait(5)
+    assert 8 in [row.bytes for row in alone.communications() if row.name == "all_reduce"]
+
+
+def test_a_thread_of_cpp_has_no_python_below_the_kernel(alone: Recording) -> None:
+    """As autograd's threads of devices have none: the reducer sends from them."""
+    DistributedDataParallel(torch.nn.Linear(2, 2))
+    group = dist.group.WORLD
+    assert group is not None
+    before = len(alone.communications())
+
+    arguments = ([torch.ones(5)], group.boxed(), *of_all_reduce())
+    _thread.start_new_thread(torch.ops.c10d.allreduce_.default._op, arguments)
+
+    deadline = time.monotonic() + 20
+    while len(alone.communications()) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (row,) = alone.communications()[before:]
+    assert (row.name, row.bytes) == ("all_reduce", 20)
+    assert alone.warnings() == []
+
+
+def test_tensors_of_cpp_that_became_python_objects_are_known(alone: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the buckets, which live as long as the reducer."""
+    known: list[int] = []
+    add = CompletionCallbacks.add_temporaries
+
+    def add_temporaries(callbacks: CompletionCallbacks, tensors: list[torch.Tensor]) -> None:
+        known.append(len(tensors))
+        add(callbacks, tensors)
+
+    monkeypatch.setattr(CompletionCallbacks, "add_temporaries", add_temporaries)
+
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    before = len(known)
+    model(torch.ones(2, 2)).sum().backward()
+
+    assert before > 0
+    assert len(known) == before
+    assert alone.tracer.completions.settle(5)
+    assert alone.warnings() == []

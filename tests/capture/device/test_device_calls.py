@@ -1,0 +1,642 @@
+"""Communication of a simulated GPU: the true interval on its stream, and the stall at each wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from commtrace.capture.collectives.functional import FunctionalCapture
+from commtrace.capture.collectives.functional_operations import FUNCTIONAL
+from commtrace.capture.collectives.functional_waits import FunctionalWaits, storage_of
+from commtrace.capture.collectives.issued import IssuedCalls
+from commtrace.capture.collectives.operations import OPERATIONS
+from commtrace.capture.collectives.process_groups import ProcessGroupCapture
+from commtrace.capture.collectives.reducer import ReducerCapture
+from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.records import next_id
+from commtrace.trace import schema
+from tests.capture.recording import Recording
+from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
+from tests.capture.simulated_nccl import SimulatedNccl, options, tensor
+
+pytestmark = pytest.mark.usefixtures("world")
+CUDA, HOST, UNKNOWN = schema.CUDA_EVENT_TIMING, schema.HOST_TIMING, schema.UNKNOWN_TIMING
+
+
+class Job:
+    """A training process with a simulated GPU, captured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: str = "nccl") -> None:
+        self.cuda = SimulatedCuda()
+        self.nccl = SimulatedNccl(self.cuda, backend)
+        self.nccl.take_the_place_of(dist.ProcessGroup, monkeypatch)
+        self.clock = CudaClock(self.cuda, self.cuda, self.cuda.host_ns)
+        self.recording = Recording(self.clock)
+        self.group: Any = distributed_c10d._get_default_group()
+        self.capture: ProcessGroupCapture | None = None
+
+    @property
+    def devices(self) -> DeviceCalls:
+        assert self.capture is not None
+        assert self.capture.devices is not None
+        return self.capture.devices
+
+    def compute(self, duration_ns: int) -> None:
+        self.cuda.current_stream().run(duration_ns)
+
+    def all_reduce(self, *, asynchronous: bool, num_bytes: int = 32) -> Any:
+        return self.group.allreduce([tensor(num_bytes)], options(asynchronous))
+
+    def finish(self) -> None:
+        """Let the device do all its work."""
+        self.cuda.advance(20 * MILLISECOND)
+
+    def intervals(self) -> list[tuple[int, int]]:
+        return [(row.start, row.end) for row in self.recording.communications()]
+
+    def timings(self) -> list[int]:
+        return [row.timing for row in self.recording.communications()]
+
+
+@pytest.fixture
+def backend() -> str:
+    """The old one; tests of the differences ask for another."""
+    return "nccl"
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, backend: str) -> Iterator[Job]:
+    job = Job(monkeypatch, backend)
+    with job.recording.capturing(job.clock) as capture:
+        job.capture = capture
+        yield job
+    assert job.recording.warnings() == []
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_a_synchronous_operation_lies_between_its_marks_and_stalls_its_stream(job: Job) -> None:
+    job.compute(5 * MILLISECOND)
+    work = job.all_reduce(asynchronous=False, num_bytes=64)
+    if work is not None:
+        work.wait()  # as torch.distributed does
+    job.finish()
+
+    (row,) = job.recording.communications()
+    assert (row.start, row.end) == job.nccl.intervals[0]
+    assert (row.name, row.bytes, row.seq, row.is_async, row.timing) == ("all_reduce", 64, 0, False, CUDA)
+    (stall,) = job.recording.stalls()
+    assert (stall.stalled_on, stall.start, stall.end, stall.timing) == (row.id, row.start, row.end, CUDA)
+
+
+def stalls(job: Job) -> list[tuple[int, int]]:
+    """Those that took time."""
+    return [(row.start, row.end) for row in job.recording.stalls() if row.end > row.start]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_beside_the_stream_that_computes_nothing_stalls_but_where_it_waits(job: Job) -> None:
+    """As FSDP does it: a prefetched all_gather runs on a stream of its own."""
+    beside = job.cuda.Stream()
+    job.compute(MILLISECOND)
+    with job.cuda.stream(beside):
+        job.all_reduce(asynchronous=False)
+    behind = beside.record_event()
+    start = job.cuda.now_ns
+    _, computed = job.cuda.current_stream().run(MILLISECOND // 4)
+    job.cuda.current_stream().wait_event(behind)
+    job.cuda.current_stream().wait_event(behind)
+    job.finish()
+
+    assert job.intervals() == [(start, start + MILLISECOND)]
+    assert job.timings() == [CUDA]
+    assert stalls(job) == []  # the communication was over before the compute was
+    assert computed > start + MILLISECOND
+
+
+def test_the_stream_that_computes_stalls_for_communication_beside_it(job: Job) -> None:
+    beside, after = job.cuda.Stream(), job.cuda.Stream()
+    start = job.cuda.now_ns
+    with job.cuda.stream(beside):
+        job.all_reduce(asynchronous=False)
+    after.wait_stream(beside)  # neither of them computes
+    _, computed = job.cuda.current_stream().run(MILLISECOND // 4)
+    job.cuda.current_stream().wait_stream(after)
+    job.cuda.current_stream().wait_stream(beside)
+    job.finish()
+
+    (communication,) = job.recording.communications()
+    assert (communication.start, communication.end) == (start, start + MILLISECOND)
+    assert stalls(job) == [(computed, start + MILLISECOND)]
+    (stall,) = job.recording.stalls()
+    assert stall.stalled_on == communication.id
+
+
+def test_a_wait_beside_the_stream_that_computes_is_no_stall(job: Job) -> None:
+    """As ZeRO 3 does it: the gathering stream waits for its all_gathers, the computing stream for that one."""
+    beside = job.cuda.Stream()
+    with job.cuda.stream(beside):
+        work = job.all_reduce(asynchronous=True)
+        work.wait()
+    start = job.cuda.now_ns
+    job.cuda.current_stream().wait_stream(beside)
+    job.finish()
+
+    assert job.intervals() == stalls(job) == [(start, start + MILLISECOND)]
+    assert job.timings() == [CUDA]
+
+
+def test_the_stream_of_the_step_or_of_its_phase_computes(job: Job) -> None:
+    own = job.cuda.Stream()
+    with job.cuda.stream(own):
+        job.recording.tracer.begin_step()
+        job.all_reduce(asynchronous=False)
+    job.all_reduce(asynchronous=False)
+    phases = job.cuda.Stream()
+    with job.cuda.stream(phases):
+        phase = job.recording.tracer.enter(schema.BACKWARD, "backward")
+        job.all_reduce(asynchronous=False)
+        job.recording.tracer.leave(phase)
+        job.all_reduce(asynchronous=False)
+    job.finish()
+
+    numbers = [row.seq for row in job.recording.stalls()]
+    assert numbers == [0, 2]
+    assert [row.seq for row in job.recording.communications()] == [0, 1, 2, 3]
+
+
+def test_an_event_recorded_again_stands_for_what_is_behind_it_then(job: Job) -> None:
+    beside, copies = job.cuda.Stream(), job.cuda.Stream()
+    event = job.cuda.Event()
+    with job.cuda.stream(beside):
+        job.all_reduce(asynchronous=False)
+        event.record()
+    copies.run(5 * MILLISECOND)
+    event.record(copies)
+    event.wait()
+    job.finish()
+
+    assert stalls(job) == []
+
+
+def test_a_stream_that_is_captured_waits_unmeasured(job: Job) -> None:
+    beside = job.cuda.Stream()
+    with job.cuda.stream(beside):
+        job.all_reduce(asynchronous=False)
+    behind = beside.record_event()
+    capturing = job.cuda.Stream()
+    with job.cuda.stream(capturing), job.cuda.graph():
+        capturing.wait_event(behind)
+    job.finish()
+
+    assert stalls(job) == []
+
+
+def test_rows_come_when_the_device_has_got_there(job: Job) -> None:
+    job.all_reduce(asynchronous=False)
+    assert job.recording.rows() == []
+
+    job.cuda.advance(MILLISECOND)
+    assert len(job.recording.rows()) == 2
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_a_stalled_wait_ends_when_the_operation_does(job: Job) -> None:
+    work = job.all_reduce(asynchronous=True)
+    job.compute(250 * MICROSECOND)  # 0.25 ms: exact in float32
+    waits_from = job.cuda.current_stream().position_ns()
+    work.wait()
+    job.finish()
+
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA]
+    (stall,) = job.recording.stalls()
+    assert (stall.start, stall.end) == (waits_from, job.nccl.intervals[0][1])
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_an_operation_hidden_behind_compute_has_no_known_end(job: Job) -> None:
+    work = job.all_reduce(asynchronous=True)
+    job.compute(5 * MILLISECOND)
+    work.wait()
+    waited = job.cuda.current_stream().position_ns()
+    job.finish()
+
+    (row,) = job.recording.communications()
+    assert (row.start, row.end, row.timing) == (job.nccl.intervals[0][0], waited, UNKNOWN)
+    (stall,) = job.recording.stalls()
+    assert stall.start == stall.end
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_operations_of_one_stream_start_when_the_one_before_ends(job: Job) -> None:
+    works = [job.all_reduce(asynchronous=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    job.finish()
+
+    first, second, third = job.nccl.intervals
+    assert first[1] == second[0]
+    assert second[1] == third[0]
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA] * 3
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_a_later_operation_that_is_waited_for_first_bounds_the_earlier_one(job: Job) -> None:
+    first = job.all_reduce(asynchronous=True)
+    second = job.all_reduce(asynchronous=True)
+    second.wait()
+    job.compute(5 * MILLISECOND)
+    first.wait()
+    job.finish()
+
+    later, earlier = job.recording.communications()
+    assert (later.seq, later.end, later.timing) == (1, job.nccl.intervals[1][1], CUDA)
+    assert (earlier.seq, earlier.start, earlier.timing) == (0, job.nccl.intervals[0][0], UNKNOWN)
+    assert earlier.end == later.end  # it ended then at the latest
+
+
+def test_the_order_on_a_stream_holds_when_the_device_moves_on_between_two_questions(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for work in [job.all_reduce(asynchronous=True) for _ in range(2)]:
+        work.wait()
+    job.cuda.advance(MILLISECOND - 1)
+    job.recording.rows()  # takes an anchor
+    resolve = CudaClock.resolve
+
+    def and_time_passes(clock: CudaClock, mark: Any) -> int | None:
+        time_ns = resolve(clock, mark)
+        job.cuda.advance(MILLISECOND // 2)
+        return time_ns
+
+    monkeypatch.setattr(CudaClock, "resolve", and_time_passes)
+
+    for _ in range(5):
+        job.recording.rows()
+    assert job.intervals() == job.nccl.intervals
+
+
+def test_pairs_of_ranks_have_streams_of_their_own(job: Job) -> None:
+    job.nccl.duration_ns = 2 * MILLISECOND
+    first = job.group.send([tensor(8)], 2, 0)
+    job.nccl.duration_ns = MILLISECOND
+    second = job.group.recv([tensor(8)], 3, 0)
+    second.wait()
+    first.wait()
+    job.finish()
+
+    rows = job.recording.communications()
+    assert [(row.name, row.peer, (row.start, row.end)) for row in rows] == [
+        ("recv", 3, job.nccl.intervals[1]),
+        ("send", 2, job.nccl.intervals[0]),
+    ]
+    assert all(row.is_async for row in rows)
+
+
+@pytest.mark.parametrize("backend", ["nccl2"])
+def test_nccl2_has_one_stream_for_all_peers(job: Job) -> None:
+    works = [job.group.send([tensor(8)], 2, 0), job.group.recv([tensor(8)], 3, 0), job.all_reduce(asynchronous=True)]
+    for work in works:
+        work.wait()
+    job.finish()
+
+    assert [row.name for row in job.recording.communications()] == ["send", "recv", "all_reduce"]
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA] * 3
+
+
+@pytest.mark.parametrize("backend", ["nccl2"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_collectives_in_a_bracket_of_nccl2_run_where_they_are_called(job: Job, asynchronous: bool) -> None:
+    device = torch.device("cuda")
+    job.group._start_coalescing(device)
+    for _ in range(2):
+        job.all_reduce(asynchronous=asynchronous)
+    job.group._end_coalescing(device).wait()
+    job.finish()
+
+    (first, _), (_, last) = job.nccl.intervals
+    rows = job.recording.communications()
+    assert [(row.seq, row.op_in_seq, row.start, row.end, row.timing) for row in rows] == [
+        (0, 0, first, last, CUDA), (0, 1, first, last, CUDA),
+    ]  # fmt: skip
+    assert [(stall.start, stall.end) for stall in job.recording.stalls()] == [(first, last)]
+
+
+@pytest.mark.parametrize("backend", ["nccl2"])
+def test_a_work_of_a_synchronous_operation_takes_the_place_of_a_forgotten_one(job: Job) -> None:
+    devices = job.devices
+    forgotten = job.all_reduce(asynchronous=True)
+    calls = devices._pending.pop(id(forgotten))
+    work = job.nccl.launch(False, -1)
+    devices._pending[id(work)] = calls
+    call = devices.launch((*calls[0].launch[:7], False, *calls[0].launch[8:]))
+    assert call is not None
+    devices.launched(call, work)
+    job.finish()
+
+    rows = job.recording.communications()
+    assert [json.loads(row.detail or "{}") for row in rows] == [{"unfinished": True}, {}]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_bracket_shares_its_times_and_takes_one_number(job: Job, recorded: bool) -> None:
+    device = torch.device("cuda")
+    job.recording.tracer.recording = recorded
+    job.group._start_coalescing(device)
+    for num_bytes in (8, 16, 32):
+        assert job.all_reduce(asynchronous=True, num_bytes=num_bytes) is None
+    work = job.group._end_coalescing(device)
+    work.wait()
+    job.recording.tracer.recording = True
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    *members, after = job.recording.communications()
+    assert after.seq == 1
+    if recorded:
+        assert [(row.seq, row.op_in_seq, row.bytes) for row in members] == [(0, 0, 8), (0, 1, 16), (0, 2, 32)]
+        assert {(row.start, row.end, row.timing) for row in members} == {(*job.nccl.intervals[0], CUDA)}
+        stall = job.recording.stalls()[0]
+        assert (stall.stalled_on, stall.op_in_seq, stall.end) == (members[0].id, 0, job.nccl.intervals[0][1])
+    else:
+        assert members == []
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_point_to_point_in_a_bracket_keeps_its_numbers_and_takes_none_of_the_collectives(job: Job) -> None:
+    device = torch.device("cuda")
+    for _ in range(2):
+        job.group._start_coalescing(device)
+        job.group.send([tensor(8)], 2, 0)
+        job.group.recv([tensor(8)], 2, 0)
+        job.group._end_coalescing(device).wait()
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    rows = job.recording.communications()
+    assert [(row.name, row.seq, row.op_in_seq) for row in rows] == [
+        ("send", 0, 0), ("recv", 0, 1), ("send", 1, 0), ("recv", 1, 1), ("all_reduce", 0, 0),
+    ]  # fmt: skip
+
+
+def test_an_empty_bracket_is_nothing(job: Job) -> None:
+    device = torch.device("cuda")
+    job.group._start_coalescing(device)
+    job.group._end_coalescing(device)
+    job.finish()
+
+    assert job.recording.rows() == []
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_a_barrier_of_the_device_is_timed_on_its_stream(job: Job) -> None:
+    job.compute(4 * MILLISECOND)
+    work = job.group.barrier(opts=SimpleNamespace(asyncOp=False, device=torch.device("cuda")))
+    work.wait()
+    job.finish()
+
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA]
+
+
+def test_marks_are_taken_on_the_device_of_the_tensor(job: Job) -> None:
+    job.cuda.contexts.add(2)
+    with job.cuda.device(2):
+        job.compute(3 * MILLISECOND)
+    job.group.allreduce([tensor(8, "cuda:2")], options(True)).wait()
+    job.finish()
+
+    job.recording.rows()
+    assert {event.device for event in job.cuda.events} == {2}
+
+
+def test_a_graph_capture_is_stepped_around_and_noted(job: Job) -> None:
+    job.all_reduce(asynchronous=False)
+    work = job.all_reduce(asynchronous=True)
+    with job.cuda.graph():
+        job.all_reduce(asynchronous=False)
+        job.all_reduce(asynchronous=True).wait()
+    assert job.recording.tracer.saw_graph_capture
+    work.wait()
+    job.all_reduce(asynchronous=False)
+    job.finish()
+
+    assert [row.seq for row in job.recording.communications()] == [0, 1, 4]
+
+
+def test_what_nobody_waits_for_is_unfinished(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = job.all_reduce(asynchronous=True)
+    assert [launch[2] for launch in job.devices.unfinished()] == [0]
+    del work
+    job.devices.forget_all()
+    job.finish()
+
+    (row,) = job.recording.communications()
+    assert row.start == row.end
+    assert json.loads(row.detail) == {"unfinished": True}
+    assert job.devices.unfinished() == []
+
+
+def test_what_is_never_waited_for_does_not_pile_up(job: Job) -> None:
+    for _ in range(500):
+        job.all_reduce(asynchronous=True)  # its Work is gone at once
+
+    assert len(job.devices._pending) < 10
+
+
+class HostWork(dist.Work):
+    """Of a communication of the host's tensors, which takes 6 ms from the wait for it on."""
+
+    def __init__(self, job: Job, source: int = 0) -> None:
+        super().__init__()
+        self.job = job
+        self.source = source
+
+    def wait(self, *_arguments: Any) -> bool:
+        self.job.cuda.advance(6 * MILLISECOND)
+        return True
+
+    def _source_rank(self) -> int:
+        return self.source
+
+
+def of_the_host(job: Job, work: HostWork, method: str, seq: int, peer: int) -> None:
+    """Have ``work`` captured, as the message that it is."""
+    assert job.capture is not None
+    job.capture.uninstall()
+    job.capture.install()  # meets the new class
+    state = job.recording.tracer.groups.state(job.group)
+    coordinates = job.recording.tracer.coordinates
+    launch = (OPERATIONS[method], state, seq, 8, -1, torch.float32, peer, True, coordinates, None, 5)
+    job.capture._pending[id(work)] = (launch, None)
+
+
+def test_communication_of_the_host_stalls_the_device_only_while_that_is_idle(job: Job) -> None:
+    work = HostWork(job)
+    of_the_host(job, work, "send", 0, 2)
+    job.compute(4 * MILLISECOND)
+    busy_until = job.cuda.current_stream().position_ns()
+    work.wait()
+    job.finish()
+
+    (row,) = job.recording.communications()
+    assert (row.start, row.timing) == (5, HOST)
+    (stall,) = job.recording.stalls()
+    assert (stall.stalled_on, stall.start, stall.timing) == (row.id, busy_until, CUDA)
+    assert stall.end - stall.start == 2 * MILLISECOND
+
+
+def test_the_sender_of_a_receive_from_anybody_is_known_after_the_wait(job: Job) -> None:
+    first, second = HostWork(job, source=3), HostWork(job, source=3)
+    for work in (first, second):
+        of_the_host(job, work, "recv_anysource", -1, -1)
+        work.wait()
+    job.finish()
+
+    assert [(row.peer, row.seq) for row in job.recording.communications()] == [(3, 0), (3, 1)]
+    assert [(stall.peer, stall.seq) for stall in job.recording.stalls()] == [(3, 0), (3, 1)]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None:
+    issued = IssuedCalls(job.recording.tracer, job.devices)
+    payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
+    calls = []
+    for _ in range(3):
+        state = issued.state(job.group.boxed())
+        call = issued.launch(OPERATIONS["allreduce"], state, next(state.collective_seq), payload, None)
+        assert call is not None
+        work = job.nccl.launch(True, -1)
+        issued.complete(call, work, stalls_until_end=False)
+        calls.append((call, work))
+    start = issued.mark(calls[-1][0])
+    for _, work in calls:
+        work.wait()
+    issued.stalled(calls[-1][0], start, issued.mark(calls[-1][0]))
+    job.finish()
+
+    rows = sorted(job.recording.communications(), key=lambda row: row.seq)
+    last = job.nccl.intervals[-1][1]
+    assert [(row.seq, row.end, row.timing) for row in rows] == [(0, last, UNKNOWN), (1, last, UNKNOWN), (2, last, CUDA)]
+    assert [stall.seq for stall in job.recording.stalls()] == [2]
+    assert job.devices.unfinished() == []
+
+
+def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FSDP's first generation gives all ranks the same model: no reducer is there that would wait."""
+    monkeypatch.setattr(dist.Work, "unbox", staticmethod(lambda work: work))
+    issued = IssuedCalls(job.recording.tracer, job.devices)
+    reducer = ReducerCapture(job.recording.tracer, issued)
+    payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
+
+    def broadcast_twice() -> None:
+        for _ in range(2):
+            state = issued.state(job.group.boxed())
+            call = issued.launch(OPERATIONS["broadcast"], state, next(state.collective_seq), payload, 0)
+            assert call is not None
+            work = job.nccl.launch(True, -1)
+            reducer.sent(call, work, in_backward=False)
+            work.wait()
+
+    reducer._communicating_in_cpp(broadcast_twice)()
+    reducer.uninstall()
+    job.finish()
+
+    assert [row.end for row in job.recording.communications()] == [job.nccl.intervals[1][1]] * 2
+    assert [stall.seq for stall in job.recording.stalls()] == [1]
+    assert job.devices.unfinished() == []
+
+
+def test_what_a_communication_hook_launches_ends_with_the_reducers_wait_for_its_future(job: Job) -> None:
+    kept = job.all_reduce(asynchronous=True)
+    before = next_id()
+    works = [job.all_reduce(asynchronous=True) for _ in range(2)]
+    for work in works:
+        job.devices.future_taken(work)
+    own = job.all_reduce(asynchronous=True)
+    start = job.clock.mark()
+    job.cuda.current_stream().wait_until(works[-1].end_ns)
+    job.devices.futures_waited(before, start, job.clock.mark())
+    own.wait()
+    kept.wait()
+    job.finish()
+
+    rows = {row.seq: row for row in job.recording.communications()}
+    assert (rows[2].end, rows[2].timing) == (job.nccl.intervals[2][1], CUDA)
+    assert (rows[1].end, rows[1].timing) == (rows[2].end, UNKNOWN)
+    assert rows[3].end == job.nccl.intervals[3][1]
+    assert sorted(row.seq for row in job.recording.stalls()) == [0, 2, 3]
+    assert job.devices.unfinished() == []
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_a_functional_collective_is_timed_between_the_marks_around_its_wait(job: Job) -> None:
+    waits = FunctionalWaits(job.recording.tracer, job.devices)
+    functional = FunctionalCapture(job.recording.tracer, waits, job.devices)
+    device = SimpleNamespace(device=torch.device("cuda:0"))
+    operation = FUNCTIONAL["all_reduce"]._replace(measure=lambda *_: (8, -1, torch.float32, None))
+    arguments = [device] * (operation.group_argument + 1)
+    arguments[operation.group_argument] = job.group
+    result = torch.ones(2)
+
+    state = job.recording.tracer.groups.state(job.group)
+    pending = functional._launch(operation, tuple(arguments), state, next(state.collective_seq))
+    assert pending is not None
+    work = job.nccl.launch(True, -1)
+    waits.remember(pending, [storage_of(result)])
+    found, start = waits._about_to_wait(result)
+    assert found is pending
+    work.wait()
+    waits._waited(pending, start, waits._mark(pending))
+    job.finish()
+
+    assert job.intervals() == job.nccl.intervals
+    assert job.timings() == [CUDA]
+    (stall,) = job.recording.stalls()
+    assert (stall.start, stall.end, stall.timing) == (*job.nccl.intervals[0], CUDA)
+
+
+def test_a_device_that_fails_costs_spans_and_nothing_else(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    work = job.all_reduce(asynchronous=True)
+    monkeypatch.setattr(CudaClock, "mark", fail)
+
+    assert work.wait()
+    assert job.all_reduce(asynchronous=False) is None
+    assert len(job.recording.warnings()) == 1  # told once
+
+
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_an_aborted_group_raises_what_it_would_and_what_came_before_is_recorded(job: Job) -> None:
+    job.all_reduce(asynchronous=False)
+    finished = job.all_reduce(asynchronous=True)
+    finished.wait()
+    job.finish()
+    outstanding = job.all_reduce(asynchronous=True)
+    job.nccl.abort()
+
+    for call in (outstanding.wait, lambda: job.all_reduce(asynchronous=True)):
+        with pytest.raises(dist.DistBackendError, match="was aborted on rank 0"):
+            call()
+    assert job.recording.tracer.blocked == [None]
+    assert [row.seq for row in job.recording.communications()] == [0, 1]
+    job.nccl.is_aborted = False  # its successor
+    job.all_reduce(asynchronous=False)
+    job.finish()
+    job.recording.recorder._guarded_pass(last=True)
+
+    assert [row.seq for row in job.recording.communications() if row.timing == CUDA] == [0, 1, 3]

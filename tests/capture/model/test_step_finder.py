@@ -1,0 +1,289 @@
+"""Steps of loops in which nobody marks them: one per update, whatever the loop does in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from commtrace.capture.model.optimizers import OptimizerPhase
+from commtrace.capture.records import Coordinates
+from commtrace.trace import schema
+from tests.capture.recording import Recording
+
+
+class TickingClock:
+    """Each mark is one later than the one before."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def mark(self) -> int:
+        self.now += 1
+        return self.now
+
+    def resolve(self, mark: int) -> int:
+        return mark
+
+    def refresh(self) -> None:
+        return None
+
+
+@pytest.fixture
+def loop() -> Iterator[Recording]:
+    recording = Recording(TickingClock())  # type: ignore[arg-type]
+    phase = OptimizerPhase(recording.tracer)
+    phase.install()
+    yield recording
+    phase.uninstall()
+
+
+def optimizer(**options: Any) -> torch.optim.SGD:
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    return torch.optim.SGD([weight], lr=0.1, **options)
+
+
+def forward(recording: Recording) -> None:
+    recording.tracer.steps.work_begins()
+    recording.tracer.leave(recording.tracer.enter(schema.FORWARD, "forward"))
+
+
+def evaluate(recording: Recording) -> None:
+    recording.tracer.leave(recording.tracer.enter(schema.EVALUATION, "evaluation"))
+    recording.tracer.steps.evaluation_ended()
+
+
+def steps(recording: Recording) -> list[tuple[int, int, int]]:
+    recording.tracer.finish()
+    return [(row.step, row.start, row.end) for row in recording.rows(schema.STEP)]
+
+
+def of_steps(recording: Recording) -> list[tuple[int, int]]:
+    """Forwards and optimizer steps in each step."""
+    numbers = [number for number, _, _ in steps(recording)]
+    return [
+        (
+            sum(row.step == number for row in recording.rows(schema.FORWARD)),
+            sum(row.step == number for row in recording.rows(schema.OPTIMIZER)),
+        )
+        for number in numbers
+    ]
+
+
+def test_a_step_ends_with_the_optimizer_and_the_set_up_is_none(loop: Recording) -> None:
+    sgd = optimizer()
+    loop.tracer.leave(loop.tracer.enter(schema.CHECKPOINT, "load"))  # marks 1 and 2
+    for _ in range(2):
+        forward(loop)
+        sgd.step()
+    loop.tracer.leave(loop.tracer.enter(schema.CHECKPOINT, "save"))
+
+    # 3: the first step begins; 4–5 forward, 6–7 optimizer, 8: it ends; and so on. What follows is no step.
+    assert steps(loop) == [(0, 3, 8), (1, 8, 13)]
+
+
+def test_an_optimizer_that_steps_before_the_first_forward_begins_no_step(loop: Recording) -> None:
+    sgd = optimizer()
+    sgd.step()  # as torch.distributed.checkpoint.state_dict does, to have a state to load into
+    for _ in range(2):
+        forward(loop)
+        sgd.step()
+
+    # 1: taken for the begin of a step; 2–3: that optimizer; 4: the first step begins after all.
+    assert steps(loop) == [(0, 4, 9), (1, 9, 14)]
+    assert [row.step for row in loop.rows(schema.OPTIMIZER)] == [-1, 0, 1]
+    assert of_steps(loop) == [(1, 1), (1, 1)]
+
+
+def test_a_loop_of_which_nothing_but_optimizers_is_seen(loop: Recording) -> None:
+    first, second = optimizer(), optimizer()
+    for _ in range(3):
+        first.step()
+        second.step()
+
+    assert [number for number, _, _ in steps(loop)] == [0, 1, 2]
+
+
+def test_an_optimizer_that_calls_for_the_gradients_itself(loop: Recording) -> None:
+    lbfgs = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))], max_iter=1)
+
+    def closure() -> float:
+        forward(loop)
+        return 0.0
+
+    for _ in range(2):
+        lbfgs.step(closure)  # type: ignore[arg-type]
+
+    assert [number for number, _, _ in steps(loop)] == [0, 1]
+
+
+def test_gradient_accumulation_is_one_step_per_update(loop: Recording) -> None:
+    sgd = optimizer()
+    for number in range(6):
+        forward(loop)
+        if number % 3 == 2:
+            sgd.step()
+
+    assert of_steps(loop) == [(3, 1), (3, 1)]
+
+
+def test_the_optimizers_of_a_gan_end_a_step_together(loop: Recording) -> None:
+    discriminator, generator = optimizer(), optimizer()
+    for _ in range(3):
+        for one in (discriminator, generator):
+            forward(loop)
+            one.step()
+
+    assert of_steps(loop) == [(2, 2)] * 3
+
+
+def test_a_critic_that_is_trained_more_often_does_not_end_a_step(loop: Recording) -> None:
+    critic, generator = optimizer(), optimizer()
+    for _ in range(3):
+        for one in (critic, critic, critic, critic, critic, generator):
+            forward(loop)
+            one.step()
+
+    assert of_steps(loop) == [(6, 6)] * 3
+
+
+def test_an_optimizer_that_never_steps_is_not_waited_for_forever(loop: Recording) -> None:
+    used, unused = optimizer(), optimizer()
+    for _ in range(20):
+        forward(loop)
+        used.step()
+
+    assert of_steps(loop) == [(17, 17), (1, 1), (1, 1), (1, 1)]
+    del unused
+
+
+def test_an_optimizer_that_is_gone_is_not_waited_for(loop: Recording) -> None:
+    old, used = optimizer(), optimizer()
+    del old
+    for _ in range(2):
+        forward(loop)
+        used.step()
+
+    assert of_steps(loop) == [(1, 1), (1, 1)]
+
+
+def test_optimizers_that_were_made_before_are_known_from_their_first_step_on(recording: Recording) -> None:
+    discriminator, generator = optimizer(), optimizer()
+    phase = OptimizerPhase(recording.tracer)
+    phase.install()
+    for _ in range(3):
+        discriminator.step()
+        generator.step()
+    phase.uninstall()
+
+    assert of_steps(recording) == [(0, 0), (0, 2), (0, 2)]
+
+
+def test_one_optimizer_per_parameter_inside_the_backward(loop: Recording) -> None:
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(4)]
+    optimizers = {weight: torch.optim.SGD([weight], lr=0.1) for weight in weights}
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(lambda weight: optimizers[weight].step())
+    for _ in range(3):
+        loop.tracer.steps.work_begins()
+        span = loop.tracer.enter(schema.BACKWARD, "backward")
+        sum(weight.sum() for weight in weights).backward()
+        loop.tracer.leave(span)
+        loop.tracer.steps.backward_ended()
+
+    assert of_steps(loop) == [(0, 4)] * 3
+    ends = [row.end for row in loop.rows(schema.BACKWARD)]
+    assert [end - 1 for _, _, end in steps(loop)] == ends  # the next mark after the backward's
+
+
+def test_an_update_that_the_gradient_scaler_skips_ends_a_step_too(loop: Recording) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    sgd = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor in (1.0, float("inf"), 1.0):
+        forward(loop)
+        sgd.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(sgd)
+        scaler.update()
+
+    assert of_steps(loop) == [(1, 1), (1, 0), (1, 1)]
+
+
+def test_an_evaluation_between_steps_belongs_to_none(loop: Recording) -> None:
+    sgd = optimizer()
+    for number in range(3):
+        forward(loop)
+        sgd.step()
+        if number == 1:
+            evaluate(loop)
+
+    (first, second, third) = steps(loop)
+    (evaluation,) = loop.rows(schema.EVALUATION)
+    assert first[2] == second[1]
+    assert second[2] < evaluation.start < evaluation.end < third[1]
+
+
+def test_a_teacher_that_runs_in_every_step_belongs_to_the_loop(loop: Recording) -> None:
+    sgd = optimizer()
+    for _ in range(4):
+        evaluate(loop)
+        forward(loop)
+        sgd.step()
+
+    (_, second, third, fourth) = steps(loop)
+    assert second[2] == third[1]
+    assert third[2] == fourth[1]
+
+
+def test_whoever_marks_steps_takes_over(loop: Recording) -> None:
+    sgd = optimizer()
+    for _ in range(2):
+        forward(loop)
+        sgd.step()
+    forward(loop)  # of a step that is found, but not ended
+    loop.tracer.begin_step(7)
+    forward(loop)
+    sgd.step()
+    sgd.step()
+    loop.tracer.begin_step(8)
+
+    assert [number for number, _, _ in steps(loop)] == [0, 1, 7]
+    assert loop.tracer.steps.is_marked_by_framework
+
+
+def test_a_program_without_optimizers_has_no_steps(loop: Recording) -> None:
+    for _ in range(3):
+        forward(loop)
+
+    assert steps(loop) == []
+
+
+def test_found_steps_obey_the_window() -> None:
+    recording = Recording(steps="1:3")
+    phase = OptimizerPhase(recording.tracer)
+    phase.install()
+    sgd = optimizer()
+    for _ in range(5):
+        sgd.step()
+    phase.uninstall()
+
+    assert [number for number, _, _ in steps(recording)] == [1, 2]
+    assert recording.tracer.coordinates == Coordinates(5)
+
+
+def test_an_optimizer_inside_another_one_is_not_waited_for(loop: Recording) -> None:
+    inner = optimizer()
+
+    class Wrapping(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            inner.step()
+
+    outer = Wrapping([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    for _ in range(3):
+        outer.step()
+
+    assert of_steps(loop) == [(0, 0), (0, 1), (0, 1)]  # until the second one, nobody can know that it is a loop

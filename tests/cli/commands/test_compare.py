@@ -1,0 +1,98 @@
+"""``commtrace compare`` as a gate in CI."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from commtrace.cli.main import app
+from tests.analysis.comparison.test_compare import job
+from tests.cli.recorded import record
+
+runner = CliRunner()
+
+
+def test_a_slower_run_fails_and_says_by_how_much(tmp_path: Path) -> None:
+    before, after = record(job(), tmp_path / "a"), record(job(transfer=80), tmp_path / "b")
+    result = runner.invoke(app, ["compare", str(before), str(after)])
+    assert result.exit_code == 1, result.output
+    assert "Slower: +28.6 % per step" in result.output
+    assert "over the threshold of 5 %" in result.output
+    assert "Versions, environment and layout are the same." in result.output
+
+
+def test_a_threshold_lets_a_slower_run_pass(tmp_path: Path) -> None:
+    before, after = record(job(), tmp_path / "a"), record(job(transfer=80), tmp_path / "b")
+    result = runner.invoke(app, ["compare", str(before), str(after), "--threshold", "30"])
+    assert result.exit_code == 0, result.output
+    assert "within the threshold of 30 %" in result.output
+
+
+def test_an_equal_run_passes(tmp_path: Path) -> None:
+    before, after = record(job(), tmp_path / "a"), record(job(), tmp_path / "b")
+    result = runner.invoke(app, ["compare", str(before), str(after)])
+    assert result.exit_code == 0, result.output
+    assert "a (before) and b (after)" in result.output
+    assert "No change beyond chance" in result.output
+
+
+def test_further_runs_of_a_side_tell_what_differs_from_start_to_start(tmp_path: Path) -> None:
+    """One pair alone calls +28.6 % real; the runs of one side differ by as much."""
+    runs = {name: record(job(transfer=time), tmp_path / name) for name, time in (("a", 40), ("a2", 75), ("b", 80))}
+    more = ["--before", str(runs["a2"])]
+
+    alone = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"])])
+    result = runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more])
+    told = json.loads(runner.invoke(app, ["compare", str(runs["a"]), str(runs["b"]), *more, "--json"]).stdout)
+
+    assert (alone.exit_code, result.exit_code) == (1, 0)
+    assert "add the runs with --before and --after" in " ".join(alone.output.split())
+    output = " ".join(result.output.split())
+    assert "a, a2 (before) and b (after)" in output
+    assert "Means over 2 and 1 runs" in output
+    assert "No change beyond chance" in output
+    assert told["runs"] == {"before": 2, "after": 1}
+    assert told["wall_ns"]["before"] == 157.5
+
+
+def test_no_run_counts_twice(tmp_path: Path) -> None:
+    before, after = record(job(), tmp_path / "a"), record(job(), tmp_path / "b")
+    for again in (before, after):
+        result = runner.invoke(app, ["compare", str(before), str(after), "--before", str(again)])
+        assert result.exit_code == 2
+        assert "are the same run" in result.output
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """``compare runs/fast runs/latest`` must not pass because fast is the latest."""
+    run = record(job(), tmp_path / "runs" / "fast")
+    result = runner.invoke(app, ["compare", str(run), str(tmp_path / "runs" / "latest")])
+    assert result.exit_code == 2
+    assert "are the same run" in result.output
+
+
+def test_json_holds_what_the_tables_show(tmp_path: Path) -> None:
+    before, after = record(job(), tmp_path / "a"), record(job(compute=130), tmp_path / "b")
+    result = runner.invoke(app, ["compare", str(before), str(after), "--json"])
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert told["wall_ns"]["before"] == 140.0
+    assert told["wall_ns"]["difference"] == 30.0
+    assert told["parts_ns"][0]["state"] == "compute"
+    assert told["verdict"].startswith("Slower")
+
+
+def test_a_run_with_too_few_steps_cannot_be_compared(tmp_path: Path) -> None:
+    before, after = record(job(), tmp_path / "a"), record(job(steps=3), tmp_path / "b")
+    result = runner.invoke(app, ["compare", str(before), str(after)])
+    assert result.exit_code == 2
+    assert "Cannot be judged" in result.output
+
+
+def test_a_run_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    before = record(job(), tmp_path / "a")
+    result = runner.invoke(app, ["compare", str(before), str(tmp_path / "nothing")])
+    assert result.exit_code == 2
+    assert "nothing" in result.output

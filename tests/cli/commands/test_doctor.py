@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from commtrace.cli.main import app
+from commtrace.trace import schema
+from commtrace.trace.files.writer import SegmentWriter
+from tests.importers.test_flight_recorder import entry, write_dump
+from tests.trace.rows import mark, metadata, row, steps, write_rank
+
+runner = CliRunner()
+
+
+def healthy(directory: Path) -> Path:
+    write_rank(directory, [*steps(0, 3), mark("end", {})])
+    return directory
+
+
+def test_a_healthy_run_is_exit_0_and_said_so(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["doctor", str(healthy(tmp_path / "run"))])
+    assert result.exit_code == 0, result.output
+    assert "Nothing was found." in result.output
+    assert "Ranks: ended in order: 0" in result.output
+
+
+def test_findings_are_exit_1(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", steps(0, 3), world_size=2)
+    result = runner.invoke(app, ["doctor", str(tmp_path / "run"), "--json"])
+    told = json.loads(result.output)
+
+    assert result.exit_code == 1
+    assert told["run"]["missing_ranks"] == [1]
+    assert any("1 of 2 ranks have no readable files" in finding for finding in told["findings"])
+
+
+def test_what_cannot_be_read_is_exit_2(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["doctor", str(tmp_path)])
+    assert result.exit_code == 2
+
+
+def test_a_torn_file_is_read_up_to_its_last_batch(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path / "run", metadata())  # never closed, as of a rank that was killed
+    for step in steps(0, 30):
+        writer.write([step])
+    (segment,) = writer.directory.iterdir()
+    os.truncate(segment, segment.stat().st_size - 700)
+    result = runner.invoke(app, ["doctor", str(tmp_path / "run")])
+
+    assert result.exit_code == 1
+    assert "torn after" in result.output
+
+
+def test_versions_that_differ_between_ranks_are_told(tmp_path: Path) -> None:
+    for rank, version in enumerate(("2.13.0", "2.12.1")):
+        write_rank(tmp_path / "run", [mark("end", {})], rank=rank, world_size=2, versions={"torch": version})
+    result = runner.invoke(app, ["doctor", str(tmp_path / "run")])
+    assert "Ranks run different versions of torch: 2.13.0 on rank 0; 2.12.1 on rank 1." in result.output
+
+
+def test_drops_are_told_with_their_time(tmp_path: Path) -> None:
+    dropped = row(kind=schema.MARK, name="dropped", start=10**9, end=10**9, detail='{"collective": 7}')
+    write_rank(tmp_path / "run", [*steps(0, 2), dropped, mark("end", {})])
+    result = runner.invoke(app, ["doctor", str(tmp_path / "run")])
+
+    assert result.exit_code == 1
+    assert "Dropped on rank 0: 7 collective, between " in result.output
+
+
+def test_paths_that_are_not_visible_are_named_and_never_zero(tmp_path: Path) -> None:
+    paths = {"DeepEP": "active", "NVSHMEM": "loaded"}
+    write_rank(tmp_path / "run", [*steps(0, 2), mark("topology", {"invisible_paths": paths}), mark("end", {})])
+    output = " ".join(runner.invoke(app, ["doctor", str(tmp_path / "run")]).output.split())
+
+    assert "Not visible: DeepEP: in use on every rank. Its communication was not seen: unknown, not zero." in output
+    assert "Not visible: NVSHMEM: loaded on every rank; whether it is used cannot be told." in output
+
+
+def test_dumps_are_found_by_their_directory_or_by_how_their_names_begin(tmp_path: Path) -> None:
+    run = healthy(tmp_path / "run")
+    (tmp_path / "dumps").mkdir()
+    write_dump(tmp_path / "dumps" / "nccl_trace_rank_1", entry(1, 10))
+    for given in ("dumps", "dumps/nccl_trace", "dumps/nccl_trace_rank_1"):
+        result = runner.invoke(app, ["doctor", str(run), "--flight-recorder", str(tmp_path / given), "--json"])
+        assert json.loads(result.output)["flight_recorder"]["ranks"] == [1]
+
+    result = runner.invoke(app, ["doctor", str(run), "--flight-recorder", str(tmp_path / "nothing")])
+    assert result.exit_code == 2
+    assert "no dumps of the flight recorder" in result.output
+
+
+def test_a_dump_that_wants_to_run_code_is_refused(tmp_path: Path) -> None:
+    evil = tmp_path / "nccl_trace_rank_0"
+    evil.write_bytes(pickle.dumps({"entries": [os.system]}))
+    result = runner.invoke(app, ["doctor", str(healthy(tmp_path / "run")), "--flight-recorder", str(evil)])
+    assert result.exit_code == 2
+    assert "plain values only" in result.output

@@ -1,0 +1,93 @@
+"""The critical path of a recorded run as metrics: in a file, at an endpoint, to a receiver of OTLP."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.analysis.summary import summarise
+from commtrace.cli.main import app
+from tests.cli.commands.test_summary import write_run
+from tests.e2e.prometheus import until
+from tests.exporters.otlp.receiver import attributes, receiving
+from tests.pipeline_factory import PipelineJob
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", PipelineJob(2, 4, steps=6, transfer_ns=10_000).run())
+
+
+def test_the_parts_are_those_of_the_summary_and_add_up_to_the_steps(recorded: Path) -> None:
+    result = runner.invoke(app, ["metrics", str(recorded)])
+    assert result.exit_code == 0, result.output
+    samples = re.findall(r"^commtrace_critical_path_seconds_total\{(.*)\} (.*)$", result.stdout, re.MULTILINE)
+    path = summarise(recorded, "0:")["critical_path"]
+
+    assert sum(float(value) for _, value in samples) == pytest.approx(path["ns"] / 1e9)
+    first = path["shares"][0]
+    assert samples[0][0] == f'kind="{first["kind"]}",node="node0",rank="{first["rank"]}",role="",run_id="made-run"'
+    assert 'commtrace_critical_path_steps_total{run_id="made-run"} 6.0' in result.stdout
+    assert 'commtrace_critical_path_last_step{run_id="made-run"} 5.0' in result.stdout
+
+
+def test_a_file_for_node_exporter_is_written_whole(recorded: Path, tmp_path: Path) -> None:
+    printed = runner.invoke(app, ["metrics", str(recorded)]).stdout
+
+    result = runner.invoke(app, ["metrics", str(recorded), "-o", str(tmp_path / "path.prom")])
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert (tmp_path / "path.prom").read_text() == printed
+
+
+def test_they_are_sent_as_otlp(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        result = runner.invoke(app, ["metrics", str(recorded), "--otlp"])
+    assert (result.exit_code, result.output) == (0, "")
+    (of_run,) = receiver.metrics[0].resource_metrics
+    metrics = {metric.name: metric for metric in of_run.scope_metrics[0].metrics}
+    points = metrics["commtrace.critical.path"].sum.data_points
+
+    assert sorted(metrics) == [
+        "commtrace.critical.path",
+        "commtrace.critical.path.last.step",
+        "commtrace.critical.path.steps",
+        "commtrace.critical.path.uncertain",
+    ]
+    assert sum(point.as_double for point in points) == pytest.approx(
+        summarise(recorded, "0:")["critical_path"]["ns"] / 1e9
+    )
+    assert {"rank", "kind", "role", "node", "run_id"} == set(attributes(points[0]))
+    assert attributes(of_run.resource)["commtrace.run.id"] == "made-run"
+
+
+def test_prometheus_is_told_where_they_are_served(recorded: Path, tmp_path: Path) -> None:
+    """Until the command is interrupted; then the target file is gone."""
+    command = [sys.executable, "-m", "commtrace", "metrics", str(recorded), "--serve", "127.0.0.1:0", "--every", "0.2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as serving:
+        try:
+            assert serving.stderr is not None
+            line = serving.stderr.readline()
+            target = Path(line.rpartition(", by ")[2].strip())
+            (address,) = json.loads(target.read_text())[0]["targets"]
+            assert f"http://{address}" in line
+
+            def is_told() -> bool:
+                with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+                    return 'commtrace_critical_path_steps_total{run_id="made-run"} 5.0' in answer.read().decode()
+
+            until(is_told, 60)  # its first look at the files is under way
+        finally:
+            serving.send_signal(2)
+            serving.wait(30)
+    assert (serving.returncode, list(target.parent.iterdir())) == (0, [])

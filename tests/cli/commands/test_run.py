@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from commtrace.cli.commands.run import _execute_with_notes, injected_environment
+from commtrace.config import forwardable, forwarded_variables
+from commtrace.errors import ConfigurationError
+from commtrace.trace.files.reader import load_run
+
+INJECTED = str(Path(__file__).resolve().parents[3] / "commtrace" / "_inject")
+
+
+def _environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("COMMTRACE_", "PYTHON"))}
+    return {**inherited, **(changes or {})}
+
+
+def _run(
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "commtrace", "run", *arguments],
+        cwd=cwd,
+        env=_environment(env),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def _python(source: str) -> list[str]:
+    return ["--", sys.executable, "-c", textwrap.dedent(source)]
+
+
+def test_a_command_line_option_wins_over_a_variable_and_a_variable_over_a_default(tmp_path: Path) -> None:
+    given = {"COMMTRACE_RUN_ID": "from-variable", "COMMTRACE_STEPS": "1:2", "PYTHONPATH": "/mine"}
+    options = {"run_id": "from-option", "node_id": "n1"}
+
+    environment = injected_environment(given, options)
+
+    own = {
+        "COMMTRACE_RUN_ID": "from-option",
+        "COMMTRACE_STEPS": "1:2",
+        "COMMTRACE_NODE_ID": "n1",
+        "COMMTRACE_DIR": str(Path.cwd() / "commtrace-runs" / "{run_id}"),
+    }
+    assert environment == {
+        **own,
+        "PYTHONPATH": INJECTED + os.pathsep + "/mine",
+        "PYTHON_COMMTRACE_VARIABLES": forwardable(own),
+    }
+    assert forwarded_variables(environment) == own
+
+
+def test_what_may_hold_a_secret_is_not_handed_to_a_launcher_that_prints_it() -> None:
+    secrets = {"COMMTRACE_MONITOR_WEBHOOK": "https://user:secret@host", "COMMTRACE_MONITOR_TOKEN": "secret" * 8}
+    environment = injected_environment(secrets, {})
+
+    assert list(forwarded_variables(environment)) == ["COMMTRACE_DIR"]
+
+
+def test_no_name_is_invented_where_there_may_be_other_nodes() -> None:
+    assert "COMMTRACE_RUN_ID" not in injected_environment({}, {})
+    of_two_nodes = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert "COMMTRACE_RUN_ID" not in injected_environment(of_two_nodes, {})
+
+
+def test_behind_the_launcher_of_one_node_all_ranks_are_named_after_that() -> None:
+    ranks = [{"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} for rank in "01"]
+
+    names = {injected_environment(rank, {})["COMMTRACE_RUN_ID"] for rank in ranks}
+
+    assert len(names) == 1
+    assert names.pop().endswith(f"-{os.getppid()}")
+
+
+def test_where_it_is_off_nothing_is_put_before_pythons_modules_on_any_node() -> None:
+    environment = injected_environment({"COMMTRACE_ENABLED": "0", "PYTHONPATH": "/mine"}, {})
+
+    assert environment["PYTHONPATH"] == "/mine"
+    assert forwarded_variables(environment)["COMMTRACE_ENABLED"] == "0"
+
+
+def test_the_directory_does_not_depend_on_where_a_rank_changes_to(tmp_path: Path) -> None:
+    assert injected_environment({}, {"dir": "runs/a"})["COMMTRACE_DIR"] == str(Path.cwd() / "runs" / "a")
+
+
+def test_a_value_that_cannot_be_used_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigurationError, match="COMMTRACE_SAMPLE='x'"):
+        injected_environment({"COMMTRACE_SAMPLE": "x"}, {})
+
+
+@pytest.mark.parametrize(("ending", "exit_code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)])
+def test_the_exit_code_is_the_commands(tmp_path: Path, ending: str, exit_code: int) -> None:
+    assert _run("--", "sh", "-c", ending, cwd=tmp_path).returncode == exit_code
+
+
+def test_a_command_that_cannot_be_started_says_so(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    missing = _run("--", "no-such-command", cwd=tmp_path)
+    text = _run("--", "./text", cwd=tmp_path)
+
+    assert (missing.returncode, missing.stderr) == (127, "commtrace: no-such-command: command not found\n")
+    assert (text.returncode, text.stderr) == (126, "commtrace: ./text: not an executable file\n")
+
+
+def test_what_is_left_of_an_earlier_run_keeps_no_job_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "commtrace-runs" / "old").mkdir(parents=True)
+    (tmp_path / "commtrace-runs" / "old" / "rank-00000").symlink_to(tmp_path / "gone")
+    assert _run("--", "echo", "started", cwd=tmp_path).stdout == "started\n"
+
+
+def test_a_job_starts_where_no_temporary_file_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_options: object) -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    assert _execute_with_notes(["true"], dict(os.environ)) == (0, set())
+
+
+def test_options_after_the_command_are_the_commands_with_or_without_dashes(tmp_path: Path) -> None:
+    for separator in (["--"], []):
+        completed = _run(*separator, "echo", "--dir", "x", "--help", cwd=tmp_path)
+        assert completed.stdout == "--dir x --help\n"
+
+
+def test_output_of_the_command_is_left_alone_and_ours_goes_to_stderr(tmp_path: Path) -> None:
+    completed = _run("--run-id", "r1", *_python("print('loss 1.0')"), cwd=tmp_path)
+
+    assert completed.stdout == "loss 1.0\n"
+    assert f"commtrace: nothing was recorded in {tmp_path}/commtrace-runs/r1. Did a process call" in completed.stderr
+    assert not (tmp_path / "commtrace-runs").exists()
+
+
+def test_where_it_is_turned_off_that_is_the_reason(tmp_path: Path) -> None:
+    completed = _run("--", "true", cwd=tmp_path, env={"COMMTRACE_ENABLED": "0"})
+
+    assert "COMMTRACE_ENABLED turns it off" in completed.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    script = f"""
+        import os, signal, time
+        def told(number, frame):
+            os.write(1, b"got %d\\n" % number)  # print would refuse to be entered from within print
+            os._exit(42)
+        signal.signal({int(number)}, told)
+        print("ready", flush=True)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+    """
+    command = [sys.executable, "-m", "commtrace", "run", *_python(script)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.read() == f"got {int(number)}\n"
+        assert process.wait(30) == 42
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
+    script = """
+        import signal, time
+        times = []
+        signal.signal(signal.SIGINT, lambda *_: times.append(1))
+        print("ready", flush=True)
+        deadline = time.monotonic() + 30
+        while not times and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        print("times", len(times), flush=True)
+    """
+    master, terminal = os.openpty()
+    command = [sys.executable, "-m", "commtrace", "run", *_python(script)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _IN_A_TERMINAL, *command], cwd=tmp_path, env=_environment(), stdin=terminal,
+        stdout=terminal, stderr=terminal, start_new_session=True,
+    )  # fmt: skip
+    os.close(terminal)
+    output = _read_until(master, b"ready")
+    os.write(master, b"\x03")
+    output += _read_until(master, b"times ")
+    output += os.read(master, 1)
+    exit_code = process.wait(30)
+    os.close(master)
+
+    assert output.endswith(b"times 1")
+    assert exit_code == 0
+
+
+_IN_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def _read_until(descriptor: int, wanted: bytes) -> bytes:
+    output = b""
+    while wanted not in output:
+        output += os.read(descriptor, 1)
+    return output
+
+
+def _injected(source: str, tmp_path: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A Python as the command starts it, in an environment whose ``torch`` is a file that we wrote."""
+    return _started_by_injected([*flags, "-c", textwrap.dedent(source)], tmp_path, **env)
+
+
+def _started_by_injected(words: Sequence[str], tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    search_path = os.pathsep.join([INJECTED, str(tmp_path)])
+    return subprocess.run(
+        [sys.executable, *words],
+        env=_environment({"PYTHONPATH": search_path, **env}),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_process_without_torch_imports_nothing_of_ours(tmp_path: Path) -> None:
+    completed = _injected(
+        "import sys; print([name for name in sys.modules if 'commtrace' in name and '__editable__' not in name])",
+        tmp_path,
+    )
+
+    assert (completed.stdout, completed.stderr) == ("[]\n", "")
+
+
+FAKE_COMMTRACE = "print('commtrace.auto with', __import__('torch').whole)"
+
+
+def _fake_packages(folder: Path) -> None:
+    (folder / "torch.py").write_text("whole = False\nprint('torch executes')\nwhole = True\n")
+    (folder / "commtrace").mkdir()
+    (folder / "commtrace" / "__init__.py").write_text("")
+    (folder / "commtrace" / "auto.py").write_text(FAKE_COMMTRACE)
+
+
+def test_commtrace_is_imported_once_and_when_torch_is_whole(tmp_path: Path) -> None:
+    _fake_packages(tmp_path)
+    source = """
+        import importlib.util, sys
+        importlib.util.find_spec("torch")  # as libraries do to see whether it is there
+        import torch
+        import torch
+        print(type(torch.__spec__.loader).__name__, sum("Torch" in type(finder).__name__ for finder in sys.meta_path))
+    """
+
+    assert _injected(source, tmp_path).stdout == "torch executes\ncommtrace.auto with True\nSourceFileLoader 0\n"
+
+
+LAUNCHER = """
+import multiprocessing
+
+def train():
+    import torch
+
+if __name__ == "__main__":
+    import torch
+    train_elsewhere = multiprocessing.get_context("spawn").Process(target=train)
+    train_elsewhere.start()
+    train_elsewhere.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "started",
+    [["bin/torchrun"], ["-um", "torch.distributed.run"], ["-X", "dev", "-m", "torch.distributed.launch", "train.py"]],
+)
+def test_a_launcher_is_not_recorded_but_the_processes_that_it_starts_are(tmp_path: Path, started: list[str]) -> None:
+    _fake_packages(tmp_path)
+    (tmp_path / "torch" / "distributed").mkdir(parents=True)
+    (tmp_path / "torch.py").rename(tmp_path / "torch" / "__init__.py")
+    (tmp_path / "bin").mkdir()
+    for place in ("bin/torchrun", "torch/distributed/run.py", "torch/distributed/launch.py"):
+        (tmp_path / place).write_text(LAUNCHER)
+
+    completed = _started_by_injected(started, tmp_path)
+
+    assert completed.stdout == "torch executes\ntorch executes\ncommtrace.auto with True\n"
+
+
+def test_a_script_whose_argument_is_a_launcher_is_recorded(tmp_path: Path) -> None:
+    _fake_packages(tmp_path)
+    (tmp_path / "train.py").write_text("import torch")
+
+    completed = _started_by_injected(["train.py", "-m", "torch.distributed.run"], tmp_path)
+
+    assert completed.stdout == "torch executes\ncommtrace.auto with True\n"
+
+
+def test_a_torch_that_cannot_be_imported_fails_as_without_commtrace(tmp_path: Path) -> None:
+    _fake_packages(tmp_path)
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
+    source = """
+        for _ in range(2):
+            try:
+                import torch
+            except ImportError as error:
+                print(error)
+    """
+
+    assert _injected(source, tmp_path).stdout == "libcudart.so is missing\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("auto", "said"),
+    [
+        ("raise RuntimeError('broken')", "RuntimeError: broken."),
+        ("import no_such_dependency", "No module named 'no_such_dependency'. Install it there: "),
+    ],
+)
+def test_whatever_happens_in_commtrace_the_script_goes_on(tmp_path: Path, auto: str, said: str) -> None:
+    _fake_packages(tmp_path)
+    (tmp_path / "commtrace" / "auto.py").write_text(auto)
+
+    completed = _injected("import torch; print('training')", tmp_path)
+
+    assert (completed.returncode, completed.stdout) == (0, "torch executes\ntraining\n")
+    assert "commtrace: nothing is recorded in process" in completed.stderr
+    assert said in completed.stderr
+    assert completed.stderr.count("\n") == 1
+
+
+def test_the_sitecustomize_that_ours_hides_is_executed(tmp_path: Path) -> None:
+    _fake_packages(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text("print('hidden one'); value = 5")
+
+    completed = _injected("import sitecustomize, torch; print(sitecustomize.value)", tmp_path)
+
+    assert completed.stdout == "hidden one\ntorch executes\ncommtrace.auto with True\n5\n"
+    assert completed.stderr == ""
+
+
+def test_a_hidden_sitecustomize_that_fails_does_so_as_without_commtrace(tmp_path: Path) -> None:
+    _fake_packages(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')")
+
+    completed = _injected("import torch", tmp_path)
+
+    assert completed.returncode == 0
+    assert "ValueError: theirs" in completed.stderr
+    assert completed.stdout == "torch executes\ncommtrace.auto with True\n"
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
+def test_pythons_that_ignore_the_path_are_not_touched(tmp_path: Path, flag: str) -> None:
+    completed = _injected("import sys; print(sum('Torch' in type(f).__name__ for f in sys.meta_path))", tmp_path, flag)
+
+    assert completed.stdout == "0\n"
+
+
+SCRIPT = """
+import torch
+import torch.distributed
+
+torch.distributed.init_process_group("gloo")
+for _ in range(3):
+    torch.distributed.all_reduce(torch.ones(1000))
+torch.distributed.destroy_process_group()
+"""
+
+
+def _torchrun(tmp_path: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    return _run(
+        "--run-id", "r1", "--", *command, cwd=tmp_path, env={"OMP_NUM_THREADS": "1", **(env or {})}, timeout=200
+    )
+
+
+@pytest.mark.e2e
+def test_two_ranks_of_a_script_that_knows_nothing_of_commtrace_are_recorded(tmp_path: Path) -> None:
+    began = time.time_ns()
+    completed = _torchrun(tmp_path)
+
+    assert completed.returncode == 0, completed.stderr
+    directory = tmp_path / "commtrace-runs" / "r1"
+    assert f"commtrace: recorded 2 ranks in {directory}\nNext: commtrace summary {directory}\n" in completed.stderr
+    run = load_run(directory)
+    assert run.problems == ()
+    assert (list(run.ranks), run.world_size, run.any_metadata.run_id) == ([0, 1], 2, "r1")
+    for trace in run.ranks.values():
+        communication = trace.spans.bytes[trace.spans.bytes >= 0]
+        assert communication.tolist().count(4000) == 3
+        assert trace.metadata.session > began
+    # One file per rank: the launcher, which imports torch too, wrote none.
+    assert sorted(str(path.relative_to(directory)) for path in directory.glob("*/*")) == [
+        "rank-00000/spans-0000.arrows",
+        "rank-00001/spans-0000.arrows",
+    ]
+
+
+@pytest.mark.e2e
+def test_steps_that_the_job_does_not_get_to_are_spoken_of(tmp_path: Path) -> None:
+    source = """
+        import torch, torch.distributed as dist, commtrace
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for number in range(3):
+            with commtrace.step(number):
+                dist.all_reduce(torch.ones(1))
+        """
+    completed = _run("--steps", "100:110", *_python(source), cwd=tmp_path)
+
+    assert completed.returncode == 0, completed.stderr
+    told = (
+        "commtrace: Only steps 100:110 were to be recorded (COMMTRACE_STEPS, --steps), and the job got as far as step 2"
+    )
+    assert told in completed.stderr
+    assert "Next:" not in completed.stderr
+
+
+@pytest.mark.e2e
+def test_turned_off_the_same_job_writes_nothing(tmp_path: Path) -> None:
+    completed = _torchrun(tmp_path, {"COMMTRACE_ENABLED": "0"})
+
+    assert completed.returncode == 0, completed.stderr
+    assert "COMMTRACE_ENABLED turns it off" in completed.stderr
+    assert not (tmp_path / "commtrace-runs").exists()

@@ -1,0 +1,120 @@
+"""The commands ``straggler`` and ``pipeline`` on a job whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.cli.main import app
+from tests.cli.commands.test_summary import write_run
+from tests.factory import make_run, span
+from tests.pipeline_factory import PipelineJob
+
+runner = CliRunner()
+
+KEYS = {"S", "S_by_operation", "S_by_stage", "S_by_dp_rank", "S_by_worker", "M_W", "M_S", "launch_slowdown", "verdicts"}
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return write_run(tmp_path, PipelineJob(2, 4, steps=6).run())
+
+
+def test_straggler_tells_the_slowdown_as_json(recorded: Path) -> None:
+    result = runner.invoke(app, ["straggler", str(recorded), "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.output)
+    assert set(told) >= KEYS
+    assert told["S"] == pytest.approx(1.0)
+    assert set(told["S_by_stage"]) == {"0", "1"}
+    assert told["verdicts"] == []
+
+
+def test_straggler_says_in_words_when_there_is_nothing_to_compare(recorded: Path) -> None:
+    result = runner.invoke(app, ["straggler", str(recorded)])
+    assert result.exit_code == 0, result.output
+    assert "S = 1.000" in result.output
+    assert result.output.index("Not judged") < result.output.index("S = 1.000")
+    assert "Not judged: Ranks were not compared" in result.output
+
+
+def test_pipeline_prints_the_same_as_its_json(recorded: Path) -> None:
+    told = json.loads(runner.invoke(app, ["pipeline", str(recorded), "--json"]).output)
+    assert (told["schedule"], told["stages"], told["microbatches"]) == ("1f1b", 2, 4)
+    shown = runner.invoke(app, ["pipeline", str(recorded)]).output
+    assert "Pipeline: 1f1b, 2 stages, 4 microbatches; idle" in shown
+    assert "(theoretical 1f1b bubble 20%)" in shown
+
+
+def test_a_run_without_a_pipeline_says_so(tmp_path: Path) -> None:
+    run = make_run({0: [span("step", 0, 10, step=0)]})
+    result = runner.invoke(app, ["pipeline", str(write_run(tmp_path, run))])
+    assert result.exit_code == 0, result.output
+    assert "has no pipeline" in result.output
+
+
+def test_a_run_without_steps_cannot_be_compared(tmp_path: Path) -> None:
+    run = make_run({0: [span("forward", 0, 10, step=0)]})
+    result = runner.invoke(app, ["straggler", str(write_run(tmp_path, run))])
+    assert result.exit_code == 2
+    assert "no step was recorded in full" in result.output
+
+
+def _synthesized(path: Path, *faults: str) -> str:
+    options = [part for fault in faults for part in ("--fault", fault)]
+    result = runner.invoke(app, ["synth", "-o", str(path), "--dp", "8", "--steps", "20", *options])
+    assert result.exit_code == 0, result.output
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["summary", "straggler"])
+def test_there_is_one_cause_and_one_advice(tmp_path: Path, command: str) -> None:
+    run = _synthesized(tmp_path / "run", "slow-rank=1:1.5")
+
+    shown = " ".join(runner.invoke(app, [command, run]).output.split())
+
+    assert "Waited for most: rank 1 (100% of all waiting), named above." in shown
+    assert "Balance the ranks" not in shown
+    assert "Look at the device" in shown
+
+
+def test_the_advice_on_several_ranks_is_in_the_plural(tmp_path: Path) -> None:
+    run = _synthesized(tmp_path / "run", "slow-rank=1:1.5", "slow-rank=6:1.5")
+
+    (verdict,) = json.loads(runner.invoke(app, ["straggler", run, "--json"]).output)["verdicts"]
+
+    assert len(verdict["members"]) == 2
+    assert verdict["next_step"].startswith("Look at the devices of these ranks while the job runs")
+
+
+def test_a_run_in_which_the_job_was_well_tells_who_is_slow_where_most_ranks_are(tmp_path: Path) -> None:
+    slow = _synthesized(tmp_path / "slow", *(f"slow-rank={rank}:1.3" for rank in range(5)))
+    well = _synthesized(tmp_path / "well")
+
+    alone = json.loads(runner.invoke(app, ["straggler", slow, "--json"]).output)
+    compared = json.loads(runner.invoke(app, ["straggler", slow, "--baseline", well, "--json"]).output)
+
+    assert alone["verdicts"] == []
+    (verdict,) = compared["verdicts"]
+    assert verdict["who"] == "ranks 0–4 on node0"
+    assert verdict["cost_ms_per_step"] == compared["together_ms_per_step"] == pytest.approx(28.8, rel=0.05)
+
+
+def test_since_when_a_rank_is_slow_is_printed(tmp_path: Path) -> None:
+    run = _synthesized(tmp_path / "run", "slow-rank=3:1.5@10:20")
+
+    shown = runner.invoke(app, ["straggler", run]).output
+    assert "Slow in steps 10–19 (49" in shown
+    assert "ms per step)." in shown
+
+
+def test_the_share_of_each_of_several_slow_ranks_is_printed(tmp_path: Path) -> None:
+    shown = runner.invoke(
+        app, ["straggler", _synthesized(tmp_path / "run", "slow-rank=3:1.5", "slow-rank=1:1.4")]
+    ).output
+
+    assert "Straggler: ranks 1, 3 on node0, compute: costs 49" in shown
+    assert "Cost of each in ms per step once the others are mended (and saved if only it is): rank 3 4" in shown

@@ -1,0 +1,316 @@
+"""What ``commtrace summary`` prints."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from commtrace.analysis.summary import summarise
+from commtrace.cli.main import app
+from commtrace.cli.views.summary import print_summary
+from commtrace.synth import Job, synthesize
+from commtrace.trace import schema
+from commtrace.trace.run import Run
+from tests.factory import collective, group, make_run, span, stall
+from tests.pipeline_factory import Clock, PipelineJob
+
+runner = CliRunner()
+MS = 1_000_000
+
+
+def printed(run: Run, *, all_ranks: bool = False, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    print_summary(console, summarise(run), all_ranks=all_ranks)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def row(text: str, *beginning: str) -> list[str]:
+    """The cells of the first line that begins with these words."""
+    for line in text.splitlines():
+        if line.split()[: len(beginning)] == list(beginning):
+            return line.split()
+    raise AssertionError(f"no line begins with {beginning}:\n{text}")
+
+
+def test_the_header_says_what_is_shown() -> None:
+    lines = printed(PipelineJob(2, 4, data_parallel=2, steps=5).run()).splitlines()
+    assert lines[:4] == [
+        "Run made-run · 4 ranks on node0 · gloo · cpu",
+        "pp 2 × dp 2 · commtrace 0.1.0 · torch 2.13.0",
+        "Steps 1–4: 4 used; left out: step 0 (warm-up)",
+        "Clocks: shared clock",
+    ]
+
+
+def test_one_rank_is_not_plural() -> None:
+    run = make_run({0: [span("step", 0, 10 * MS, step=0)]})
+    assert printed(run).startswith("Run made-run · 1 rank on node0 ·")
+
+
+def test_what_was_not_recorded_is_not_shown_as_zero() -> None:
+    alone = printed(make_run({0: [span("step", 0, 10 * MS, step=0)]}))
+    assert row(alone, "0") == ["0", "10.0", "0", "0%", "–", "–", "10.0", "100%", "–"]
+
+    whole = synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run
+    without_2 = replace(whole, ranks={rank: trace for rank, trace in whole.ranks.items() if rank != 2})
+    text = printed(without_2)
+    exposed, bubble = row(text, "0", "pp0")[5:7]
+    assert exposed.endswith("*"), "of rank 0 nobody knows what of it was waiting"
+    assert bubble == "–", "so its bubble is not 0"
+    assert "* up to" in text
+    assert "Left out, because the other side of their messages is not known: rank 0." in text
+
+    ends_only = printed(replace(whole, ranks={rank: whole.ranks[rank] for rank in (0, 3)}))
+    assert "microbatches; idle at least" in ends_only
+    assert "What the bubble is due to" not in ends_only
+
+
+def test_a_wait_that_nobody_can_know_is_not_none() -> None:
+    """Of two ranks, one was recorded: its all_reduce stood still for somebody, or for the network."""
+    dp = group("dp", 0, 1)
+    reduce = collective("all_reduce", dp, 0, 2 * MS, 5 * MS, step=0, id=1)
+    rows = [span("step", 0, 10 * MS, step=0), reduce, stall(reduce, 2 * MS, 5 * MS)]
+    alone = make_run({0: rows}, [dp], world_size=2)
+    both = make_run({0: rows, 1: rows}, [dp])
+
+    assert row(printed(alone), "dp")[1:3] == ["–", "3.00"]
+    assert row(printed(both), "dp")[1:3] == ["0", "3.00"]
+
+
+def test_where_waiting_for_messages_is_bubble_the_table_of_roles_says_so() -> None:
+    text = printed(synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run)
+    assert row(text[text.index("Standing still") :], "pp")[1] == "bubble"
+    assert "waiting for pipeline messages is not here but in the bubble above" in text
+
+
+def test_every_rank_has_its_parts_in_milliseconds_and_per_cent() -> None:
+    text = printed(PipelineJob(4, 8, forward_ns=MS, backward_ns=2 * MS).run())
+    heading = row(text, "rank")
+    assert heading == ["rank", "where", "step", "compute", "exposed", "bubble", "other", "hidden"]
+    assert row(text, "0", "pp0") == ["0", "pp0", "33.0", "24.0", "73%", "0", "0%", "9.00", "27%", "0", "0%", "0"]
+    assert row(text, "3", "pp3") == ["3", "pp3", "33.0", "24.0", "73%", "6.00", "18%", "3.00", "9%", "0", "0%", "0"]
+
+
+def test_parts_that_no_rank_has_are_not_shown_and_those_that_one_has_are() -> None:
+    rows = [
+        span("step", 0, 10 * MS, step=0),
+        span("data", 0, MS, step=0),
+        span("checkpoint", MS, 3 * MS, step=0),
+        span("gc", 0, 20_000, step=0),
+    ]
+    text = printed(make_run({0: rows}))
+    assert row(text, "rank")[3:] == ["compute", "exposed", "bubble", "data", "checkpoint", "gc", "other", "hidden"]
+    assert row(text, "0")[1:] == ["10.0", "0", "–", "–", "0.98", "2.00", "0.02", "7.00", "–"]
+
+
+def test_parts_too_small_for_a_column_are_told_below_the_table() -> None:
+    rows = [span("step", 0, 10 * MS, step=0), span("gc", 0, 1_000, step=0)]
+    text = printed(make_run({0: rows}))
+    assert "gc" not in row(text, "rank")
+    assert "Below 0.1 % of every step: gc at most 0.0010 ms." in text
+
+
+def test_communication_is_shown_by_role_and_operation() -> None:
+    text = printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
+    assert " ".join(row(text, "dp", "all_reduce")) == (
+        "dp all_reduce 2 4 4.10 kB 1.00 ms 1.00 ms 1.02 MB/s 1.02 MB/s 100% 0%"
+    )
+
+
+def test_ends_that_nothing_measured_are_called_upper_bounds() -> None:
+    pair = group("dp", 0, 1)
+    reduce = collective("all_reduce", pair, 0, 1, 2, step=0, is_async=True, timing=schema.UNKNOWN_TIMING)
+    text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), reduce]}, [pair], world_size=2))
+    assert "The end of 1 calls is known only as an upper bound" in text
+    assert "upper bound" not in printed(PipelineJob(1, 2, data_parallel=2, all_reduce_ns=MS).run())
+
+
+def test_calls_on_groups_of_one_rank_are_counted_and_not_listed() -> None:
+    alone = group("tp", 0)
+    run = make_run({0: [span("step", 0, 10 * MS, step=0), collective("all_reduce", alone, 0, 1, 2, step=0)]}, [alone])
+    text = printed(run)
+    assert "Left out: 1 calls on groups of one rank, which send nothing." in text
+    assert not any(line.startswith("tp  ") for line in text.splitlines())
+
+
+def test_waiting_in_calls_on_groups_of_one_rank_is_told_as_such() -> None:
+    alone = group("tp", 0)
+    call = collective("all_reduce", alone, 0, 1, 2 * MS, step=0, id=7)
+    text = printed(make_run({0: [span("step", 0, 10 * MS, step=0), call, stall(call, 1, 2 * MS)]}, [alone]))
+    assert row(text, "tp*")[0] == "tp*"
+    assert "* calls on groups of one rank, which send nothing." in text
+
+
+def test_the_clock_line_tells_the_residual() -> None:
+    job = PipelineJob(2, 4, nodes={0: "a", 1: "b"}, clocks={"b": Clock(10**9, 30.0)}, steps=10)
+    text = printed(job.run())
+    assert "on 2 hosts" in text
+    assert "Clocks: collective ends, 10 observations, residual" in text
+    assert row(text, "rank")[:3] == ["rank", "host", "where"]
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_of_many_ranks_the_extremes_are_shown(all_ranks: bool) -> None:
+    run = PipelineJob(1, 2, data_parallel=40, extra_forward_ns={rank: 1_000 * rank for rank in range(40)}).run()
+    text = printed(run, all_ranks=all_ranks)
+    table = text[text.index("Mean step") : text.index("The parts")].splitlines()[2:]
+    shown = [int(line.split()[0]) for line in table]
+    assert shown == (list(range(40)) if all_ranks else [*range(8), *range(32, 40)])
+    assert ("24 ranks between the extremes of compute are not shown" in text) is not all_ranks
+
+
+def test_a_straggler_is_named_and_the_verdict_stands_last() -> None:
+    run = PipelineJob(2, 8, data_parallel=2, extra_forward_ns={1: 5 * MS}, steps=12).run()
+    text = printed(run)
+    assert "Straggler: rank 1 on node0, slow forward: costs" in text
+    *_, verdict, following = [line for line in text.splitlines() if line.strip()]
+    assert following == "Next: commtrace report made-run -o report.html"
+    assert "Rank 1 on node0 holds up the others (slow forward)" in text
+    assert text.index("holds up the others") > text.index("Captured:")
+    assert verdict
+
+
+def test_problems_are_printed_word_by_word() -> None:
+    run = replace(make_run({0: [span("step", 0, 10, step=0)]}), problems=("[torn] file",))
+    text = printed(run)
+    assert "! [torn] file" in text
+    assert "! No communication was recorded in these steps." in text
+
+
+def test_a_dimension_that_was_not_heard_is_printed() -> None:
+    text = printed(make_run({0: [span("step", 0, 10, step=0)]}, world_size=2, parallel={"tp": 2}))
+    assert "Not visible: tp communication: tp = 2, and none was seen." in text
+
+
+def test_no_line_is_longer_than_a_hundred_columns_and_nothing_is_cut() -> None:
+    nodes = {rank: f"gpu-node-{rank // 4:03d}.cluster" for rank in range(32)}
+    job = PipelineJob(4, 8, 8, 950 * MS, 1_950 * MS, transfer_ns=20_000, all_reduce_ns=55 * MS, nodes=nodes)
+    text = printed(job.run())
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "…" not in text
+
+
+def write_run(directory: Path, run: Run) -> Path:
+    """The run as files, as a recorder leaves them."""
+    from commtrace.trace import schema
+    from commtrace.trace.files.writer import SegmentWriter
+
+    columns = [field.name for field in schema.SCHEMA]
+    for rank, trace in run.ranks.items():
+        writer = SegmentWriter(directory, trace.metadata)
+        table = []
+        for position in range(len(trace.spans)):
+            values = {name: getattr(trace.spans, name)[position].item() for name in columns if name != "detail"}
+            for name in ("name", "dtype"):
+                values[name] = run.names[values[name]] if values[name] >= 0 else None
+            table.append(tuple(values.get(name) for name in columns))
+        writer.write(table)
+        writer.close()
+        assert rank == trace.rank
+    return directory
+
+
+def test_the_command_prints_what_the_analysis_says(tmp_path: Path) -> None:
+    directory = write_run(tmp_path, PipelineJob(2, 3, steps=4).run())
+
+    result = runner.invoke(app, ["summary", str(directory)])
+    assert result.exit_code == 0, result.output
+    assert "Steps 1–3: 3 used; left out: step 0 (warm-up)" in result.output
+
+    result = runner.invoke(app, ["summary", str(directory), "--json", "--steps", "0:2"])
+    assert json.loads(result.output) == summarise(directory, "0:2")
+
+
+def test_without_a_run_the_newest_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert runner.invoke(app, ["summary"]).exit_code == 2
+    for name, steps, written_at in (("old", 4, 100_000), ("new", 6, 200_000)):
+        directory = write_run(tmp_path / "commtrace-runs" / name, PipelineJob(2, 3, steps=steps).run())
+        for path in (directory, *directory.glob("rank-00000/*")):
+            os.utime(path, (written_at, written_at))
+
+    result = runner.invoke(app, ["summary"])
+    assert result.exit_code == 0, result.output
+    assert "Steps 1–5: 5 used" in result.output
+
+
+@pytest.mark.parametrize(
+    ("coverage", "line"),
+    [
+        ({"missing": 0}, "Captured: 3 collective; missing: none; not visible: nothing known"),
+        ({"missing": None}, "Captured: 3 collective; not visible: nothing known"),
+        (
+            {"missing": 7, "dropped": {"collective": 7}, "not_visible": ["DeepEP"]},
+            "Captured: 3 collective; missing: 7 collectives; dropped: 7 spans; not visible: 1 path, below",
+        ),
+    ],
+)
+def test_one_line_says_what_was_seen_and_what_was_not(coverage: dict[str, Any], line: str) -> None:
+    told = summarise(make_run({0: [span("step", 0, 10, step=0)]}))
+    told["coverage"] = {"captured": {"collective": 3}, "dropped": {}, "not_visible": [], **coverage}
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    print_summary(console, told)
+    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+
+    assert line in text.splitlines()
+    assert ("commtrace doctor" in text) == bool(coverage["missing"])
+
+
+def test_a_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["summary", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds no recorded run" in result.output
+
+
+def test_rows_within_nodes_and_between_them_can_be_told_apart() -> None:
+    told = printed(synthesize(Job(pp=4, dp=2, microbatches=4, steps=4, gpus_per_host=4)).run)
+    table = told[told.index("Communication, all ranks") :].splitlines()
+
+    assert table[1].split()[:4] == ["role", "operation", "nodes", "n"]
+    reach = {tuple(line.split()[:3]) for line in table if line.startswith("pp ")}
+    assert {("pp", "recv", "1"), ("pp", "recv", ">1")} <= reach
+    assert "nodes" not in printed(synthesize(Job(pp=2, dp=2, microbatches=4, steps=4)).run)
+
+
+def test_a_pipeline_is_shown_stage_by_stage_beside_its_theoretical_bubble() -> None:
+    told = summarise(make_run({0: [span("step", 0, 10, step=0)]}))
+    told["pipeline"] = {
+        "schedule": "1f1b",
+        "stages": 2,
+        "chunks": 1,
+        "microbatches": 4,
+        "fraction_of_phase": {"idle": 0.31, "theoretical_bubble": 0.2},
+        "fraction_of_step": {"phase": 0.8},
+        "per_stage": [
+            {
+                **dict.fromkeys(("forward_ns", "backward_ns", "warm_up_ns", "steady_ns", "cool_down_ns"), MS),
+                **dict.fromkeys(("schedule_ns", "imbalance_ns", "variation_ns"), 2 * MS),
+                "p2p_ns": -3 * MS,
+                "bubble_ns": 3 * MS,
+                "transfer_ns": 0,
+                "unmatched_ns": 0,
+                "left_out": [],
+                "stage": stage,
+            }
+            for stage in (0, 1)
+        ],
+    }
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    print_summary(console, told)
+    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    assert "Pipeline: 1f1b, 2 stages, 4 microbatches; idle 31% of its phase (theoretical 1f1b bubble 20%)" in text
+    rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["stage"], ["1"])]
+    assert rows == [
+        ["stage", "forward", "backward", "bubble", "warm-up", "steady", "cool-down"],
+        ["1", "1.00", "1.00", "3.00", "1.00", "1.00", "1.00"],
+        ["stage", "schedule", "imbalance", "variation", "P2P", "bubble"],
+        ["1", "2.00", "2.00", "2.00", "-3.00", "3.00"],
+    ]

@@ -1,0 +1,162 @@
+"""What ``commtrace top`` prints: legible without colour, in any width, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from commtrace.cli.commands.top import pause_seconds
+from commtrace.cli.main import app
+from commtrace.cli.views.top import draw
+from commtrace.top.choice import choose_ranks
+from commtrace.top.frame import Frame, RankRow, Slow
+from commtrace.top.from_files import make_frame
+from tests.cli.commands.test_summary import write_run
+from tests.e2e.launch import REPOSITORY
+from tests.factory import EPOCH_NS
+from tests.pipeline_factory import PipelineJob
+from tests.top.test_from_files import MS, newest, two_ranks
+
+runner = CliRunner()
+
+
+def drawn(frame: Frame, width: int = 100, **options: int) -> list[str]:
+    return [line.plain.rstrip() for line in draw(frame, width, **options)]  # type: ignore[arg-type]
+
+
+def many(count: int) -> Frame:
+    """Ranks of which the higher one computes longer; rank 3 is slow, rank 5 silent, all wait for rank 7."""
+    rows = tuple(
+        RankRow(
+            rank=rank,
+            step_ns=10 * MS,
+            parts={"compute": 5 * MS + rank, "exposed": 5 * MS - rank},
+            state="silent" if rank == 5 else "running",
+            blame_ns=MS if rank == 7 else 0,
+            age_ns=0,
+        )
+        for rank in range(count)
+    )
+    slow = Slow(3, "n", "ranks", "compute", 2.0, "It is slow.", "steps shown", "rank 3 on n")
+    return Frame("run", EPOCH_NS, num_steps=1, ranks=rows, stragglers=(slow,))
+
+
+def test_a_whole_frame() -> None:
+    frame = make_frame(newest(two_ranks(), 1, 3), 2, EPOCH_NS + 30 * MS)
+    lines = drawn(replace(frame, before_ns=8 * MS), 80)
+    assert lines[0].startswith("made-run · 2 ranks on 1 host · ")
+    assert lines[1:] == [
+        "Step 2 · takes 10.0 ms, 8.00 ms over the run: +25.0%",
+        "Shown: mean of 2 steps, 1–2",
+        "Not judged: Slow ranks were not looked for: too few steps: 2, at least 8 are",
+        "  needed to tell a slow rank from noise.",
+        "Waited for, of all waiting: rank 1 100%",
+        "",
+        "exposed by role    mean ms  share     wait  transfer     most  on rank",
+        "dp                    5.00    50%     2.00      3.00     7.00  0",
+        "",
+        "rank  step  compute  exposed  x dp  other  waits for  blamed  heard",
+        "   0  10.0     2.00     7.00  7.00   1.00    1: 4.00       0    now  ██xxxxxxxx·",
+        "   1  10.0     6.00     3.00  3.00   1.00     nobody    4.00    now  ███████xxx·",
+        "ms per step; █ compute  x exposed  · other",
+    ]
+    bar = next(line for line in drawn(frame, 120) if line.startswith("   0"))
+    assert bar.split("now  ")[1] == "████████" + "x" * 28 + "····"
+
+
+@pytest.mark.parametrize("width", [80, 100, 133, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    nodes = {rank: f"a-rather-long-name-of-host-{rank}" for rank in range(8)}
+    job = PipelineJob(4, 4, data_parallel=2, steps=12, extra_forward_ns={1: MS}, nodes=nodes)
+    frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS)
+    for one in (frame, many(64)):
+        assert max(map(len, drawn(one, width, height=40))) <= width
+
+
+def test_a_frame_fits_on_the_terminal() -> None:
+    for height in (24, 50):
+        assert len(drawn(many(1024), 100, height=height)) <= height
+
+
+def test_of_many_ranks_those_that_stand_out_are_shown_and_the_others_counted() -> None:
+    lines = drawn(many(64), 100, most_ranks=6)
+    assert [row.rank for row in choose_ranks(many(64), 6)] == [0, 3, 5, 7, 62, 63]
+    assert lines[-1] == "58 of 64 ranks hidden: compute 5.00–5.00 ms; --ranks N shows more"
+    assert "SILENT" in next(line for line in lines if line.startswith("   5"))
+
+
+def test_once_prints_a_frame_and_json_prints_it_as_json(tmp_path: Path) -> None:
+    run = write_run(tmp_path, PipelineJob(2, 4, data_parallel=2, steps=12).run())
+    shown = runner.invoke(app, ["top", str(run), "--once", "--last", "5"])
+    assert shown.exit_code == 0, shown.output
+    assert "mean of 5 steps, 7–11" in shown.output
+    told = json.loads(runner.invoke(app, ["top", str(run), "--json", "--last", "5"]).output)
+    assert (told["first_step"], told["num_steps"], len(told["ranks"])) == (7, 5, 4)
+
+
+def test_a_run_that_is_not_there_yet_is_said_and_ends_with_3(tmp_path: Path) -> None:
+    shown = runner.invoke(app, ["top", str(tmp_path / "later"), "--once"])
+    assert shown.exit_code == 3
+    assert shown.output.startswith("Nothing to show yet: ")
+    told = runner.invoke(app, ["top", str(tmp_path / "later"), "--json"])
+    assert (told.exit_code, set(json.loads(told.output))) == (3, {"source", "waiting"})
+
+
+def test_an_address_without_anybody_is_an_error(tmp_path: Path) -> None:
+    shown = runner.invoke(app, ["top", "http://127.0.0.1:9/metrics", "--once"])
+    assert shown.exit_code == 2
+    assert "does not answer" in shown.output
+
+
+def test_on_a_terminal_it_waits_for_the_run_draws_it_and_ends_quietly(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "commtrace", "top", str(run), "--refresh", "0.2"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=environment,
+        # What was started in the background of a script ignores it, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        os.close(theirs)
+        assert "waiting for" in _read_until(ours, "waiting for")
+        write_run(tmp_path / "beside", PipelineJob(2, 4, data_parallel=2, steps=12).run()).rename(run)
+        assert "blamed" in _read_until(ours, "blamed")
+        process.send_signal(signal.SIGINT)
+        _read_until(ours, "\x1b[?1049l")  # back on the screen that was there before
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, b"")
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(ours)
+
+
+def _read_until(terminal: int, awaited: str, seconds: float = 60.0) -> str:
+    seen, deadline = "", time.monotonic() + seconds
+    while awaited not in seen and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            seen += os.read(terminal, 65536).decode(errors="replace")
+    assert awaited in seen, seen[-3000:]
+    return seen
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.1, 2.0), (0.5, 2.0), (1.0, 4.0), (8.0, 32.0)])
+def test_looking_takes_a_fifth_of_the_time_at_most(took: float, pause: float) -> None:
+    assert pause_seconds(took, refresh=2.0) == pytest.approx(pause)

@@ -1,0 +1,35 @@
+"""Findings are named when they last, and cleared when they are gone."""
+
+from __future__ import annotations
+
+from commtrace.live.monitoring.findings import LiveStraggler
+from commtrace.live.monitoring.standing import StandingFindings
+
+
+def stage(at: float, cause: str = "stage_imbalance") -> LiveStraggler:
+    return LiveStraggler(2, "node0", "stage 1 (ranks 2–3)", "stage", cause, at, 30.0, 1.2, "Evidence.", "Do this.")
+
+
+def test_what_is_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
+    standing = StandingFindings(windows_to_name=2)
+    told = [standing.join([stage(at - 4)] if at < 20 else [], at, "GPU") for at in (8.0, 12.0, 16.0, 20.0, 24.0)]
+    assert [[event.kind for event in events] for events in told] == [[], ["straggler"], [], ["recovered"], []]
+    assert told[1][0].sentence == (
+        "Straggler: stage 1 (ranks 2–3), stage imbalance: costs 30.0 ms per step, 1.2 GPU-hours per day, for 8.0 s. "
+        "Evidence. Do this."
+    )
+    assert told[3][0].sentence == "Stage 1 (ranks 2–3) holds up the job no more (stage imbalance), after 16 s."
+    assert standing.named == []
+
+
+def test_one_that_is_seen_now_and_then_is_not_named() -> None:
+    standing = StandingFindings(windows_to_name=2)
+    assert [standing.join([stage(0)] if at % 2 else [], at, "GPU") for at in range(8)] == [[]] * 8
+
+
+def test_what_could_not_be_looked_for_stands() -> None:
+    standing = StandingFindings(windows_to_name=1)
+    standing.join([stage(0, "communication")], 4.0, "GPU")
+    assert standing.join([], 8.0, "GPU", kept=("communication",)) == []
+    assert [one.cause for one in standing.named] == ["communication"]
+    assert [event.kind for event in standing.join([], 12.0, "GPU")] == ["recovered"]

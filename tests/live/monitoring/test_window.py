@@ -1,0 +1,112 @@
+"""What a rank tells about a window, and that it stays small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, Block, BlockTime
+from commtrace.live.monitoring.window import Window, WindowReport, work_of
+from commtrace.live.rank import LiveRank
+from commtrace.live.summary import StepSummary
+from tests.factory import metadata
+
+MS = 1_000_000
+
+
+def step(
+    number: int, *, forward: int = 60, data: int = 10, dp: int = 20, bubble: int = 5, other: int = 5
+) -> StepSummary:
+    """A step whose parts, in ms, add up."""
+    duration = forward + data + dp + bubble + other
+    return StepSummary(
+        run_id="made-run",
+        rank=3,
+        step=number,
+        start_ns=number * 1_000 * MS,
+        duration_ns=duration * MS,
+        compute_ns={"forward": forward * MS},
+        exposed_ns={"dp": dp * MS},
+        bubble_ns=bubble * MS,
+        data_ns=data * MS,
+        other_ns=other * MS,
+    )
+
+
+def window() -> Window:
+    return Window(LiveRank(metadata(3, world_size=8, node="node1"), Path("run")))
+
+
+def test_work_is_what_is_left_without_waiting() -> None:
+    assert work_of(step(0)) == (60 * MS, 10 * MS, 0, 0, 0, 5 * MS)
+
+
+def test_a_report_holds_the_means_of_its_steps() -> None:
+    gathered = window()
+    for number, forward in enumerate((60, 62, 70)):
+        gathered.add(step(number, forward=forward))
+    report = gathered.close(17, now_ns=2_500 * MS)
+    assert report == WindowReport(
+        rank=3,
+        host="node1",
+        stage=0,
+        window=17,
+        steps=3,
+        last_step=2,
+        age_ns=(2_500 - 2_000 - 110) * MS,
+        duration_ns=104 * MS,
+        work_ns=(64 * MS, 10 * MS, 0, 0, 0, 5 * MS),
+        error_ns=round(1.4826 * 2 * MS / 3**0.5),  # the median deviation of 75, 77, 85 is 2
+        exposed_ns={"dp": 20 * MS, "pp": 5 * MS},
+    )
+
+
+def test_a_window_without_steps_says_how_long_ago_the_last_one_was() -> None:
+    gathered = window()
+    gathered.add(step(3))
+    gathered.add(step(4))
+    gathered.close(1, now_ns=4_100 * MS)
+    report = gathered.close(2, now_ns=9_100 * MS)
+    assert (report.steps, report.last_step, report.age_ns, report.work_ns) == (0, 4, 5_000 * MS, (0,) * 6)
+
+
+def test_a_step_longer_than_a_window_is_told_together_with_the_next_one() -> None:
+    """One alone tells nothing of how much steps scatter."""
+    gathered = window()
+    gathered.add(step(4, forward=60))
+    alone = gathered.close(1, now_ns=4_100 * MS)
+    gathered.add(step(5, forward=64))
+    report = gathered.close(2, now_ns=9_100 * MS)
+    assert (alone.steps, alone.last_step, alone.work_ns) == (0, 4, (0,) * 6)
+    assert (report.steps, report.last_step, report.work_ns[0]) == (2, 5, 62 * MS)
+    assert report.error_ns == round(1.4826 * 2 * MS / 2**0.5)
+
+
+def test_a_report_survives_its_message_and_stays_small() -> None:
+    gathered = window()
+    roles = dict.fromkeys(("tp", "dp", "cp", "ep", "embedding", "expert_dp", "world", "position"), 10**12)
+    gathered.add(
+        StepSummary("r" * 200, 3, 10**9, 10**18, 10**13, compute_ns={"forward": 10**12}, exposed_ns=roles, bubble_ns=1)
+    )
+    largest = tuple(
+        BlockTime(2**62 + group, 3, 10**5, 10**8, (10**12,) * CALLS_OF_A_BLOCK) for group in range(MOST_GROUPS)
+    )
+    gathered.waits.newest = Block(2**20, 10**6, largest)
+    report = gathered.close(10**9, now_ns=2 * 10**18)
+    message = msgspec.json.encode(report)
+    assert len(message) < 1_200
+    assert msgspec.json.decode(message, type=WindowReport) == report
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"{}", b"[1, 2]", b"nonsense", b'{"rank": -1, "host": "a", "stage": 0, "window": 1}',
+     b'{"rank": 1, "host": "a", "stage": 0, "window": 1e400}',
+     b'{"rank": 1, "host": "a", "stage": 0, "window": 1, "work_ns": [1, 2, 3]}',
+     b'{"rank": 1, "host": "a", "stage": 0, "window": 1, "exposed_ns": {"a": 99999999999999999999}}'],
+)  # fmt: skip
+def test_what_is_no_report_is_refused(message: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        msgspec.json.decode(message, type=WindowReport)

@@ -1,0 +1,69 @@
+"""What others wrote is opened, decoded and shown within bounds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from commtrace.trace.files.inputs import LONGEST_WORD, all_printable, decode_json, open_file, printable, read_file
+
+
+class Place(NamedTuple):
+    rank: int
+    host: str
+
+
+def test_only_a_regular_file_is_opened_and_nobody_waits_for_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    for path, why in (
+        (tmp_path / "fifo", "is a FIFO, not a file"),
+        (tmp_path, "is a directory, not a file"),
+        (Path("/dev/zero"), "is a device, not a file"),
+        (tmp_path / "loop", "symbolic links"),
+        (tmp_path / "missing", "No such file"),
+    ):
+        with pytest.raises(OSError, match=why) as error:
+            open_file(path)
+        assert error.value.filename == str(path)
+
+
+def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1234")
+    assert read_file(tmp_path / "file", 4) == b"1234"
+    with pytest.raises(OSError, match="is larger than 3 bytes"):
+        read_file(tmp_path / "file", 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"[", b"[" * 10_000, b"\xff", b'["a", 1]', b'[1, "\\ud800"]', b'[1e999, "a"]', b'[NaN, "a"]', b'{"a": 1}'],
+)
+def test_json_of_another_type_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_json(text, Place)
+
+
+def test_json_of_the_declared_type_comes_back() -> None:
+    assert decode_json('[3, "a"]', Place) == Place(3, "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("all_reduce", "all_reduce"),
+        ("größer · 模型", "größer · 模型"),
+        ("\x1b[2J\x07", r"\x1b[2J\x07"),
+        ("a\nb\tc\0", r"a\nb\tc\x00"),
+        ("\u202eabc\u2066", r"\u202eabc\u2066"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\ud800", r"\ud800"),
+        ("x" * (LONGEST_WORD + 1), "x" * LONGEST_WORD + "…"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert all_printable({text: [text, 1, None]}) == {shown: [shown, 1, None]}

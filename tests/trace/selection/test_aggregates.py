@@ -1,0 +1,139 @@
+"""Steps that are not in detail keep their duration and exact sums, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commtrace.trace import schema
+from commtrace.trace.files.reader import load_run
+from commtrace.trace.files.writer import Row, SegmentWriter
+from commtrace.trace.selection.aggregates import Aggregate, AggregatingSink, read_aggregates
+from commtrace.trace.selection.detail import DetailPlan
+from commtrace.trace.selection.step_range import StepRange
+from tests.trace.rows import mark, metadata, row, steps
+
+
+class Disk:
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.full = False
+
+    def write(self, rows: list[Row]) -> None:
+        if self.full:
+            raise OSError("No space left on device")
+        self.rows += rows
+
+    def close(self) -> None:
+        self.rows.append(mark("closed", {}))
+
+    def told(self) -> list[tuple[str, int]]:
+        return [(row[1], row[5]) for row in self.rows]
+
+    def sums(self, step: int) -> list[Aggregate]:
+        return read_aggregates([row[-1] for row in self.rows if row[1] == "aggregate" and row[5] == step])
+
+
+def all_reduce(step: int, start: int, end: int, num_bytes: int = 64, group: int = 7) -> Row:
+    return row(
+        kind=schema.COLLECTIVE,
+        name="all_reduce",
+        step=step,
+        start=start,
+        end=end,
+        bytes=num_bytes,
+        group=group,
+        peer=-1,
+    )
+
+
+def recv(step: int, peer: int, nanoseconds: int) -> Row:
+    return row(kind=schema.STALL, name="recv", step=step, start=0, end=nanoseconds, group=7, peer=peer)
+
+
+def test_the_rule_is_on_the_number_alone() -> None:
+    plan = DetailPlan(every=4)
+    plan.add(StepRange.parse("5:7"))
+
+    assert [step for step in range(10) if plan.details(step)] == [0, 4, 5, 6, 8]
+    assert [step for step in range(10) if DetailPlan(0).details(step)] == []
+
+
+def test_a_step_in_detail_keeps_its_rows_and_the_others_their_duration_and_sums() -> None:
+    disk = Disk()
+    sink = AggregatingSink(disk, DetailPlan(2).details)
+    sink.write([all_reduce(0, 0, 5), *steps(0, 1), all_reduce(1, 10, 13), all_reduce(1, 20, 27), recv(1, 3, 4)])
+    sink.write([recv(1, 2, 1), all_reduce(1, 0, 2, group=9), *steps(1, 2), all_reduce(2, 0, 5)])
+
+    assert disk.told() == [("all_reduce", 0), ("step", 0), ("step", 1), ("aggregate", 1), ("all_reduce", 2)]
+    assert disk.sums(1) == [
+        Aggregate("collective", "all_reduce", 7, -1, 2, 10, 128, 7),
+        Aggregate("stall", "recv", 7, 3, 1, 4, 0, 4),
+        Aggregate("stall", "recv", 7, 2, 1, 1, 0, 1),
+        Aggregate("collective", "all_reduce", 9, -1, 1, 2, 64, 2),
+    ]
+
+
+def test_what_comes_late_is_added() -> None:
+    disk = Disk()
+    sink = AggregatingSink(disk, DetailPlan(0).details)
+    sink.write([all_reduce(0, 0, 5), *steps(0, 1)])
+    sink.write([all_reduce(0, 0, 9), all_reduce(1, 0, 1)])
+
+    assert disk.told() == [("step", 0), ("aggregate", 0), ("aggregate", 0)]
+    assert disk.sums(0) == [Aggregate("collective", "all_reduce", 7, -1, 2, 14, 128, 9)]
+
+
+def test_marks_and_what_comes_before_the_first_step_are_kept() -> None:
+    disk = Disk()
+    sink = AggregatingSink(disk, DetailPlan(0).details)
+    sink.write([mark("topology", {}), all_reduce(-1, 0, 5), *steps(0, 1), all_reduce(-1, 0, 3)])
+
+    assert disk.told() == [("topology", -1), ("all_reduce", -1), ("step", 0), ("aggregate", 0), ("aggregate", -1)]
+
+
+def test_a_step_without_spans_is_told_to_be_not_in_detail() -> None:
+    disk = Disk()
+    AggregatingSink(disk, DetailPlan(0).details).write(steps(0, 1))
+
+    assert disk.told() == [("step", 0), ("aggregate", 0)]
+    assert disk.sums(0) == []
+
+
+def test_the_end_tells_what_is_left() -> None:
+    disk = Disk()
+    sink = AggregatingSink(disk, DetailPlan(0).details)
+    sink.write([all_reduce(0, 0, 5)])
+    sink.close()
+
+    assert disk.told() == [("aggregate", 0), ("closed", -1)]
+
+
+def test_a_full_disk_costs_the_rows_of_that_write_and_no_others() -> None:
+    disk = Disk()
+    sink = AggregatingSink(disk, DetailPlan(0).details)
+    sink.write([all_reduce(0, 0, 5)])
+    disk.full = True
+    with pytest.raises(OSError, match="No space"):
+        sink.write([all_reduce(0, 0, 100), *steps(0, 1)])
+    disk.full = False
+    sink.write([all_reduce(0, 0, 1), *steps(0, 1)])
+
+    assert disk.sums(0) == [Aggregate("collective", "all_reduce", 7, -1, 2, 6, 128, 5)]
+
+
+def test_the_reader_hands_sums_out_by_step(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, metadata(), steps_per_segment=2)
+    sink = AggregatingSink(writer, DetailPlan(3).details)
+    sink.write([one for step in range(6) for one in (all_reduce(step, step, step + 4), *steps(step, step + 1))])
+    sink.close()
+
+    trace = load_run(tmp_path).ranks[0]
+    assert sorted(trace.aggregates) == [1, 2, 4, 5]
+    assert trace.spans.step[trace.spans.kind == schema.STEP].tolist() == [0, 1, 2, 3, 4, 5]
+    assert sorted(trace.spans.step[trace.spans.kind == schema.COLLECTIVE].tolist()) == [0, 3]
+    some = load_run(tmp_path, "2:5").ranks[0]
+    assert {step: read_aggregates(texts) for step, texts in some.aggregates.items()} == {
+        step: [Aggregate("collective", "all_reduce", 7, -1, 1, 4, 64, 4)] for step in (2, 4)
+    }

@@ -155,7 +155,7 @@ def train(case: Case, rank: int, victim: int, seconds: float, folder: Path) -> N
     import torch
     import torch.distributed as dist
 
-    import commtrace.auto  # noqa: F401
+    import commtrace.auto
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -165,9 +165,10 @@ def train(case: Case, rank: int, victim: int, seconds: float, folder: Path) -> N
         if fails:
             (folder / "failed").write_text(str(time.time()))
             fail(case.fault)
-        batch = load(fails and case.fault == "stuck in data")
-        time.sleep(0.02)
-        step(batch)
+        with commtrace.step():
+            batch = load(fails and case.fault == "stuck in data")
+            time.sleep(0.02)
+            step(batch)
 
 
 # The job

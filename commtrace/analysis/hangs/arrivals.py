@@ -80,7 +80,10 @@ class RankArrivals:
         ended: by group: one more than the highest number of a collective that is known to have ended.
         longest_ns: by group: the longest collective that ended; the first one, which waits for all to have started,
             only where there is no other.
-        messages: how many it had launched, by direction.
+        longest_message_ns: by group: the longest message that ended; the first of a direction and tag only where there
+            is no other.
+        messages: how many it had launched, by direction, as it tells itself.
+        sent: the same, as far as others have received them; empty of a rank that ended in order.
         in_flight: the one that blocks training first.
         stood_still_ns: how long it had neither recorded nor launched anything by its last word; 0 if it says nothing.
     """
@@ -89,7 +92,9 @@ class RankArrivals:
     arrived: Mapping[int, int] = field(default_factory=dict)
     ended: Mapping[int, int] = field(default_factory=dict)
     longest_ns: Mapping[int, int] = field(default_factory=dict)
+    longest_message_ns: Mapping[int, int] = field(default_factory=dict)
     messages: Mapping[Message, int] = field(default_factory=dict)
+    sent: Mapping[Message, int] = field(default_factory=dict)
     in_flight: tuple[InFlight, ...] = ()
     stood_still_ns: int = 0
 
@@ -103,11 +108,28 @@ def find_arrivals(run: Run) -> dict[int, RankArrivals]:
         for group, count in _joined_by_all(run, run.ranks[rank], own).items():
             least[group] = max(least.get(group, 0), count)
     groups = known_groups(run)
+    sent = _sent_by(run, send)
     # Who ended in order has told of everything.
     return {
-        rank: own if run.ranks[rank].closed else replace(own, arrived=_at_least(own.arrived, rank, least, groups))
+        rank: own
+        if run.ranks[rank].closed
+        else replace(
+            own,
+            arrived=_at_least(own.arrived, rank, least, groups),
+            sent=sent.get(rank, {}),
+        )
         for rank, own in told.items()
     }
+
+
+def _sent_by(run: Run, send: int) -> dict[int, dict[Message, int]]:
+    """By rank: how many messages it must have sent, because others have received them."""
+    sent: dict[int, dict[Message, int]] = {}
+    for rank, trace in run.ranks.items():
+        for message, count in _messages(trace, send).items():
+            if not message.is_send and message.peer >= 0:
+                sent.setdefault(message.peer, {})[message._replace(is_send=True, peer=rank)] = count
+    return sent
 
 
 def _joined_by_all(run: Run, trace: RankTrace, own: RankArrivals) -> dict[int, int]:
@@ -156,7 +178,16 @@ def _of_rank(trace: RankTrace, send: int) -> RankArrivals:
         launched[one.group] = max(launched.get(one.group, 0), one.seq + 1)
         if one.state == SCHEDULED:
             arrived[one.group] = min(arrived.get(one.group, one.seq), one.seq)
-    return RankArrivals(launched, {**launched, **arrived}, ended, longest, messages, in_flight, _stood_still_ns(trace))
+    return RankArrivals(
+        launched=launched,
+        arrived={**launched, **arrived},
+        ended=ended,
+        longest_ns=longest,
+        longest_message_ns=_longest_messages(trace),
+        messages=messages,
+        in_flight=in_flight,
+        stood_still_ns=_stood_still_ns(trace),
+    )
 
 
 def _stood_still_ns(trace: RankTrace) -> int:
@@ -202,6 +233,18 @@ def _messages(trace: RankTrace, send: int) -> dict[Message, int]:
         Message(int(spans.group[rows[at]]), bool(is_send[at]), int(spans.peer[rows[at]]), int(tag[at])): int(count)
         for at, count in zip(example, last + 1, strict=True)
     }
+
+
+def _longest_messages(trace: RankTrace) -> dict[int, int]:
+    spans = trace.spans
+    rows = np.flatnonzero((spans.kind == schema.P2P) & (spans.group >= 0) & (spans.seq >= 0))
+    took, is_first = spans.end[rows] - spans.start[rows], spans.seq[rows] & ((1 << TAG_SHIFT) - 1) == 0
+    longest = {}
+    for group in np.unique(spans.group[rows]).tolist():
+        own = spans.group[rows] == group
+        later = own & ~is_first
+        longest[group] = int(took[later if later.any() else own].max())
+    return longest
 
 
 def _in_flight(trace: RankTrace) -> Iterable[InFlight]:

@@ -44,7 +44,8 @@ class Stop:
         missing: ranks that had not, each with the last number that it had launched, −1 for none.
         unknown: members that have no files.
         waited_ns: how long the first of those who arrived had waited when it last wrote; None if it cannot be told.
-        longest_ns: the longest communication that the group had completed before; None if there was none.
+        longest_ns: the longest collective, or of a message the longest message, that those who arrived had completed
+            in this group before; None if there was none.
         message: of a point-to-point operation: who sends to whom, and the tag.
     """
 
@@ -203,7 +204,7 @@ def _messages(
         absent = {rank: last for rank, last in absent.items() if last < seq}
         waited = max(one.age_ns for one in waits.values())
         there = tuple(waits)
-        longest = -1
+        longest = max((arrivals[rank].longest_message_ns.get(number, -1) for rank in there), default=-1)
         known = {rank: last for rank, last in absent.items() if rank in arrivals}
         kind = _kind(run, there, known, waited, longest, endings)
         if kind is None or kind == UNEQUAL:
@@ -222,7 +223,7 @@ def _messages(
                 missing=known,
                 unknown=tuple(rank for rank in (sender, receiver) if rank >= 0 and rank not in arrivals),
                 waited_ns=waited,
-                longest_ns=None,
+                longest_ns=longest if longest >= 0 else None,
                 message=(sender, receiver, tag),
             )
         )
@@ -236,4 +237,4 @@ def _last(rank: int, waits: Mapping[int, InFlight], arrivals: Mapping[int, RankA
     one = next(iter(waits.values()))
     (waiter,) = waits
     message = Message(one.group, rank == sender, waiter, one.message.tag)
-    return arrivals[rank].messages.get(message, 0) - 1
+    return max(arrivals[rank].messages.get(message, 0), arrivals[rank].sent.get(message, 0)) - 1

@@ -28,6 +28,8 @@ class Seen(NamedTuple):
         missing: how many of those that it had launched are neither.
         ranges: of the missing numbers, the first ones, as (first, last); not told of messages, which every pair numbers
             for itself.
+        unwritten: how many more others got through with it: lost with its last second, or not written yet. None where
+            there are none: it ended in order, or stood still when it last wrote.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class Seen(NamedTuple):
     in_flight: int
     missing: int
     ranges: tuple[tuple[int, int], ...]
+    unwritten: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {**self._asdict(), "ranges": [list(one) for one in self.ranges]}
@@ -116,7 +119,7 @@ def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
         if not one.is_p2p:
             in_flight.setdefault(one.group, set()).add(one.seq)
     found = {}
-    for number in {*np.unique(group).tolist(), *launched}:
+    for number in {*np.unique(group).tolist(), *launched, *(one for one, count in arrivals.arrived.items() if count)}:
         own = np.sort(seq[group == number])
         under_way = np.array(sorted(in_flight.get(number, ())), np.int64)
         known = np.union1d(own, under_way)
@@ -130,8 +133,14 @@ def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
             in_flight=len(known) - len(own),
             missing=int(end - len(known)),
             ranges=tuple(gaps),
+            unwritten=_unwritten(trace, arrivals, arrivals.arrived.get(number, 0) - end),
         )
     return found
+
+
+def _unwritten(trace: RankTrace, arrivals: RankArrivals, by_others: int) -> int | None:
+    told_all = trace.closed or arrivals.stood_still_ns > 0
+    return None if told_all and by_others <= 0 else max(0, by_others)
 
 
 def _gaps(known: Any, end: int) -> list[tuple[int, int]]:
@@ -147,8 +156,12 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
     rows = np.flatnonzero((spans.kind == schema.P2P) & (spans.group >= 0))
     launched: dict[int, int] = {}
     under_way: dict[int, int] = {}
+    unwritten: dict[int, int] = {}
     for message, count in arrivals.messages.items():
         launched[message.group] = launched.get(message.group, 0) + count
+    for message, count in arrivals.sent.items():
+        more = max(0, count - arrivals.messages.get(message, 0))
+        unwritten[message.group] = unwritten.get(message.group, 0) + more
     for one in arrivals.in_flight:
         if one.is_p2p and one.seq >= 0:
             under_way[one.group] = under_way.get(one.group, 0) + 1
@@ -164,8 +177,9 @@ def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
             in_flight=under_way.get(number, 0),
             missing=max(0, launched.get(number, 0) - recorded.get(number, 0) - under_way.get(number, 0)),
             ranges=(),
+            unwritten=_unwritten(trace, arrivals, unwritten.get(number, 0)),
         )
-        for number in {*recorded, *launched}
+        for number in {*recorded, *launched, *unwritten}
     }
 
 

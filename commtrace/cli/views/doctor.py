@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from commtrace.analysis.hangs.liveness import SILENT, STOPPED
 from commtrace.analysis.hangs.story import activity_words
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
 from commtrace.cli.views.basis import clock_line
@@ -88,13 +89,14 @@ def _name(group: Mapping[str, Any]) -> str:
 
 def _print_groups(console: Console, told: Told) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("group", "members", "ranks", "what", "seen", "numbers", "in flight", "missing"):
+    for heading in ("group", "members", "ranks", "what", "seen", "numbers", "in flight", "missing", "not written"):
         table.add_column(heading, justify="right" if heading in ("seen", "in flight") else "left", overflow="fold")
     groups = [group for group in told["groups"] if group["collectives"] or group["messages"]]
+    broken_off = {one["rank"] for one in told["ranks"] if one["state"] in (STOPPED, SILENT)}
     for group in groups[:_MOST_GROUPS]:
         members = ranges_in_words(ranges(group["group"]["ranks"])) or "not known"
         for what, seen in (("collectives", group["collectives"]), ("messages", group["messages"])):
-            for ranks, example in _alike(seen):
+            for ranks, example in _alike(seen, broken_off):
                 numbers = "" if example["first"] is None else f"{example['first']}–{example['last']}"
                 table.add_row(
                     escape(group["group"]["role"]),
@@ -105,6 +107,7 @@ def _print_groups(console: Console, told: Told) -> None:
                     numbers,
                     str(example["in_flight"] or ""),
                     _missing(example),
+                    _not_written(example) if ranks[0] in broken_off else "",
                 )
     console.print("[bold]Coverage: communications of every group by their sequence numbers[/]")
     console.print(table)
@@ -132,11 +135,13 @@ def _between(drop: Mapping[str, Any]) -> str:
     return f", between {first} and {last}"
 
 
-def _alike(seen: Sequence[Mapping[str, Any]]) -> Iterable[tuple[list[int], Mapping[str, Any]]]:
-    """Return ranks that saw the same, with one of them."""
-    by_sight: dict[str, list[Mapping[str, Any]]] = {}
+def _alike(
+    seen: Sequence[Mapping[str, Any]], broken_off: Collection[int]
+) -> Iterable[tuple[list[int], Mapping[str, Any]]]:
+    """Return ranks that saw the same and ended alike, with one of them."""
+    by_sight: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
     for one in seen:
-        by_sight.setdefault(str({**one, "rank": 0}), []).append(one)
+        by_sight.setdefault((str({**one, "rank": 0}), one["rank"] in broken_off), []).append(one)
     return [([one["rank"] for one in alike], alike[0]) for alike in by_sight.values()]
 
 
@@ -145,6 +150,13 @@ def _missing(seen: Mapping[str, Any]) -> str:
         return "none"
     which = ranges_in_words([(first, last) for first, last in seen["ranges"]])
     return f"{seen['missing']}" + (f": {which}" if which else "")
+
+
+def _not_written(seen: Mapping[str, Any]) -> str:
+    """Return, of a rank whose files break off, how many more others got through with it."""
+    if seen["unwritten"] is None:
+        return ""
+    return f"at least {seen['unwritten']}" if seen["unwritten"] else "unknown"
 
 
 def _print_invisible(console: Console, told: Told) -> None:

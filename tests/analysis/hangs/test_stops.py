@@ -521,7 +521,7 @@ def test_a_member_without_files_is_not_known() -> None:
 @pytest.mark.parametrize(
     ("rows", "missing"),
     [
-        ({1: []}, {1: -1}),
+        ({1: []}, {1: 0}),  # rank 0 has received one
         ({1: [p2p("send", PAIR, 0, 0, 1, 2, id=1), p2p("send", PAIR, 0, 1, 3, 4, id=2)]}, None),
         ({1: [p2p("send", PAIR, 0, 0, 1, 2, id=1)]}, {1: 0}),
     ],
@@ -584,3 +584,15 @@ def test_a_running_job_may_take_its_time_over_the_first_communication() -> None:
     assert [ending.state for ending in running.values()] == ["running", "running"]
     assert [stop.kind for stop in find_stops(run, arrivals, running)] == ["waiting"]
     assert [stop.kind for stop in stops_of(run)] == ["hung"]
+
+
+def test_in_a_running_job_a_message_is_waited_for_too_long_by_those_that_came_before_it() -> None:
+    received = [
+        p2p("recv", PAIR, 1, seq, seq * SECOND, seq * SECOND + took, id=seq)
+        for seq, took in enumerate((9 * SECOND, 1_000_000, 2_000_000))
+    ]
+    waiting = flight(PAIR, 3, since=90, operation="recv", peer=1)
+    run = stopped_run({0: received, 1: []}, [PAIR], in_flight={0: [waiting]})
+    running = find_endings(run, NOW_NS - 3600 * SECOND, lambda metadata: "runs")
+    (stop,) = find_stops(run, find_arrivals(run), running)
+    assert (stop.kind, stop.waited_ns, stop.longest_ns) == ("hung", 10 * SECOND, 2_000_000)

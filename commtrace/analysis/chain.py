@@ -59,7 +59,7 @@ def analyse(source: str | Path | Run | Window, steps: str | None = None) -> Anal
 
 
 def analysis_of(matched: Matched) -> Analysis:
-    """The rest of the chain."""
+    """Return the rest of the chain."""
     context = matched.context
     return Analysis(
         recorded=matched.recorded,

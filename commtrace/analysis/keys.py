@@ -15,7 +15,7 @@ _LARGEST = 2**62
 
 
 def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
-    """Numbers that are equal exactly where all integer columns are equal, and that sort like the columns do."""
+    """Return numbers that are equal exactly where all integer columns are equal, and that sort like the columns do."""
     first, *others = columns
     key, key_range = _from_zero(first)
     for column in others:
@@ -32,7 +32,7 @@ def pack(columns: Sequence[npt.NDArray[Any]]) -> Int64:
 
 
 def numbered(column: npt.NDArray[Any]) -> Int64:
-    """Numbers from 0 that are equal exactly where the values are, of a column that has few different ones.
+    """Return numbers from 0 that are equal exactly where the values are, of a column that has few different ones.
 
     Process groups are 63-bit hashes, a few thousand of them in millions of rows.
     """
@@ -44,7 +44,7 @@ def numbered(column: npt.NDArray[Any]) -> Int64:
 
 
 def sort_groups(key: npt.NDArray[Any]) -> tuple[Int64, Int64]:
-    """The order that sorts keys, and where in that order each group of equal ones begins."""
+    """Return the order that sorts keys, and where in that order each group of equal ones begins."""
     order = stable_order(key)
     changes = np.ones(len(key), np.bool_)
     ordered = key[order]

@@ -38,7 +38,7 @@ from commtrace.trace.run import Run
 
 
 def summarise(source: str | Path | Run | Window, steps: str | None = None) -> dict[str, Any]:
-    """Where the time of a run went.
+    """Return where the time of a run went.
 
     Args:
         source: a run directory, a loaded run, or these steps of one as they were loaded.
@@ -63,7 +63,7 @@ def summarise(source: str | Path | Run | Window, steps: str | None = None) -> di
 
 
 def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> dict[str, Any]:
-    """The same, of a run that was analysed already.
+    """Return the same, of a run that was analysed already.
 
     Args:
         analysis: of the run.
@@ -106,7 +106,7 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> dict[st
 
 
 def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[RepeatedStep]]:
-    """What the launches of the job say together; those before this one are loaded one after the other."""
+    """Return what the launches of the job say together; those before this one are loaded one after the other."""
     launches: list[LaunchSteps] = []
 
     def earlier() -> Iterator[Run]:
@@ -171,7 +171,7 @@ def _lost(run: Run, matches: Matches, program: Program | None, findings: Finding
 
 
 def _most_waited_for(ranks: Sequence[RankMean]) -> str:
-    """The rank that others waited for longest, of whom it is only known that it came last."""
+    """Return the rank that others waited for longest, of whom it is only known that it came last."""
     last = max(ranks, key=lambda rank: rank.blame_ns, default=None)
     if last is None or not last.blame_ns:
         return ""

@@ -37,7 +37,7 @@ def announce(directory: Path, metadata: RankMetadata) -> None:
 
 
 def _note(folder: Path) -> bool:
-    """Whether there is a ``commtrace run`` on this node that now knows of the folder."""
+    """Return whether there is a ``commtrace run`` on this node that now knows of the folder."""
     notes = os.environ.get(NOTES_VARIABLE)
     if not notes:
         return False
@@ -57,7 +57,7 @@ def _print(line: str) -> None:
 
 
 def _lacks_variables() -> bool:
-    """Whether ``commtrace run`` was used on another node and its launcher has not forwarded its variables."""
+    """Return whether ``commtrace run`` was used on another node and its launcher has not forwarded its variables."""
     search_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     is_injected = any(Path(entry).parts[-2:] == ("commtrace", "_inject") for entry in search_path)
     return is_injected and not has_variables(os.environ)

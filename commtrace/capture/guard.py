@@ -63,7 +63,7 @@ class Guard:
         self._lock = threading.RLock()
 
     def works(self, part: str) -> bool:
-        """Whether ``part`` has not failed."""
+        """Return whether ``part`` has not failed."""
         return part not in self._failed
 
     def take_untold(self) -> list[str]:

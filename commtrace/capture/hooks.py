@@ -123,7 +123,7 @@ class Hooks:
                 self.replace(holder, name, wrap)
 
     def owners_of(self, name: str) -> list[Any]:
-        """The classes and modules whose attribute ``name`` is replaced."""
+        """Return the classes and modules whose attribute ``name`` is replaced."""
         return [owner for owner, replaced, _, _ in self._attributes if replaced == name]
 
     def replace_item(self, table: dict[Any, Any], key: Any, wrap: Wrap) -> None:
@@ -173,7 +173,7 @@ class Hooks:
         self._tracer.failed(self._part, error)
 
     def guarded(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``action`` returns; None if it fails, after which this integration is off."""
+        """Return what ``action`` returns; None if it fails, after which this integration is off."""
         try:
             return action(*arguments)
         except Exception as error:
@@ -205,7 +205,7 @@ class Hooks:
 
 
 def _decorated(function: Any) -> CellType | None:
-    """Where a decorator keeps the function that it was given; None for a function without (such) a decorator."""
+    """Return where a decorator keeps the function that it was given; None for a function without (such) a decorator."""
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
         return None

@@ -204,7 +204,7 @@ class Instrumentation:
 
     @property
     def awaits_callbacks(self) -> bool:
-        """Whether communications under way will still call back."""
+        """Return whether communications under way will still call back."""
         return self.tracer.completions.unsettled
 
     def await_callbacks(self) -> None:
@@ -339,8 +339,9 @@ def _torch_version() -> str:
 
 
 def _device_clock() -> CudaClock | None:
-    """Where torch is built for CUDA or HIP. Whether there is a device is not asked: that starts the driver, and a
-    process that is forked then cannot use it any more."""
+    """Return where torch is built for CUDA or HIP. Whether there is a device is not asked: that starts the driver,
+    and a process that is forked then cannot use it any more.
+    """
     import torch
 
     return None if torch.version.cuda is None and torch.version.hip is None else CudaClock()

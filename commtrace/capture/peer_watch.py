@@ -133,7 +133,7 @@ class PeerWatch:
 
 
 def _ranks_nearby(own: RankMetadata) -> set[int]:
-    """Ranks that may be of this host."""
+    """Return ranks that may be of this host."""
     first = own.rank - own.local_rank
     return set(range(first, min(first + _MOST_PEERS, own.world_size))) - {own.rank}
 
@@ -148,7 +148,7 @@ def _watch_process(pid: int, rank: int, poll: select.poll, watched: dict[int, in
 
 
 def _of_rank(run_directory: Path, rank: int, own: RankMetadata) -> RankMetadata | None:
-    """What the files of a rank say of it; None as long as there are none of this launch."""
+    """Return what the files of a rank say of it; None as long as there are none of this launch."""
     directory = rank_directory(run_directory, rank)
     if not directory.is_dir():
         return None

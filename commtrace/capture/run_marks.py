@@ -66,7 +66,7 @@ class RunMarks:
         self._told_invisible: dict[str, str] | None = {}
 
     def since_last_pass(self) -> Iterator[tuple[str, Any]]:
-        """The marks of this pass."""
+        """Yield the marks of this pass."""
         self._refresh_device_clock()
         self._tell_device()
         yield from self._group_marks()
@@ -94,7 +94,7 @@ class RunMarks:
         yield from self._what_is_going_on()
 
     def _progress(self) -> Iterator[tuple[str, Any]]:
-        """Where a rank is that records nothing now."""
+        """Yield where a rank is that records nothing now."""
         if self._tracer.latest_step >= 0:
             yield "progress", {"step": self._tracer.latest_step}
 
@@ -109,7 +109,7 @@ class RunMarks:
             return []
 
     def _what_is_going_on(self) -> list[tuple[str, Any]]:
-        """The marks that a hang report starts from."""
+        """Return the marks that a hang report starts from."""
         if self._activity is None:
             return []
         marks: list[tuple[str, Any]] = []

@@ -19,7 +19,7 @@ class Device(NamedTuple):
 
 
 def training_device() -> Device | None:
-    """The device on which torch's allocator has held most; None where no device is in use.
+    """Return the device on which torch's allocator has held most; None where no device is in use.
 
     Reads the allocator's own statistics and what torch has noted about the device: nothing waits for the device.
     """

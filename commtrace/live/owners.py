@@ -33,7 +33,9 @@ def owners(spans: Spans, steps: Int64) -> Int64:
 
 
 def _numbered(spans: Spans, number: Int32, start: Int64) -> Int64:
-    """The first step of the row's number before which this number is not used again; the number of steps without."""
+    """Return the first step of the row's number before which this number is not used again; the number of steps
+    without.
+    """
     count = len(number)
     order = np.argsort(number, kind="stable")
     ordered = np.append(number[order], np.iinfo(number.dtype).max)
@@ -47,7 +49,9 @@ def _numbered(spans: Spans, number: Int32, start: Int64) -> Int64:
 
 
 def _again(number: list[int], start: list[int]) -> Int64:
-    """When the number of each step is used again at the earliest by a later one; never, as of the entry behind them."""
+    """Return when the number of each step is used again at the earliest by a later one; never, as of the entry
+    behind them.
+    """
     never = np.iinfo(np.int64).max
     again = np.full(len(number) + 1, never)
     begins: dict[int, int] = {}

@@ -85,7 +85,7 @@ class _Stood:
 def summarise(
     window: StepWindow, rank: LiveRank, told: Sequence[Mapping[str, Any]], breath: Breath
 ) -> list[StepSummary]:
-    """The summaries of some steps.
+    """Return the summaries of some steps.
 
     Args:
         window: around them.
@@ -177,7 +177,9 @@ def _summary(parts: _Parts, at: int, operations: tuple[OperationSummary, ...], *
 
 
 def _relevant(window: StepWindow) -> Int64:
-    """The rows of the steps; what overlaps them or a communication that they count; of communications, only those."""
+    """Return the rows of the steps; what overlaps them or a communication that they count; of communications, only
+    those.
+    """
     spans, steps = window.spans, window.steps
     communication = communication_rows(spans)
     own = communication & (window.owner >= 0)
@@ -235,7 +237,7 @@ def _operations(calls: Calls, stood: _Stood, known: _Known) -> Iterator[tuple[in
 
 
 def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.float64], Bool]:
-    """Bytes moved · bus factor of each call, 0 where it has no bandwidth; and which have one."""
+    """Return bytes moved · bus factor of each call, 0 where it has no bandwidth; and which have one."""
     if not len(calls):
         return np.zeros(0), np.zeros(0, np.bool_)
     is_uneven = calls.self_bytes >= 0
@@ -306,7 +308,7 @@ def _collectives(stood: _Stood, known: _Known, numbers: Int32) -> Iterator[tuple
 
 
 def _stalled_on(call: Int64, summary: Int64, count: int, stood: _Stood, spans: Spans) -> Int64:
-    """How long the lane stood still, in the step of each call, for it; added up by summary."""
+    """Return how long the lane stood still, in the step of each call, for it; added up by summary."""
     total = np.zeros(count, np.int64)
     if not len(stood.row):
         return total

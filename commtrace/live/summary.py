@@ -71,7 +71,7 @@ class OperationSummary:
 
     @property
     def is_pipeline_transfer(self) -> bool:
-        """Whether what it stalled counts as bubble: one rank alone cannot tell how much of it was transfer."""
+        """Return whether what it stalled counts as bubble: one rank alone cannot tell how much of it was transfer."""
         return self.role == PIPELINE and self.operation in _POINT_TO_POINT
 
     @property
@@ -150,5 +150,5 @@ class StepSummary:
 
     @property
     def work_ns(self) -> int:
-        """What the rank itself did: the step without waiting for others and without saving checkpoints."""
+        """Return what the rank itself did: the step without waiting for others and without saving checkpoints."""
         return self.duration_ns - sum(self.exposed_ns.values()) - self.bubble_ns - self.checkpoint_ns

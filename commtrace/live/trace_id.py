@@ -6,7 +6,7 @@ import hashlib
 
 
 def trace_id(run_id: str, step: int) -> int:
-    """The 128-bit trace id of a step: the first 16 bytes of SHA-256 over ``RUN_ID/STEP``, big-endian.
+    """Return the 128-bit trace id of a step: the first 16 bytes of SHA-256 over ``RUN_ID/STEP``, big-endian.
 
     Written as 32 hexadecimal digits (``f"{trace_id(run_id, step):032x}"``) it is what OpenTelemetry calls a trace id.
     """

@@ -90,7 +90,7 @@ class MonitorStore:
 
     @property
     def num_hang_messages(self) -> int:
-        """How often ranks have said that training has stopped or goes on."""
+        """Return how often ranks have said that training has stopped or goes on."""
         return self._num_hang_messages
 
     def hangs(self) -> dict[int, HangReport | None]:

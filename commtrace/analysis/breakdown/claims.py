@@ -45,7 +45,7 @@ class Claims(NamedTuple):
     row: Int64
 
     def precedence(self) -> Int64:
-        """A number from 0 to n − 1 per claim: the higher one wins.
+        """Return a number from 0 to n − 1 per claim: the higher one wins.
 
         By priority, then the innermost (the later start, then the earlier end). The state decides what is left, so
         that the order of the input never does.
@@ -125,7 +125,7 @@ class LaneClaims(NamedTuple):
 
 
 def together(parts: Sequence[Claims]) -> Claims:
-    """The claims of all parts."""
+    """Return the claims of all parts."""
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return Claims(*columns)
 
@@ -183,7 +183,7 @@ def _stalls(
     states: tuple[State, ...],
     axis: Int64,
 ) -> Stalls:
-    """What these rows say, which are not empty; ``ready`` and ``role`` are theirs."""
+    """Return what these rows say, which are not empty; ``ready`` and ``role`` are theirs."""
     wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
     # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.

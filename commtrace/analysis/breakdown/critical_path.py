@@ -162,7 +162,7 @@ _EVER: Final = np.iinfo(np.int64).min
 def critical_paths(
     run: Run, matches: Matches, roles: Roles, steps: Sequence[int], residual_ns: int = 0
 ) -> list[StepPath]:
-    """The critical path of each of these steps.
+    """Return the critical path of each of these steps.
 
     Args:
         run: on one clock.
@@ -180,7 +180,9 @@ def critical_paths(
 
 
 def critical_path(context: Context, alignment: Alignment) -> CriticalPath | None:
-    """The critical paths of the steps that count, summed up; None where hosts' clocks could not be brought together."""
+    """Return the critical paths of the steps that count, summed up; None where hosts' clocks could not be brought
+    together.
+    """
     if alignment.refused is not None:
         return None
     residual = alignment.residual_ns["p99"]
@@ -251,7 +253,7 @@ class _Lanes:
         self._lanes: dict[int, _Lane] = {}
 
     def walk(self, begin: int, rank: int, now: int) -> Iterator[Piece]:
-        """The pieces from ``now`` on ``rank`` back to ``begin``, the latest first; some may be empty."""
+        """Yield the pieces from ``now`` on ``rank`` back to ``begin``, the latest first; some may be empty."""
         left: set[int] = set()  # ranks that the path has left for others at this very instant
         while now > begin:
             interval = self._lane(rank).before(now)
@@ -336,7 +338,7 @@ class _Lane:
         )
 
     def before(self, now: int) -> _Interval:
-        """What the rank did just before this instant."""
+        """Return what the rank did just before this instant."""
         number = int(np.searchsorted(self.edges, now)) - 1
         if number < 0:
             return _Interval(_EVER, UNKNOWN)  # it had not recorded anything yet

@@ -28,7 +28,7 @@ class Disjoint:
         return self.of_begun(np.searchsorted(self.start, times, side="right"), times)
 
     def of_begun(self, begun: Int64, times: Int64) -> Int64:
-        """The same, where it is known how many intervals have begun at each instant."""
+        """Return the same, where it is known how many intervals have begun at each instant."""
         index = begun - 1
         if not len(self.start):
             return index
@@ -36,7 +36,7 @@ class Disjoint:
         return np.asarray(begun * holds - 1)
 
     def covered_before(self, times: Int64) -> Int64:
-        """How much of the time before each instant is covered."""
+        """Return how much of the time before each instant is covered."""
         total = np.concatenate([[0], np.cumsum(self.end - self.start)])
         begun = np.searchsorted(self.start, times, side="right")
         if not len(self.start):
@@ -46,7 +46,7 @@ class Disjoint:
 
     @classmethod
     def union(cls, start: Int64, end: Int64) -> Disjoint:
-        """The instants that lie in any of these intervals."""
+        """Return the instants that lie in any of these intervals."""
         if not len(start):
             return cls(start, end)
         order = np.argsort(start, kind="stable")

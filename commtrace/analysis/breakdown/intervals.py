@@ -27,7 +27,9 @@ class Union(NamedTuple):
         return int((self.end - self.start).sum())
 
     def before(self, times: Int64) -> Int64:
-        """How much of the union lies before each of these times; the difference of two is the part between them."""
+        """Return how much of the union lies before each of these times; the difference of two is the part between
+        them.
+        """
         total = np.concatenate([[0], np.cumsum(self.end - self.start)])
         whole = np.searchsorted(self.start, times, side="right")  # intervals that have begun
         before_all = times.min(initial=0)  # Where none has, none goes on.
@@ -36,12 +38,12 @@ class Union(NamedTuple):
 
 
 def ranges(first: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """All numbers of the ranges [first, end): which range, and the number."""
+    """Return all numbers of the ranges [first, end): which range, and the number."""
     return np.repeat(np.arange(len(first)), end - first), concatenated_ranges(first, end)
 
 
 def union(start: Int64, end: Int64) -> Union:
-    """The points that are in at least one interval."""
+    """Return the points that are in at least one interval."""
     filled = np.flatnonzero(end > start)
     start, end = start[filled], end[filled]
     if not len(start):

@@ -59,7 +59,7 @@ class ModuleTime:
         }
 
     def _slowest(self) -> tuple[int | None, float | None]:
-        """The rank with the largest median, and by which share that exceeds the median of the ranks' medians.
+        """Return the rank with the largest median, and by which share that exceeds the median of the ranks' medians.
 
         None where fewer than two ranks have the module.
         """
@@ -72,7 +72,7 @@ class ModuleTime:
 
 
 def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[ModuleTime]:
-    """Rows of the modules that were recorded, dearest first; none where no module was.
+    """Return rows of the modules that were recorded, dearest first; none where no module was.
 
     Args:
         run: the run that ``times`` partitions.
@@ -123,7 +123,7 @@ def _add(
 
 
 def _quantile(ordered: Int64, share: float) -> int:
-    """The smallest of the values that so large a share of them does not exceed; 0 of none."""
+    """Return the smallest of the values that so large a share of them does not exceed; 0 of none."""
     return int(ordered[math.ceil(share * len(ordered)) - 1]) if len(ordered) else 0
 
 
@@ -141,7 +141,7 @@ def _exposed_inside(trace: RankTrace, rows: Int64, stalled_ns: Int64) -> Int64:
 
 
 def _repeated_in_backward(trace: RankTrace, rows: Int64, names: Sequence[str]) -> Bool:
-    """Which of these rows are repeated forwards that lie in the backward of the same module."""
+    """Return which of these rows are repeated forwards that lie in the backward of the same module."""
     spans, name = trace.spans, trace.spans.name[rows]
     found = np.zeros(len(rows), np.bool_)
     known = {names[code]: code for code in np.unique(name).tolist()}

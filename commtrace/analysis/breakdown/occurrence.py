@@ -33,7 +33,7 @@ class Occurrence(NamedTuple):
 
     @property
     def is_rare(self) -> bool:
-        """Whether a mean over all steps would tell of something that most of them do not have."""
+        """Return whether a mean over all steps would tell of something that most of them do not have."""
         enough = self.num_steps >= _FEWEST_STEPS and bool(self.steps)
         return enough and len(self.steps) <= max(1, int(_RARE * self.num_steps))
 

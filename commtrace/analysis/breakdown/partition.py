@@ -121,7 +121,7 @@ class StepTimes(NamedTuple):
 
 
 def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTimes:
-    """The partition of a block, with what every single step stood still for.
+    """Return the partition of a block, with what every single step stood still for.
 
     Args:
         run: on one clock.
@@ -189,7 +189,7 @@ class _Lanes:
         return np.flatnonzero((self.is_wait | self.is_transfer)[self.segment])
 
     def time_per_state(self) -> Int64:
-        """Steps × states, ns."""
+        """Return steps × states, ns."""
         steps, states = len(self.steps.row), len(self.states)
         return _sums(self.step * states + self.state[self.segment], self.length_ns, steps * states).reshape(
             steps, states
@@ -206,7 +206,7 @@ class _Lanes:
         )
 
     def per_stall(self, spans: int) -> Int64:
-        """Spans × (wait or bubble, transfer), ns."""
+        """Return spans × (wait or bubble, transfer), ns."""
         standing = self.standing()
         segment = self.segment[standing]
         cell = 2 * self.row[segment] + self.is_transfer[segment]

@@ -103,7 +103,9 @@ class RankMean:
 def rank_means(
     run: Run, partition: Partition, matches: Matches, unmatched_ns: Mapping[int, int] | None = None
 ) -> list[RankMean]:
-    """The mean step of every rank that has steps, by rank; ``unmatched_ns`` over all of their steps, where known."""
+    """Return the mean step of every rank that has steps, by rank; ``unmatched_ns`` over all of their steps, where
+    known.
+    """
     blame = blame_ns(run, matches)
     bounds = {rank: np.searchsorted(partition.rank, [rank, rank + 1]).tolist() for rank in run.ranks}
     means = (
@@ -118,7 +120,7 @@ def rank_means(
 
 
 def _mean_of_rank(run: Run, partition: Partition, matches: Matches, rank: int, blame: int, rows: slice) -> RankMean:
-    """The mean of these rows of the partition, which are those of the rank."""
+    """Return the mean of these rows of the partition, which are those of the rank."""
     trace = run.ranks[rank]
     num_steps = rows.stop - rows.start
     times = apportion(partition.ns[rows].sum(axis=0), num_steps)
@@ -135,7 +137,7 @@ def _mean_of_rank(run: Run, partition: Partition, matches: Matches, rank: int, b
 
 
 def apportion(totals: Int64, count: int) -> Sequence[int]:
-    """Each total divided by ``count``, as integers whose sum is the sum of the totals divided by ``count``.
+    """Return each total divided by ``count``, as integers whose sum is the sum of the totals divided by ``count``.
 
     Everything is rounded down, and what is then missing goes, 1 ns each, to the largest remainders.
     """

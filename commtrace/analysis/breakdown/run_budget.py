@@ -44,7 +44,7 @@ class Claim(NamedTuple):
 
 
 def divide(claims: Iterable[Claim], begin: int, end: int) -> list[int]:
-    """How long each of :data:`PARTS` lasts between two instants, ns; they add up to ``end - begin``."""
+    """Return how long each of :data:`PARTS` lasts between two instants, ns; they add up to ``end - begin``."""
     ordered = sorted(claims, key=lambda claim: claim.part)
     part = np.concatenate([np.zeros(0, np.int64), *(np.full(len(one.start), one.part, np.int64) for one in ordered)])
     starts = np.concatenate([np.zeros(0, np.int64), *(np.clip(one.start, begin, end) for one in ordered)])

@@ -82,5 +82,5 @@ TRACED_COMMUNICATION_PRIORITY: Final = 1
 
 
 def states_of(roles: tuple[str, ...]) -> tuple[State, ...]:
-    """The columns for a run with these roles: the fixed ones, then wait and transfer of each role in turn."""
+    """Return the columns for a run with these roles: the fixed ones, then wait and transfer of each role in turn."""
     return (*FIXED, *(State(kind, role) for role in roles for kind in (WAIT, TRANSFER)))

@@ -90,7 +90,7 @@ class _Rank:
     unfinished: npt.NDArray[np.bool_]
 
     def rows(self, step: int) -> Int64:
-        """Rows of a step, in the order of the spans: by start, at equal starts the longer one first."""
+        """Return rows of a step, in the order of the spans: by start, at equal starts the longer one first."""
         first, end = np.searchsorted(self.sorted_steps, [step, step + 1])
         return np.sort(self.order[first:end])
 
@@ -116,7 +116,7 @@ class Timeline:
 
     @classmethod
     def of_analysis(cls, analysis: Analysis) -> Timeline:
-        """The steps that the numbers of an analysis are about."""
+        """Return the steps that the numbers of an analysis are about."""
         return cls(analysis.run, analysis.matches, analysis.roles, _residual(analysis.alignment))
 
     @classmethod
@@ -143,7 +143,7 @@ class Timeline:
         return sorted({step for bounds in self._bounds for step in bounds})
 
     def base_ns(self, step: int) -> int:
-        """When the first rank began the step."""
+        """Return when the first rank began the step."""
         return min(bounds[step][0] for bounds in self._bounds if step in bounds)
 
     def duration_ns(self, step: int) -> int:
@@ -151,7 +151,9 @@ class Timeline:
         return max(bounds[step][1] for bounds in self._bounds if step in bounds) - self.base_ns(step)
 
     def outline(self) -> dict[str, Any]:
-        """What all steps share: vocabularies, ranks with their communication lanes, and how exact the clocks are."""
+        """Return what all steps share: vocabularies, ranks with their communication lanes, and how exact the clocks
+        are.
+        """
         return {
             "residual_ns": self._residual_ns,
             "kinds": list(schema.KINDS),
@@ -172,7 +174,7 @@ class Timeline:
         }
 
     def step(self, step: int) -> dict[str, Any]:
-        """The boxes of one step.
+        """Return the boxes of one step.
 
         Raises:
             KeyError: no rank recorded the step.
@@ -240,7 +242,7 @@ def _residual(alignment: Alignment) -> Mapping[str, int] | None:
 
 
 def rank_label(trace: RankTrace) -> str:
-    """A rank in the words of its job: ``rank 3 · pp1 dp0 tp0 · node0``; dimensions of size 1 are left out."""
+    """Return a rank in the words of its job: ``rank 3 · pp1 dp0 tp0 · node0``; dimensions of size 1 are left out."""
     shown = [name for name in _COORDINATES if trace.parallel.get(name, 2) > 1 and name in trace.coordinates]
     coordinates = " ".join(f"{name}{trace.coordinates[name]}" for name in shown)
     return " · ".join(filter(None, [f"rank {trace.rank}", coordinates, trace.metadata.node]))
@@ -275,7 +277,7 @@ def _step_bounds(spans: Spans) -> dict[int, tuple[int, int]]:
 
 
 def _depths(start: Int64, end: Int64) -> Int64:
-    """How many of the intervals before, sorted by start, are still open where each one starts."""
+    """Return how many of the intervals before, sorted by start, are still open where each one starts."""
     depths = np.empty(len(start), np.int64)
     open_ends: list[int] = []
     for row, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
@@ -287,7 +289,7 @@ def _depths(start: Int64, end: Int64) -> Int64:
 
 
 def _sublanes(lane: Int64, start: Int64, end: Int64) -> list[int]:
-    """The first sublane of its lane that is free when each interval, sorted by start, begins."""
+    """Return the first sublane of its lane that is free when each interval, sorted by start, begins."""
     chosen = []
     ends_of_lane: dict[int, list[int]] = {}
     for number, begin, finish in zip(lane.tolist(), start.tolist(), end.tolist(), strict=True):
@@ -299,7 +301,7 @@ def _sublanes(lane: Int64, start: Int64, end: Int64) -> list[int]:
 
 
 def _positions(rows: Int64, wanted: Int64) -> Int64:
-    """Where each wanted row stands among the ascending ``rows``; −1 where it is not one of them."""
+    """Return where each wanted row stands among the ascending ``rows``; −1 where it is not one of them."""
     if not len(rows):
         return np.full(len(wanted), -1)
     position = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
@@ -365,7 +367,7 @@ def _communication_lanes(trace: RankTrace, rows: Int64) -> tuple[Int64, list[dic
 
 
 def _group_of(trace: RankTrace, row: int, *, is_p2p: bool) -> Group:
-    """The group that gives a communication its role (:mod:`commtrace.analysis.matching.roles`)."""
+    """Return the group that gives a communication its role (:mod:`commtrace.analysis.matching.roles`)."""
     number, peer = int(trace.spans.group[row]), int(trace.spans.peer[row])
     if is_p2p:
         holding = [group for group in trace.groups.values() if group.role == PIPELINE and peer in group.ranks]
@@ -376,7 +378,7 @@ def _group_of(trace: RankTrace, row: int, *, is_p2p: bool) -> Group:
 
 
 def members(ranks: Sequence[int]) -> str:
-    """Ranks in few characters: ``0–3, 8``, or ``0, 8, …, 504`` where there are many."""
+    """Return ranks in few characters: ``0–3, 8``, or ``0, 8, …, 504`` where there are many."""
     ordered = sorted(ranks)
     runs: list[list[int]] = []
     for rank in ordered:

@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
 
 def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES) -> list[Change]:
-    """Where the line jumps, in order: the largest jump first, then those on either side of it."""
+    """Return where the line jumps, in order: the largest jump first, then those on either side of it."""
     found = _largest_jump(time, difference) if most else None
     if found is None:
         return []
@@ -56,7 +56,7 @@ def change_points(time: Float64, difference: Float64, most: int = _MOST_CHANGES)
 
 
 def without_drift(time: Float64, difference: Float64) -> Float64:
-    """The difference less its slope: the median over pairs a tenth of the time apart, few of which hold a jump.
+    """Return the difference less its slope: the median over pairs a tenth of the time apart, few of which hold a jump.
 
     By time, not by number: of readings that come in bursts, as those of a step do, neighbours tell only their noise.
     """
@@ -104,7 +104,7 @@ def _persists(level: Float64, position: int, left: float, right: float) -> bool:
 
 
 def _best_split(level: Float64, left: float, right: float) -> int:
-    """Where the readings go over from one level to the other: least absolute error."""
+    """Return where the readings go over from one level to the other: least absolute error."""
     error_left = np.concatenate([[0.0], np.cumsum(np.abs(level - left))])
     error_right = np.concatenate([[0.0], np.cumsum(np.abs(level - right)[::-1])])[::-1]
     return 1 + int(np.argmin((error_left + error_right)[1:-1]))

@@ -39,7 +39,7 @@ class Clock(Protocol):
     """Anything whose readings can be put on the reference clock."""
 
     def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
-        """These readings, taken in these steps of training, on the reference clock."""
+        """Return these readings, taken in these steps of training, on the reference clock."""
 
 
 class LinearClock(NamedTuple):
@@ -50,7 +50,7 @@ class LinearClock(NamedTuple):
     drift: float
 
     def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
-        """These readings, on the reference clock."""
+        """Return these readings, on the reference clock."""
         drifted = np.rint((times - self.origin_ns) * self.drift).astype(np.int64)
         return np.asarray(times - self.offset_ns - drifted)
 
@@ -86,7 +86,7 @@ def unconnected(observations: Observations, count: int) -> list[int]:
 
 
 def fit_clocks(observations: Observations, count: int) -> list[LinearClock]:
-    """The clocks under which the observations agree best; clock 0 is the reference. All must be connected."""
+    """Return the clocks under which the observations agree best; clock 0 is the reference. All must be connected."""
     origins = _origins(observations, count)
     since_a = (observations.time_a - origins[observations.clock_a]).astype(np.float64)
     since_b = (observations.time_b - origins[observations.clock_b]).astype(np.float64)
@@ -111,7 +111,7 @@ def fit_clocks(observations: Observations, count: int) -> list[LinearClock]:
 
 
 def _origins(observations: Observations, count: int) -> Int64:
-    """The first reading of each clock, as an instant from which float64 counts exactly."""
+    """Return the first reading of each clock, as an instant from which float64 counts exactly."""
     origins = np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(origins, observations.clock_a, observations.time_a)
     np.minimum.at(origins, observations.clock_b, observations.time_b)
@@ -145,7 +145,7 @@ class _Design:
     def fit(
         self, without_drift: npt.NDArray[np.bool_], start: Float64, *, precision_ns: float
     ) -> tuple[Float64, Float64]:
-        """The unknowns that fit best, and their standard errors.
+        """Return the unknowns that fit best, and their standard errors.
 
         Args:
             without_drift: clocks whose drift is held at zero, which spares an unknown.
@@ -171,13 +171,13 @@ class _Design:
         return solution, errors
 
     def _robust(self, solution: Float64) -> tuple[float, Float64]:
-        """How much the readings scatter around these clocks, ns, and by Huber's rule the weight of each."""
+        """Return how much the readings scatter around these clocks, ns, and by Huber's rule the weight of each."""
         size = np.abs(self.residual(solution))
         scale = max(MAD_TO_SIGMA * float(np.median(size)), _SMALLEST_SCALE_NS)
         return scale, np.minimum(1.0, _HUBER_K * scale / np.maximum(size, 1e-9))
 
     def _normal(self, weights: Float64, scale: float, free: npt.NDArray[np.bool_]) -> tuple[Float64, Float64]:
-        """The normal equations of weighted least squares, for readings that are wrong by ``scale`` ns."""
+        """Return the normal equations of weighted least squares, for readings that are wrong by ``scale`` ns."""
         size = 2 * self._count
         normal, right = np.zeros(size * size), np.zeros(size)
         for column, factor in zip(self._columns, self._factors, strict=True):

@@ -51,7 +51,7 @@ class ClockStep(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether time went on between the readings."""
+        """Return whether time went on between the readings."""
         first, last = self.steps
         return self.after - self.before >= self.size_ns and first <= last
 
@@ -63,7 +63,7 @@ class ClockStep(NamedTuple):
         return Begin((self.before + self.after) // 2, back_in, -self.size_ns > self.took_ns, (unsure[0], unsure[1]))
 
     def narrowed(self, other: ClockStep) -> ClockStep:
-        """The same step, as it was seen with other hosts too; as it is, where they contradict each other."""
+        """Return the same step, as it was seen with other hosts too; as it is, where they contradict each other."""
         both = self._replace(
             before=max(self.before, other.before),
             after=min(self.after, other.after),
@@ -86,7 +86,7 @@ class _Jump(NamedTuple):
     took_ns: int
 
     def of(self, clock: int) -> ClockStep:
-        """The step that it was, if it was this one of the two clocks that jumped."""
+        """Return the step that it was, if it was this one of the two clocks that jumped."""
         side = self.clocks.index(clock)
         size = self.size_ns if side == 0 else -self.size_ns
         return ClockStep(clock, self.before[side], self.after[side], size, self.steps, self.took_ns)
@@ -110,7 +110,7 @@ class _Series(NamedTuple):
 
 
 def find_steps(observations: Observations) -> list[ClockStep]:
-    """The steps of all clocks, by clock and in the order in which they happened."""
+    """Return the steps of all clocks, by clock and in the order in which they happened."""
     # Pairs that met often first: they say best when a clock was stepped.
     pairs = sorted(_series(observations), key=lambda pair: (-len(pair.axis), pair.clocks))
     found: list[ClockStep] = []
@@ -126,7 +126,7 @@ def find_steps(observations: Observations) -> list[ClockStep]:
 
 
 def split_at(observations: Observations, steps: Sequence[ClockStep], count: int) -> tuple[Observations, list[int]]:
-    """The observations with every later part of a clock under a number of its own, and the clock of each number.
+    """Return the observations with every later part of a clock under a number of its own, and the clock of each number.
 
     Args:
         observations: of all clocks.
@@ -162,7 +162,7 @@ def _series(observations: Observations) -> list[_Series]:
 
 
 def _axis(time_a: Int64, time_b: Int64) -> Int64:
-    """What brings the readings of two clocks into order, of which one may have been stepped back.
+    """Return what brings the readings of two clocks into order, of which one may have been stepped back.
 
     Observations come group by group and in each by number, so that readings rise from one to the next. Where those of
     one clock fall and those of the other rise, the former was stepped back and does not tell the order.
@@ -189,14 +189,16 @@ def _jumps(pair: _Series) -> Iterator[_Jump]:
 
 
 def _length(pair: _Series, first: int, last: int) -> int:
-    """How long these steps of training took, from the last reading before them to the last one in them; ns."""
+    """Return how long these steps of training took, from the last reading before them to the last one in them; ns."""
     before, until = pair.axis[pair.step < first], pair.axis[pair.step <= last]
     begin = before.max() if len(before) else pair.axis[0]
     return int(until.max() - begin)
 
 
 def _culprit(jump: _Jump, pairs: Sequence[_Series]) -> int:
-    """The clock whose differences with others jump at that instant too; of equals the one that is not the reference."""
+    """Return the clock whose differences with others jump at that instant too; of equals the one that is not the
+    reference.
+    """
     return max(jump.clocks, key=lambda clock: (_evidence(jump.of(clock), jump.clocks, pairs), clock))
 
 
@@ -228,7 +230,9 @@ def _sides(step: ClockStep, pair: _Series) -> tuple[Int64, Int64]:
 
 
 def _may_be_one(known: ClockStep, step: ClockStep, readings: _Series) -> bool:
-    """Whether two steps of a clock may be one: of like size, and no more than a window of readings between them."""
+    """Return whether two steps of a clock may be one: of like size, and no more than a window of readings between
+    them.
+    """
     larger = max(abs(known.size_ns), abs(step.size_ns))
     if known.clock != step.clock or abs(known.size_ns - step.size_ns) > larger / 2:
         return False

@@ -32,7 +32,7 @@ class Begin(NamedTuple):
     unsure: tuple[int, int] = (0, 0)
 
     def is_past(self, times: Int64, steps: Int32 | None) -> Bool:
-        """Which of these readings, taken in these steps of training (−1: in none), are of the later part."""
+        """Return which of these readings, taken in these steps of training (−1: in none), are of the later part."""
         past = np.asarray(times >= self.at_ns)
         if self.back_in is None or self.back_in[0] < 0 or steps is None:
             return past
@@ -63,7 +63,7 @@ class PiecewiseClock(NamedTuple):
 
     @property
     def goes_back(self) -> bool:
-        """Whether some readings were shown twice, so that what was read first need not be earlier."""
+        """Return whether some readings were shown twice, so that what was read first need not be earlier."""
         return any(start.back_in is not None for start in self.starts)
 
     def is_sure(self, times: Int64, steps: Int32) -> Bool:
@@ -74,14 +74,16 @@ class PiecewiseClock(NamedTuple):
         return sure
 
     def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
-        """These readings, on the reference clock; ``steps`` of training in which they were taken, if anybody knows."""
+        """Return these readings, on the reference clock; ``steps`` of training in which they were taken, if anybody
+        knows.
+        """
         moved = self.parts[0].to_reference(times)
         for start, part in zip(self.starts, self.parts[1:], strict=True):
             moved = np.where(start.is_past(times, steps), part.to_reference(times), moved)
         return np.asarray(moved)
 
     def moved_up(self, shift_ns: int) -> PiecewiseClock:
-        """The clock whose readings are later on the reference clock by ``shift_ns``."""
+        """Return the clock whose readings are later on the reference clock by ``shift_ns``."""
         return self._replace(parts=tuple(part._replace(offset_ns=part.offset_ns - shift_ns) for part in self.parts))
 
 

@@ -17,7 +17,7 @@ WITHOUT_BANDWIDTH: Final = ("barrier",)
 
 
 def bus_factor(operation: str, group_size: int, *, uneven: bool = False) -> float:
-    """How much of the tensor crosses the busiest link, for a group of ``group_size`` members."""
+    """Return how much of the tensor crosses the busiest link, for a group of ``group_size`` members."""
     if operation == "all_reduce":
         return 2 * (group_size - 1) / group_size
     if operation in ("all_gather", "reduce_scatter") or (operation == "all_to_all" and not uneven):
@@ -34,6 +34,6 @@ def moved_bytes(operation: str, num_bytes: Int64, self_bytes: Int64) -> Int64:
 
 
 def bus_factors(operation: str, group_size: int, self_bytes: Int64) -> npt.NDArray[np.float64]:
-    """The factor of each call: even and uneven all_to_all differ."""
+    """Return the factor of each call: even and uneven all_to_all differ."""
     even, uneven = (bus_factor(operation, group_size, uneven=uneven) for uneven in (False, True))
     return np.where((self_bytes >= 0) & (operation == "all_to_all"), uneven, even)

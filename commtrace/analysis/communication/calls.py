@@ -71,7 +71,7 @@ class Calls:
 
     @classmethod
     def empty(cls, count: int, **columns: npt.NDArray[Any]) -> Calls:
-        """Rows with nothing but these columns."""
+        """Return rows with nothing but these columns."""
         zeros = np.zeros(count, np.int64)
         flags = ("finished", "complete", "mismatched", "upper_bound")
         names = [column.name for column in fields(cls)]
@@ -102,7 +102,7 @@ def calls_of_rank(
     roles: RankRoles,
     steps: Sequence[int] | None = None,
 ) -> tuple[Calls, Calls]:
-    """The calls that one rank made, in these steps if any are given, and what else its lane stood still for."""
+    """Return the calls that one rank made, in these steps if any are given, and what else its lane stood still for."""
     block = Block.of_ranks({trace.rank: trace.spans})
     rows = CallRows(block, matches, roles, stalled_ns, unfinished_rows(trace))
     return calls_and_stalls(rows, steps)
@@ -111,7 +111,7 @@ def calls_of_rank(
 def calls_and_stalls(
     known: CallRows, steps: Sequence[int] | None = None, *, sizes_of_stalls: bool = False
 ) -> tuple[Calls, Calls]:
-    """The calls that ranks made, in these steps if any are given, and what else their lanes stood still for.
+    """Return the calls that ranks made, in these steps if any are given, and what else their lanes stood still for.
 
     Args:
         known: the rows.
@@ -125,12 +125,12 @@ def calls_and_stalls(
 
 
 def calls_of_rows(known: CallRows) -> Calls:
-    """All calls that ranks made."""
+    """Return all calls that ranks made."""
     return _calls(known, np.flatnonzero(communication_rows(known.block.spans)))
 
 
 def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> Calls:
-    """What the lanes stood still for, among these rows."""
+    """Return what the lanes stood still for, among these rows."""
     spans, roles, stalled_ns = known.block.spans, known.roles, known.stalled_ns
     stood = (stalled_ns[:, 0] | stalled_ns[:, 1]).astype(np.bool_)
     stalls = np.flatnonzero(stood & among)
@@ -148,7 +148,9 @@ def _stalls(known: CallRows, among: Bool, with_sizes: bool) -> Calls:
 
 
 def _bytes_stalled_on(block: Block, stalls: Int64) -> Int64:
-    """Bytes of the call, of a bracket as a whole, that each of these rows names or is; −1 where it was not recorded."""
+    """Return bytes of the call, of a bracket as a whole, that each of these rows names or is; −1 where it was not
+    recorded.
+    """
     spans = block.spans
     communicates = communication_rows(spans)
     calls = np.where(communicates[stalls], stalls, communications_of(block, stalls))
@@ -169,7 +171,7 @@ def _bytes_stalled_on(block: Block, stalls: Int64) -> Int64:
 
 
 def _calls(known: CallRows, rows: Int64) -> Calls:
-    """The calls that these rows are."""
+    """Return the calls that these rows are."""
     spans, matches, roles = known.block.spans, known.matches, known.roles
     start, end, ready = spans.start[rows], spans.end[rows], matches.ready[rows]
     duration = np.maximum(end - start, 0)

@@ -55,7 +55,7 @@ class Change:
 
     @property
     def is_real(self) -> bool:
-        """Whether the difference is larger than the noise. False where the noise is unknown."""
+        """Return whether the difference is larger than the noise. False where the noise is unknown."""
         difference = self.difference
         return difference is not None and self.noise is not None and abs(difference) > self.noise
 

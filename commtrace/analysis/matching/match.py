@@ -65,7 +65,7 @@ class RankMatches:
     stall_complete: Bool
 
     def take(self, rows: Bool | Int64 | slice) -> RankMatches:
-        """Only these rows, matched as they are."""
+        """Return only these rows, matched as they are."""
         return RankMatches(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def wait_ns(self, spans: Spans) -> Int64:
@@ -117,7 +117,9 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
 
 
 def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, own: slice) -> RankMatches:
-    """What is known of all rows of a block; of its communications, at these positions, what their joined rows say."""
+    """Return what is known of all rows of a block; of its communications, at these positions, what their joined rows
+    say.
+    """
     matches = unmatched(block.spans)
     if joined is not None:
         for column in _Joined._fields:
@@ -132,12 +134,14 @@ def _matches_of_block(block: Block, position: Int64, joined: _Joined | None, own
 
 
 def communication_of(spans: Spans, stalls: Int64) -> Int64:
-    """The row of the communication that each of these stall rows of a rank names; −1 where it was not recorded."""
+    """Return the row of the communication that each of these stall rows of a rank names; −1 where it was not
+    recorded.
+    """
     return communications_of(Block((0,), bounds_of([len(spans)]), spans), stalls)
 
 
 def communications_of(block: Block, stalls: Int64) -> Int64:
-    """The same for rows of a block."""
+    """Return the same for rows of a block."""
     spans = block.spans
     communications = np.flatnonzero(communication_rows(spans) & (spans.id >= 0))
     if not len(communications):
@@ -153,7 +157,7 @@ def communications_of(block: Block, stalls: Int64) -> Int64:
 
 
 def unmatched(spans: Spans) -> RankMatches:
-    """What is known of a rank by itself: nothing waited for anybody, as far as can be told."""
+    """Return what is known of a rank by itself: nothing waited for anybody, as far as can be told."""
     count = len(spans)
     return RankMatches(
         bucket=np.full(count, -1, np.int64),
@@ -262,7 +266,7 @@ def _same_side(rows: Rows, buckets: Buckets) -> Bool:
 
 
 def _known_values_differ(buckets: Buckets, values: npt.NDArray[np.integer]) -> Bool:
-    """Where two values that are not "does not apply" differ."""
+    """Return where two values that are not "does not apply" differ."""
     differ = buckets.differ(values)
     if not differ.any():
         return differ
@@ -281,7 +285,7 @@ def _ready(run: Run, rows: Rows, last_start: Int64) -> Int64:
 
 
 def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
-    """A bracket of point-to-point operations is waited for as a whole: it is ready when its last member is.
+    """Return a bracket of point-to-point operations is waited for as a whole: it is ready when its last member is.
 
     Members of a bracket have consecutive ids, and ``op_in_seq`` counts them from 0.
     """

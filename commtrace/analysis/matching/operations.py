@@ -29,29 +29,31 @@ ONLY_KERNELS: Final = (
 
 
 def communication_rows(spans: Spans) -> Bool:
-    """Which rows are collectives or point-to-point operations."""
+    """Return which rows are collectives or point-to-point operations."""
     return np.asarray((spans.kind == schema.COLLECTIVE) | (spans.kind == schema.P2P))
 
 
 def named(run: Run, spans: Spans, operations: Iterable[str]) -> Bool:
-    """Which rows carry one of these names."""
+    """Return which rows carry one of these names."""
     return codes_named(run, spans.name, operations)
 
 
 def codes_named(run: Run, codes: Int32, operations: Iterable[str]) -> Bool:
-    """Which of these codes of names stand for one of these names."""
+    """Return which of these codes of names stand for one of these names."""
     chosen = np.zeros(max(len(run.names), 1) + 1, np.bool_)
     chosen[[code for operation in operations if (code := run.name_code(operation)) >= 0]] = True
     return chosen.take(codes)  # name −1 reads the last entry, which is never chosen
 
 
 def is_kernel_trace(spans: Spans) -> bool:
-    """Whether the rank's rows are kernels: then all that its device did is there, and what was exposed follows."""
+    """Return whether the rank's rows are kernels: then all that its device did is there, and what was exposed
+    follows.
+    """
     return bool((spans.timing == schema.KERNEL_TIMING).any())
 
 
 def of_one_sort(blocks: Iterable[Block]) -> list[Block]:
-    """The blocks; those in which the kernels of some ranks were traced, and of others not, rank by rank."""
+    """Return the blocks; those in which the kernels of some ranks were traced, and of others not, rank by rank."""
     return [one for block in blocks for one in ([*block.single()] if _is_mixed(block) else [block])]
 
 
@@ -61,7 +63,7 @@ def _is_mixed(block: Block) -> bool:
 
 
 def unfinished_rows(trace: RankTrace) -> Bool:
-    """Which rows are communications whose end was never seen: their duration is unknown."""
+    """Return which rows are communications whose end was never seen: their duration is unknown."""
     ids = unfinished_ids(trace)
     if not ids:
         return np.zeros(len(trace.spans), np.bool_)
@@ -69,12 +71,12 @@ def unfinished_rows(trace: RankTrace) -> Bool:
 
 
 def unfinished_ids(trace: RankTrace) -> list[int]:
-    """The ids of these."""
+    """Return the ids of these."""
     return [number for number, detail in trace.details.items() if '"unfinished"' in detail]
 
 
 def unfinished_rows_of(run: Run, block: Block) -> Bool:
-    """The same of all rows of a block."""
+    """Return the same of all rows of a block."""
     unfinished = np.zeros(len(block), np.bool_)
     for rank, rows in block.slices().items():
         if run.ranks[rank].details:

@@ -42,7 +42,7 @@ class RankRoles:
     nodes: Int32
 
     def take(self, rows: Bool | slice) -> RankRoles:
-        """Only these rows."""
+        """Return only these rows."""
         return RankRoles(self.role[rows], self.group_size[rows], self.nodes[rows])
 
 
@@ -59,12 +59,12 @@ class Roles:
 
 
 def select_roles(roles: Roles, rows: Mapping[int, Bool | slice]) -> Roles:
-    """Only these ranks and of each these rows."""
+    """Return only these ranks and of each these rows."""
     return Roles(roles.words, {rank: roles.ranks[rank].take(own) for rank, own in rows.items()})
 
 
 def find_roles(run: Run) -> Roles:
-    """The role of every communication and stall row."""
+    """Return the role of every communication and stall row."""
     groups = {number: group for trace in run.ranks.values() for number, group in trace.groups.items()}
     words = tuple(sorted({group.role for group in groups.values()} | {PIPELINE, UNKNOWN}))
     of_blocks = [_roles_of_block(run, block, groups, words) for block in run.blocks]
@@ -77,7 +77,7 @@ def find_roles(run: Run) -> Roles:
 
 
 def role_of(run: Run, trace: RankTrace, group: int, peer: int = schema.NOT_APPLICABLE) -> str:
-    """The role of one communication of a rank; ``peer`` is given for point-to-point operations only."""
+    """Return the role of one communication of a rank; ``peer`` is given for point-to-point operations only."""
     known = trace.groups if group in trace.groups else {n: g for t in run.ranks.values() for n, g in t.groups.items()}
     pipelines = [own for own in trace.groups.values() if own.role == PIPELINE]
     return _role_and_size(trace.rank, group, peer, known, pipelines)[0]
@@ -129,7 +129,7 @@ def _decided(run: Run, groups: Mapping[int, Group], partners: Iterable[tuple[int
 
 
 def _ends(rank: int, group: Group | None, peer: int) -> tuple[int, ...]:
-    """The ranks between which bytes move."""
+    """Return the ranks between which bytes move."""
     if peer >= 0:
         return (rank, peer)
     return group.ranks if group else ()

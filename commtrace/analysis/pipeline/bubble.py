@@ -71,7 +71,7 @@ class StageBubble:
     phase_ns: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The fields; causes that are not known are left out."""
+        """Return the fields; causes that are not known are left out."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         return {**known, "ranks": list(self.ranks), "left_out": list(self.left_out)}
 
@@ -101,7 +101,7 @@ class _Measured(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the other sides of nearly all of its waits for other stages were seen."""
+        """Return whether the other sides of nearly all of its waits for other stages were seen."""
         return self.unmatched <= _FEW * (self.warm_up + self.steady + self.cool_down + self.transfer)
 
 
@@ -118,7 +118,7 @@ class MeasuredWaits(NamedTuple):
 
 
 def measure_waits(run: Run, matches: Matches, roles: Roles | None = None) -> MeasuredWaits:
-    """How long the ranks of a pipeline worked, and waited for one another."""
+    """Return how long the ranks of a pipeline worked, and waited for one another."""
     roles = roles or find_roles(run)
     bounds = _pipeline_bounds(run)
     between = {rank: _between_stages(run, trace, roles) for rank, trace in run.ranks.items()}
@@ -127,7 +127,7 @@ def measure_waits(run: Run, matches: Matches, roles: Roles | None = None) -> Mea
 
 
 def bubbles_of_stages(run: Run, waits: MeasuredWaits, program: Program | None) -> list[StageBubble]:
-    """The stages of a pipeline, ascending; without a program only what was measured."""
+    """Return the stages of a pipeline, ascending; without a program only what was measured."""
     causes = _causes(program, waits.between) if program else {}
     steps = {rank: max(int((trace.spans.kind == schema.STEP).sum()), 1) for rank, trace in run.ranks.items()}
     stages: dict[int, list[int]] = {}
@@ -216,7 +216,7 @@ def _measure(
 
 
 def _in_recorded_step(spans: Spans, rows: Int64) -> Bool:
-    """Which of these rows are of steps that are there themselves."""
+    """Return which of these rows are of steps that are there themselves."""
     numbers = spans.step[spans.kind == schema.STEP]
     recorded = np.zeros(max(int(spans.step.max(initial=-1)), -1) + 2, np.bool_)  # the last entry: outside of any step
     recorded[numbers] = True
@@ -246,7 +246,7 @@ def _turning_points(trace: RankTrace) -> tuple[Int64, Int64, Int64]:
 
 
 def _replica(trace: RankTrace) -> int:
-    """A number that ranks of one pipeline share: the rank of its first stage, as far as it is known."""
+    """Return a number that ranks of one pipeline share: the rank of its first stage, as far as it is known."""
     pipelines = [
         group.ranks[0] for group in trace.groups.values() if group.role == PIPELINE and trace.rank in group.ranks
     ]
@@ -289,7 +289,7 @@ def _own_bounds(spans: Spans) -> dict[int, _Bounds]:
 
 
 def _phase_ns(bounds: Mapping[tuple[int, int], _Bounds], replica: int, steps: Int32) -> int:
-    """The length of the pipeline's work in these steps, in all."""
+    """Return the length of the pipeline's work in these steps, in all."""
     found = (bounds.get((replica, step), _NO_PIPELINE) for step in steps.tolist())
     return sum(end - start for start, end in found)
 
@@ -331,7 +331,7 @@ def _stage(
     steps: Mapping[int, int],
     causes: Mapping[int, _Cause],
 ) -> StageBubble:
-    """The mean over the ranks of which it is known what they waited for; over all of them, if it is of none."""
+    """Return the mean over the ranks of which it is known what they waited for; over all of them, if it is of none."""
     ranks = [rank for rank in recorded if measured[rank].is_known] or recorded
 
     def mean(name: str) -> float:
@@ -365,7 +365,7 @@ def _stage(
 
 
 def _parts(causes: list[_Cause]) -> tuple[int, int, int] | tuple[None, None, None]:
-    """What transfers, imbalance and the schedule make of the bubble, ns per step."""
+    """Return what transfers, imbalance and the schedule make of the bubble, ns per step."""
     if not causes:
         return None, None, None
 

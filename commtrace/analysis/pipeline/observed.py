@@ -99,7 +99,7 @@ class ObservedPipeline:
     waits: MeasuredWaits
 
     def explained(self, program: Program | None) -> Pipeline:
-        """The pipeline, with the causes of its bubbles if there is a program to replay."""
+        """Return the pipeline, with the causes of its bubbles if there is a program to replay."""
         schedule, stages, chunks, microbatches = self.schedule, self.stages, self.chunks, self.microbatches
         bubbles = bubbles_of_stages(self.run, self.waits, program)
         shares = _shares(bubbles)
@@ -121,7 +121,7 @@ class ObservedPipeline:
 
 
 def observe_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> ObservedPipeline | None:
-    """What the spans of a run tell of its pipeline, without a replay.
+    """Return what the spans of a run tell of its pipeline, without a replay.
 
     Args:
         run: with aligned clocks.
@@ -153,7 +153,7 @@ def observe_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> 
 
 
 def reconstruct_pipeline(run: Run, matches: Matches, roles: Roles | None = None) -> Pipeline | None:
-    """The pipeline of a run, from its spans alone, with the causes of its bubbles if it can be replayed.
+    """Return the pipeline of a run, from its spans alone, with the causes of its bubbles if it can be replayed.
 
     Arguments and result are those of :func:`observe_pipeline`.
     """
@@ -188,13 +188,13 @@ def _of_several_pipelines(by_stage: Mapping[int, Sequence[RankTrace]], step: int
 
 
 def _phases(trace: RankTrace, step: int) -> Int64:
-    """The forwards and backwards of a step, in order."""
+    """Return the forwards and backwards of a step, in order."""
     spans = trace.spans
     return np.flatnonzero(((spans.kind == schema.FORWARD) | (spans.kind == schema.BACKWARD)) & (spans.step == step))
 
 
 def _order(run: Run, trace: RankTrace, step: int) -> list[str]:
-    """What a rank does in a step: F, B, I or W with the microbatch and the chunk."""
+    """Return what a rank does in a step: F, B, I or W with the microbatch and the chunk."""
     spans = trace.spans
     actions = []
     for row in _phases(trace, step):

@@ -59,7 +59,7 @@ class Plan:
 
 
 def plan_of(run: Run, program: Program) -> Plan | None:
-    """The plan of the first replayed step; None for a run without forwards on several stages."""
+    """Return the plan of the first replayed step; None for a run without forwards on several stages."""
     ranks = _one_replica(run)
     times = _phase_times(program, step=0)
     plans = tuple(plan for rank in ranks if (plan := _of_rank(program, times, rank)) is not None)
@@ -133,7 +133,7 @@ def _moved(plan: RankPlan, begin: int) -> RankPlan:
 
 
 def plan_timeline(run: Run, plan: Plan) -> dict[str, Any]:
-    """The plan in the form of one step of a timeline (see :mod:`.timeline`), with the outline that it needs."""
+    """Return the plan in the form of one step of a timeline (see :mod:`.timeline`), with the outline that it needs."""
     return {
         "outline": {
             "residual_ns": None,

@@ -42,7 +42,7 @@ class Schedule(NamedTuple):
 
 
 def recognise(orders: Sequence[Sequence[str]], chunks: int) -> Schedule:
-    """The schedule of one step.
+    """Return the schedule of one step.
 
     Args:
         orders: per stage, ascending, what it does in a step: ``F3`` and ``B3`` are forward and backward of microbatch
@@ -81,7 +81,7 @@ def theoretical_fraction_of_phase(name: str, stages: int, chunks: int, microbatc
 
 
 def theoretical_ratio_to_work(name: str, stages: int, chunks: int, microbatches: int) -> float | None:
-    """The same over the forwards and backwards: (p − 1)/(v·m)."""
+    """Return the same over the forwards and backwards: (p − 1)/(v·m)."""
     if name not in _WITH_FORMULA or not microbatches:
         return None
     return (stages - 1) / (chunks * microbatches)
@@ -106,7 +106,9 @@ def _with_weights_apart(orders: Sequence[Sequence[str]], kinds: Sequence[str], c
 
 
 def _goes_back(orders: Sequence[Sequence[str]]) -> bool:
-    """Whether the pipeline turns round at the last rank: that one goes on to its second chunk before the first does."""
+    """Return whether the pipeline turns round at the last rank: that one goes on to its second chunk before the
+    first does.
+    """
     return _start_of_second_chunk(orders[-1]) < _start_of_second_chunk(orders[0])
 
 

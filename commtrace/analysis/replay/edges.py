@@ -36,7 +36,7 @@ class Edges:
         return len(self.source)
 
     def weights(self, work_ns: Int64, transfer_ns: Int64) -> Int64:
-        """The weight of each edge, ns.
+        """Return the weight of each edge, ns.
 
         Args:
             work_ns: of those edges that have pieces.
@@ -146,8 +146,9 @@ def work_between(before: Int64, first_piece: Int64, end_piece: Int64) -> Int64:
 
 
 def _after_communication(lanes: Lanes, known: Bool, which: Int64, duration: Int64) -> tuple[Bool, Int64]:
-    """Which stalls really waited for their communication; and how long after its end, or after their own begin where
-    they did not, each of them lasted."""
+    """Return which stalls really waited for their communication; and how long after its end, or after their own
+    begin where they did not, each of them lasted.
+    """
     if not len(lanes.starts):
         return known, duration
     end = lanes.starts.end[which]

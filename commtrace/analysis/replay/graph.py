@@ -75,7 +75,7 @@ class ReplayGraph:
     def times(
         self, weights: npt.NDArray[np.int64], origins: Int64 | None = None, nodes: Int64 | None = None
     ) -> npt.NDArray[np.int64]:
-        """The instant of every node.
+        """Return the instant of every node.
 
         Args:
             weights: per edge; of shape (edges,) or (edges, scenarios).
@@ -130,7 +130,7 @@ class JoinedGraph:
     def times(
         self, weights: npt.NDArray[np.int64], origins: Int64 | None = None, nodes: Int64 | None = None
     ) -> npt.NDArray[np.int64]:
-        """The instant of every node; see :meth:`ReplayGraph.times`."""
+        """Return the instant of every node; see :meth:`ReplayGraph.times`."""
         times = np.empty((self.num_nodes, *weights.shape[1:]), np.int64)
         for graph, edges, own in zip(self.graphs, self.edges, self.nodes, strict=True):
             times[own] = graph.times(weights[edges], None if origins is None else origins[own])
@@ -188,7 +188,8 @@ class _Blocks(NamedTuple):
         return cls(node, edge, level[first], degree[first])
 
     def edges(self, by_target: Int64, first: Int64) -> Int64:
-        """The order of edges that blocks need: the first one into each of their nodes, then the second of each, ….
+        """Return the order of edges that blocks need: the first one into each of their nodes, then the second of each,
+        ….
 
         Args:
             by_target: edges by the node that they lead to.
@@ -206,7 +207,7 @@ class _Blocks(NamedTuple):
         return order
 
     def levels(self, sources: Int64) -> Iterator[_Level]:
-        """All levels but the first, whose nodes no edge leads to."""
+        """Yield all levels but the first, whose nodes no edge leads to."""
         changes = np.flatnonzero(np.diff(self.level, prepend=-1, append=-1)).tolist()
         node, edge, degrees = self.node.tolist(), self.edge.tolist(), self.degree.tolist()
         for first, end in pairwise(changes[1:]):
@@ -219,14 +220,14 @@ class _Blocks(NamedTuple):
 
 
 def inverse(order: Int64) -> Int64:
-    """Where each number stands in an order."""
+    """Return where each number stands in an order."""
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
     return position
 
 
 def _levels(num_nodes: int, sources: Int64, targets: Int64, degree: Int64) -> Int64:
-    """The longest path, in edges, that leads to each node; ``degree`` counts the edges into each."""
+    """Return the longest path, in edges, that leads to each node; ``degree`` counts the edges into each."""
     by_source = stable_order(sources)
     successors = targets[by_source]
     first = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=num_nodes))])

@@ -25,7 +25,9 @@ def mean_segments(program: Program) -> Int64:
 
 
 def equal_stages(program: Program, means: Int64) -> Int64:
-    """These means, scaled so that forwards (and backwards) of all stages and chunks take the mean of all of them."""
+    """Return these means, scaled so that forwards (and backwards) of all stages and chunks take the mean of all of
+    them.
+    """
     if not len(means):
         return means
     segments, work = program.segments, program.work
@@ -53,12 +55,12 @@ def median_transfers(program: Program) -> Int64:
 
 
 def transfer_keys(transfers: Transfers) -> Int64:
-    """Numbers that are equal for transfers of the same operation, size and number of participants."""
+    """Return numbers that are equal for transfers of the same operation, size and number of participants."""
     return pack([transfers.name, transfers.bytes, transfers.participants])
 
 
 def _first_of_phase(segments: Segments) -> Bool:
-    """The first segment of each phase, whose segments are neighbours."""
+    """Return the first segment of each phase, whose segments are neighbours."""
     first = np.ones(len(segments), np.bool_)
     first[1:] = segments.instance[1:] != segments.instance[:-1]
     for column in (segments.rank, segments.step):

@@ -69,7 +69,7 @@ class Joins:
 
 
 def join_launches(run: Run, launches: Launches, *, clocks_agree: bool) -> Joins:
-    """Which launches of different ranks are one communication, and how long each took after its last start."""
+    """Return which launches of different ranks are one communication, and how long each took after its last start."""
     _, join = grouped(_communication_keys(launches, clocks_agree=clocks_agree))
     count = int(join.max()) + 1 if len(join) else 0
     latest, helps = _latest_start(run, launches, join, count)
@@ -114,7 +114,7 @@ def _latest_start(run: Run, launches: Launches, join: Int64, count: int) -> tupl
 
 
 def _communication_keys(launches: Launches, *, clocks_agree: bool) -> Int64:
-    """Numbers that are equal for the participants, in one step, of one communication."""
+    """Return numbers that are equal for the participants, in one step, of one communication."""
     bucket = launches.bucket
     alone = (bucket < 0) | (~launches.complete & (not clocks_agree))
     if not alone.any():
@@ -123,7 +123,8 @@ def _communication_keys(launches: Launches, *, clocks_agree: bool) -> Int64:
 
 
 def _brackets(launches: Launches) -> tuple[Int64, Int64]:
-    """The bracket of each point-to-point row that shares its times with others, else −1; and the rows that have one.
+    """Return the bracket of each point-to-point row that shares its times with others, else −1; and the rows that have
+    one.
 
     Members of a bracket have consecutive ids on their rank, and ``op_in_seq`` counts them from 0.
     """

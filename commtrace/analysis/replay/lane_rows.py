@@ -37,7 +37,7 @@ class LaneRows:
 
     @classmethod
     def of(cls, run: Run, block: Block) -> LaneRows:
-        """The rows of a block of the run."""
+        """Return the rows of a block of the run."""
         return cls(
             run=run,
             ranks=np.array(block.ranks, np.int64),
@@ -48,15 +48,15 @@ class LaneRows:
         )
 
     def start(self, rows: Int64) -> Int64:
-        """When these rows start, all ranks one behind the other."""
+        """Return when these rows start, all ranks one behind the other."""
         return np.asarray(self.spans.start[rows] + self.shift[self.of_row[rows]])
 
     def end(self, rows: Int64) -> Int64:
-        """When they end."""
+        """Return when they end."""
         return np.asarray(self.spans.end[rows] + self.shift[self.of_row[rows]])
 
     def unfinished(self) -> Int64:
-        """Rows of communications whose end was never seen, and of whatever shares an id with them."""
+        """Return rows of communications whose end was never seen, and of whatever shares an id with them."""
         found = [
             first + np.flatnonzero(np.isin(trace.spans.id, ids))
             for first, trace in zip(self.first[:-1].tolist(), self._traces(), strict=True)

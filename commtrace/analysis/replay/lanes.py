@@ -137,7 +137,7 @@ class ReadLanes(NamedTuple):
 
 
 def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBounds) -> ReadLanes:
-    """The programs of some ranks in the steps of which the bounds are given; ``stages`` by rank."""
+    """Return the programs of some ranks in the steps of which the bounds are given; ``stages`` by rank."""
     steps, step_start, step_end = bounds.steps, bounds.start, bounds.end
     along = rows.shift[:, None]
     intervals = Disjoint((step_start + along).reshape(-1), (step_end + along).reshape(-1))
@@ -205,7 +205,7 @@ def concatenate_lanes(parts: Sequence[ReadLanes]) -> ReadLanes:
 
 
 def _numbered_from(lanes: Lanes, node: int, piece: int, segment: int, start: int) -> Lanes:
-    """The lanes with their nodes, pieces, segments and starts numbered from these on."""
+    """Return the lanes with their nodes, pieces, segments and starts numbered from these on."""
     starts, waits = lanes.starts, lanes.waits
     return replace(
         lanes,
@@ -223,7 +223,8 @@ def _concatenated(kind: type[_Columns], parts: Sequence[_Columns]) -> _Columns:
 
 
 def _stalls(rows: LaneRows, steps: Disjoint) -> tuple[Int64, Disjoint]:
-    """Rows of the stalls in the steps, in order, and when they were; of those that overlap only the first is kept.
+    """Return rows of the stalls in the steps, in order, and when they were; of those that overlap only the first is
+    kept.
 
     A communication that took no time has no stall, and yet the lane needed it to go on, and would have had to wait
     had others been later: its own row stands for that wait.
@@ -245,7 +246,7 @@ def _stalls(rows: LaneRows, steps: Disjoint) -> tuple[Int64, Disjoint]:
 
 
 def _instants(rows: LaneRows, steps: Disjoint, stalls: Int64) -> Int64:
-    """Rows of finished communications without a length, on which no stall was recorded."""
+    """Return rows of finished communications without a length, on which no stall was recorded."""
     spans = rows.spans
     found = np.flatnonzero(communication_rows(spans) & (spans.start == spans.end))
     found = found[steps.holding(rows.start(found)) >= 0]
@@ -279,7 +280,7 @@ class _Begins(NamedTuple):
 
 
 def _begins(rows: LaneRows, numbers: Int64, intervals: Disjoint) -> _Begins:
-    """The communications of the steps with these numbers.
+    """Return the communications of the steps with these numbers.
 
     The step is the recorded one: an operation may start at the very instant at which its step ends.
     """
@@ -312,7 +313,7 @@ def _waits(rows: LaneRows, own: Int64, interval: Int64, num_steps: int, node: In
 
 
 def _launch(interval: Int64, ids: Int64, wanted_interval: Int64, wanted_id: Int64) -> Int64:
-    """Which of the launches in these intervals, with these ids, each wanted one is; −1 for none."""
+    """Return which of the launches in these intervals, with these ids, each wanted one is; −1 for none."""
     if not len(ids) or not len(wanted_id):
         return np.full(len(wanted_id), -1)
     key = pack([np.concatenate([interval, wanted_interval]), np.concatenate([ids, wanted_id])])
@@ -342,7 +343,7 @@ class _Places:
     first_node: Int64
 
     def starts(self, piece_start: Int64, end: Int64) -> Starts:
-        """Where they start.
+        """Return where they start.
 
         One that starts while the lane stands still starts a fixed time after that stall began: a stall begins a little
         before the device starts the operation that it waits for.
@@ -363,7 +364,7 @@ class _Places:
         )
 
     def launches(self, matches: Matches) -> Launches:
-        """What they are."""
+        """Return what they are."""
         rows, spans = self.rows, self.rows.spans
         bounds = np.searchsorted(self.begins.row, rows.first)
         bucket, complete, last_start = self._matched(matches, bounds)
@@ -391,7 +392,7 @@ class _Places:
         )
 
     def _instants_before(self) -> Int64 | int:
-        """How many waits without a length lie at the very instant of each and before it in the order of rows."""
+        """Return how many waits without a length lie at the very instant of each and before it in the order of rows."""
         instant = self.stalls.end == self.stalls.start
         moments = np.unique(self.stalls.start[instant])
         if not len(moments):

@@ -132,7 +132,9 @@ def _ideal_work(program: Program) -> Int64:
 
 
 def _typical_of_quicker_ranks(program: Program) -> Int64:
-    """The median over steps and microbatches of the same work on each rank; of these, the lower quartile over ranks."""
+    """Return the median over steps and microbatches of the same work on each rank; of these, the lower quartile over
+    ranks.
+    """
     segments, work = program.segments, program.work
     if not len(segments):
         return segments.work_ns

@@ -49,7 +49,7 @@ class PeerComparison:
     per_step: Float64
 
     def among(self, normal: Int64) -> PeerComparison:
-        """The same, where only these ranks tell what is normal, as far as one of them does the same work."""
+        """Return the same, where only these ranks tell what is normal, as far as one of them does the same work."""
         is_normal = np.isin(self.rank, normal) & np.isfinite(self.own_ns)
         peer = np.full(len(self.own_ns), np.nan)
         peer[is_normal] = leave_one_out_median(self.work[is_normal], self.own_ns[is_normal])
@@ -130,7 +130,7 @@ class _Pauses(NamedTuple):
 
 
 def _pauses_of_others(rank: Int64, stage: Int64, kind: Int64, work: Int64, per_step: Float64) -> _Pauses:
-    """What only some ranks of a stage do between two phases, of its other ranks.
+    """Return what only some ranks of a stage do between two phases, of its other ranks.
 
     A stretch between phases that takes no time is no segment: of a rank whose host launches late, which pauses there in
     every step, there would be nothing to compare with.

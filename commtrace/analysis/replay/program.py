@@ -108,7 +108,7 @@ class Program:
         return np.asarray(np.rint((self.end_ns - self.start_ns).mean(axis=0)), np.int64)
 
     def scaled_pieces(self, segment_ns: Int64 | None) -> Int64:
-        """What each piece lasts where its segment lasts this long, ns."""
+        """Return what each piece lasts where its segment lasts this long, ns."""
         if segment_ns is None:
             return self.piece_ns
         if len(self.piece_ns) == len(self.segments):
@@ -152,7 +152,7 @@ def build_program(run: Run, matches: Matches) -> Program:
 
 
 def _without_graph(run: Run, matches: Matches, bounds: StepBounds) -> tuple[Program, Int64]:
-    """The program but for its graph, and the index of the step of each node."""
+    """Return the program but for its graph, and the index of the step of each node."""
     lanes, launches = _lanes(run, matches, bounds)
     joins = join_launches(run, launches, clocks_agree=matches.clocks_agree)
     del launches  # the edges take their memory
@@ -193,7 +193,7 @@ def _lanes(run: Run, matches: Matches, bounds: StepBounds) -> ReadLanes:
 
 
 def common_steps(run: Run) -> Int64:
-    """Numbers of the steps that every rank recorded, ascending."""
+    """Return numbers of the steps that every rank recorded, ascending."""
     common: Int64 | None = None
     for trace in run.ranks.values():
         own = np.unique(trace.spans.step[trace.spans.kind == schema.STEP]).astype(np.int64)
@@ -204,7 +204,7 @@ def common_steps(run: Run) -> Int64:
 
 
 def stage_of(trace: RankTrace) -> int:
-    """The pipeline stage of a rank: as the framework told, else as its forward rows say, else 0."""
+    """Return the pipeline stage of a rank: as the framework told, else as its forward rows say, else 0."""
     if "pp" in trace.coordinates:
         return int(trace.coordinates["pp"])
     spans = trace.spans

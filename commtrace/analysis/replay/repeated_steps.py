@@ -26,8 +26,8 @@ _MOST_SORTS: Final = 4
 
 
 def graph_of_steps(sources: Int64, targets: Int64, step: Int64) -> ReplayGraph | JoinedGraph:
-    """The graph that has an edge from each of ``sources`` to each of ``targets``; its times are those of the graph
-    that :meth:`ReplayGraph.from_edges` makes of these.
+    """Return the graph that has an edge from each of ``sources`` to each of ``targets``; its times are those of the
+    graph that :meth:`ReplayGraph.from_edges` makes of these.
 
     Args:
         sources, targets: both of one step.
@@ -94,7 +94,7 @@ class _Steps:
         return cls(nodes, node_bounds, edges, edge_bounds, ends, stride)
 
     def sorts(self) -> tuple[list[list[int]], list[int]]:
-        """The steps, those together that are alike; and the steps that are like few others or none."""
+        """Return the steps, those together that are alike; and the steps that are like few others or none."""
         sorts: list[list[int]] = []
         rest: list[int] = []
         for step in range(len(self.node_bounds) - 1):
@@ -113,7 +113,7 @@ class _Steps:
         return sizes[one] == sizes[other] and np.array_equal(self.ends[self._own(one)], self.ends[self._own(other)])
 
     def graph(self, steps: Sequence[int]) -> ReplayGraph:
-        """The graph of these steps, nodes and edges of one numbered behind those of the one before."""
+        """Return the graph of these steps, nodes and edges of one numbered behind those of the one before."""
         begins = bounds_of(np.diff(self.node_bounds)[[*steps]])
         ends = [np.divmod(self.ends[self._own(step)], self.stride) for step in steps]
         sources, targets = (

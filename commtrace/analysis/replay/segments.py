@@ -67,7 +67,7 @@ class Segments:
 
 
 def same_work(segments: Segments) -> Int64:
-    """Numbers from 0 that are equal for segments that are the same work."""
+    """Return numbers from 0 that are equal for segments that are the same work."""
     _, number = grouped(pack([segments.stage, segments.chunk, segments.kind, segments.stalls, segments.ordinal]))
     return number
 
@@ -90,7 +90,9 @@ class Pieces(NamedTuple):
 
     @classmethod
     def cut(cls, cuts: Int64, intervals: Disjoint, stalls: Disjoint, recorded: Int64, phases: Disjoint) -> Pieces:
-        """The pieces between these instants, at which all of the bounds are; ``recorded`` are starts of stalls."""
+        """Return the pieces between these instants, at which all of the bounds are; ``recorded`` are starts of
+        stalls.
+        """
         start = cuts[:-1]
         step = intervals.of_begun(begun_at(cuts, intervals.start)[:-1], start)
         stalled = begun_at(cuts, stalls.start)
@@ -113,7 +115,7 @@ class Phases(NamedTuple):
 
     @classmethod
     def of(cls, rows: LaneRows, intervals: Disjoint) -> Phases:
-        """The phases that begin in the steps; what is nested in another one is left out."""
+        """Return the phases that begin in the steps; what is nested in another one is left out."""
         kinds = np.zeros(len(schema.KINDS), np.int64)
         kinds[list(_KIND_OF_SPAN)] = list(_KIND_OF_SPAN.values())
         chosen = np.flatnonzero((kinds > 0).take(rows.spans.kind) & (rows.spans.lane == schema.COMPUTE))
@@ -130,7 +132,7 @@ class Phases(NamedTuple):
 def find_segments(
     rows: LaneRows, stages: Int64, num_steps: int, pieces: Pieces, intervals: Disjoint, stalls: Int64, phases: Phases
 ) -> tuple[Segments, Int64]:
-    """The segments of some lanes, and the segment of each piece.
+    """Return the segments of some lanes, and the segment of each piece.
 
     Args:
         rows: of these lanes.
@@ -170,7 +172,9 @@ def find_segments(
 
 
 def narrow(numbers: npt.NDArray[np.integer]) -> Int32:
-    """Ranks, steps and counts of rows: there are never 2³¹ of them, and columns half as wide take half the memory."""
+    """Return ranks, steps and counts of rows: there are never 2³¹ of them, and columns half as wide take half the
+    memory.
+    """
     return numbers.astype(np.int32)
 
 
@@ -208,7 +212,7 @@ class _Instances(NamedTuple):
         return cls(phase, in_phase, interval, before, np.searchsorted(stalls, end, side="left") - before)
 
     def kinds(self, intervals: Disjoint, phases: Phases) -> Int64:
-        """What each one is; a phase of another step counts as the step's edge."""
+        """Return what each one is; a phase of another step counts as the step's edge."""
         kind = np.concatenate([[0], phases.kind, [0]])
         step = np.concatenate([[-1], intervals.holding(phases.intervals.start), [-1]])
         own = self.phase + 1
@@ -232,7 +236,9 @@ def _bounds(
 
 
 def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
-    """What the time of each segment went to; what is nested counts once, for the first in the order of _SHARES."""
+    """Return what the time of each segment went to; what is nested counts once, for the first in the order of
+    _SHARES.
+    """
     left = _sum(pieces.end - pieces.start, heads)
     share_of_kind = np.full(len(schema.KINDS), -1, np.int8)
     for number, kinds in enumerate(_SHARES.values()):
@@ -249,7 +255,7 @@ def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
 
 
 def _covered(pieces: Pieces, start: Int64, end: Int64) -> Int64:
-    """How much of each piece lies in any of these intervals, which are few."""
+    """Return how much of each piece lies in any of these intervals, which are few."""
     union = Disjoint.union(start, end)
     first, behind = np.searchsorted(pieces.end, union.start, "right"), np.searchsorted(pieces.start, union.end, "left")
     touched = np.unique(concatenated_ranges(first, np.maximum(behind, first)))

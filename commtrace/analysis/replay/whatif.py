@@ -121,7 +121,7 @@ class Experiment:
 
 
 def what_if(run: Run, matches: Matches, program: Program | None = None) -> WhatIf:
-    """The what-if analysis of all steps that every rank recorded.
+    """Return the what-if analysis of all steps that every rank recorded.
 
     Args:
         run: with aligned clocks.
@@ -170,7 +170,7 @@ def analyse_experiment(experiment: Experiment) -> WhatIf:
 
 
 def experiment_of(run: Run, program: Program) -> Experiment:
-    """The experiment on a recorded run: its segments, then its transfers."""
+    """Return the experiment on a recorded run: its segments, then its transfers."""
     segments, transfers = program.segments, program.transfers
     rank = np.concatenate([segments.rank, transfers.rank])
     stage, dp_rank = (np.zeros(int(program.ranks.max()) + 1, np.int64) for _ in range(2))
@@ -199,7 +199,7 @@ def experiment_of(run: Run, program: Program) -> Experiment:
 
 
 def dp_rank_of(run: Run) -> dict[int, int]:
-    """The data-parallel coordinate of each rank; 0 where it is not known."""
+    """Return the data-parallel coordinate of each rank; 0 where it is not known."""
     return {rank: int(trace.coordinates.get("dp", 0)) for rank, trace in run.ranks.items()}
 
 
@@ -219,7 +219,9 @@ def _places(experiment: Experiment) -> list[tuple[int, int, int]]:
 
 
 def _slowest(places: Sequence[tuple[int, int, int]], by_worker: Mapping[int, float]) -> list[int]:
-    """The slowest workers, and all that share stage and data-parallel rank with them: S cannot tell these apart."""
+    """Return the slowest workers, and all that share stage and data-parallel rank with them: S cannot tell these
+    apart.
+    """
     cells: dict[tuple[int, int], list[int]] = {}
     for worker, stage, dp_rank in places:
         cells.setdefault((stage, dp_rank), []).append(worker)

@@ -33,7 +33,7 @@ class StepBounds(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, steps: Int64) -> StepBounds:
-        """The bounds of these steps, all of which every rank recorded; its clocks must have been aligned.
+        """Return the bounds of these steps, all of which every rank recorded; its clocks must have been aligned.
 
         Raises:
             ReplayError: they do not follow each other in the order of their numbers, as where numbers occur again.

@@ -57,7 +57,7 @@ class StepChoice:
 
 
 def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:
-    """The steps that every rank recorded in detail and in full, without the first one recorded.
+    """Return the steps that every rank recorded in detail and in full, without the first one recorded.
 
     Ranks that recorded no step at all (killed in the first one) do not decide. The first step is left out as warm-up
     when at least three are complete.
@@ -129,12 +129,12 @@ def _in_or_between(spans: Spans, used: Sequence[int]) -> Bool:
 
 
 def restrict(run: Run, matches: Matches, choice: StepChoice) -> tuple[Run, Matches]:
-    """Only the ranks and the rows of the chosen steps, matched as before."""
+    """Return only the ranks and the rows of the chosen steps, matched as before."""
     return select(run, matches, rows_of_steps(run, choice))
 
 
 def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tuple[Run, Matches]:
-    """Only these ranks and of each these rows, matched as before."""
+    """Return only these ranks and of each these rows, matched as before."""
     taken = {rank: chosen if isinstance(chosen, slice) else contiguous(chosen) for rank, chosen in rows.items()}
     if [*taken] == [*run.ranks] and all(
         isinstance(own, slice) and own == slice(0, len(run.ranks[rank].spans)) for rank, own in taken.items()
@@ -146,7 +146,9 @@ def select(run: Run, matches: Matches, rows: Mapping[int, Bool | slice]) -> tupl
 
 
 def contiguous(rows: Bool) -> Bool | slice:
-    """A slice in place of a mask wherever the chosen rows follow each other, as they nearly always do: no copy."""
+    """Return a slice in place of a mask wherever the chosen rows follow each other, as they nearly always do: no
+    copy.
+    """
     chosen = np.flatnonzero(rows)
     if len(chosen) and chosen[-1] - chosen[0] + 1 == len(chosen):
         return slice(int(chosen[0]), int(chosen[-1]) + 1)

@@ -14,7 +14,7 @@ from commtrace.trace.selection.aggregates import read_aggregates
 
 
 def find_detail(run: Run) -> dict[str, Any]:
-    """How much of a run is in detail, and what is known of the rest.
+    """Return how much of a run is in detail, and what is known of the rest.
 
     Returns:
         ``every`` (one step in so many is in detail; 0: only on request), ``steps``, ``steps_in_detail``,

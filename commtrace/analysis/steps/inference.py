@@ -49,7 +49,7 @@ class _Period(NamedTuple):
 
 
 def infer_steps(run: Run) -> Run | None:
-    """The run with the steps that its communication suggests; None where it suggests none.
+    """Return the run with the steps that its communication suggests; None where it suggests none.
 
     Args:
         run: without step rows.
@@ -70,7 +70,9 @@ def infer_steps(run: Run) -> Run | None:
 
 
 def _words(spans: Spans, rows: Int64) -> npt.NDArray[np.int32]:
-    """The sequence of a rank: numbers that are equal where operation, bytes and group are; groups by first use."""
+    """Return the sequence of a rank: numbers that are equal where operation, bytes and group are; groups by first
+    use.
+    """
     _, first, group = np.unique(spans.group[rows], return_index=True, return_inverse=True)
     group = np.argsort(np.argsort(first))[group.reshape(-1)]
     table = np.stack([spans.name[rows], spans.bytes[rows], group], axis=1)
@@ -133,7 +135,7 @@ def _coverage(words: npt.NDArray[np.int32], word: int) -> tuple[float, int]:
 
 
 def _common(sequence: npt.NDArray[np.int32], usual: npt.NDArray[np.int32]) -> int:
-    """How many words both begin with."""
+    """Return how many words both begin with."""
     length = min(len(sequence), len(usual))
     differ = np.flatnonzero(sequence[:length] != usual[:length])
     return int(differ[0]) if len(differ) else length
@@ -145,7 +147,7 @@ def _usual_block(words: npt.NDArray[np.int32], anchors: Int64) -> npt.NDArray[np
 
 
 def _holds(block: npt.NDArray[np.int32], usual: npt.NDArray[np.int32]) -> bool:
-    """Whether ``usual`` is in the block, in order, perhaps with something in between."""
+    """Return whether ``usual`` is in the block, in order, perhaps with something in between."""
     if len(block) == len(usual):
         return bool(np.array_equal(block, usual))
     following = iter(block.tolist())
@@ -157,7 +159,7 @@ def _offsets(
     rows: Mapping[int, Int64],
     periods: Mapping[int, _Period],
 ) -> dict[int, int]:
-    """How far after its anchor each rank's step begins; equal for ranks that do the same."""
+    """Return how far after its anchor each rank's step begins; equal for ranks that do the same."""
     gaps: dict[bytes, list[Int64]] = {}
     for rank, period in periods.items():
         gaps.setdefault(period.usual.tobytes(), []).append(_gaps(run.ranks[rank].spans, rows[rank], period))
@@ -176,7 +178,7 @@ def _gaps(spans: Spans, rows: Int64, period: _Period) -> Int64:
 
 
 def _boundaries(spans: Spans, rows: Int64, first_of_step: Int64) -> Int64:
-    """When steps begin: as the operation before the first of each ends."""
+    """Return when steps begin: as the operation before the first of each ends."""
     first_of_step = first_of_step[(first_of_step >= 0) & (first_of_step <= len(rows))]
     start = np.append(spans.start[rows], np.iinfo(np.int64).max)[first_of_step]
     before = np.maximum.accumulate(spans.end[rows])[np.maximum(first_of_step - 1, 0)]

@@ -66,7 +66,7 @@ def _choice(analysis: Analysis) -> Iterable[str]:
 
 
 def _apart_in_number(analysis: Analysis) -> Iterable[str]:
-    """Ranks whose steps of one number are not the same step: their communications meet those of other numbers."""
+    """Yield ranks whose steps of one number are not the same step: their communications meet those of other numbers."""
     found = _steps_that_meet(analysis)
     if found is None:
         return
@@ -105,7 +105,7 @@ def _steps_that_meet(analysis: Analysis) -> tuple[tuple[int, int], tuple[int, in
 
 
 def _apart(traces: Iterable[RankTrace]) -> str:
-    """Why ranks that recorded steps have none in common."""
+    """Return why ranks that recorded steps have none in common."""
     numbers = [np.unique(trace.spans.step[trace.spans.kind == schema.STEP]) for trace in traces]
     ranges = dict.fromkeys(_range(int(steps[0]), int(steps[-1])) for steps in numbers if len(steps))
     if len(ranges) < 2:

@@ -31,7 +31,7 @@ class Progress:
 
 
 def find_progress(run: Run, now_ns: int | None = None) -> Progress:
-    """Where the run is.
+    """Return where the run is.
 
     Args:
         run: its newest part.
@@ -51,7 +51,9 @@ def find_progress(run: Run, now_ns: int | None = None) -> Progress:
 
 
 def _steps_since(since_ns: int, step_ns: float | None) -> int:
-    """Steps since a report. A job that goes on reports every step, so what is older is a job that stands still."""
+    """Return steps since a report. A job that goes on reports every step, so what is older is a job that stands
+    still.
+    """
     if not step_ns or since_ns <= 0:
         return 0
     return int(min(since_ns, step_ns + _LATEST_REPORT_NS) / step_ns)
@@ -68,7 +70,7 @@ def _durations(trace: RankTrace) -> np.ndarray:
 
 
 def _last_report(trace: RankTrace) -> tuple[int, int] | None:
-    """A step that the rank was in, and when, ns since the epoch."""
+    """Return a step that the rank was in, and when, ns since the epoch."""
     rows = np.flatnonzero(trace.spans.kind == schema.STEP)
     told = list(trace.progress)
     if len(rows):

@@ -8,7 +8,7 @@ from commtrace.trace.selection.step_range import StepRange
 
 
 def unreached_steps(run: Run) -> str | None:
-    """What to say of a run that recorded no step because the job did not get to those that were asked for.
+    """Return what to say of a run that recorded no step because the job did not get to those that were asked for.
 
     Args:
         run: or the newest part of one.

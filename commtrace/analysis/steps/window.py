@@ -68,7 +68,7 @@ def load_window(source: str | Path | Run, steps: str | None = None) -> Window:
 
 
 def _with_steps(run: Run) -> Run:
-    """The run itself if it has steps or does not repeat itself, else with inferred ones."""
+    """Return the run itself if it has steps or does not repeat itself, else with inferred ones."""
     return infer_steps(run) or run
 
 

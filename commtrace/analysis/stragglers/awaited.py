@@ -124,7 +124,7 @@ class Awaited:
 
     @property
     def next_step(self) -> str:
-        """What to do about it."""
+        """Return what to do about it."""
         return NEXT_STEP[self.doing[0].activity]
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Awaited:
 
 
 def awaited_ranks(context: Context) -> list[Awaited]:
-    """The ranks for which others waited longest, at most three.
+    """Return the ranks for which others waited longest, at most three.
 
     Args:
         context: the steps that count, with everything that was recorded around them.
@@ -229,7 +229,7 @@ def _awaited(context: Context, rank: int, waits: _Waits, total: int) -> Awaited:
 def _due_to(
     waits: _Waits, of_last: Mapping[str, Union], of_waiter: Mapping[str, Union], steps: Sequence[int]
 ) -> npt.NDArray[np.float64]:
-    """What one rank's waits for another one are due to, ns: activities × steps."""
+    """Return what one rank's waits for another one are due to, ns: activities × steps."""
     arrival = waits.start + waits.ns
     last = _times(of_last, waits.since, arrival)
     more = np.maximum(last - _times(of_waiter, waits.since, waits.start), 0)
@@ -244,7 +244,7 @@ def _due_to(
 
 
 def _times(activities: Mapping[str, Union], start: Int64, end: Int64) -> npt.NDArray[np.float64]:
-    """How long each activity lasted in these spans of time: activities × spans, ns."""
+    """Return how long each activity lasted in these spans of time: activities × spans, ns."""
     nowhere = Union(np.zeros(0, np.int64), np.zeros(0, np.int64))
     known = [activities.get(activity, nowhere) for activity in _ACTIVITIES[:-1]]
     times = np.array([one.before(end) - one.before(start) for one in known], np.float64)
@@ -252,7 +252,7 @@ def _times(activities: Mapping[str, Union], start: Int64, end: Int64) -> npt.NDA
 
 
 def _activities(trace: RankTrace) -> dict[str, Union]:
-    """When the rank was doing what; no instant is in two of them."""
+    """Return when the rank was doing what; no instant is in two of them."""
     spans = trace.spans
     order = {kind: position for position, kind in enumerate(_ACTIVITY_OF_KIND)}
     rows = np.flatnonzero(np.isin(spans.kind, [*_ACTIVITY_OF_KIND]) & (spans.end > spans.start))

@@ -80,16 +80,16 @@ class Bench:
 
     @property
     def num_steps(self) -> int:
-        """How many steps count."""
+        """Return how many steps count."""
         return int(self.steady.sum())
 
     @property
     def noise_is_known(self) -> bool:
-        """Whether there are enough steps to tell what is slow from what scatters."""
+        """Return whether there are enough steps to tell what is slow from what scatters."""
         return self.num_steps >= self.thresholds.fewest_steps
 
     def within(self, steps: Bool) -> Bench:
-        """The same for a stretch of the run: these of the steps that count."""
+        """Return the same for a stretch of the run: these of the steps that count."""
         steady = self.steady & steps
         counted = steady[self.program.segments.step]
         return replace(
@@ -101,15 +101,15 @@ class Bench:
         )
 
     def saved_ns(self, segment_ns: Int64 | None, transfer_ns: Int64 | None = None) -> Int64:
-        """What each step of the program would save with these durations."""
+        """Return what each step of the program would save with these durations."""
         return np.asarray(self.actual_ns - self.program.step_times(segment_ns, transfer_ns))
 
     def cost(self, segment_ns: Int64 | None, transfer_ns: Int64 | None = None, *, rare: bool = False) -> Cost:
-        """What the steps would save with these durations; the mean over steps for what strikes now and then."""
+        """Return what the steps would save with these durations; the mean over steps for what strikes now and then."""
         return self.cost_of(self.saved_ns(segment_ns, transfer_ns), rare=rare)
 
     def cost_of(self, saved_ns: Int64, *, rare: bool = False) -> Cost:
-        """The cost of what would save so much of each step of the program."""
+        """Return the cost of what would save so much of each step of the program."""
         saved = saved_ns[self.steady] / 1e6
         typical = float(saved.mean() if rare else np.median(saved))
         persistence = float((saved >= max(typical, 1e-6) / 2).mean())
@@ -125,7 +125,7 @@ class Bench:
         )
 
     def passes(self, cost: Cost, *, rare: bool = False, meant: bool = False) -> bool:
-        """Whether a cost is large, lasting, and stands out of its own noise.
+        """Return whether a cost is large, lasting, and stands out of its own noise.
 
         Args:
             cost: of the fix.

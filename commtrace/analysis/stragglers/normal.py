@@ -156,7 +156,9 @@ def _least(work: Work, rows: Int64, limits: Limits) -> Float64:
 
 
 def _clusters(work: Work, rows: Int64, limits: Limits) -> list[Int64]:
-    """The rows, fastest first, parted where two neighbours are further apart than their noise and the limits allow."""
+    """Return the rows, fastest first, parted where two neighbours are further apart than their noise and the limits
+    allow.
+    """
     ordered = rows[np.argsort(work.total_ns[rows], kind="stable")]
     error = work.error_ns[ordered]
     allowed = np.maximum(_least(work, ordered, limits)[:-1], limits.sigmas * np.hypot(error[:-1], error[1:]))
@@ -164,7 +166,7 @@ def _clusters(work: Work, rows: Int64, limits: Limits) -> list[Int64]:
 
 
 def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tuple[int, str] | None:
-    """Which cluster is normal, and what tells it."""
+    """Return which cluster is normal, and what tells it."""
     if len(clusters) == 1:
         return 0, MAJORITY
     sizes = [len(cluster) for cluster in clusters]
@@ -182,7 +184,7 @@ def _normal_cluster(work: Work, clusters: Sequence[Int64], limits: Limits) -> tu
 
 
 def _unchanged(work: Work, clusters: Sequence[Int64], limits: Limits) -> int | None:
-    """The only cluster whose work is what it was when the job was well."""
+    """Return the only cluster whose work is what it was when the job was well."""
     if work.before_ns is None or not np.isfinite(work.before_ns[np.concatenate(clusters)]).all():
         return None
     grown = [float(np.median(work.total_ns[own] - work.before_ns[own])) for own in clusters]
@@ -194,7 +196,7 @@ def _unchanged(work: Work, clusters: Sequence[Int64], limits: Limits) -> int | N
 
 
 def _are_whole_hosts(work: Work, some: Int64, others: Int64) -> bool:
-    """Whether no host has ranks of both, and each has several: then a host tells them apart, and not chance."""
+    """Return whether no host has ranks of both, and each has several: then a host tells them apart, and not chance."""
     hosts, count = np.unique(work.host[np.concatenate([some, others])], return_counts=True)
     shared = np.intersect1d(work.host[some], work.host[others])
     return not len(shared) and len(hosts) > 1 and bool((count > 1).all())

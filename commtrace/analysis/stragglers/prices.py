@@ -77,7 +77,7 @@ def mean_step_ms(bench: Bench) -> float:
 
 
 def _joined(stretches: Sequence[Bench], costs: dict[int, Cost]) -> tuple[Stretch, ...]:
-    """The stretches in the order of time; those that follow each other at about the same cost are one."""
+    """Return the stretches in the order of time; those that follow each other at about the same cost are one."""
     joined: list[Stretch] = []
     for number in sorted(costs):
         bench, cost = stretches[number], costs[number]

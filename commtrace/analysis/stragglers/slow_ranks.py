@@ -157,7 +157,7 @@ def _seldom_ns(bench: Bench) -> Float64:
 
 
 def _slow_seldom(bench: Bench, work: Work, seldom_ns: Float64, but: Collection[int]) -> Iterator[SlowRank]:
-    """Ranks, but not these, that are struck more often, or by more, than chance strikes the ranks of a stage."""
+    """Yield ranks, but not these, that are struck more often, or by more, than chance strikes the ranks of a stage."""
     stage = np.array([bench.stage_of_rank[rank] for rank in work.rank.tolist()], np.int64)
     steps = of_steps(bench, seldom_ns)
     error = DEPENDENCE * _error_of_mean(steps, stage)
@@ -210,7 +210,7 @@ def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> I
 
 
 def rare_ns(segments: Segments, cause: str) -> Int64:
-    """What each segment spent on one of RARE."""
+    """Return what each segment spent on one of RARE."""
     return {
         DATA: segments.data_ns,
         GC: segments.gc_ns,
@@ -226,7 +226,7 @@ def least_share_of_work(found: SlowRanks, rank: int) -> float:
 
 
 def noise_between_steps(bench: Bench) -> float:
-    """How much the work of a rank scatters from step to step, as a share of it: the typical rank."""
+    """Return how much the work of a rank scatters from step to step, as a share of it: the typical rank."""
     work = work_of_steps(bench)
     low, high = np.quantile(work, [0.25, 0.75], axis=1)
     return float(np.median((high - low) / QUARTILES_APART / np.maximum(np.median(work, axis=1), 1.0)))
@@ -297,7 +297,7 @@ def _typical_work(bench: Bench, before_ns: Mapping[int, float]) -> Work:
 
 
 def _normal_ranks(bench: Bench, judged: Judged) -> Int64:
-    """Ranks whose work makes the norm; where that cannot be told, all of their class."""
+    """Return ranks whose work makes the norm; where that cannot be told, all of their class."""
     return judged.rank[judged.is_normal | ~np.isfinite(judged.normal_ns)]
 
 

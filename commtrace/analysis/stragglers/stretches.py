@@ -21,7 +21,7 @@ from commtrace.analysis.stragglers.slow_ranks import SlowRanks, beyond_stage, fi
 
 
 def judge_stretches(bench: Bench, baseline_ns: Mapping[int, float]) -> list[SlowRanks]:
-    """Who was slow in each stretch of the run; a single one where who is slow does not change.
+    """Return who was slow in each stretch of the run; a single one where who is slow does not change.
 
     Args:
         bench: all steps that count.
@@ -50,7 +50,7 @@ def _within(bench: Bench, first: int, end: int) -> Bench:
 
 
 def find_changes(bench: Bench) -> list[int]:
-    """Where what a rank does changes against its stage, as places among the steps that count; ascending.
+    """Return where what a rank does changes against its stage, as places among the steps that count; ascending.
 
     Compared are its work, its input and its garbage collection.
     """
@@ -115,7 +115,7 @@ def _when_all_were_alike(found: Sequence[SlowRanks], number: int) -> dict[int, f
 
 
 def _are_alike(one: SlowRanks, other: SlowRanks) -> bool:
-    """Whether the same ranks are slow, for the same cause and by as much."""
+    """Return whether the same ranks are slow, for the same cause and by as much."""
     first, second = ({(slow.rank, slow.cause): slow for slow in found.slow} for found in (one, other))
     return first.keys() == second.keys() and all(
         abs(slow.total_ns - second[key].total_ns)

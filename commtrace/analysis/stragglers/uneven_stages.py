@@ -140,7 +140,7 @@ def _judge_stretches(
     *,
     is_cut: bool,
 ) -> list[_Stages]:
-    """Which stages work too long in each stretch of the run; a single one where that does not change."""
+    """Return which stages work too long in each stretch of the run; a single one where that does not change."""
     before = np.array([baseline_ns.get(stage, np.nan) for stage in stages.tolist()])
     whole = [_judge(bench, stages, quickest, limits, before, BASELINE)]
     cuts = _find_changes(bench, stages, quickest, limits) if is_cut and bench.noise_is_known else []
@@ -214,7 +214,7 @@ def _only_if_far_longer(judged: Judged, quickest: Float64) -> Judged:
 
 
 def _find_changes(bench: Bench, stages: Int64, quickest: Float64, limits: Limits) -> list[int]:
-    """Where what a stage does changes against the others, as places among the steps that count; ascending."""
+    """Return where what a stage does changes against the others, as places among the steps that count; ascending."""
     beyond, shortest = _beyond_others(bench, stages), bench.thresholds.fewest_steps
     smooth = without_single_steps(beyond)
     error = error_of_steps(beyond, smooth, quickest, shortest)
@@ -232,7 +232,7 @@ def _beyond_others(bench: Bench, stages: Int64) -> Float64:
 
 
 def _are_alike(one: _Stages, other: _Stages) -> bool:
-    """Whether the same stages work too long, and by as much."""
+    """Return whether the same stages work too long, and by as much."""
     own, others = one.judged.excess_ns[one.judged.is_slow], other.judged.excess_ns[one.judged.is_slow]
     return one.slow == other.slow and bool((np.abs(own - others) <= ALIKE * np.maximum(own, others)).all())
 
@@ -252,7 +252,7 @@ def _ratio(found: Sequence[_Stages], stages: Collection[int]) -> Float64:
 
 
 def _saved_ns(bench: Bench, mended_ns: Int64, found: Sequence[_Stages], stages: Collection[int]) -> Int64:
-    """What each step saves if these stages do what is normal, beside what is mended."""
+    """Return what each step saves if these stages do what is normal, beside what is mended."""
     evened = np.asarray(np.rint(mended_ns * _ratio(found, stages)), np.int64)
     return bench.saved_ns(evened) - bench.saved_ns(mended_ns)
 
@@ -299,7 +299,7 @@ def _evidence(found: _Stages, stage: int) -> str:
 
 
 def _or_slow_instead(bench: Bench, ranks: Sequence[int]) -> str:
-    """A sentence where the stages are one rank, or one host's and nothing else is: these may be what is slow."""
+    """Return a sentence where the stages are one rank, or one host's and nothing else is: these may be what is slow."""
     nodes = {rank: trace.metadata.node for rank, trace in bench.run.ranks.items()}
     host = nodes[ranks[0]]
     if len(ranks) == 1:

@@ -27,7 +27,7 @@ _ALIKE: Final = 0.001
 
 
 def most_waited_for(found: SlowRanks, matches: Matches) -> str:
-    """A few sentences; empty where nobody waited for anybody, or the clocks cannot tell."""
+    """Return a few sentences; empty where nobody waited for anybody, or the clocks cannot tell."""
     bench = found.bench
     if not matches.clocks_agree:
         return ""

@@ -31,7 +31,7 @@ COMPUTE: Final = ("forward-compute", "backward-compute", "optimizer", "gc")
 
 
 def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
-    """The what-if analysis of such a trace, by the rules of its authors."""
+    """Return the what-if analysis of such a trace, by the rules of its authors."""
     graph = build_graph(trace)
     durations = np.where(graph.is_communication, graph.transfer_ns, trace.duration_ns)
     types, kind = _types(trace)
@@ -54,7 +54,9 @@ def analyse_whatif_trace(trace: WhatIfTrace) -> WhatIf:
 
 
 def _types(trace: WhatIfTrace) -> tuple[list[str], Int64]:
-    """The types of operations, and of each row its position among them; all copies of an operation are of one."""
+    """Return the types of operations, and of each row its position among them; all copies of an operation are of
+    one.
+    """
     types, kind = np.unique(trace.optype[:: trace.copies], return_inverse=True)
     return types.tolist(), np.repeat(kind.reshape(-1).astype(np.int64), trace.copies)
 

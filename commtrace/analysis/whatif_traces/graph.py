@@ -105,7 +105,7 @@ class Graph:
 
 
 def build_graph(trace: WhatIfTrace) -> Graph:
-    """The dependency graph of all replicas and steps of a trace.
+    """Return the dependency graph of all replicas and steps of a trace.
 
     Raises:
         TraceFormatError: messages and computes do not belong together.
@@ -193,7 +193,7 @@ def _model(trace: WhatIfTrace) -> _Model:
 
 
 def _pairs(stages: Sequence[_Stage]) -> Iterator[list[_Operation]]:
-    """The k-th effective send of a type with the k-th effective receive of its counterpart; the others alone."""
+    """Yield the k-th effective send of a type with the k-th effective receive of its counterpart; the others alone."""
     for stage in stages:
         for optype, own in stage.effective.items():
             peer_type, distance = _PEER_OF[optype]
@@ -245,7 +245,7 @@ class _Stage:
         self._end_of_step(computes, data_parallel=data_parallel, overlapped=overlapped)
 
     def _of(self, *optypes: str) -> list[_Operation]:
-        """The stage's operations of these types, in the order in which they started."""
+        """Return the stage's operations of these types, in the order in which they started."""
         return [operation for operation in self._operations if operation.optype in optypes]
 
     def _start(self, operation: _Operation) -> int:

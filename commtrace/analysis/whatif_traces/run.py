@@ -28,12 +28,12 @@ _NO_ROWS: Final = (schema.STEP, schema.STALL)
 
 
 def is_whatif_run(run: Run) -> bool:
-    """Whether the run was made by ``commtrace import whatif``."""
+    """Return whether the run was made by ``commtrace import whatif``."""
     return all(_TOPOLOGY_KEY in trace.topology for trace in run.ranks.values())
 
 
 def whatif_trace_of(run: Run) -> WhatIfTrace:
-    """The trace that an imported run holds; of all of its steps, or of those that were loaded.
+    """Return the trace that an imported run holds; of all of its steps, or of those that were loaded.
 
     Raises:
         TraceFormatError: the run was not made by ``commtrace import whatif``, or ranks of it are missing.
@@ -75,7 +75,7 @@ def whatif_trace_of(run: Run) -> WhatIfTrace:
 
 
 def _is_regular(operation: Sequence[Int64], copy: Sequence[Int64]) -> bool:
-    """Whether every step of every replica holds the same operations, each once; rows are ordered by both."""
+    """Return whether every step of every replica holds the same operations, each once; rows are ordered by both."""
     count = len(np.unique(copy[0])) * len(np.unique(copy[1]))
     if len(copy[0]) % count:
         return False

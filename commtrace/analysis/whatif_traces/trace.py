@@ -101,7 +101,7 @@ def read_whatif_trace(trace: str | Path, meta: str | Path) -> WhatIfTrace:
 
 
 def read_sizes(path: str | Path) -> dict[str, int]:
-    """The whole numbers of a file of ``key: value`` lines; other lines are left out."""
+    """Return the whole numbers of a file of ``key: value`` lines; other lines are left out."""
     pairs = (line.partition(":") for line in Path(path).read_text(encoding="utf-8").splitlines())
     return {key.strip(): int(value) for key, _, value in pairs if value.strip().isdecimal()}
 

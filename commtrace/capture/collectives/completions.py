@@ -49,7 +49,7 @@ class CompletionCallbacks:
 
     @property
     def pending(self) -> bool:
-        """Whether some have not been destroyed yet."""
+        """Return whether some have not been destroyed yet."""
         return sys.getrefcount(self.alive) > self._references
 
     def wait(self, timeout_seconds: float) -> bool:
@@ -68,7 +68,7 @@ class CompletionCallbacks:
 
     @property
     def unsettled(self) -> bool:
-        """Whether threads of a backend will still want the GIL because of us."""
+        """Return whether threads of a backend will still want the GIL because of us."""
         return self.pending or bool(self._tensors)
 
     def settle(self, timeout_seconds: float) -> bool:

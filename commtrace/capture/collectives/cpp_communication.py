@@ -35,7 +35,7 @@ class CppCommunication(Part, Protocol):
     """A way to see what C++ issues."""
 
     def unfinished(self) -> list[Launch]:
-        """What was launched and whose end has not been seen."""
+        """Return what was launched and whose end has not been seen."""
 
 
 def capture_of_cpp(tracer: Tracer, devices: DeviceCalls | None = None) -> CppCommunication:
@@ -44,7 +44,7 @@ def capture_of_cpp(tracer: Tracer, devices: DeviceCalls | None = None) -> CppCom
 
 
 def torch_has_hooks() -> bool:
-    """Whether process groups have pre- and post-hooks."""
+    """Return whether process groups have pre- and post-hooks."""
     from torch.distributed import ProcessGroup
 
     return hasattr(ProcessGroup, "register_pre_hook") and hasattr(ProcessGroup, "register_post_hook")
@@ -58,7 +58,7 @@ class _Timed:
         self._waits = FunctionalWaits(tracer, devices)
 
     def unfinished(self) -> list[Launch]:
-        """What was launched and whose end has not been seen."""
+        """Return what was launched and whose end has not been seen."""
         return [*self._waits.unfinished(), *self._issued.unfinished()]
 
 

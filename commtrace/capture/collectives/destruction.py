@@ -39,7 +39,7 @@ def install(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callab
     has_waited = is_inside = False
 
     def is_subgroup(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the group is one of several, while the default group stays."""
+        """Return whether the group is one of several, while the default group stays."""
         group, default = args[0] if args else kwargs.get("group"), distributed_c10d._world.default_pg
         return group is not None and default is not None and group is not default and group.size() < default.size()
 

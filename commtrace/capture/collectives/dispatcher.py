@@ -43,7 +43,7 @@ class Kernel:
         self._meta = DispatchKey.Meta
 
     def call(self, *arguments: Any, **keywords: Any) -> Any:
-        """What torch calls."""
+        """Return what torch calls."""
         return (self.capture or self.original)(*arguments, **keywords)
 
     def original(self, *arguments: Any, **keywords: Any) -> Any:
@@ -140,7 +140,7 @@ def kernel_for(namespace: str, name: str, key_of: KeyOf, tensor_argument: int = 
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a tensor is a stand-in, as when ``torch.compile`` traces a graph: nothing is sent then."""
+    """Return whether a tensor is a stand-in, as when ``torch.compile`` traces a graph: nothing is sent then."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value

@@ -69,13 +69,13 @@ class GroupState:
             self.p2p_seq[key] = itertools.count(seq)
 
     def queue(self, peer: int) -> Queue:
-        """The stream that operations with this peer share; −1 for collectives."""
+        """Return the stream that operations with this peer share; −1 for collectives."""
         found = self.queues.get(peer)
         return found if found is not None else self.queues.setdefault(peer, Queue())
 
 
 def next_number(counter: itertools.count[int]) -> int:
-    """What a counter will give next, without taking it: its printed form is the only place that says so."""
+    """Return what a counter will give next, without taking it: its printed form is the only place that says so."""
     return int(repr(counter)[len("count(") : -1])
 
 
@@ -110,7 +110,7 @@ class GroupRegistry:
         self._followers: list[Callable[[Any, GroupState], None]] = []
 
     def state(self, process_group: Any) -> GroupState:
-        """The state of a group, registering it if it is new. The fast path is ``states.get(id(group))``."""
+        """Return the state of a group, registering it if it is new. The fast path is ``states.get(id(group))``."""
         found = self.states.get(id(process_group))
         if found is not None:
             return found
@@ -150,7 +150,7 @@ class GroupRegistry:
                 self._followers.remove(follower)
 
     def skips(self, state: GroupState, peer: int = -1) -> bool:
-        """Whether a communication is not to be timed; ``peer`` is given for point-to-point operations only.
+        """Return whether a communication is not to be timed; ``peer`` is given for point-to-point operations only.
 
         Its role is found as readers find it: a pipeline's sends may go over the group of the whole world.
         """
@@ -175,7 +175,7 @@ class GroupRegistry:
         self._lock = threading.RLock()
 
     def known_groups(self) -> list[Group]:
-        """All groups there have been, destroyed ones too."""
+        """Return all groups there have been, destroyed ones too."""
         with self._lock:
             return list(self._history.values())
 

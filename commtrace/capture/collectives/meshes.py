@@ -73,7 +73,7 @@ def _name_dimensions(tracer: Tracer, mesh: Any) -> None:
 
 
 def _was_made_with(mesh: Any, group: Any) -> bool:
-    """Whether this is the dimension's own group, or one that was given the same name after that was destroyed.
+    """Return whether this is the dimension's own group, or one that was given the same name after that was destroyed.
 
     A mesh finds its groups by name. Versions of torch that do not keep the groups beside the names cannot tell.
     """

@@ -44,14 +44,14 @@ _EMPTY: Final = (0, NO_SELF_BYTES, None, None, None)
 
 
 def _flat(value: Any) -> list[Any]:
-    """The tensors of an argument: a tensor, a list, or a list of lists."""
+    """Return the tensors of an argument: a tensor, a list, or a list of lists."""
     if not isinstance(value, (list, tuple)):
         return [value]
     return [tensor for item in value for tensor in _flat(item)]
 
 
 def _tensors(position: int) -> Measure:
-    """The bytes of all tensors in one argument."""
+    """Return the bytes of all tensors in one argument."""
 
     def measure(arguments: tuple[Any, ...], _process_group: Any) -> Payload:
         tensor = arguments[position]

@@ -47,7 +47,7 @@ class ReducerKernels:
 
     @property
     def installed(self) -> bool:
-        """Whether they call this capture."""
+        """Return whether they call this capture."""
         return bool(self._captures)
 
     def install(self) -> None:

@@ -30,7 +30,7 @@ class Unmeasured:
         self._told: set[str] = set()
 
     def __call__(self, operation: Operation, arguments: tuple[Any, ...], error: Exception) -> Payload:
-        """The payload, of which the dtype and one tensor may be known. ``arguments`` are those of the call."""
+        """Return the payload, of which the dtype and one tensor may be known. ``arguments`` are those of the call."""
         if operation.name not in self._told:
             self._told.add(operation.name)
             self._guard.noticed(
@@ -42,7 +42,7 @@ class Unmeasured:
 
 
 def _tensor(values: Any, nesting: int) -> Any:
-    """The first tensor in arguments that says where it is: that decides how the communication is timed."""
+    """Return the first tensor in arguments that says where it is: that decides how the communication is timed."""
     import torch
 
     for value in values:

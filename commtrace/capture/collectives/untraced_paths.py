@@ -44,7 +44,7 @@ def find_invisible(modules: Modules | None = None) -> dict[str, str]:
 
 
 def _held(modules: Modules, module: str, name: str) -> Any:
-    """A module's own variable; None where module or variable are missing. Asks ``__dict__``: a lazy module that
+    """Return a module's own variable; None where module or variable are missing. Asks ``__dict__``: a lazy module that
     imports on attribute access is not made to."""
     found = modules.get(module)
     return None if found is None else vars(found).get(name)

@@ -26,13 +26,13 @@ class DeviceClock(Protocol):
     """How spans between two marks are timed: a code of ``schema.TIMINGS``."""
 
     def mark(self) -> Mark:
-        """A mark at the current position of the current stream. Never waits."""
+        """Return a mark at the current position of the current stream. Never waits."""
 
     def resolve(self, mark: Mark) -> int | None:
-        """The time of a mark in ns, or None while the device has not reached it. Never waits."""
+        """Return the time of a mark in ns, or None while the device has not reached it. Never waits."""
 
     def is_capturing(self) -> bool:
-        """Whether the current stream is recording a graph, in which marks must not be taken."""
+        """Return whether the current stream is recording a graph, in which marks must not be taken."""
 
     def refresh(self) -> None:
         """Called by the harvester before each pass: take a new anchor between device time and host time."""

@@ -61,7 +61,7 @@ class Driver(Protocol):
     """:class:`~commtrace.capture.device.cuda_driver.CudaDriver`, or a simulated one."""
 
     def has_context(self, device: int) -> bool:
-        """Whether this process uses the device."""
+        """Return whether this process uses the device."""
 
     def spare_captures(self) -> None:
         """Let the calling thread query events while another thread captures a graph. May raise OSError."""
@@ -129,7 +129,9 @@ class CudaClock:
         return CudaMark(event, device, stream.stream_id)
 
     def is_capturing(self) -> bool:
-        """Whether the current stream is captured into a graph: an event recorded there would belong to the graph."""
+        """Return whether the current stream is captured into a graph: an event recorded there would belong to the
+        graph.
+        """
         return bool(self._cuda.is_initialized() and self._cuda.is_current_stream_capturing())
 
     def resolve(self, mark: Mark) -> int | None:
@@ -197,7 +199,7 @@ class CudaClock:
         return next(iter(self._pools)) if len(self._pools) == 1 else None
 
     def _take_anchor(self, device: int) -> Anchor | None:
-        """The narrowest of a few readings."""
+        """Return the narrowest of a few readings."""
         with self._cuda.device(device):
             stream = self._streams.get(device)
             if stream is None:
@@ -221,7 +223,9 @@ class CudaClock:
         return None
 
     def _is_better(self, new: Anchor, old: Anchor | None) -> bool:
-        """A thread that did not get the GIL between its readings makes a wide bracket; the old anchor stays then."""
+        """Return a thread that did not get the GIL between its readings makes a wide bracket; the old anchor stays
+        then.
+        """
         return (
             old is None or new.bracket_ns <= old.bracket_ns + 2 * DRIFT_PPM * (new.host_ns - old.host_ns) // 1_000_000
         )

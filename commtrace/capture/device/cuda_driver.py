@@ -16,7 +16,7 @@ class CudaDriver:
     """Questions to the driver that create no context."""
 
     def has_context(self, device: int) -> bool:
-        """Whether this process uses the device.
+        """Return whether this process uses the device.
 
         A mark on a device that the job does not use would create a context there: some hundred MB on GPU 0 for each
         rank of a node whose ranks never call ``torch.cuda.set_device``.

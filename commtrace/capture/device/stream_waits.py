@@ -42,7 +42,9 @@ class StreamWaits:
         self._latest: dict[tuple[int, int], DeviceCall] = {}
 
     def computes(self, mark: Mark) -> bool:
-        """Whether the mark is on the stream that computes: that of the step's begin, or of a phase that is open."""
+        """Return whether the mark is on the stream that computes: that of the step's begin, or of a phase that is
+        open.
+        """
         return not isinstance(mark, CudaMark) or self._is_computing(mark.device, mark.stream)
 
     def passes(self, mark: CudaMark, call: DeviceCall) -> None:
@@ -116,7 +118,7 @@ class StreamWaits:
             self._latest[device, stream] = call
 
     def _about_to_wait(self, call: DeviceCall, stream: Any) -> CudaMark | None:
-        """A mark before the wait, if it is the computing stream that waits."""
+        """Return a mark before the wait, if it is the computing stream that waits."""
         if call.is_joined or not self._tracer.recording or self._clock.is_off:
             return None
         if stream is None:

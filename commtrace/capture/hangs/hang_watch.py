@@ -155,7 +155,8 @@ class HangWatch:
         return limit * BEFORE_STEPS if self.slow_phase() else limit
 
     def _work_recorded(self) -> int:
-        """How many phases have ended so far: an evaluation or a data loader may go on for long without communication.
+        """Return how many phases have ended so far: an evaluation or a data loader may go on for long without
+        communication.
 
         As of the harvester's last pass; where that is stuck, this does not change, and hides nothing.
         """

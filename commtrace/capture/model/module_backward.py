@@ -116,7 +116,7 @@ class BackwardSpans:
 def _hooks(
     tracer: Tracer, make_rows: int, opened: dict[int, list[_Open]], new_pass: Callable[[int], list[_Open]]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What :class:`BackwardSpans` calls ``begins`` and ``completes``: all that they use is theirs already."""
+    """Return what :class:`BackwardSpans` calls ``begins`` and ``completes``: all that they use is theirs already."""
     graph_task: Any = torch._C._current_graph_task_id  # number of the pass through a graph that this thread is in
     clock, recorder, stack_of = tracer.clock, tracer.recorder, opened.get
     mark, buffer, capacity, drop = clock.mark, recorder.buffer, recorder.capacity, recorder.drop
@@ -204,7 +204,9 @@ def attach(tensor: Any, node: Any, hook: Hook) -> None:
 
 
 def _tensors(values: Any) -> list[Any]:
-    """The tensors in arguments or results: in lists, tuples, dictionaries and dataclasses, the first few of them."""
+    """Return the tensors in arguments or results: in lists, tuples, dictionaries and dataclasses, the first few of
+    them.
+    """
     if len(values) == 1 and type(values[0]) is _Tensor:
         return list(values)
     found: list[Any] = []

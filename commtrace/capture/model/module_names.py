@@ -35,7 +35,9 @@ class Placed(NamedTuple):
 
 
 def find_models() -> list[Any]:
-    """Every module that is not part of another one; those with the most parts first. ~0.1 s for a million objects."""
+    """Return every module that is not part of another one; those with the most parts first. ~0.1 s for a million
+    objects.
+    """
     import torch
 
     # Not isinstance: that would run code of lazy and deprecated objects.
@@ -47,7 +49,7 @@ def find_models() -> list[Any]:
 
 
 def placed_modules(models: list[Any]) -> Iterator[Placed]:
-    """All modules of these models that are called; containers (``ModuleList``, ``ModuleDict``) are not."""
+    """Yield all modules of these models that are called; containers (``ModuleList``, ``ModuleDict``) are not."""
     seen: set[int] = set()
     main = type(_unwrapped(models[0])[-1]) if models else None
     for model in models:

@@ -242,7 +242,9 @@ class _Opened:
 
 
 def _is_file(file: Any) -> bool:
-    """Whether a checkpoint goes to a file: what is written to memory is on its way to another rank, or a copy."""
+    """Return whether a checkpoint goes to a file: what is written to memory is on its way to another rank, or a
+    copy.
+    """
     if isinstance(file, (str, os.PathLike)):
         return True
     try:

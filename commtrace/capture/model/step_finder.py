@@ -97,7 +97,7 @@ class StepFinder:
             self.work_begins()
 
     def begins_with(self, number: int) -> bool:
-        """The first step has this number in the program's own count.
+        """Return the number of the first step in the program's own count.
 
         Returns:
             Whether it will have: not where a step has begun, or somebody marks them.
@@ -133,7 +133,9 @@ class StepFinder:
             self._cut()
 
     def trains(self, model: Any) -> bool:
-        """Whether all that one of the optimizers steps is of this model: it is no part of what is trained, but all."""
+        """Return whether all that one of the optimizers steps is of this model: it is no part of what is trained,
+        but all.
+        """
         own = {id(parameter) for parameter in model.parameters()}
         for reference in tuple(self._references.values()):
             groups = getattr(reference(), "param_groups", None) or ()
@@ -202,7 +204,7 @@ class StepFinder:
             self._cut()
 
     def _is_between_steps(self) -> bool:
-        """Whether an evaluation would be no part of the current step."""
+        """Return whether an evaluation would be no part of the current step."""
         return self.finding and self._has_begun and not self._worked and not self._evaluated_before
 
     def _begin_first_step(self) -> None:

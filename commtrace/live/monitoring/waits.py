@@ -280,7 +280,7 @@ def _least(key: _BlockKey, told: _Told) -> Iterator[Least]:
 
 
 def by_group(told: Iterable[Least]) -> Mapping[int, list[Least]]:
-    """The least times of each group."""
+    """Return the least times of each group."""
     found: dict[int, list[Least]] = {}
     for one in told:
         found.setdefault(one.group, []).append(one)

@@ -32,7 +32,7 @@ _arrived_in = 0
 
 
 class Store(Protocol):
-    """What is asked of a ``torch.distributed.Store``; every request is answered at once."""
+    """The part of a ``torch.distributed.Store`` that is used; every request is answered at once."""
 
     def add(self, key: str, amount: int, /) -> int:
         """Add to a counter and return its sum."""
@@ -51,7 +51,7 @@ class Store(Protocol):
 
 
 class Agreed(NamedTuple):
-    """What the ranks of a launch have in common."""
+    """Facts that the ranks of a launch share."""
 
     run_id: str
     attempt: int

@@ -1,4 +1,4 @@
-"""How commtrace is configured: frozen dataclasses, and the only code that reads COMMTRACE_* variables.
+"""The configuration of commtrace: frozen dataclasses, and the only code that reads COMMTRACE_* variables.
 
 Every option is declared once, below. Its variable is ``COMMTRACE_``, the name of its section and its own name:
 ``COMMTRACE_MONITOR_SECONDS`` is ``Config(monitor=MonitorConfig(seconds=…))``.

@@ -22,7 +22,7 @@ class MissingExtraError(CommtraceError, ImportError):
 
 
 class InstallationError(CommtraceError, ImportError):
-    """What is installed beside commtrace does not work with it; the message has the command that mends it."""
+    """An installed package does not work with commtrace; the message has the command that fixes it."""
 
 
 class ImportFileError(CommtraceError, ValueError):

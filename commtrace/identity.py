@@ -1,4 +1,4 @@
-"""Who this process is: everything that goes into :class:`~commtrace.trace.metadata.RankMetadata`.
+"""The identity of this process: everything in :class:`~commtrace.trace.metadata.RankMetadata`.
 
 The only place that decides what a run is called, its attempt, and a process's rank and local rank. What a launcher says
 is read by :mod:`commtrace.launchers`; what its ranks agree on is in :mod:`commtrace.agreement`.
@@ -51,7 +51,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Identity:
-    """What this process's run is called, and which rank of it this is; once found out, it stays.
+    """The run and rank of this process; constant once they are known.
 
     The launcher's variables are read when this is made: a script may change them, and its launcher may end before it.
 
@@ -238,7 +238,7 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Who a process is. ``backend`` is empty without torch.distributed."""
+    """The identity of a process. ``backend`` is empty without torch.distributed."""
 
     run_id: str
     attempt: int

@@ -1,4 +1,4 @@
-"""Whether what is installed beside commtrace fits: pyarrow with numpy, and the versions that commtrace was tried with.
+"""Checks that installed packages fit: pyarrow with numpy, and the versions that commtrace was tried with.
 
 pip's metadata cannot say all of it: a pyarrow that refuses the numpy beside it does so when it is imported.
 """

@@ -1,4 +1,4 @@
-"""What the variables of a job's launcher say: which rank a process is, of how many, and what its job is called.
+"""Reads the variables of a job's launcher: rank, world size, and the name of the job.
 
 The variables are those that the launchers' own sources set:
 

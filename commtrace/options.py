@@ -1,4 +1,4 @@
-"""How an option of the recorder is declared: once, with its default, what it may be, its meaning and an example.
+"""Declarations of the recorder's options: default, allowed values, meaning and example.
 
 >>> @dataclass(frozen=True)                                     # doctest: +SKIP
 ... class Config:
@@ -69,7 +69,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What there is to say of an option beside its name and its default.
+    """The declaration of an option, without its name and default.
 
     Attributes:
         kind: the values that it can have.

@@ -17,7 +17,7 @@ from commtrace.integrations.dimensions import tell_dimension, tell_framework, te
 
 
 class ForwardWrapper(Protocol):
-    """What makes a forward a span."""
+    """Makes a forward a span."""
 
     def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
         """``original`` as a span; ``tell`` is called with the model before it."""

@@ -49,7 +49,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
 
 class Accumulation:
-    """How far one engine is between two boundaries of its gradient accumulation.
+    """The progress of one engine between two boundaries of its gradient accumulation.
 
     Attributes:
         begun: there was a forward since the last boundary.

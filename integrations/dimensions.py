@@ -1,4 +1,4 @@
-"""What integrations that can meet in one job (DDP or FSDP inside a pipeline) tell about it, each its own part."""
+"""Facts that integrations in one job (DDP or FSDP inside a pipeline) contribute about its dimensions."""
 
 from __future__ import annotations
 

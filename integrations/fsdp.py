@@ -28,7 +28,7 @@ _STATE_MODULES: Final = (
 
 
 class Forwards(Protocol):
-    """What makes a forward a span."""
+    """Makes forwards spans."""
 
     def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
         """``original`` as a span; ``tell`` is called with the model before it."""

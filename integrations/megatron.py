@@ -75,7 +75,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
 
 class Place(NamedTuple):
-    """Which piece of the iteration's work a forward or backward is."""
+    """The place of a forward or backward in the iteration."""
 
     microbatch: int
     chunk: int

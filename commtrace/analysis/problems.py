@@ -1,4 +1,4 @@
-"""What a reader of the numbers must know before believing them."""
+"""Problems of a recording that readers of its numbers must know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What turns robust measures of scatter into standard deviations and errors, for normal noise."""
+"""Factors from robust measures of scatter to standard deviations and errors, for normal noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a process records, told to whoever has started it."""
+"""Tells ``commtrace run`` where a process records."""
 
 from __future__ import annotations
 

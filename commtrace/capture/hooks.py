@@ -1,4 +1,4 @@
-"""What hooks are hung with: replacements that can be taken back, and failures that stay ours.
+"""Installs hooks: replacements that can be restored, with failures that never reach training.
 
 >>> hooks = Hooks("deepspeed", tracer)                                    # doctest: +SKIP
 >>> hooks.when_imported("deepspeed.runtime.engine", hook_engine)          # doctest: +SKIP
@@ -28,7 +28,7 @@ End = Callable[[Any, Any], None]
 
 
 class Part(Protocol):
-    """What can be put into a process, and taken out again."""
+    """A part that can be installed into a process, and removed again."""
 
     def install(self) -> None:
         """Hang the hooks, or wait for the modules that they belong in."""

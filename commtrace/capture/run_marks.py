@@ -1,4 +1,4 @@
-"""What a rank tells beside its spans: groups, topology, anchors of its clock, problems, what it is in.
+"""Marks of a rank beside its spans: groups, topology, clock anchors, problems, activity.
 
 Runs on the harvester thread, once per pass. Every part of it fails for itself.
 """

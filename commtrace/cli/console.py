@@ -1,4 +1,4 @@
-"""What commands print on: nothing that came from outside reaches a terminal as it is.
+"""Consoles of commands, which escape all text from outside.
 
 Words of a recording are escaped where they are read (:func:`commtrace.trace.files.inputs.printable`), newlines
 included. What else is printed, such as the names of files, passes through here.

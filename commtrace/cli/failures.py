@@ -1,4 +1,4 @@
-"""What the ``commtrace`` command says of an error that its user can do something about."""
+"""Messages of the ``commtrace`` command for errors that its user can fix."""
 
 from __future__ import annotations
 

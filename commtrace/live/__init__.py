@@ -1,4 +1,4 @@
-"""What is known about a step while training goes on: one summary per step and rank, and who listens to it.
+"""Summaries of steps while training runs: one per step and rank, for exporters.
 
 Everything here runs on the recorder's harvester thread, never on a training thread. :class:`StepCollector` is a sink
 of the recorder: it gathers the rows of a step and hands a :class:`StepSummary` with them to every

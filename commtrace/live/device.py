@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Device(NamedTuple):
-    """What is told of it.
+    """Facts about a device.
 
     Attributes:
         name: as the driver says.

@@ -1,4 +1,4 @@
-"""Which of the steps that are closed together each row is handed out with."""
+"""Assigns rows to steps that are closed together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU can do at most: the yardstick of MFU."""
+"""Peak FLOPs of GPUs, the reference of MFU."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _LARGE_PRIME: Final = 7_919
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """What the summaries of some steps are made of.
+    """The input for the summaries of some steps.
 
     Attributes:
         names: what the codes in ``spans`` stand for.
@@ -64,7 +64,7 @@ class StepWindow:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of the rows that matter; in their ``step`` column is the position of their step."""
+    """The rows that matter, with the position of their step in the ``step`` column."""
 
     names: list[str]
     spans: Spans

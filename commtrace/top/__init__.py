@@ -1,1 +1,1 @@
-"""Where a running job's time goes now: one frame of ``commtrace top``, from its files or from its metrics."""
+"""Frames of ``commtrace top``: where a running job's time goes now, from its files or its metrics."""

@@ -1,4 +1,4 @@
-"""Which ranks are shown where there are more than lines: those that stand out, and the extremes."""
+"""Chooses the ranks to show if there are more than lines: those that stand out, and the extremes."""
 
 from __future__ import annotations
 

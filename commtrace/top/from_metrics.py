@@ -53,7 +53,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class RankTotals:
-    """What one rank told, or by how much it has grown; seconds.
+    """Totals of one rank, or their growth; seconds.
 
     Attributes:
         labels: who it is.
@@ -269,7 +269,7 @@ class _Result(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What a Prometheus answers to an instant query."""
+    """The answer of a Prometheus to an instant query."""
 
     data: _Result
 

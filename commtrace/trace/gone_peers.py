@@ -1,4 +1,4 @@
-"""Which other ranks of its host a rank saw end, in that order, said beside its segments.
+"""The ranks of its host that a rank saw end, in order, kept beside its segments.
 
 A file of its own, ``gone-SESSION``, with a line for each look that found somebody gone: a list of ranks. Rows would
 come too late: the launcher kills the rank a tenth of a second after it has seen that, or sooner. Who ends in order

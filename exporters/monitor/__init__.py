@@ -1,1 +1,1 @@
-"""Who is slow, found while the job runs, without any infrastructure: ranks tell each other through a TCPStore."""
+"""The monitor: finds stragglers and hangs while the job runs, from reports of the ranks."""

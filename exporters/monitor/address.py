@@ -1,4 +1,4 @@
-"""Where the monitor listens: ``HOST:PORT``."""
+"""The address of the monitor: ``HOST:PORT``."""
 
 from __future__ import annotations
 

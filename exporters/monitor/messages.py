@@ -113,7 +113,7 @@ class OpenPhase(Struct, frozen=True):
 
 
 class Activity(Struct, frozen=True):
-    """What the training thread is doing, see the mark ``activity`` in trace/metadata.py."""
+    """The activity of the training thread, see the mark ``activity`` in trace/metadata.py."""
 
     at: tuple[Number, Number, Number, Number]
     open: Annotated[tuple[OpenPhase, ...], Meta(max_length=64)]
@@ -123,7 +123,7 @@ class Activity(Struct, frozen=True):
 
 
 class HangReport(Struct, frozen=True):
-    """What a rank says of itself when training has stopped.
+    """A rank's report when training makes no progress.
 
     Attributes:
         rank, node, boot_id, backend: who, as in :class:`commtrace.trace.metadata.RankMetadata`.
@@ -167,7 +167,7 @@ Request: TypeAlias = Report | Hang
 
 
 class PeerBaseline(Struct, frozen=True):
-    """What ranks need to know of the others.
+    """Facts about other ranks that a rank needs.
 
     Attributes:
         block_steps: how many steps a block has; 0 while that is not known.
@@ -181,7 +181,7 @@ class PeerBaseline(Struct, frozen=True):
 
 
 class Findings(Struct, frozen=True):
-    """What a monitor outside of the job has found, for the exporters of rank 0.
+    """Findings of a monitor outside of the job, for the exporters of rank 0.
 
     Attributes:
         stragglers: who is slow now, costliest first.
@@ -193,7 +193,7 @@ class Findings(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """What the monitor answers.
+    """The answer of the monitor.
 
     Attributes:
         refused: why it did not take the request; empty if it did.

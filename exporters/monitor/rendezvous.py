@@ -1,4 +1,4 @@
-"""How the ranks of a job find the monitor that listens in rank 0: its address and token are in the job's own store.
+"""The address and token of the monitor in rank 0, kept in the job's own store.
 
 That is one short request of each rank. Rank 0 writes; the others read with ``compare_set``, which, of all requests of a
 store, answers at once whether the key is there or not: it can never make the training thread wait, which shares the
@@ -29,7 +29,7 @@ class RendezvousError(CommtraceError):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What rank 0 leaves in the store."""
+    """The entry of rank 0 in the store."""
 
     address: str
     token: str

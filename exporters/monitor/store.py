@@ -1,4 +1,4 @@
-"""What the monitor of one job knows: what ranks have reported, and what they are to be told."""
+"""The state of the monitor of one job: reports of the ranks, and answers to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank and the process beside it that sends for it say to each other: pickled, each behind its length."""
+"""Messages between a rank and the process beside it that sends spans: pickled, each after its length."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Introduction(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the rank has learnt since; sent when it changes.
+    """Facts that the rank has learnt since; sent when they change.
 
     Attributes:
         groups, topology: its process groups, and its place among the others.

@@ -1,4 +1,4 @@
-"""Who sends: the resource of a rank, and the telemetry that is already there, Megatron's above all.
+"""The resource of a rank, and telemetry that is already there, such as Megatron's.
 
 Megatron-LM's telemetry (``megatron.core.telemetry``, built on nemo-lens; newer than megatron-core 0.16) names ranks
 and topology ``dl.rank``, ``dl.tensor_parallel.rank``, … and, in later versions, ``nv.dl.rank``; the run is

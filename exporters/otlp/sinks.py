@@ -1,4 +1,4 @@
-"""Where spans go: what a sink is, and the processors of a TracerProvider that is already there."""
+"""Sinks for spans, and the processors of a TracerProvider that is already there."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _FEWEST_STEPS: Final = 4
 
 
 class Timing(NamedTuple):
-    """How far the rules look, as Prometheus writes durations.
+    """Time ranges of the rules, in Prometheus' notation.
 
     Attributes:
         window: over which rates are taken: several scrapes and several steps long.

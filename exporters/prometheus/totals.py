@@ -1,4 +1,4 @@
-"""What a rank exports, added up over its steps: the numbers behind the samples."""
+"""Totals of a rank over its steps: the numbers behind the samples."""
 
 from __future__ import annotations
 

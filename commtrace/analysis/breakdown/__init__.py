@@ -1,1 +1,1 @@
-"""Where the time of steps, ranks, modules and the whole run went, exactly."""
+"""Divides the time of steps, ranks, modules and the whole run, exactly."""

@@ -1,4 +1,4 @@
-"""What spans say about the lane of their rank: intervals, each with the state that it claims."""
+"""Intervals of spans on a lane, each with the state that it claims."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Claims(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What a block's rows stand for while the lane stands still; aligned with its rows.
+    """The ready time and role of a block's stalls, aligned with its rows.
 
     Attributes:
         ready: when a communication waited for nobody any more.
@@ -111,7 +111,7 @@ class Stalls(NamedTuple):
 
 
 class LaneClaims(NamedTuple):
-    """What the spans of a block say of its lanes, the ranks end to end.
+    """The intervals that the spans of a block claim on its lanes, the ranks end to end.
 
     Attributes:
         work: of all that is no stall.

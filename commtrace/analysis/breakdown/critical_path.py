@@ -97,7 +97,7 @@ class StepPath(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What pieces that are alike add up to over all steps, ns; ``uncertain_ns`` is the part of it in uncertain ones."""
+    """The sum of similar pieces over all steps, ns; ``uncertain_ns`` is the part in uncertain pieces."""
 
     rank: int
     kind: str
@@ -213,7 +213,7 @@ def _merged(pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 
 class _Stand(NamedTuple):
-    """What a lane stood still for.
+    """A stall of a lane.
 
     Attributes:
         begin: when its own rank had arrived at the communication.
@@ -229,7 +229,7 @@ class _Stand(NamedTuple):
 
 
 class _Interval(NamedTuple):
-    """What one rank did for a while.
+    """An interval of one rank's activity.
 
     Attributes:
         start: since when, ns.
@@ -292,7 +292,7 @@ class _Lanes:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """What one rank did, interval by interval, in order and without gaps.
+    """The activity of one rank, interval by interval, in order and without gaps.
 
     Attributes:
         edges: ns; interval i lasts from ``edges[i]`` to ``edges[i + 1]``.

@@ -1,4 +1,4 @@
-"""How often something took time: whether it belongs to every step, or happened once and is only a mean when spread."""
+"""Decides whether a cost belongs to every step, or to a few of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of each step went, exactly: every instant of a rank's step is in one state.
+"""Divides each step exactly: every instant of a rank's step is in one state.
 
 >>> table = partition(run, match(run))                          # doctest: +SKIP
 >>> table.total("bubble") / table.wall_ns                       # doctest: +SKIP
@@ -104,7 +104,7 @@ class _BlockPartition:
 
 
 class StepTimes(NamedTuple):
-    """What :func:`step_times` tells. Steps are numbered by rank and then by start.
+    """The result of :func:`step_times`. Steps are numbered by rank and then by start.
 
     Attributes:
         row: span rows of the steps.

@@ -22,7 +22,7 @@ from commtrace.trace.selection.step_range import StepRange
 
 
 class _Launch(NamedTuple):
-    """What one start of a job is told from the next one by."""
+    """The identity of one start of a job."""
 
     run_id: str
     attempt: int

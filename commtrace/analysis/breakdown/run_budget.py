@@ -1,4 +1,4 @@
-"""Where the wall time of a whole run went: training that was kept, evaluation, checkpoints, loading, start, restarts.
+"""Divides the wall time of a whole run: training that was kept, evaluation, checkpoints, loading, start, restarts.
 
 A mean step says nothing of what lies between steps, before them and between the attempts of a job. Here every instant
 of the run is in exactly one part, on every rank:
@@ -155,7 +155,7 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
 
 
 class _RankAttempt(NamedTuple):
-    """What one process tells of one attempt, on the wall clock, ns.
+    """One process's part in one attempt, on the wall clock, ns.
 
     Attributes:
         begin, end: of the process, as far as is known.

@@ -48,7 +48,7 @@ kernels were traced it is ``idle``, because then nothing is missing."""
 
 
 class Claim(NamedTuple):
-    """What a span of some kind says about the lane; where spans overlap, the highest priority is believed."""
+    """The state that a kind of span claims; where spans overlap, the highest priority counts."""
 
     state: State
     priority: int

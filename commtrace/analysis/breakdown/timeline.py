@@ -1,4 +1,4 @@
-"""What a timeline shows: the steps of an aligned run as boxes on lanes, in plain columns.
+"""The data of a timeline: the steps of an aligned run as boxes on lanes, in plain columns.
 
 This is the interface between the analysis and everything that draws or exports: the report, the viewer, Perfetto.
 All values are integers, words and lists, ready for JSON. Times are nanoseconds relative to the ``base_ns`` of their

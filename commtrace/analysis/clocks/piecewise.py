@@ -16,7 +16,7 @@ from commtrace.trace.spans import Bool, Int32, Int64
 
 
 class Begin(NamedTuple):
-    """Where a later part of a clock begins.
+    """The begin of a later part of a clock.
 
     Attributes:
         at_ns: the clock's own reading.

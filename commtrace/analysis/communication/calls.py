@@ -79,7 +79,7 @@ class Calls:
 
 
 class CallRows(NamedTuple):
-    """What is known of the rows of a block.
+    """Facts about the rows of a block.
 
     Attributes:
         block: ranks whose kernels were all traced, or none's.

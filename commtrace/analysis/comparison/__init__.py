@@ -1,1 +1,1 @@
-"""What changed between two runs, and how far chance alone moves their numbers."""
+"""Compares two runs, with the noise of their numbers."""

@@ -1,4 +1,4 @@
-"""How far a median moves by chance: what two recordings must differ by before the difference means anything.
+"""The noise of a median: how much two recordings must differ before the difference is significant.
 
 Where a side was recorded more than once, chance is also what differs from one start of a job to the next, and that is
 seen from the medians of its recordings.

@@ -1,4 +1,4 @@
-"""What recording costs a job, from runs with and without it that took turns."""
+"""The cost of recording, from alternating runs with and without commtrace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stamp(NamedTuple):
 
 
 class RankStamps(NamedTuple):
-    """What one process said at its end."""
+    """The step times that one process reported at its end."""
 
     rank: int
     max_rss_bytes: int

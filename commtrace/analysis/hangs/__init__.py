@@ -1,1 +1,1 @@
-"""Why a job stands still or ended: where communication stopped, who did not arrive, who failed first."""
+"""Finds why a job hangs or ended: where communication stopped, which ranks are missing, which failed first."""

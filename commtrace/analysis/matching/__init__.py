@@ -1,1 +1,1 @@
-"""Which operations of different ranks are one communication, what it is for, and what is missing of it."""
+"""Matches operations of different ranks to communications, with their roles and missing members."""

@@ -1,4 +1,4 @@
-"""Which operations of different ranks are one communication, and when its last participant arrived.
+"""Matches operations of different ranks to communications, and finds when the last participant arrived.
 
 A collective is joined on (group, seq, op_in_seq), a point-to-point operation on (group, sender, receiver, seq): the
 n-th send from a to b meets the n-th receive. Never on names, never on order in time.
@@ -173,7 +173,7 @@ def unmatched(spans: Spans) -> RankMatches:
 
 
 class _Joined(NamedTuple):
-    """What is known of each communication row, aligned with the gathered rows; as in :class:`RankMatches`."""
+    """Facts about each communication row, aligned with the gathered rows; as in :class:`RankMatches`."""
 
     bucket: Int64
     participants: Int32

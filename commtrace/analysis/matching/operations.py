@@ -1,4 +1,4 @@
-"""What the analysis must know about each communication operation."""
+"""Properties of communication operations, and selections of rows by them."""
 
 from __future__ import annotations
 

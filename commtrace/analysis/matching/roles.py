@@ -1,4 +1,4 @@
-"""What each communication is for: tp, pp, dp, … from the group tables.
+"""The role of each communication: tp, pp, dp, … from the group tables.
 
 The role of a collective is that of its group. Frameworks send some point-to-point messages over groups that are not
 made for them (Megatron: the world group), so a message's role is that of the narrowest pipeline group that holds both
@@ -106,7 +106,7 @@ def _roles_of_block(run: Run, block: Block, groups: Mapping[int, Group], words: 
 
 
 class _Decision(NamedTuple):
-    """What all rows of a rank on one group, of messages with one peer, are for."""
+    """The role of all rows of a rank on one group, or of its messages with one peer."""
 
     role: str
     group_size: int

@@ -22,7 +22,7 @@ _MOST_RANKS_NAMED: Final = 8
 
 
 class Unmatched(NamedTuple):
-    """What of the time that lanes stood still cannot be told apart.
+    """Stalls whose wait and transfer cannot be separated.
 
     Attributes:
         roles: by role, for those of which more than a few percent is unmatched: a sentence that says why.

@@ -1,4 +1,4 @@
-"""How long each pipeline stage waits for its neighbours, in which phase of the schedule, and why.
+"""The bubble of each pipeline stage, by phase of the schedule and by cause.
 
 Measured: the part of every stall on a point-to-point operation of the pipeline before its last participant arrived.
 Why: the step is replayed with ever more ideal durations, and what each step of that takes away has its cause's name:
@@ -106,7 +106,7 @@ class _Measured(NamedTuple):
 
 
 class MeasuredWaits(NamedTuple):
-    """What was measured of a pipeline: all that needs no replay.
+    """The measured waits of a pipeline, which need no replay.
 
     Attributes:
         between: by rank, which of its rows wait for other stages.

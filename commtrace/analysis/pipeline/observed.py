@@ -89,7 +89,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPipeline:
-    """What its spans tell of a pipeline without a replay; its fields mean what those of :class:`Pipeline` do."""
+    """A pipeline as its spans show it, without a replay; its fields mean the same as those of :class:`Pipeline`."""
 
     run: Run
     schedule: Schedule

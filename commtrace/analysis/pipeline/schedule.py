@@ -1,4 +1,4 @@
-"""Which pipeline schedule a job follows, read from the order of its forwards and backwards.
+"""Recognises a job's pipeline schedule from the order of its forwards and backwards.
 
 Schedules that run the backward of the weights apart are told by where their stages lie and by what they leave whole:
 

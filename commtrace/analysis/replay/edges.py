@@ -146,8 +146,8 @@ def work_between(before: Int64, first_piece: Int64, end_piece: Int64) -> Int64:
 
 
 def _after_communication(lanes: Lanes, known: Bool, which: Int64, duration: Int64) -> tuple[Bool, Int64]:
-    """Return which stalls really waited for their communication; and how long after its end, or after their own
-    begin where they did not, each of them lasted.
+    """Return which stalls waited for their communication, and how long each lasted after its end (or, if it did not
+    wait, after its own begin).
     """
     if not len(lanes.starts):
         return known, duration

@@ -30,7 +30,7 @@ from commtrace.trace.spans import Int64
 
 
 class ReplayError(CommtraceError):
-    """What was recorded cannot be replayed; the message says why."""
+    """The recording cannot be replayed; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _Columns = TypeVar("_Columns", "Segments", "Starts", "Waits", "Launches")
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Where on the lanes communications start: before piece ``piece`` and after ``node``, ``extra_ns`` later.
+    """The starts of communications on the lanes: before piece ``piece`` and after ``node``, ``extra_ns`` later.
 
     Attributes:
         end: when the communication ended.
@@ -327,7 +327,7 @@ def _launch(interval: Int64, ids: Int64, wanted_interval: Int64, wanted_id: Int6
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """What tells where on their lanes communications start.
+    """The data that locates the starts of communications on their lanes.
 
     Attributes:
         begins: the communications.

@@ -1,4 +1,4 @@
-"""What the steps of a run took beyond the ideal, and what that was due to: one sum that adds up.
+"""The time of a run's steps beyond the ideal, divided by cause: a sum that adds up.
 
 The steps are replayed several times, each time with one more thing ideal. What a replay is shorter than the one before
 it is the cost of that thing, so all costs and the ideal add up to the time in steps, to the nanosecond.

@@ -1,4 +1,4 @@
-"""What a rank's work takes on the ranks that do the same work: the yardstick of the what-if analysis.
+"""The durations that peers need for the same work: the reference of the what-if analysis.
 
 Two segments are the same work when they belong to the same stage, chunk and kind of phase and lie between the same
 stalls of it. Their peers are the segments of the other ranks: those of other data- and tensor-parallel ranks, over all

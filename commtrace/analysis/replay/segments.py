@@ -73,7 +73,7 @@ def same_work(segments: Segments) -> Int64:
 
 
 class Pieces(NamedTuple):
-    """What the lanes did while they were not stalled, cut at every boundary that matters to a replay; ascending.
+    """The work of the lanes between stalls, cut at every boundary that matters to a replay; ascending.
 
     Attributes:
         start, end: ns.

@@ -1,4 +1,4 @@
-"""What would the step take if …: the measured durations of some operations exchanged for ideal ones.
+"""The what-if analysis: the steps with some measured durations replaced by ideal ones.
 
 ``S`` is the slowdown of the job: step time with the measured durations over step time with ideal ones. Ideal is the
 mean over all ranks doing the same operation (over stages too: an uneven partition is a slowdown) for compute, and the
@@ -41,7 +41,7 @@ _MOST_CELLS: Final = 250_000
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """How much slower the job is than with ideal durations, and where that comes from.
+    """The slowdown of the job against ideal durations, and its sources.
 
     Attributes:
         slowdown: S, of the mean step.

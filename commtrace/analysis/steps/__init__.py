@@ -1,1 +1,1 @@
-"""Which steps a run has, which of them count, and when they begin and end."""
+"""The steps of a run: their begin and end, and the choice of those that count."""

@@ -1,4 +1,4 @@
-"""When each rank's steps begin and end for a replay, where all ranks begin a step together.
+"""The begin and end of each rank's steps in a replay, in which all ranks begin a step together.
 
 A step is recorded from its first to its last work, and what a program does between two steps (it evaluates, saves,
 writes logs) lies in none of them. Where one rank alone does so, the others are in the next step already and wait for

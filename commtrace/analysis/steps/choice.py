@@ -1,4 +1,4 @@
-"""Which steps a summary is about."""
+"""Chooses the steps of a summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the steps that were not recorded in detail: when they ran, how long, and sums over their spans."""
+"""Facts about steps that were not recorded in detail: when they ran, how long, and sums over their spans."""
 
 from __future__ import annotations
 

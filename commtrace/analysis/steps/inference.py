@@ -37,7 +37,7 @@ _ROWS_LOOKED_AT: Final = 100_000
 
 
 class _Period(NamedTuple):
-    """How a sequence repeats itself.
+    """The period of a sequence.
 
     Attributes:
         anchors: where each block begins, as positions in the sequence; the last one ends the last block.

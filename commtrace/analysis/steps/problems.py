@@ -1,4 +1,4 @@
-"""What a reader must know of the steps of a run: which were left out, and whether ranks count them alike."""
+"""Problems of a run's steps: steps that were left out, and ranks that count them differently."""
 
 from __future__ import annotations
 

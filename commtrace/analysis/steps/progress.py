@@ -1,4 +1,4 @@
-"""Where a run that goes on is now, from the newest files of its ranks."""
+"""The progress of a running job, from the newest files of its ranks."""
 
 from __future__ import annotations
 

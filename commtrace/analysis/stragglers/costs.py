@@ -18,7 +18,7 @@ from commtrace.trace.spans import Bool, Int64
 
 
 class Cost(NamedTuple):
-    """What a fix would save.
+    """The time that a fix would save.
 
     Attributes:
         ms: per step, typically.

@@ -27,7 +27,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 class Series(NamedTuple):
-    """What is searched for changes, one row for each rank, stage or link.
+    """Series that are searched for changes, one row for each rank, stage or link.
 
     Attributes:
         values: of each step, without single steps that differ; shape (rows, steps), ns.

@@ -1,4 +1,4 @@
-"""What the driver said of a slow rank's device, beside what it said of the devices of the other ranks.
+"""The driver's readings of a slow rank's device, compared with those of the other ranks' devices.
 
 >>> device_evidence(run, 3).sentence                            # doctest: +SKIP
 'Its device: 1095 MHz (the others 1980 MHz), held down by thermal slowdown in 58 of 60 readings; 91 °C.'
@@ -22,7 +22,7 @@ _MOSTLY: Final = 0.5
 
 
 class DeviceEvidence(NamedTuple):
-    """What speaks for or against the device.
+    """Evidence for or against the device.
 
     Attributes:
         is_throttled: its clock was held down, and lower than that of other ranks' devices of its model; without such,

@@ -1,4 +1,4 @@
-"""What keeps the nodes of slow or failed ranks out of the next job, in the words of whatever started this one.
+"""The line that keeps nodes of slow or failed ranks out of the next job, in the syntax of its launcher.
 
 >>> job = [trace.metadata for trace in run.ranks.values()]      # doctest: +SKIP
 >>> keep_out(job[3:4], job)                                     # doctest: +SKIP

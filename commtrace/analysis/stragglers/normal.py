@@ -1,4 +1,4 @@
-"""What is normal among ranks that do the same work, and who is beyond it.
+"""Decides what is normal among ranks that do the same work, and which ranks exceed it.
 
 The ranks of a class are sorted by their work. A gap between neighbours that is larger than the noise allows separates
 two clusters. Normal is the cluster that holds more than half of the ranks; where none does, the one whose work is what
@@ -33,7 +33,7 @@ UNKNOWN: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What ranks work per step, one row each; times in ns. Waiting for other ranks is no work.
+    """The work of ranks per step, one row each; times in ns. Waiting for other ranks is no work.
 
     Attributes:
         rank: its number.
@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Who is slow; one row per rank of the work.
+    """The slow ranks; one row per rank of the work.
 
     Attributes:
         rank: its number.
@@ -92,7 +92,7 @@ class Judged:
 
 
 class Names(NamedTuple):
-    """How what is judged is called in sentences.
+    """The names of the compared things in sentences.
 
     Attributes:
         in_words: of numbers, ``ranks 0–2``.

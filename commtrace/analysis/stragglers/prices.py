@@ -1,4 +1,4 @@
-"""What a verdict costs: in each stretch of the run in which it holds, and over the whole run."""
+"""The cost of a verdict: in each stretch of the run in which it holds, and over the whole run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commtrace.trace.spans import Bool, Int64
 
 
 class Price(NamedTuple):
-    """What a verdict costs.
+    """The cost of a verdict.
 
     Attributes:
         ms: per step of the run.

@@ -68,7 +68,7 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True)
 class SlowRanks:
-    """Who was slow in some steps.
+    """The slow ranks of some steps.
 
     Attributes:
         bench: of these steps, its peers those whose work is normal.

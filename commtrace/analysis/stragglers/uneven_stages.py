@@ -49,7 +49,7 @@ class UnevenStages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """What the quickest rank of each stage typically works in forward and backward in some steps.
+    """The work of each stage's quickest rank in forward and backward, in some steps.
 
     Attributes:
         bench: of the steps.

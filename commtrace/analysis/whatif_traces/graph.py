@@ -1,4 +1,4 @@
-"""What the operations of a what-if trace depend on: the rules of the study that published these traces.
+"""The dependencies of operations in a what-if trace, by the rules of the study that published the traces.
 
 The rules are read off the first step of the first replica and hold for all. In words, for one stage:
 

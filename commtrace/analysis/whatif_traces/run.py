@@ -1,4 +1,4 @@
-"""What-if traces that were imported into a run, as they were before.
+"""Restores what-if traces that were imported into a run.
 
 The rules of the study hold for such traces, and for them its results are published; so a run made by ``commtrace import
 whatif`` is analysed by these rules, and not by those for runs that commtrace recorded.

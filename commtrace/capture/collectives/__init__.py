@@ -1,1 +1,1 @@
-"""Where communication is captured: process groups, their operations, and who waits for them."""
+"""Captures communication: process groups, their operations, and the waits for them."""

@@ -1,4 +1,4 @@
-"""What the thread that asks is handing to torch just now: what lies below a call cannot see the call."""
+"""The call that the current thread is passing to torch; code below the call cannot see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the threads of a backend still need the GIL for because of us, and the wait for it before Python ends.
+"""Tracks why threads of a backend still need the GIL because of commtrace, and waits for them before Python ends.
 
 * A completion callback, which a backend runs on a thread of its own.
 * A tensor that C++ made, as the reducer's broadcasts do, and that passed one of our kernels in the dispatcher: it has

@@ -43,7 +43,7 @@ class Kernel:
         self._meta = DispatchKey.Meta
 
     def call(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return what torch calls."""
+        """Handle a call from torch."""
         return (self.capture or self.original)(*arguments, **keywords)
 
     def original(self, *arguments: Any, **keywords: Any) -> Any:

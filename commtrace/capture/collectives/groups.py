@@ -1,4 +1,4 @@
-"""Which process group is which: identity, members, role and sequence numbers of every group of this process."""
+"""Identity, members, role and sequence numbers of every process group of this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GENERIC_ROLES = frozenset({UNKNOWN_ROLE, "world", "default"})
 
 
 class GroupState:
-    """What capture keeps about one process group."""
+    """The state that capture keeps about one process group."""
 
     __slots__ = (
         "bracket",

@@ -1,4 +1,4 @@
-"""Which of torch's NCCL backends serves a process group, and on which streams that one runs what.
+"""NCCL backends of torch: which one serves a process group, and on which streams it runs operations.
 
 Since torch 2.15 the name ``nccl`` builds a new backend, unless ``TORCH_DIST_USE_NCCL2=0``; the old one is there as
 ``nccl-legacy``. Asynchronous operations run beside the current stream with both. They differ in the rest (read in
@@ -13,7 +13,7 @@ from commtrace.capture.collectives.operations import Operation
 
 
 class NcclBackend(NamedTuple):
-    """How a backend uses streams.
+    """A backend's use of streams.
 
     Attributes:
         name: as the backend calls itself.

@@ -31,7 +31,7 @@ class Reducer(Protocol):
 
 
 class ReducerKernels:
-    """What the kernels see, while there is something for them to see.
+    """The kernels for a reducer, active while there is something to capture.
 
     Args:
         tracer: where coordinates come from.

@@ -1,4 +1,4 @@
-"""Which communication of this process passes by torch.distributed, so that nothing here can see it.
+"""Detects communication of this process that bypasses torch.distributed and cannot be captured.
 
 Looked for by the harvester's thread among what other libraries keep in their modules: nothing is imported, patched or
 called, and the training thread has no part in it. A path is ``active`` where the library's own state says that it was

@@ -1,1 +1,1 @@
-"""How work on an accelerator is timed without waiting for it, and how the device is doing."""
+"""Times work on an accelerator without waiting for it, and reads the state of the device."""

@@ -1,4 +1,4 @@
-"""What the clock needs of CUDA and ``torch.cuda`` does not offer."""
+"""Functions of the CUDA driver that the clock needs and ``torch.cuda`` lacks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Notices that training has stopped, and says what this process is in."""
+"""Notices that training makes no progress, and reports the state of this process."""

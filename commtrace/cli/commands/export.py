@@ -20,7 +20,7 @@ _MANY_SLICES = 2_000_000
 
 
 class Format(str, Enum):
-    """What to write."""
+    """The format of the file."""
 
     PERFETTO = "perfetto"
     CHROME = "chrome"

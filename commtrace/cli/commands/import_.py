@@ -16,7 +16,7 @@ from commtrace.importers.rows import Imported
 
 
 class Kind(str, Enum):
-    """What the files are."""
+    """The kind of files."""
 
     KINETO = "kineto"
     WHATIF = "whatif"
@@ -25,7 +25,7 @@ class Kind(str, Enum):
 
 
 class Steps(str, Enum):
-    """What a step of a trace is."""
+    """The definition of a step in a trace."""
 
     WHOLE = "whole"
     PROFILER = "profiler"

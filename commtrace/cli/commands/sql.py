@@ -28,7 +28,7 @@ _NUMBERS: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decima
 
 
 class Format(str, Enum):
-    """How rows are written."""
+    """The format of the rows."""
 
     TABLE = "table"
     CSV = "csv"

@@ -29,7 +29,7 @@ _WAITING: Final = 3
 
 
 class Source(Protocol):
-    """Where frames come from."""
+    """A source of frames."""
 
     def look(self) -> Frame:
         """Return the job as it is now.

@@ -1,4 +1,4 @@
-"""How much of a run is in detail, as lines and a table of the summary."""
+"""The share of a run that is in detail, as lines and a table of the summary."""
 
 from __future__ import annotations
 

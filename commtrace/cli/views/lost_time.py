@@ -1,4 +1,4 @@
-"""What was lost, in one line."""
+"""The lost time in one line."""
 
 from __future__ import annotations
 

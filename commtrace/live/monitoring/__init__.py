@@ -1,1 +1,1 @@
-"""Who is slow, found while the job runs, from what all ranks report."""
+"""Finds stragglers while the job runs, from the reports of all ranks."""

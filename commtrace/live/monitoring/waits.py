@@ -1,4 +1,4 @@
-"""How much of standing still was waiting for the last rank, and how much transfer: what no rank can know alone.
+"""Divides stalls into wait and transfer, which no rank can do alone.
 
 A collective that ends on all members at once lasts, on each of them, as long as the member waits for the last one to
 arrive, and then the transfer, which is the same for all. So of one call
@@ -39,7 +39,7 @@ Durations: TypeAlias = Annotated[tuple[Duration, ...], Meta(max_length=2 * CALLS
 
 
 class GroupKey(NamedTuple):
-    """Which calls are added up: a collective of a process group."""
+    """The key of calls that are added up: a collective of a process group."""
 
     group: int
     operation: int
@@ -63,7 +63,7 @@ class BlockTime(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What a rank tells of its newest complete block.
+    """A rank's report on its newest complete block.
 
     Attributes:
         steps: in it; 0 where there is none.
@@ -213,7 +213,7 @@ class BlockWaits:
 
 
 class _BlockKey(NamedTuple):
-    """Which calls of which block."""
+    """The key of calls in a block."""
 
     group: int
     operation: int
@@ -223,7 +223,7 @@ class _BlockKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Told:
-    """What members have told of them: by rank. Ranks tell a block until the next one is complete."""
+    """The members' reports, by rank. Ranks report a block until the next one is complete."""
 
     since: int
     members: dict[int, BlockTime] = field(default_factory=dict)

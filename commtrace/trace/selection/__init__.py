@@ -1,1 +1,1 @@
-"""Which steps and modules are recorded in detail, and what is kept of the others."""
+"""Selects steps and modules for detail, and sums up the others."""

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from commtrace.exporters.monitor.messages import MOST_EVENTS, Findings
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
@@ -85,7 +87,7 @@ class FindingsSink:
 
     def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         self._events.extend(replace(event, sentence=event.sentence[:_MOST_SENTENCE]) for event in events)
-        stragglers = [LiveStraggler(**one) for one in status["stragglers"][:MOST_EVENTS]]
+        stragglers = [msgspec.convert(one, LiveStraggler) for one in status["stragglers"][:MOST_EVENTS]]
         self._store.publish_findings(Findings(tuple(stragglers), tuple(self._events)))
 
 

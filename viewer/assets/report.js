@@ -361,11 +361,11 @@ function showLostTime() {
 
 function showStragglers() {
   const rows = summary.stragglers.map((found) => [
-    found.who, found.cause.replaceAll("_", " "),
+    found.who, found.cause.replaceAll("_", " "), whenSlow(found),
     found.cost_ms_per_step.toFixed(2) + (found.occurrence ? ` (${found.occurrence})` : ""), evidence(found.evidence), found.next_step ?? "",
   ]);
   byId("stragglers").append(rows.length
-    ? table(["<who", "<cause", "cost ms per step", "<evidence", "<what to do"], rows)
+    ? table(["<who", "<cause", "<when", "cost ms per step", "<evidence", "<what to do"], rows)
     : element("p", nothingFound(), "empty"));
   const [awaited] = summary.awaited || [];
   if (awaited && awaited.stands_out) {
@@ -374,6 +374,17 @@ function showStragglers() {
     byId("stragglers").append(element("p", `Waited for most: ${told}.`, "hint"));
   }
   for (const abstention of summary.abstentions || []) byId("stragglers").append(element("p", abstention, "hint"));
+}
+
+/** In which steps, and since when in time of day: always UTC. */
+function whenSlow(found) {
+  if (!found.stretches.length) return `since step ${found.since_step}${found.since_utc ? `, ${utc(found.since_utc)}` : ""}`;
+  return found.stretches.map(({ first, last, since_utc: since, until_utc: until }) =>
+    `steps ${first}–${last}${since && until ? `, ${utc(since)} to ${utc(until)}` : ""}`).join("; ");
+}
+
+function utc(iso) {
+  return `${iso.slice(0, 10)} ${iso.slice(11, 19)} UTC`;
 }
 
 function nothingFound() {

@@ -161,12 +161,15 @@ def apply(run: Run, alignment: Alignment) -> Run:
 
 
 def _with_readings(trace: RankTrace, clock: HostClock | None) -> RankTrace:
-    """The rank with the times of its device's readings on the reference clock."""
-    if clock is None or not trace.device_states:
+    """The rank with the times of its anchors and of its device's readings on the reference clock."""
+    if clock is None:
         return trace
+    anchors = trace.anchors or (trace.metadata.anchor,)
+    times = clock.to_reference(np.array([anchor.monotonic_ns for anchor in anchors], np.int64))
+    moved = tuple(replace(anchor, monotonic_ns=at) for anchor, at in zip(anchors, times.tolist(), strict=True))
     times = clock.to_reference(np.array([state.at_ns for state in trace.device_states], np.int64))
     states = tuple(state._replace(at_ns=at) for state, at in zip(trace.device_states, times.tolist(), strict=True))
-    return replace(trace, device_states=states)
+    return replace(trace, anchors=moved, device_states=states)
 
 
 def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:

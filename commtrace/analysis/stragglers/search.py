@@ -11,7 +11,7 @@ waits for the slow one is never named: waiting is no duration in a replay.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.waited import most_waited_for
+from commtrace.analysis.time_of_day import step_begin_ns, step_end_ns
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -108,7 +109,21 @@ def find_stragglers(
         abstentions += tuple(filter(None, changes))
     # Where it cannot be told what is normal, a comparison with others would be one with the slow.
     waited_for = "" if ordered or undecided else most_waited_for(stretches[0], matches)
-    return Findings(tuple(ordered), abstentions, bench.replay_error, together, waited_for)
+    dated = tuple(_dated(verdict, bench) for verdict in ordered)
+    return Findings(dated, abstentions, bench.replay_error, together, waited_for)
+
+
+def _dated(verdict: Verdict, bench: Bench) -> Verdict:
+    """The verdict with the time of day of its steps; without a step of its own, since the first that was compared."""
+    first = int(bench.program.steps[bench.steady][0])
+    if verdict.stretches:
+        first = verdict.stretches[0].first
+    step = verdict.since_step if verdict.since_step >= 0 else first
+    stretches = tuple(
+        one._replace(since_ns=step_begin_ns(bench.run, one.first), until_ns=step_end_ns(bench.run, one.last))
+        for one in verdict.stretches
+    )
+    return replace(verdict, since_step=step, since_ns=step_begin_ns(bench.run, step), stretches=stretches)
 
 
 class OfNoSingleRank(NamedTuple):

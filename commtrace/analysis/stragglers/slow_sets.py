@@ -304,6 +304,7 @@ def _verdict(
         cause = slow_phase(found.bench, {member.rank for member in members}) or cause
     if cause in PHASES:
         evidence += f" {ONLY_PHASE.format(phase=PHASES[cause])}"
+    in_few_steps = rare and cost.when.is_rare
     return Verdict(
         rank=first.rank,
         host=bench.run.ranks[first.rank].metadata.node,
@@ -315,9 +316,10 @@ def _verdict(
         persistence=persistence,
         evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
         next_step=_next_step(key.place, cause, members),
-        occurrence=cost.when.in_words() if rare and cost.when.is_rare else "",
+        occurrence=cost.when.in_words() if in_few_steps else "",
         members=_members(replay, dearest, members, slow),
         stretches=price.stretches,
+        since_step=cost.when.steps[0] if in_few_steps else -1,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
+from commtrace.analysis.time_of_day import iso_utc
 from commtrace.trace.run import Run
 
 RANKS: Final = "ranks"
@@ -62,11 +63,23 @@ class Stretch(NamedTuple):
     Attributes:
         first, last: numbers of the steps, both inclusive.
         cost_ms_per_step: in these steps.
+        since_ns, until_ns: when the first one began and the last one ended, epoch ns; None where that is not known.
     """
 
     first: int
     last: int
     cost_ms_per_step: float
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "first": self.first,
+            "last": self.last,
+            "cost_ms_per_step": self.cost_ms_per_step,
+            "since_utc": _iso(self.since_ns),
+            "until_utc": _iso(self.until_ns),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,8 @@ class Verdict:
         next_step: a sentence: what to do.
         members: the slow ranks that it names, slowest first; empty where the cause is none of a rank's.
         stretches: where it does not last all the run, the steps in which it does.
+        since_step: the first step in which it was found; −1 before that was looked up.
+        since_ns: when that step began, epoch ns; None where that is not known.
     """
 
     rank: int
@@ -105,6 +120,8 @@ class Verdict:
     occurrence: str = ""
     members: tuple[Member, ...] = ()
     stretches: tuple[Stretch, ...] = ()
+    since_step: int = -1
+    since_ns: int | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -112,7 +129,14 @@ class Verdict:
         return tuple(member.rank for member in self.members) or ((self.rank,) if self.rank >= 0 else ())
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "stretches": [stretch._asdict() for stretch in self.stretches]}
+        told = asdict(self)
+        del told["since_ns"]
+        stretches = [stretch.to_json() for stretch in self.stretches]
+        return {**told, "stretches": stretches, "since_utc": _iso(self.since_ns)}
+
+
+def _iso(epoch_ns: int | None) -> str | None:
+    return None if epoch_ns is None else iso_utc(epoch_ns)
 
 
 def cause_in_words(cause: str) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from commtrace.analysis.stragglers.verdict import HOST, cause_in_words
+from commtrace.analysis.time_of_day import date_and_time
 from commtrace.cli.units import milliseconds
 
 _MOST_STRETCHES = 4
@@ -32,7 +33,7 @@ def print_stragglers(
         console.print(
             f"[bold red]Straggler: {escape(straggler['who'])}[/], {cause_in_words(straggler['cause'])}: {cost}"
         )
-        told = [_stretches(straggler), straggler["evidence"], _members(straggler) if with_next_step else ""]
+        told = [_when(straggler), straggler["evidence"], _members(straggler) if with_next_step else ""]
         if with_next_step and (straggler["cause"] in _OF_A_NODE or straggler["place"] == HOST):
             told += [", ".join(straggler["devices"]), f"To keep the next job off it: {straggler['keep_out']}"]
         for text in (*filter(None, told), *([straggler["next_step"]] if with_next_step else [])):
@@ -42,17 +43,32 @@ def print_stragglers(
         console.print()
 
 
+def _when(straggler: Mapping[str, Any]) -> str:
+    """Since which step, and since when in time of day; where it comes and goes, in which stretches."""
+    if straggler["stretches"]:
+        return _stretches(straggler)
+    since = straggler["since_utc"]
+    if straggler["occurrence"]:
+        return f"First in step {straggler['since_step']}, which began at {date_and_time(since)}." if since else ""
+    return f"Since step {straggler['since_step']}, the first that was compared" + (
+        f": {date_and_time(since)}." if since else "."
+    )
+
+
 def _stretches(straggler: Mapping[str, Any]) -> str:
-    """``Steps 30–49: 49.3 ms per step.``; the dearest ones first where there are many."""
+    """``Slow in steps 30–49, 2026-11-23 14:03:22–14:05:09 UTC (49.3 ms per step).``; of many, the dearest."""
     dearest = sorted(straggler["stretches"], key=lambda one: -one["cost_ms_per_step"])[:_MOST_STRETCHES]
-    if not dearest:
-        return ""
     told = [
-        f"{one['first']}–{one['last']} ({milliseconds(one['cost_ms_per_step'] * 1e6)} ms per step)"
+        f"{one['first']}–{one['last']}{_at(one)} ({milliseconds(one['cost_ms_per_step'] * 1e6)} ms per step)"
         for one in sorted(dearest, key=lambda one: one["first"])
     ]
     more = len(straggler["stretches"]) - len(dearest)
     return f"Slow in steps {', '.join(told)}" + (f" and {more} more stretches" if more else "") + "."
+
+
+def _at(stretch: Mapping[str, Any]) -> str:
+    since, until = stretch["since_utc"], stretch["until_utc"]
+    return f", {date_and_time(since, until)}" if since and until else ""
 
 
 def _members(straggler: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from commtrace.analysis.rank_words import seconds_in_words
 from commtrace.analysis.stragglers.verdict import cause_in_words
+from commtrace.analysis.time_of_day import clock_time, iso_utc
 
 FOUND: Final = "straggler"
 CLEARED: Final = "recovered"
@@ -36,6 +37,7 @@ class LiveStraggler:
         occurrence: of what struck in few steps, in which, and how long in all: ``once, in step 7: 2.2 s``; else empty.
         steps: over how many the cost of such is the mean; 0 of what holds in every step.
         ranks: all that it names: of a link both ends.
+        since_step: the first step of that window; of what strikes in few steps, the first of these; −1 where not known.
     """
 
     rank: int
@@ -51,9 +53,11 @@ class LiveStraggler:
     occurrence: str = ""
     steps: int = 0
     ranks: tuple[int, ...] = ()
+    since_step: int = -1
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the fields, and the instant by ISO 8601 as well."""
+        return {**asdict(self), "since_utc": iso_utc(_ns(self.since))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,9 @@ class LiveEvent:
     straggler: LiveStraggler | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the fields, and the instants by ISO 8601 as well."""
+        straggler = self.straggler.to_json() if self.straggler else None
+        return {**asdict(self), "straggler": straggler, "time_utc": iso_utc(_ns(self.time))}
 
 
 def found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
@@ -89,10 +95,10 @@ def found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
     """
     cost = f"{straggler.cost_ms_per_step:.1f} ms per step"
     if straggler.occurrence:
-        cost = f"{straggler.occurrence}, which spread over {straggler.steps} steps costs {cost}"
+        cost = f"{straggler.occurrence}, {_since(straggler)}, which spread over {straggler.steps} steps costs {cost}"
     else:
         hours = f"{straggler.gpu_hours_per_day:.3g} {device}-hours per day"
-        cost = f"costs {cost}, {hours}, for {_lasted(straggler, now)}"
+        cost = f"costs {cost}, {hours}, for {_lasted(straggler, now)}, {_since(straggler)}"
     sentence = (
         f"Straggler: {straggler.who}, {cause_in_words(straggler.cause)}: {cost}. {straggler.evidence} "
         f"{straggler.next_step}"
@@ -104,11 +110,21 @@ def cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
     """Return the event that something holds up the job no more."""
     who, cause = straggler.who[:1].upper() + straggler.who[1:], cause_in_words(straggler.cause)
     if straggler.occurrence:
-        sentence = f"{who} goes on as its peers do ({cause}): {straggler.occurrence}."
+        sentence = f"{who} goes on as its peers do ({cause}) at {clock_time(_ns(now))}: {straggler.occurrence}."
     else:
         over = "holds up the job no more" if straggler.cause in _OF_NO_RANK else "is as quick as its peers again"
-        sentence = f"{who} {over} ({cause}), after {_lasted(straggler, now)}."
+        sentence = f"{who} {over} ({cause}) at {clock_time(_ns(now))}, after {_lasted(straggler, now)}."
     return LiveEvent(CLEARED, now, straggler.rank, straggler.host, sentence, replace(straggler))
+
+
+def _since(straggler: LiveStraggler) -> str:
+    """``since step 41, 14:03:22 UTC``."""
+    step = f"step {straggler.since_step}, " if straggler.since_step >= 0 else ""
+    return f"since {step}{clock_time(_ns(straggler.since))}"
+
+
+def _ns(epoch_seconds: float) -> int:
+    return round(1e9 * epoch_seconds)
 
 
 def _lasted(straggler: LiveStraggler, now: float) -> str:

@@ -43,6 +43,7 @@ class RankPauses(NamedTuple):
         steps: over how many that is the mean.
         mean_ns, normal_ns: what the rank and its peers lose per step of the windows that are remembered.
         when: the pauses.
+        windows: how many the first pause and all that came after it lie in.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class RankPauses(NamedTuple):
     mean_ns: float
     normal_ns: float
     when: Occurrence
+    windows: int
 
 
 class _Window(NamedTuple):
@@ -109,10 +111,16 @@ class PauseMemory:
             cost_ns *= 1 - normal_ns / float(mean[at])
             if cost_ns >= max(limits.cost_ms * 1e6, limits.share_of_step * duration[at]):
                 when = Occurrence(tuple(one.step for one in pauses), sum(one.ns for one in pauses), int(steps[at]))
-                yield RankPauses(rank, WORK[kind], cost_ns, spread, float(mean[at]), normal_ns, when)
+                windows = self._windows_since_first(rank, kind)
+                yield RankPauses(rank, WORK[kind], cost_ns, spread, float(mean[at]), normal_ns, when, windows)
 
     def _pauses(self, rank: int, kind: int) -> list[Pause]:
         return [pause for own in self._windows[rank] for pause in own.pauses if pause.work == kind]
+
+    def _windows_since_first(self, rank: int, kind: int) -> int:
+        own = self._windows[rank]
+        first = next(one.number for one in own if any(pause.work == kind for pause in one.pauses))
+        return own[-1].number - first + 1
 
     def _lasts(self, rank: int, kind: int) -> bool:
         """Whether pauses are more than chance, and the next one is not late."""

@@ -56,7 +56,7 @@ class StandingFindings:
         events = list(self._clear([key for key in self._seen if key not in seen and key[0] not in kept], now))
         for key, straggler in seen.items():
             known = self._seen.setdefault(key, _Seen(straggler))
-            known.straggler = replace(straggler, since=known.straggler.since)
+            known.straggler = replace(straggler, since=known.straggler.since, since_step=known.straggler.since_step)
             known.windows += windows
             if not known.is_named and known.windows >= self._windows_to_name:
                 known.is_named = True

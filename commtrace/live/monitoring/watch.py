@@ -65,6 +65,7 @@ class _Record:
     suspected: int = 0
     unsuspected: int = 0
     since: float = 0.0
+    since_step: int = -1
     named: LiveStraggler | None = None
     well_ns: float = np.nan
     cost_ns: float | None = None
@@ -158,7 +159,8 @@ class Watch:
                 continue  # nobody to compare it with in this window: what was known of it stands
             if stands_out[index]:
                 record.suspected, record.unsuspected = record.suspected + 1, 0
-                record.since = record.since if record.suspected > 1 else now - self._seconds
+                if record.suspected == 1:
+                    record.since, record.since_step = now - self._seconds, report.first_step
                 straggler = self._straggler(reports, table, index, record, slow_host, priced)
                 if record.named is not None:
                     record.named = straggler
@@ -174,7 +176,7 @@ class Watch:
         pauses = [self._paused(one, reports, now) for one in self._memory.take(reports)]
         events += self._pauses.join(pauses, now, device)
         if priced is not None:
-            job_wide = [self._of_verdict(verdict, now) for verdict in priced.verdicts]
+            job_wide = [self._of_verdict(verdict, reports, now) for verdict in priced.verdicts]
             windows = self._replay.windows
             events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for, windows=windows)
         return events
@@ -257,6 +259,7 @@ class Watch:
             ),
             next_step=next_step(cause, len(slow_ranks), place),
             ranks=tuple(slow_ranks),
+            since_step=record.since_step,
         )
 
     def _paused(self, one: RankPauses, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
@@ -268,7 +271,7 @@ class Watch:
             who=f"rank {one.rank} on {report.host}",
             place=RANKS,
             cause=one.cause,
-            since=now - self._seconds,
+            since=now - one.windows * self._seconds,
             cost_ms_per_step=one.cost_ns / 1e6,
             gpu_hours_per_day=one.cost_ns / max(report.duration_ns, 1) * 24 * self._world_size,
             evidence=(
@@ -279,9 +282,10 @@ class Watch:
             occurrence=how_often,
             steps=one.steps,
             ranks=(one.rank,),
+            since_step=one.when.steps[0],
         )
 
-    def _of_verdict(self, verdict: Verdict, now: float) -> LiveStraggler:
+    def _of_verdict(self, verdict: Verdict, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
         return LiveStraggler(
             rank=verdict.rank,
             host=verdict.host,
@@ -294,6 +298,7 @@ class Watch:
             evidence=verdict.evidence,
             next_step=verdict.next_step,
             ranks=verdict.ranks,
+            since_step=min(report.first_step for report in reports),
         )
 
     def _listen(self, now: float) -> list[LiveEvent]:

@@ -107,6 +107,11 @@ class WindowReport:
         return work
 
     @property
+    def first_step(self) -> int:
+        """The first step that ended in the window."""
+        return self.last_step - self.steps + 1
+
+    @property
     def waiting_ns(self) -> int:
         """Standing still for others or for the network."""
         return sum(self.exposed_ns.values())

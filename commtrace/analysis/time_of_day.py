@@ -1,0 +1,68 @@
+"""When steps were, in time of day: whoever is paged has a clock on the wall and a job's log, and no step numbers.
+
+>>> iso_utc(1_700_000_000_512_000_000)
+'2023-11-14T22:13:20.512+00:00'
+>>> clock_time(1_700_000_000_512_000_000)
+'22:13:20 UTC'
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Final
+
+from commtrace.analysis.endings import wall_clock_ns
+from commtrace.trace import schema
+from commtrace.trace.run import Run
+
+_EARLIEST_NS: Final = 10**18
+"""2001. Imported traces without a wall clock count from some zero of their own."""
+
+
+def step_begin_ns(run: Run, step: int) -> int | None:
+    """Return when the first rank began a step, epoch ns; None where that was not recorded.
+
+    Args:
+        run: with aligned clocks.
+        step: its number.
+    """
+    begins = []
+    for trace in run.ranks.values():
+        own = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)
+        if own.any():
+            begins.append(wall_clock_ns(trace, int(trace.spans.start[own].min())))
+    return min(begins) if begins and min(begins) > _EARLIEST_NS else None
+
+
+def step_end_ns(run: Run, step: int) -> int | None:
+    """Return when the last rank ended a step, epoch ns; None where that was not recorded."""
+    ends = []
+    for trace in run.ranks.values():
+        own = (trace.spans.kind == schema.STEP) & (trace.spans.step == step)
+        if own.any():
+            ends.append(wall_clock_ns(trace, int(trace.spans.end[own].max())))
+    return max(ends) if ends and min(ends) > _EARLIEST_NS else None
+
+
+def iso_utc(epoch_ns: int) -> str:
+    """Return an instant by ISO 8601, in UTC, to the millisecond."""
+    return _utc(epoch_ns).isoformat(timespec="milliseconds")
+
+
+def clock_time(epoch_ns: int) -> str:
+    """Return ``14:03:22 UTC``."""
+    return f"{_utc(epoch_ns):%H:%M:%S} UTC"
+
+
+def date_and_time(iso: str, until_iso: str | None = None) -> str:
+    """Return ``2026-11-23 14:03:22 UTC``, or ``2026-11-23 14:03:22–14:05:09 UTC``, of what :func:`iso_utc` gave."""
+    begin = datetime.fromisoformat(iso)
+    if until_iso is None:
+        return f"{begin:%Y-%m-%d %H:%M:%S} UTC"
+    until = datetime.fromisoformat(until_iso)
+    end = f"{until:%H:%M:%S}" if until.date() == begin.date() else f"{until:%Y-%m-%d %H:%M:%S}"
+    return f"{begin:%Y-%m-%d %H:%M:%S}–{end} UTC"
+
+
+def _utc(epoch_ns: int) -> datetime:
+    return datetime.fromtimestamp(epoch_ns // 1_000_000 / 1000, timezone.utc)

@@ -11,6 +11,7 @@ from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
 from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
+from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.stragglers.awaited import Awaited
 from commtrace.analysis.stragglers.verdict import ACTIVITY, cause_in_words
 
@@ -81,7 +82,7 @@ def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> st
         )
     who = "Now one rank, now another" if straggler["rank"] < 0 else straggler["who"][:1].upper() + straggler["who"][1:]
     if straggler.get("stretches"):
-        when = " and ".join(f"{one['first']}–{one['last']}" for one in straggler["stretches"])
+        when = " and ".join(f"{one['first']}–{one['last']}{_at(one)}" for one in straggler["stretches"])
         dearest = max(one["cost_ms_per_step"] for one in straggler["stretches"])
         most = "" if len(straggler["stretches"]) == 1 else "up to "
         return (
@@ -93,6 +94,11 @@ def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> st
         f"{who} {hold} up the others ({cause_in_words(straggler['cause'])}): it costs {_ms(cost_ns)} of every step, "
         f"{cost_ns / mean_wall_ns:.1%} of it. {straggler['next_step']}"
     )
+
+
+def _at(stretch: Mapping[str, Any]) -> str:
+    since, until = stretch["since_utc"], stretch["until_utc"]
+    return f" ({date_and_time(since, until)})" if since and until else ""
 
 
 def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited]) -> list[_Loss]:

@@ -52,14 +52,25 @@ def test_what_held_for_a_part_of_the_run_is_told_with_its_steps() -> None:
         "cause": "compute",
         "cost_ms_per_step": 20.0,
         "next_step": "Look at its clocks.",
-        "stretches": [{"first": 30, "last": 49, "cost_ms_per_step": 50.0}],
+        "stretches": [
+            {
+                "first": 30,
+                "last": 49,
+                "cost_ms_per_step": 50.0,
+                "since_utc": "2026-11-23T14:03:22.512+00:00",
+                "until_utc": "2026-11-23T14:05:09.001+00:00",
+            }
+        ],
     }
     assert verdict([mean(bubble=40)], [slow]) == (
-        "Rank 3 on a held up the others (compute) in steps 30–49: it cost 50 ms of each, 20.0% of all steps. Look at "
-        "its clocks."
+        "Rank 3 on a held up the others (compute) in steps 30–49 (2026-11-23 14:03:22–14:05:09 UTC): it cost 50 ms of "
+        "each, 20.0% of all steps. Look at its clocks."
     )
-    twice = [*slow["stretches"], {"first": 60, "last": 69, "cost_ms_per_step": 10.0}]
-    assert "in steps 30–49 and 60–69: it cost up to 50 ms of each, 20.0%" in verdict(
+    twice = [
+        *slow["stretches"],
+        {"first": 60, "last": 69, "cost_ms_per_step": 10.0, "since_utc": None, "until_utc": None},
+    ]
+    assert "14:05:09 UTC) and 60–69: it cost up to 50 ms of each, 20.0%" in verdict(
         [mean(bubble=40)], [{**slow, "stretches": twice}]
     )
 

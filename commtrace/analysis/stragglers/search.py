@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.clocks.time_of_day import step_begin_ns, step_end_ns
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
@@ -29,7 +30,6 @@ from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.waited import most_waited_for
-from commtrace.analysis.time_of_day import step_begin_ns, step_end_ns
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
-from commtrace.analysis.time_of_day import iso_utc
+from commtrace.analysis.clocks.time_of_day import iso_utc
 from commtrace.trace.run import Run
 
 RANKS: Final = "ranks"

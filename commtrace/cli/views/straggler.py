@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.stragglers.verdict import HOST, cause_in_words
-from commtrace.analysis.time_of_day import date_and_time
 from commtrace.cli.units import milliseconds
 
 _MOST_STRETCHES = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
 from commtrace.analysis.rank_words import seconds_in_words
 from commtrace.analysis.stragglers.verdict import cause_in_words
-from commtrace.analysis.time_of_day import clock_time, iso_utc
 
 FOUND: Final = "straggler"
 CLEARED: Final = "recovered"

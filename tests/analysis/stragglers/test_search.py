@@ -144,6 +144,8 @@ def test_a_verdict_as_json() -> None:
         "occurrence",
         "members",
         "stretches",
+        "since_step",
+        "since_utc",
     }
 
 

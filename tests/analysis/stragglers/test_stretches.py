@@ -103,7 +103,7 @@ def test_a_rank_that_becomes_slow_is_named_although_all_drift() -> None:
 
     (verdict,) = findings.verdicts
     assert verdict.ranks == (3,)
-    ((first, last, _),) = verdict.stretches
+    ((first, last, *_),) = verdict.stretches
     assert (abs(first - 40) <= 1, last) == (True, 79)
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
 

@@ -61,7 +61,7 @@ def test_a_stage_that_is_uneven_in_a_part_of_the_run_is_named_with_these_steps(f
 
     (verdict,) = findings.verdicts
     assert (verdict.who, verdict.cause) == ("stage 1 (ranks 2–3)", "stage_imbalance")
-    ((begin, end, in_stretch_ms),) = verdict.stretches
+    ((begin, end, in_stretch_ms, *_),) = verdict.stretches
     assert (begin, end) == (max(first, 1), last - 1)  # the first step warms up
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1, abs=1)
     assert in_stretch_ms == pytest.approx(cost_ms * 40 / (last - first), rel=0.1, abs=1)

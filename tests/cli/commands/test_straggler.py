@@ -106,9 +106,14 @@ def test_a_run_in_which_the_job_was_well_tells_who_is_slow_where_most_ranks_are(
 def test_since_when_a_rank_is_slow_is_printed(tmp_path: Path) -> None:
     run = _synthesized(tmp_path / "run", "slow-rank=3:1.5@10:20")
 
-    shown = runner.invoke(app, ["straggler", run]).output
-    assert "Slow in steps 10–19 (49" in shown
+    shown = " ".join(runner.invoke(app, ["straggler", run]).output.split())
+    assert "Slow in steps 10–19, 2023-11-14 22:13:21–22:13:22 UTC (49" in shown
     assert "ms per step)." in shown
+    told = json.loads(runner.invoke(app, ["straggler", run, "--json"]).output)["verdicts"][0]
+    (stretch,) = told["stretches"]
+    assert (told["since_step"], told["since_utc"]) == (10, stretch["since_utc"])
+    assert stretch["since_utc"].startswith("2023-11-14T22:13:21.")
+    assert stretch["until_utc"].endswith("+00:00")
 
 
 def test_the_share_of_each_of_several_slow_ranks_is_printed(tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ def test_what_is_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
     told = [standing.join([stage(at - 4)] if at < 20 else [], at, "GPU") for at in (8.0, 12.0, 16.0, 20.0, 24.0)]
     assert [[event.kind for event in events] for events in told] == [[], ["straggler"], [], ["recovered"], []]
     assert told[1][0].sentence == (
-        "Straggler: stage 1 (ranks 2–3), stage imbalance: costs 30.0 ms per step, 1.2 GPU-hours per day, for 8.0 s. "
-        "Evidence. Do this."
+        "Straggler: stage 1 (ranks 2–3), stage imbalance: costs 30.0 ms per step, 1.2 GPU-hours per day, for 8.0 s, "
+        "since 00:00:04 UTC. Evidence. Do this."
     )
-    assert told[3][0].sentence == "Stage 1 (ranks 2–3) holds up the job no more (stage imbalance), after 16 s."
+    assert (
+        told[3][0].sentence
+        == "Stage 1 (ranks 2–3) holds up the job no more (stage imbalance) at 00:00:20 UTC, after 16 s."
+    )
     assert standing.named == []
 
 

@@ -23,7 +23,7 @@ def report(rank: int, window: int, work: Sequence[float] = (60, 5, 0, 5), **colu
         "host": f"node{rank // 4}",
         "stage": 0,
         "steps": 40,
-        "last_step": 40 * window,
+        "last_step": 40 * window + 39,
         "duration_ns": 100 * MS,
         "error_ns": MS // 10,
         "on_gpu": True,
@@ -63,7 +63,8 @@ def test_a_slow_rank_is_named_in_the_second_window() -> None:
     assert straggler.cost_ms_per_step == pytest.approx(12.0)
     assert straggler.gpu_hours_per_day == pytest.approx(0.12 * 24 * 8)
     assert event.sentence.startswith(
-        "Straggler: rank 5 on node1, compute: costs 12.0 ms per step, 23 GPU-hours per day, for 8.0 s. Rank 5 works "
+        "Straggler: rank 5 on node1, compute: costs 12.0 ms per step, 23 GPU-hours per day, for 8.0 s, since step 0, "
+        "00:00:00 UTC. Rank 5 works "
         "82.0 ms per step: 12.0 ms more than the ranks of its stage, which work 70.0 ms. The others stand still for "
         "30.0 ms."
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Final
 
-from commtrace.analysis.endings import wall_clock_ns
+from commtrace.analysis.hangs.liveness import wall_clock_ns
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 

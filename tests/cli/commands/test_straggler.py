@@ -107,12 +107,12 @@ def test_since_when_a_rank_is_slow_is_printed(tmp_path: Path) -> None:
     run = _synthesized(tmp_path / "run", "slow-rank=3:1.5@10:20")
 
     shown = " ".join(runner.invoke(app, ["straggler", run]).output.split())
-    assert "Slow in steps 10–19, 2023-11-14 22:13:21–22:13:22 UTC (49" in shown
+    assert "Slow in steps 10–19, 2023-11-14 22:13:22–22:13:24 UTC (49" in shown
     assert "ms per step)." in shown
     told = json.loads(runner.invoke(app, ["straggler", run, "--json"]).output)["verdicts"][0]
     (stretch,) = told["stretches"]
     assert (told["since_step"], told["since_utc"]) == (10, stretch["since_utc"])
-    assert stretch["since_utc"].startswith("2023-11-14T22:13:21.")
+    assert stretch["since_utc"].startswith("2023-11-14T22:13:22.")
     assert stretch["until_utc"].endswith("+00:00")
 
 

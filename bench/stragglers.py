@@ -355,8 +355,13 @@ def _links() -> Iterator[Case]:
     yield Case("link", "one direction", _with(NODES, "slow-send=2-4:8"), NETWORK)
     yield Case("link", "one direction, backwards", _with(NODES, "slow-send=4-2:15"), NETWORK)
     yield Case("link", "network of a host", _with(NODES, "slow-network=2:5"), NETWORK)
-    late = _with(NODES, "slow-link=2-4:10@30:60")
-    yield Case("link", "pair, from step 30 on", late, NETWORK)
+    for first, factor in ((30, 10), (45, 100)):
+        late = _with(NODES, f"slow-link=2-4:{factor}@{first}:60")
+        yield Case("link", f"pair, from step {first} on", late, NETWORK)
+    yield Case("link", "network of a host, first third", _with(NODES, "slow-network=2:6@0:20"), NETWORK)
+    # Which of both ends is slow cannot be told: all ranks that use the network are named.
+    late = _with(_pipeline(2, 4, gpus_per_host=4), "slow-network=0:7@30:60", "slow-network=1:7@30:60")
+    yield Case("link", "network of both hosts, late", late, NETWORK)
 
 
 def _stretches() -> Iterator[Case]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from commtrace.analysis.replay.program import Program
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
+from commtrace.analysis.stragglers.link_transfers import Traffic
+from commtrace.analysis.stragglers.slow_links import typical_transfers
 from commtrace.analysis.stragglers.slow_ranks import typical_work_of_stages
 from commtrace.analysis.stragglers.uneven_stages import quickest_of_stages
 from commtrace.trace.run import Run
@@ -20,15 +22,17 @@ class Baseline:
     Attributes:
         work_ns: by pipeline stage, what its typical rank works per step.
         quickest_ns: by pipeline stage, what its quickest rank works per step in forward and backward.
+        transfer_ns: how long transfers over each link take.
     """
 
     work_ns: Mapping[int, float]
     quickest_ns: Mapping[int, float]
+    transfer_ns: Mapping[Traffic, float]
 
     @classmethod
     def of(cls, run: Run, program: Program) -> Baseline:
         bench = Bench.of(run, program, Thresholds())
-        return cls(typical_work_of_stages(bench), _quickest(bench))
+        return cls(typical_work_of_stages(bench), _quickest(bench), typical_transfers(bench))
 
     def of_ranks(self, bench: Bench) -> dict[int, float]:
         """By rank of another run, what is normal at its stage; without the stages that this one lacks."""

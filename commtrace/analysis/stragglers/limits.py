@@ -45,6 +45,12 @@ LINKS: Final = Limits(share=1.0, least_ns=0.0, sigmas=2.5, clearly=1.0)
 FEWEST_TRANSFERS: Final = 8
 """Over a link, of a kind: of fewer it is not told how long they take."""
 
+FAST_PERCENTILE: Final = 25
+"""Of links, shares are taken of what the fast ones of a class take, as most may be slow, or one in its fast steps."""
+
+MOST_OF_STEP: Final = 0.5
+"""Where transfers between hosts take so much of a step, and nothing tells whether they are slow, that is said."""
+
 FEWEST_FOR_SCATTER: Final = 4
 """Of fewer normal ranks it is not told how much healthy ranks differ; then only their noise over time counts."""
 

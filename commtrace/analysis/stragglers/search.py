@@ -166,9 +166,10 @@ def of_no_single_rank(
         mended_ns = np.asarray(np.rint(mended_ns * stages.ratio), np.int64)
     # Ranks that are slow now and then have long microbatches, too.
     sequences = None if slow else uneven_sequences(bench)
-    links = slow_links(bench, mended_ns, slow)
+    transfers = baseline.transfer_ns if baseline else {}
+    links = slow_links(bench, mended_ns, slow, is_cut=is_cut, baseline_ns=transfers)
     verdicts = [*stages.verdicts, *([sequences] if sequences else []), *links.verdicts]
-    return OfNoSingleRank(verdicts, Others(stages.ratio, links.mended_ns), stages.undecided)
+    return OfNoSingleRank(verdicts, Others(stages.ratio, links.mended_ns), stages.undecided + links.undecided)
 
 
 def _too_few_steps(bench: Bench) -> str:

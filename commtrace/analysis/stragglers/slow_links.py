@@ -1,81 +1,38 @@
-"""Which communication is slow: a link between ranks, all that a rank sends, all of a rank, or a host's network.
+"""Which communication is slow: a link between ranks, all that a rank sends, all of a rank, or a network of hosts.
 
-A link is what one communication passes over: from the sender of messages to the receiver, or between the members of a
-group. Transfers of the same operation, size and number of members, within hosts or between them, are compared link by
-link, by the rule for the work of ranks. The slow links are then told by what they have in common.
+Transfers that are alike are compared link by link, by the rule for the work of ranks. Where others do not tell what is
+normal, as where a whole network is slow, the link's own past does, or another run. A run is cut where links change. The
+slow links are then told by what they have in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay.peers import Float64, grouped_median
 from commtrace.analysis.statistics import MEDIAN_DISTANCE
 from commtrace.analysis.stragglers.costs import Bench
-from commtrace.analysis.stragglers.limits import FEWEST_TRANSFERS, LINKS, SHARE_OF_HOST
-from commtrace.analysis.stragglers.normal import Judged, Work, judge
-from commtrace.analysis.stragglers.verdict import LINK, NETWORK, RANKS, Member, Verdict, next_step
-from commtrace.trace.run import Run
-from commtrace.trace.spans import Bool, Int32, Int64
+from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
+from commtrace.analysis.stragglers.limits import ALIKE, FAST_PERCENTILE, LINKS, MOST_OF_STEP
+from commtrace.analysis.stragglers.link_places import Suspicion, suspicions_of
+from commtrace.analysis.stragglers.link_transfers import LinkTransfers, Traffic
+from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Work, judge
+from commtrace.analysis.stragglers.prices import Price, price_of
+from commtrace.analysis.stragglers.stretches import cut_at
+from commtrace.analysis.stragglers.verdict import Member, Verdict, next_step
+from commtrace.trace.spans import Bool, Int64
 
 _CAUSE: Final = "communication"
-_SEND, _RECEIVE = "send", "recv"
-
-_FAST_PERCENTILE: Final = 25
-"""Shares are taken of what the fast links of a class take: most of them may be slow."""
-
-
-class Link(NamedTuple):
-    """What communications pass over.
-
-    Attributes:
-        ranks: of messages the sender and the receiver, of collectives the members, ascending.
-        is_directed: of messages.
-    """
-
-    ranks: tuple[int, ...]
-    is_directed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Links:
-    """What passed over each link, one row for each class of comparable transfers on it.
-
-    Attributes:
-        link: of each row.
-        entry: of each transfer of the program, its row; −1 where it is in none.
-        ns: median of the transfers.
-        normal_ns: of the comparable links; NaN where that is not known.
-        is_slow: takes far longer than normal.
-    """
-
-    link: tuple[Link, ...]
-    entry: Int64
-    ns: Float64
-    normal_ns: Float64
-    is_slow: Bool
-
-
-class _Suspicion(NamedTuple):
-    """Slow links that have something in common.
-
-    Attributes:
-        place: a link, a rank whose links are all slow, or the network of a host.
-        who: in words.
-        ranks: the guilty, or the ends of the link.
-        rows: of the links.
-    """
-
-    place: str
-    who: str
-    ranks: tuple[int, ...]
-    rows: frozenset[int]
+_NORMAL: Final = {
+    PAST: "as in the steps in which they were fast",
+    BASELINE: "as in the baseline",
+}
+_ELSEWHERE: Final = "as the same ones elsewhere"
 
 
 class SlowLinks(NamedTuple):
@@ -84,237 +41,246 @@ class SlowLinks(NamedTuple):
     Attributes:
         verdicts: dearest first.
         mended_ns: durations of all transfers without it; None where there is none.
+        undecided: sentences on what may be slow, with what would tell.
     """
 
     verdicts: list[Verdict]
     mended_ns: Int64 | None
+    undecided: tuple[str, ...] = ()
 
 
-def slow_links(bench: Bench, mended_ns: Int64, slow_ranks: Collection[int]) -> SlowLinks:
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """How fast links were in some steps, one row for all alike transfers over a link.
+
+    Attributes:
+        bench: of the steps.
+        ns: median of the transfers; NaN where there are too few.
+        normal_ns: what is normal; NaN where that is not known.
+        is_slow: takes far longer.
+        told_by: what told normal.
+    """
+
+    bench: Bench
+    ns: Float64
+    normal_ns: Float64
+    is_slow: Bool
+    told_by: tuple[str, ...]
+
+
+class _Part(NamedTuple):
+    """Links that are slow for one reason in one stretch."""
+
+    stretch: int
+    suspicion: Suspicion
+
+
+def slow_links(
+    bench: Bench,
+    mended_ns: Int64,
+    slow_ranks: Collection[int],
+    *,
+    is_cut: bool = False,
+    baseline_ns: Mapping[Traffic, float] | None = None,
+) -> SlowLinks:
     """Find slow communication, and what the job would save without it.
 
     Args:
         bench: the run.
         mended_ns: durations of its segments without what was found so far.
         slow_ranks: those; they may serve their communications late, so links that touch them are not judged.
+        is_cut: whether the run is cut where links change; else its steps are judged together.
+        baseline_ns: typical transfers in a run in which the job was well.
     """
-    links = _compare(bench, slow_ranks)
-    if links is None or not links.is_slow.any():
+    transfers = LinkTransfers.of(bench)
+    if transfers is None:
         return SlowLinks([], None)
-    suspicions = list(_explanations(bench.run, links))
-    everything = frozenset().union(*(one.rows for one in suspicions))
+    known = baseline_ns or {}
+    usual = np.array([known.get(one, np.nan) for one in transfers.traffic])
+    found = _judge_stretches(bench, transfers, slow_ranks, usual, is_cut=is_cut)
+    parts: dict[tuple[str, str], list[_Part]] = {}
+    for number, links in enumerate(found):
+        for one in suspicions_of(bench.run, transfers.links, np.isfinite(links.normal_ns), links.is_slow):
+            parts.setdefault((one.place, one.who), []).append(_Part(number, one))
+    everything = [part for own in parts.values() for part in own]
     others_saved = bench.saved_ns(mended_ns)
-    all_saved = bench.saved_ns(mended_ns, _mended(bench, links, everything)) - others_saved
-    verdicts = []
-    named: frozenset[int] = frozenset()
-    for one in suspicions:
-        left = everything - one.rows
+    all_saved = bench.saved_ns(mended_ns, _mended(transfers, found, everything)) - others_saved
+    verdicts: list[Verdict] = []
+    named: list[_Part] = []
+    for own in parts.values():
+        left = [part for part in everything if part not in own]
         saved = all_saved
         if left:
-            saved = all_saved + others_saved - bench.saved_ns(mended_ns, _mended(bench, links, left))
-        cost = bench.cost_of(saved)
-        if not bench.passes(cost):
-            continue
-        named |= one.rows
-        verdicts.append(
-            Verdict(
-                rank=one.ranks[0],
-                host=bench.run.ranks[one.ranks[0]].metadata.node,
-                place=one.place,
-                cause=_CAUSE,
-                who=one.who,
-                cost_ms_per_step=cost.ms,
-                gpu_hours_per_day=bench.gpu_hours_per_day(cost),
-                persistence=cost.persistence,
-                evidence=_evidence(one, links),
-                next_step=next_step(_CAUSE, len(one.ranks)),
-                members=tuple(_member(bench, links, one, rank) for rank in one.ranks),
-            )
-        )
+            saved = all_saved + others_saved - bench.saved_ns(mended_ns, _mended(transfers, found, left))
+        price = price_of(bench, [one.bench for one in found], [part.stretch for part in own], saved)
+        if price is not None:
+            dearest = next(part for part in own if part.stretch == price.dearest)
+            verdicts.append(_verdict(transfers, found[dearest.stretch], dearest.suspicion, price))
+            named += own
+    if not named:
+        untold = np.isnan(usual)
+        said = _most_links(bench, mended_ns, transfers, found[0], untold)
+        said = said or _most_of_step(bench, mended_ns, transfers, found[0], untold)
+        return SlowLinks([], None, (said,) if said else ())
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    return SlowLinks(ordered, _mended(bench, links, named) if named else None)
+    return SlowLinks(ordered, _mended(transfers, found, named))
 
 
-def _compare(bench: Bench, slow_ranks: Collection[int]) -> _Links | None:
-    """What passed over which link and how fast, without the links of these ranks; None where too little did."""
-    transfers, run = bench.program.transfers, bench.run
-    rows = np.flatnonzero(bench.steady[transfers.step] & (transfers.participants > 1))
-    if len(rows) < FEWEST_TRANSFERS:
-        return None
-    words, link_of_row = _links_of(bench, rows)
-    node = {rank: trace.metadata.node for rank, trace in run.ranks.items()}
-    crosses = np.array([len({node.get(rank) for rank in link.ranks}) > 1 for link in words])
-    first, join = grouped(transfers.join[rows])
-    ns = np.zeros(len(first))
-    np.maximum.at(ns, join, transfers.ns[rows].astype(np.float64))  # a sender may not see the end of what it sent
-    link = link_of_row[first]
-    like = pack(
-        [
-            _operation(run, transfers.name[rows][first]),
-            transfers.bytes[rows][first],
-            transfers.participants[rows][first],
-            crosses[link].astype(np.int64),
-        ]
-    )
-    one, entry = grouped(pack([grouped(like)[1], link]))
-    typical = grouped_median(entry, ns, len(one))
-    _, peers = grouped(like[one])
-    is_judged = np.bincount(entry, minlength=len(one)) >= FEWEST_TRANSFERS
-    is_judged &= np.array([not set(slow_ranks).intersection(words[index].ranks) for index in link[one].tolist()])
-    number = np.arange(len(one), dtype=np.int64)
+def typical_transfers(bench: Bench) -> dict[Traffic, float]:
+    """Return how long transfers typically take, ns."""
+    transfers = LinkTransfers.of(bench)
+    if transfers is None:
+        return {}
+    typical = transfers.typical_ns(bench.steady)
+    return {one: float(ns) for one, ns in zip(transfers.traffic, typical, strict=True) if np.isfinite(ns)}
+
+
+def _judge_stretches(
+    bench: Bench, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, *, is_cut: bool
+) -> list[_Links]:
+    """Which links are slow in each stretch of the run; a single one where that does not change."""
+    whole = [_judge(bench, transfers, slow_ranks, usual, BASELINE)]
+    cuts = _find_changes(bench, transfers) if is_cut and bench.noise_is_known else []
+    found = _judge_each(bench, cuts, transfers, slow_ranks, usual)
+    if any(_are_alike(one, other) for one, other in pairwise(found)):
+        cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
+        found = _judge_each(bench, cuts, transfers, slow_ranks, usual)
+    return found if cuts and any(one.is_slow.any() for one in found) else whole
+
+
+def _judge_each(
+    bench: Bench, cuts: Sequence[int], transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64
+) -> list[_Links]:
+    """Judge each stretch; without a baseline, the stretch in which a link was fastest tells what is usual on it."""
+    benches = cut_at(bench, cuts)
+    typical = np.array([transfers.typical_ns(one.steady) for one in benches])
+    fastest = np.nanmin(np.where(np.isnan(typical), np.inf, typical), axis=0)
+    past = np.where(np.isfinite(usual) | ~np.isfinite(fastest), usual, fastest)
+    by = BASELINE if np.isfinite(usual).any() else PAST
+    return [_judge(one, transfers, slow_ranks, past, by) for one in benches]
+
+
+def _judge(
+    bench: Bench, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, usual_by: str
+) -> _Links:
+    """Compare links with their like, and where these do not tell, with what is usual on them."""
+    typical = transfers.typical_ns(bench.steady)
+    number = np.arange(len(transfers), dtype=np.int64)
+    touches_slow = np.array([not set(slow_ranks).isdisjoint(link.ranks) for link in transfers.links])
+    is_judged = np.isfinite(typical) & ~touches_slow
+    ns = np.nan_to_num(typical)
+    scatter = _typical_scatter(bench, transfers, ns)
     work = Work(
         rank=number,
-        peers=np.where(is_judged, peers, -1 - number),
-        host=np.zeros(len(one), np.int64),
-        total_ns=typical,
-        error_ns=_typical_scatter(peers, entry, ns, typical),
-        scale_ns=_level_of_fast_ones(peers, typical),
+        peers=np.where(is_judged, transfers.like, -1 - number),
+        host=np.zeros(len(number), np.int64),
+        total_ns=ns,
+        error_ns=scatter,
+        scale_ns=_level_of_fast_ones(transfers.like, ns),
     )
     judged = judge(work, LINKS)
     if not judged.is_slow.any():
-        judged = _judge_by_host(work, [words[index] for index in link[one].tolist()], node)
-    entry_of_row = np.full(len(transfers), -1, np.int64)
-    entry_of_row[rows] = entry[join]
-    return _Links(
-        link=tuple(words[index] for index in link[one].tolist()),
-        entry=entry_of_row,
-        ns=typical,
-        normal_ns=judged.normal_ns,
-        is_slow=judged.is_slow,
-    )
+        judged = _judge_by_host(bench, work, transfers)
+    least = np.maximum(LINKS.share * usual, LINKS.sigmas * scatter)
+    by_usual = is_judged & ~judged.is_slow & (np.nan_to_num(ns - usual, nan=-1.0) > np.nan_to_num(least))
+    normal = np.where(by_usual | np.isnan(judged.normal_ns), usual, judged.normal_ns)
+    told_by = tuple(usual_by if own else by for own, by in zip(by_usual.tolist(), judged.told_by, strict=True))
+    return _Links(bench, typical, np.where(is_judged, normal, np.nan), judged.is_slow | by_usual, told_by)
 
 
-def _judge_by_host(work: Work, links: Sequence[Link], node: Mapping[int, str]) -> Judged:
+def _judge_by_host(bench: Bench, work: Work, transfers: LinkTransfers) -> Judged:
     """Judge links of which most may be slow: the others are normal where one host tells them apart.
 
     All links of that host are then slow, and no others.
     """
+    node = {rank: trace.metadata.node for rank, trace in bench.run.ranks.items()}
     for host in sorted(set(node.values())):
-        touches = [any(node.get(rank) == host for rank in link.ranks) for link in links]
+        touches = [any(node.get(rank) == host for rank in link.ranks) for link in transfers.links]
         judged = judge(replace(work, host=np.array(touches, np.int64)), LINKS)
         if judged.is_slow.any():
             return judged
     return judge(work, LINKS)
 
 
-def _links_of(bench: Bench, rows: Int64) -> tuple[list[Link], Int64]:
-    """The links that these transfers passed over, and which one each of them did."""
-    transfers, run = bench.program.transfers, bench.run
-    rank = transfers.rank[rows].astype(np.int64)
-    order = np.argsort(rank, kind="stable")
-    bounds = np.searchsorted(rank[order], [*run.ranks, np.iinfo(np.int64).max])
-    group, peer = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-    for one, begin, end in zip(run.ranks.values(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        own = order[begin:end]
-        group[own], peer[own] = (column[transfers.row[rows][own]] for column in (one.spans.group, one.spans.peer))
-    code = {word: number for number, word in enumerate(run.names)}
-    sends, receives = (transfers.name[rows] == code.get(word, -1) for word in (_SEND, _RECEIVE))
-    is_message = (sends | receives) & (peer >= 0)
-    source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
-    key = pack([np.where(is_message, -1, group), np.where(is_message, source, 0), np.where(is_message, target, 0)])
-    first, link = grouped(key)
-    join = transfers.join[rows]
-    links = []
-    for row in first.tolist():
-        if is_message[row]:
-            links.append(Link((int(source[row]), int(target[row])), is_directed=True))
-            continue
-        told = run.ranks[int(rank[row])].groups.get(int(group[row]))
-        # Without a word of the group's members: those that were found in one of its communications.
-        members = np.unique(rank[join == join[row]]).tolist() if told is None else told.ranks
-        links.append(Link(tuple(one for one in members if one in run.ranks), is_directed=False))
-    return links, link
+def _find_changes(bench: Bench, transfers: LinkTransfers) -> list[int]:
+    """Where transfers over a link change, as places among the steps that count; ascending.
+
+    Rows are made comparable: each takes as long as the typical one in its fast steps.
+    """
+    steps = transfers.per_step_ns(bench.steady)
+    steps = steps[np.isfinite(steps).all(axis=1)]
+    if not len(steps):
+        return []
+    level = np.percentile(steps, FAST_PERCENTILE, axis=1)
+    typical = max(float(np.median(level)), 1.0)
+    relative, shortest = steps / np.maximum(level, 1.0)[:, np.newaxis] * typical, bench.thresholds.fewest_steps
+    smooth, of_rows = without_single_steps(relative), np.full(len(relative), typical)
+    error = error_of_steps(relative, smooth, of_rows, shortest)
+    return find_cuts(Series(smooth, error, LINKS.share * of_rows / 2), shortest)
 
 
-def _operation(run: Run, name: Int32) -> Int64:
-    """The name's code, of messages that of ``send`` on either side."""
-    code = {word: number for number, word in enumerate(run.names)}
-    return np.where(name == code.get(_RECEIVE, -1), code.get(_SEND, -1), name).astype(np.int64)
+def _are_alike(one: _Links, other: _Links) -> bool:
+    """Whether the same links are slow, and by as much."""
+    own, others = one.ns[one.is_slow], other.ns[one.is_slow]
+    same = np.array_equal(one.is_slow, other.is_slow)
+    return same and bool((np.abs(own - others) <= ALIKE * np.maximum(own, others)).all())
 
 
-def _typical_scatter(peers: Int64, entry: Int64, values: Float64, median: Float64) -> Float64:
-    """Of each entry: how far single transfers of its class are from the median of their link, on the typical link.
+def _typical_scatter(bench: Bench, transfers: LinkTransfers, typical: Float64) -> Float64:
+    """Of each row: how far single transfers of its like are from the median of their link, on the typical link.
 
     The upper half counts, as a standard deviation: transfers on a busy host are short, with a long tail.
     """
-    above = values - median[entry]
-    upper = above >= 0
-    spread = grouped_median(entry[upper], above[upper], len(median)) / MEDIAN_DISTANCE
-    return np.asarray(grouped_median(peers, spread, int(peers.max()) + 1)[peers])
+    above = transfers.ns - typical[transfers.row]
+    upper = (above >= 0) & bench.steady[transfers.step]
+    spread = grouped_median(transfers.row[upper], above[upper], len(transfers)) / MEDIAN_DISTANCE
+    told = np.isfinite(spread)
+    of_like = grouped_median(transfers.like[told], spread[told], int(transfers.like.max()) + 1)
+    return np.asarray(of_like[transfers.like])
 
 
-def _level_of_fast_ones(peers: Int64, typical: Float64) -> Float64:
+def _level_of_fast_ones(like: Int64, typical: Float64) -> Float64:
     level = np.zeros(len(typical))
-    for one in np.unique(peers):
-        own = peers == one
-        level[own] = np.percentile(typical[own], _FAST_PERCENTILE, method="lower")
+    for one in np.unique(like):
+        own = like == one
+        level[own] = np.percentile(typical[own], FAST_PERCENTILE, method="lower")
     return level
 
 
-def _explanations(run: Run, links: _Links) -> Iterator[_Suspicion]:
-    """The slow links by what they share: first what explains many of them, at last each by itself."""
-    left = {int(row) for row in np.flatnonzero(links.is_slow)}
-    for place, who, ranks, rows in _places(run, links):
-        known = [row for row in rows if np.isfinite(links.normal_ns[row])]
-        slow = left.intersection(known)
-        all_slow = sum(bool(links.is_slow[row]) for row in known)
-        partners = {links.link[row].ranks for row in slow}
-        if len({frozenset(one) for one in partners}) > 1 and all_slow >= SHARE_OF_HOST * len(known):
-            left -= slow
-            yield _Suspicion(place, who, ranks, frozenset(slow))
-    pairs: dict[frozenset[int], list[int]] = {}
-    for row in sorted(left):
-        pairs.setdefault(frozenset(links.link[row].ranks), []).append(row)
-    for rows in pairs.values():
-        yield _Suspicion(
-            LINK, _link_in_words(run, [links.link[row] for row in rows]), links.link[rows[0]].ranks, frozenset(rows)
-        )
-
-
-def _places(run: Run, links: _Links) -> Iterator[tuple[str, str, tuple[int, ...], list[int]]]:
-    """What links may have in common, as place, words, ranks and rows: a host, a rank, all that it sends."""
-    hosts: dict[str, list[int]] = {}
-    for rank, trace in run.ranks.items():
-        hosts.setdefault(trace.metadata.node, []).append(rank)
-    for host, own in hosts.items():
-        crossing = [
-            row for row, link in enumerate(links.link) if 0 < len(set(own).intersection(link.ranks)) < len(link.ranks)
-        ]
-        used = {rank for row in crossing for rank in links.link[row].ranks}.intersection(own)
-        if len(used) > 1:
-            yield NETWORK, f"network of host {host} ({ranks_in_words(sorted(own))})", tuple(sorted(used)), crossing
-    for rank, trace in run.ranks.items():
-        where = f"rank {rank} on {trace.metadata.node}"
-        yield RANKS, where, (rank,), [row for row, link in enumerate(links.link) if rank in link.ranks]
-        sent = [row for row, link in enumerate(links.link) if link.is_directed and link.ranks[0] == rank]
-        yield RANKS, f"what {where} sends", (rank,), sent
-
-
-def _link_in_words(run: Run, links: Sequence[Link]) -> str:
-    """``link from rank 2 on a to rank 4 on b``; ``between`` in both directions, and of the members of a group."""
-    first = links[0].ranks
-    ends = [f"rank {rank} on {run.ranks[rank].metadata.node}" for rank in first]
-    if len(first) > 2:
-        return f"group of {ranks_in_words(first)}"
-    one_way = all(link.is_directed and link.ranks == first for link in links)
-    return f"link from {ends[0]} to {ends[1]}" if one_way else f"link between {' and '.join(ends)}"
-
-
-def _evidence(one: _Suspicion, links: _Links) -> str:
-    rows = sorted(one.rows)
-    slowest = max(rows, key=lambda row: links.ns[row] / links.normal_ns[row])
-    return (
-        f"Its communications take up to {links.ns[slowest] / links.normal_ns[slowest]:.1f} times as long, after all "
-        f"participants have arrived, as the same ones elsewhere ({links.ns[slowest] / 1e6:.2f} against "
-        f"{links.normal_ns[slowest] / 1e6:.2f} ms, medians); none of its ranks works for longer than is normal."
+def _verdict(transfers: LinkTransfers, found: _Links, one: Suspicion, price: Price) -> Verdict:
+    first = one.ranks[0]
+    return Verdict(
+        rank=first,
+        host=found.bench.run.ranks[first].metadata.node,
+        place=one.place,
+        cause=_CAUSE,
+        who=one.who,
+        cost_ms_per_step=price.ms,
+        gpu_hours_per_day=price.gpu_hours_per_day,
+        persistence=price.cost.persistence,
+        evidence=_evidence(one, found),
+        next_step=next_step(_CAUSE, len(one.ranks)),
+        members=tuple(_member(transfers, found, one, rank) for rank in one.ranks),
+        stretches=price.stretches,
     )
 
 
-def _member(bench: Bench, links: _Links, one: _Suspicion, rank: int) -> Member:
+def _evidence(one: Suspicion, found: _Links) -> str:
+    slowest = max(sorted(one.rows), key=lambda row: found.ns[row] / found.normal_ns[row])
+    ns, normal_ns = found.ns[slowest], found.normal_ns[slowest]
+    return (
+        f"Its communications take up to {ns / normal_ns:.1f} times as long, after all participants have arrived, "
+        f"{_NORMAL.get(found.told_by[slowest], _ELSEWHERE)} ({ns / 1e6:.2f} against {normal_ns / 1e6:.2f} ms, "
+        "medians); none of its ranks works for longer than is normal."
+    )
+
+
+def _member(transfers: LinkTransfers, found: _Links, one: Suspicion, rank: int) -> Member:
     """An end of slow links, with what its transfers take beyond normal."""
-    transfers = bench.program.transfers
-    own = np.isin(links.entry, list(one.rows)) & (transfers.rank == rank)
-    beyond = transfers.ns[own] - links.normal_ns[links.entry[own]]
+    bench, rows = found.bench, transfers.row_of_transfer
+    program = bench.program.transfers
+    own = np.isin(rows, list(one.rows)) & (program.rank == rank) & bench.steady[program.step]
+    beyond = program.ns[own] - found.normal_ns[rows[own]]
     return Member(
         rank=rank,
         host=bench.run.ranks[rank].metadata.node,
@@ -322,12 +288,71 @@ def _member(bench: Bench, links: _Links, one: _Suspicion, rank: int) -> Member:
     )
 
 
-def _mended(bench: Bench, links: _Links, rows: frozenset[int]) -> Int64:
+def _mended(transfers: LinkTransfers, found: Sequence[_Links], parts: Sequence[_Part]) -> Int64:
     """Durations of all transfers with those of these links as fast as is normal; those that are stay as they are."""
-    ns = bench.program.transfers.ns
-    ratio, normal = np.ones(len(links.ns) + 1), np.zeros(len(links.ns) + 1)  # the last one: those in no entry
-    chosen = sorted(rows)
-    ratio[chosen] = links.normal_ns[chosen] / links.ns[chosen]
-    normal[chosen] = links.normal_ns[chosen]
-    mended = np.maximum(ns * ratio[links.entry], np.minimum(ns, normal[links.entry]))
-    return np.asarray(np.rint(mended), np.int64)
+    program = found[0].bench.program.transfers
+    ns = program.ns.astype(np.float64)
+    for number, suspicion in parts:
+        own = found[number]
+        ratio, normal = np.ones(len(own.ns) + 1), np.zeros(len(own.ns) + 1)  # the last one: those in no row
+        chosen = sorted(suspicion.rows)
+        ratio[chosen] = own.normal_ns[chosen] / own.ns[chosen]
+        normal[chosen] = own.normal_ns[chosen]
+        rows = transfers.row_of_transfer
+        mended = np.maximum(ns * ratio[rows], np.minimum(ns, normal[rows]))
+        ns = np.where(own.bench.steady[program.step], mended, ns)
+    return np.asarray(np.rint(ns), np.int64)
+
+
+def _most_links(bench: Bench, mended_ns: Int64, transfers: LinkTransfers, found: _Links, untold: Bool) -> str:
+    """Say that most links are far slower than a few that carry the same, if that costs enough; else empty.
+
+    It is said of links of which no other run tells.
+    """
+    level = _level_of_fast_ones(transfers.like, np.nan_to_num(found.ns))
+    judged = untold & np.isfinite(found.normal_ns) & np.array([by == MAJORITY for by in found.told_by])
+    slower = judged & (np.nan_to_num(found.ns) > (1 + LINKS.clearly) * level)
+    if not slower.any():
+        return ""
+    rows = np.flatnonzero(slower)
+    as_fast = replace(found, normal_ns=level)
+    all_of_them = _Part(0, Suspicion("", "", (), frozenset(rows.tolist())))
+    saved = bench.saved_ns(mended_ns, _mended(transfers, [as_fast], [all_of_them])) - bench.saved_ns(mended_ns)
+    cost = bench.cost_of(saved)
+    if not bench.passes(cost):
+        return ""
+    slowest = int(rows[np.argmax(found.ns[rows] / level[rows])])
+    alike = judged & (transfers.like == transfers.like[slowest])
+    ns, fast_ns = found.ns[slowest], level[slowest]
+    return (
+        f"{int((slower & alike).sum())} of {int(alike.sum())} links take {ns / fast_ns:.1f} times as long as the "
+        f"fastest that carry the same ({ns / 1e6:.2f} against {fast_ns / 1e6:.2f} ms): whether most links are slow, or "
+        f"the fastest have a shorter way, cannot be told. With all as fast as these a step would be {cost.ms:.3g} ms "
+        "shorter. A run in which the job was well tells it (--baseline RUN), or a bandwidth test between the hosts."
+    )
+
+
+def _most_of_step(bench: Bench, mended_ns: Int64, transfers: LinkTransfers, found: _Links, untold: Bool) -> str:
+    """Say that transfers between hosts take most of the step; else empty.
+
+    It is said of links of which no other run tells.
+    """
+    between = transfers.is_between_hosts & untold
+    if not between.any() or not bench.noise_is_known:
+        return ""
+    program, rows = bench.program.transfers, transfers.row_of_transfer
+    crosses = np.append(between, False)[rows]
+    without = np.where(crosses, 0, program.ns)
+    cost = bench.cost_of(bench.saved_ns(mended_ns, without) - bench.saved_ns(mended_ns))
+    if cost.share < MOST_OF_STEP:
+        return ""
+    total = np.bincount(rows[crosses], program.ns[crosses], minlength=len(transfers))
+    most = int(np.argmax(total))
+    traffic, ns = transfers.traffic[most], float(np.nan_to_num(found.ns[most]))
+    return (
+        f"Transfers between hosts take {cost.share:.0%} of a step, {cost.ms:.3g} ms; most of it {traffic.operation} of "
+        f"{traffic.num_bytes / 1e6:.3g} MB in {ns / 1e6:.3g} ms ({traffic.num_bytes / max(ns, 1.0):.2g} GB/s). All "
+        "that are alike take about as long, so that it cannot be told whether the network is slow or the job sends too "
+        "much. A run in which the network was well tells it (--baseline RUN), or a bandwidth test between pairs of "
+        "hosts."
+    )

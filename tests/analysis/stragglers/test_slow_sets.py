@@ -190,9 +190,12 @@ def test_two_ranks_that_wait_for_input_are_both_named() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_nobody_is_named_in_a_clean_run(seed: int) -> None:
-    findings, _ = judged((), seed=seed, dp=(4, 8, 16)[seed % 3], steps=(9, 30)[seed % 2], jitter=0.01 * (1 + seed))
+    ranks = (4, 8, 16)[seed % 3]
+    findings, _ = judged((), seed=seed, dp=ranks, steps=(9, 30)[seed % 2], jitter=0.01 * (1 + seed))
 
-    assert (findings.verdicts, findings.abstentions) == ((), ())
+    assert findings.verdicts == ()
+    # Sixteen ranks are on two hosts, and wait for the network two thirds of the time.
+    assert [said.split(" take ")[0] for said in findings.abstentions] == ["Transfers between hosts"] * (ranks == 16)
 
 
 def test_a_rank_that_is_slow_for_most_of_a_short_run_costs_what_a_step_loses_in_the_mean() -> None:

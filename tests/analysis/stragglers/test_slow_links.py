@@ -1,0 +1,88 @@
+"""Slow links and networks of synthetic jobs: in a part of a run only, and where others do not tell what is normal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.matching.matched import match_run
+from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.stragglers.search import find_stragglers
+from commtrace.synth import Fault, Job, synthesize
+from tests.analysis.stragglers.test_slow_sets import judged
+
+MS = 1_000_000
+STAGES: dict[str, Any] = {
+    "pp": 4, "dp": 2, "gpus_per_host": 2, "microbatches": 8, "layers": 4, "sequence": 16_384, "steps": 40,
+    "forward_ns": 15 * MS, "backward_ns": 30 * MS,
+}  # fmt: skip
+"""Each of four stages on a host of its own."""
+
+TWO_HOSTS: dict[str, Any] = {**STAGES, "pp": 2, "dp": 4, "gpus_per_host": 4, "layers": 2, "sequence": 2048}
+BETWEEN = "network between hosts node0, node1 (ranks 0–7)"
+
+
+@pytest.mark.parametrize(
+    ("fault", "first", "end", "job", "who"),
+    [
+        ("slow-link=2-4:10", 20, 40, STAGES, "link between rank 2 on node1 and rank 4 on node2"),
+        ("slow-link=2-4:100", 30, 40, STAGES, "link between rank 2 on node1 and rank 4 on node2"),
+        ("slow-network=2:6", 0, 15, STAGES, "network of host node2 (ranks 4–5)"),
+        ("slow-network=1:50", 20, 40, TWO_HOSTS, BETWEEN),
+    ],
+)
+def test_what_is_slow_in_a_part_of_the_run_is_named_with_these_steps(
+    fault: str, first: int, end: int, job: dict[str, Any], who: str
+) -> None:
+    findings, cost_ms = judged([f"{fault}@{first}:{end}"], **job)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.who, verdict.cause) == (who, "communication")
+    (stretch,) = verdict.stretches
+    assert stretch[:2] == (max(first, 1), end - 1)  # the first step warms up
+    assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
+    assert stretch.cost_ms_per_step == pytest.approx(cost_ms * 40 / (end - first), rel=0.1)
+
+
+def test_a_network_that_becomes_slow_is_compared_with_its_past() -> None:
+    findings, _ = judged(["slow-network=1:50@20:40"], **TWO_HOSTS)
+
+    assert "times as long, after all participants have arrived, as in the steps in which they were fast" in (
+        findings.verdicts[0].evidence
+    )
+
+
+def test_of_a_network_that_is_slow_all_the_time_it_is_said_what_would_tell() -> None:
+    findings, _ = judged(["slow-network=1:50"], **TWO_HOSTS)
+
+    assert findings.verdicts == ()
+    (said,) = findings.abstentions
+    assert said.startswith("Transfers between hosts take 65% of a step, 7")
+    assert "most of it all_reduce of 524 MB in 5" in said
+    assert said.endswith("(--baseline RUN), or a bandwidth test between pairs of hosts.")
+
+
+def test_another_run_tells_that_the_network_is_slow() -> None:
+    well, slow = (
+        match_run(synthesize(Job(**TWO_HOSTS, jitter=0.02, faults=faults)).run)
+        for faults in ((), (Fault.parse("slow-network=1:50"),))
+    )
+    baseline = Baseline.of(well.run, build_program(well.run, well.matches))
+
+    (verdict,) = find_stragglers(slow.run, slow.matches, baseline=baseline).verdicts
+    assert (verdict.who, verdict.cause) == (BETWEEN, "communication")
+    assert "as in the baseline" in verdict.evidence
+    assert find_stragglers(well.run, well.matches, baseline=baseline).verdicts == ()
+
+
+def test_most_links_that_are_slower_than_a_few_are_not_named_but_said() -> None:
+    # Three of four data-parallel groups of two, all within their hosts: no host tells them apart.
+    slow = [f"slow-link={first}-{first + 1}:40" for first in (2, 4, 6)]
+    findings, _ = judged(slow, **STAGES)
+
+    assert findings.verdicts == ()
+    (said,) = findings.abstentions
+    assert "3 of 4 links take 39.9 times as long as the fastest that carry the same" in said
+    assert "With all as fast as these a step would be" in said

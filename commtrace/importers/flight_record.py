@@ -20,7 +20,7 @@ import msgspec
 
 from commtrace.errors import ImportFileError
 from commtrace.importers.groups import complete_list, named_group
-from commtrace.importers.nccl_words import DTYPES, operation_of
+from commtrace.importers.nccl_names import DTYPES, operation_of
 from commtrace.trace.files.inputs import MOST_RANKS, decode_json, printable, read_file
 from commtrace.trace.groups import Group
 

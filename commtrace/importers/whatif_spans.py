@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.importers.gaps import Intervals, gaps, stalls
+from commtrace.importers.stalls import Intervals, gaps, stalls
 from commtrace.importers.whatif_grid import Grid, Worker
 from commtrace.importers.whatif_types import OperationType
 from commtrace.trace import schema

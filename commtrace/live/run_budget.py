@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commtrace.analysis.breakdown.run_budget import PART_OF_KIND, PARTS, START, TRAINING, Claim, divide
+from commtrace.analysis.breakdown.run_budget import PART_OF_KIND, PARTS, START, TRAINING, PartIntervals, divide
 from commtrace.trace import schema
 from commtrace.trace.files.writer import Row
 
@@ -42,12 +42,12 @@ class LiveBudget:
             self._close(max(step_ends), topology)
 
     def _close(self, until_ns: int, topology: Mapping[str, Any]) -> None:
-        claims = [Claim(part, np.array([start]), np.array([end])) for part, start, end in self._pending]
+        claims = [PartIntervals(part, np.array([start]), np.array([end])) for part, start, end in self._pending]
         first_ns = min(start for part, start, _ in self._pending if part == TRAINING)
         if self._began_ns is None:
             self._began_ns = self._until_ns = min(first_ns, topology.get("process_start_ns", first_ns))
             if "steps" not in topology.get("recording", {}):
-                claims.append(Claim(START, np.array([self._began_ns]), np.array([first_ns])))
+                claims.append(PartIntervals(START, np.array([self._began_ns]), np.array([first_ns])))
         for part, time in enumerate(divide(claims, self._until_ns, max(until_ns, self._until_ns))):
             self._ns[part] += time
         self._until_ns = max(until_ns, self._until_ns)

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from commtrace.synth import faults
 from commtrace.synth.job import ZERO_BUBBLE, Job
 from commtrace.synth.layout import Layout
-from commtrace.synth.orders import BACKWARD, FORWARD, WEIGHTS, Action, stage_order
 from commtrace.synth.rows import Message, Place, StageColumns, StageRows
+from commtrace.synth.schedules import BACKWARD, FORWARD, WEIGHTS, Action, stage_order
 from commtrace.trace import schema
 from commtrace.trace.spans import Bool, Int64
 

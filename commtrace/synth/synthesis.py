@@ -23,8 +23,8 @@ from commtrace.synth.faults import (
 from commtrace.synth.job import Job
 from commtrace.synth.layout import Layout
 from commtrace.synth.network import FREE
-from commtrace.synth.orders import ideal_step_ns
 from commtrace.synth.rows import NAMES, ROLES, StageColumns
+from commtrace.synth.schedules import ideal_step_ns
 from commtrace.synth.simulation import Simulated, simulate
 from commtrace.trace import schema
 from commtrace.trace.metadata import RankMetadata

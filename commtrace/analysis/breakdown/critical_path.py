@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.breakdown.claims import Claims, Standing, claims_of_block, together
 from commtrace.analysis.breakdown.intervals import paint
+from commtrace.analysis.breakdown.lane_intervals import LaneIntervals, ReadyTimes, lane_states, together
 from commtrace.analysis.breakdown.states import (
     CHECKPOINT,
     COMPUTE,
@@ -315,12 +315,12 @@ class _Lane:
     def of(cls, run: Run, rank: int, matches: Matches, roles: Roles) -> _Lane:
         spans = run.ranks[rank].spans
         block = Block((rank,), bounds_of([len(spans)]), spans)
-        standing = Standing.of(block, matches, roles)
-        claims = claims_of_block(run, block, standing, roles, np.zeros(len(spans), np.int64))
-        stalls, work = claims.stalls, len(claims.work.row)
+        ready_times = ReadyTimes.of(block, matches, roles)
+        lane = lane_states(run, block, ready_times, roles, np.zeros(len(spans), np.int64))
+        stalls, work = lane.stalls, len(lane.work.row)
         anything = np.zeros(len(stalls.row), np.int32)
-        stands = Claims(stalls.start, stalls.end, anything, anything + claims.priority, stalls.row)
-        every = together((claims.work, stands))
+        stands = LaneIntervals(stalls.start, stalls.end, anything, anything + lane.priority, stalls.row)
+        every = together((lane.work, stands))
         reach = np.array([spans.start.min(), spans.end.max()] if len(spans) else [], np.int64)
         segments = paint(every.start, every.end, every.precedence(), reach)
         is_stand = segments.winner >= work
@@ -331,9 +331,9 @@ class _Lane:
             kind=np.append(_kinds(roles)[every.state], KINDS.index(HOST))[segments.winner],
             stand=np.where(is_stand, segments.winner - work, -1),
             begin=np.append(spans.start, 0)[communication],
-            ready=np.append(standing.ready, 0)[communication],
+            ready=np.append(ready_times.ready, 0)[communication],
             last_rank=awaited[communication],  # of what was not recorded, row −1, the last one: not known
-            role=standing.role[stalls.row],
+            role=ready_times.role[stalls.row],
             words=roles.words,
         )
 

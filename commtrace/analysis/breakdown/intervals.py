@@ -16,7 +16,7 @@ from commtrace.trace.spans import Int64
 _NOBODY = -1
 
 
-class Union(NamedTuple):
+class IntervalUnion(NamedTuple):
     """Disjoint intervals in ascending order."""
 
     start: Int64
@@ -42,19 +42,19 @@ def ranges(first: Int64, end: Int64) -> tuple[Int64, Int64]:
     return np.repeat(np.arange(len(first)), end - first), concatenated_ranges(first, end)
 
 
-def union(start: Int64, end: Int64) -> Union:
+def union(start: Int64, end: Int64) -> IntervalUnion:
     """Return the points that are in at least one interval."""
     filled = np.flatnonzero(end > start)
     start, end = start[filled], end[filled]
     if not len(start):
-        return Union(start, end)
+        return IntervalUnion(start, end)
     if not (start[1:] >= start[:-1]).all():  # rows come in the order of their starts
         order = stable_order(start)
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
     begins = np.concatenate([[True], start[1:] > reach[:-1]])
     ends = np.append(np.flatnonzero(begins)[1:] - 1, len(start) - 1)
-    return Union(start[begins], reach[ends])
+    return IntervalUnion(start[begins], reach[ends])
 
 
 class Segments(NamedTuple):

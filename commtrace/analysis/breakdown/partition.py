@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.breakdown.claims import Standing, claims_of_block, together
-from commtrace.analysis.breakdown.intervals import Union, paint, ranges, union
+from commtrace.analysis.breakdown.intervals import IntervalUnion, paint, ranges, union
+from commtrace.analysis.breakdown.lane_intervals import ReadyTimes, lane_states, together
 from commtrace.analysis.breakdown.states import IDLE, OTHER, State, states_of
 from commtrace.analysis.keys import grouped
 from commtrace.analysis.matching.match import Matches
@@ -129,15 +129,15 @@ def step_times(run: Run, block: Block, matches: Matches, roles: Roles) -> StepTi
         matches, roles: of this run.
     """
     lanes = _paint_lanes(run, block, matches, roles, None)
-    standing = lanes.standing()
-    step, row = lanes.step[standing], lanes.row[lanes.segment[standing]]
+    stalled = lanes.stalled()
+    step, row = lanes.step[stalled], lanes.row[lanes.segment[stalled]]
     example, which = grouped(step * len(block.spans) + row)
     return StepTimes(
         row=lanes.steps.row,
         ns=lanes.time_per_state(),
         stall_step=step[example],
         stall_row=row[example],
-        stall_ns=_sums(which, lanes.length_ns[standing], len(example)),
+        stall_ns=_sums(which, lanes.length_ns[stalled], len(example)),
     )
 
 
@@ -184,8 +184,8 @@ class _Lanes:
     segment: Int64
     length_ns: Int64
 
-    def standing(self) -> Int64:
-        """Positions in ``segment`` at which the lane stands still."""
+    def stalled(self) -> Int64:
+        """Return the positions in ``segment`` at which the lane stalls."""
         return np.flatnonzero((self.is_wait | self.is_transfer)[self.segment])
 
     def time_per_state(self) -> Int64:
@@ -195,36 +195,36 @@ class _Lanes:
             steps, states
         )
 
-    def hidden(self, in_flight: Union) -> Int64:
-        """Of each step, for how long communication was in flight without the lane standing still."""
+    def hidden(self, in_flight: IntervalUnion) -> Int64:
+        """Return, for each step, how long communication was in flight while the lane did not stall."""
         start, end = self.steps.start + self.axis[self.steps.row], self.steps.end + self.axis[self.steps.row]
-        standing = self.standing()
-        segment = self.segment[standing]
-        while_standing = in_flight.before(self.edges[segment + 1]) - in_flight.before(self.edges[segment])
+        stalled = self.stalled()
+        segment = self.segment[stalled]
+        while_stalled = in_flight.before(self.edges[segment + 1]) - in_flight.before(self.edges[segment])
         return np.asarray(
-            in_flight.before(end) - in_flight.before(start) - _sums(self.step[standing], while_standing, len(start))
+            in_flight.before(end) - in_flight.before(start) - _sums(self.step[stalled], while_stalled, len(start))
         )
 
     def per_stall(self, spans: int) -> Int64:
         """Return spans × (wait or bubble, transfer), ns."""
-        standing = self.standing()
-        segment = self.segment[standing]
+        stalled = self.stalled()
+        segment = self.segment[stalled]
         cell = 2 * self.row[segment] + self.is_transfer[segment]
-        return _sums(cell, self.length_ns[standing], 2 * spans).reshape(spans, 2)
+        return _sums(cell, self.length_ns[stalled], 2 * spans).reshape(spans, 2)
 
 
 def _paint_lanes(run: Run, block: Block, matches: Matches, roles: Roles, wanted: Sequence[int] | None) -> _Lanes:
     steps = _steps(block, wanted)
     axis = block.per_row(block.end_to_end())
     start, end = steps.start + axis[steps.row], steps.end + axis[steps.row]
-    claims = claims_of_block(run, block, Standing.of(block, matches, roles), roles, axis)
-    wait, transfer = claims.stalls.claims(claims.priority)
-    every = together((claims.work, wait, transfer))
+    lane = lane_states(run, block, ReadyTimes.of(block, matches, roles), roles, axis)
+    wait, transfer = lane.stalls.intervals(lane.priority)
+    every = together((lane.work, wait, transfer))
     segments = paint(every.start, every.end, every.precedence(), np.concatenate([start, end]))
     states = states_of(roles.words)
     unclaimed = State(IDLE if is_kernel_trace(block.spans) else OTHER)
     step, segment = ranges(np.searchsorted(segments.edges, start), np.searchsorted(segments.edges, end))
-    first_transfer = len(claims.work.row) + len(wait.row)
+    first_transfer = len(lane.work.row) + len(wait.row)
     return _Lanes(
         steps=steps,
         axis=axis,
@@ -232,7 +232,7 @@ def _paint_lanes(run: Run, block: Block, matches: Matches, roles: Roles, wanted:
         edges=segments.edges,
         state=np.append(every.state, states.index(unclaimed))[segments.winner],
         row=np.append(every.row, 0)[segments.winner],
-        is_wait=(segments.winner >= len(claims.work.row)) & (segments.winner < first_transfer),
+        is_wait=(segments.winner >= len(lane.work.row)) & (segments.winner < first_transfer),
         is_transfer=segments.winner >= first_transfer,
         step=step,
         segment=segment,
@@ -263,6 +263,6 @@ def _steps(block: Block, wanted: Sequence[int] | None) -> _Steps:
     return _Steps(rows, spans.start[rows], np.maximum(spans.start[rows], spans.end[rows]))
 
 
-def _in_flight(spans: Spans, axis: Int64) -> Union:
+def _in_flight(spans: Spans, axis: Int64) -> IntervalUnion:
     rows = np.flatnonzero(communication_rows(spans))
     return union(spans.start[rows] + axis[rows], spans.end[rows] + axis[rows])

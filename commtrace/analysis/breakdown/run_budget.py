@@ -35,7 +35,7 @@ PART_OF_KIND: Final = {
 }
 
 
-class Claim(NamedTuple):
+class PartIntervals(NamedTuple):
     """Some intervals of one part, ns, half-open."""
 
     part: int
@@ -43,7 +43,7 @@ class Claim(NamedTuple):
     end: Int64
 
 
-def divide(claims: Iterable[Claim], begin: int, end: int) -> list[int]:
+def divide(claims: Iterable[PartIntervals], begin: int, end: int) -> list[int]:
     """Return how long each of :data:`PARTS` lasts between two instants, ns; they add up to ``end - begin``."""
     ordered = sorted(claims, key=lambda claim: claim.part)
     part = np.concatenate([np.zeros(0, np.int64), *(np.full(len(one.start), one.part, np.int64) for one in ordered)])
@@ -170,8 +170,8 @@ class _RankAttempt(NamedTuple):
     end: int
     steps: Int64
     is_earlier: Bool
-    step_claim: Claim
-    claims: tuple[Claim, ...]
+    step_claim: PartIntervals
+    claims: tuple[PartIntervals, ...]
     is_whole: bool
     is_numbered: bool
 
@@ -195,7 +195,7 @@ def _of_rank(trace: RankTrace) -> _RankAttempt:
     claims = {}
     for kind, part in PART_OF_KIND.items():
         rows = np.flatnonzero(spans.kind == kind)
-        claims[kind] = Claim(part, spans.start[rows] + offset, spans.end[rows] + offset)
+        claims[kind] = PartIntervals(part, spans.start[rows] + offset, spans.end[rows] + offset)
     return _RankAttempt(
         begin=min(known, default=0) + offset,
         end=max(known, default=0) + offset,
@@ -221,11 +221,11 @@ def _kept_below(attempts: Sequence[Mapping[int, _RankAttempt]]) -> list[int]:
 
 def _claims(
     rank: int, attempts: Sequence[Mapping[int, _RankAttempt]], kept_below: Sequence[int], begin: int
-) -> list[Claim]:
+) -> list[PartIntervals]:
     """Everything that a rank claims; a process that began before the one before it had ended claims from then on."""
     own = [(attempt[rank], below) for attempt, below in zip(attempts, kept_below, strict=True) if rank in attempt]
     has_steps = any(len(one.steps) for one, _ in own)
-    claims: list[Claim] = []
+    claims: list[PartIntervals] = []
     ended: int | None = None
     for one, below in own:
         if ended is not None:
@@ -235,13 +235,13 @@ def _claims(
             claims.append(_single(START, begin if ended is None else max(one.begin, ended), first))
         repeated = one.is_repeated(below)
         claims += [
-            Claim(TRAINING, one.step_claim.start[~repeated], one.step_claim.end[~repeated]),
-            Claim(REPEATED, one.step_claim.start[repeated], one.step_claim.end[repeated]),
+            PartIntervals(TRAINING, one.step_claim.start[~repeated], one.step_claim.end[~repeated]),
+            PartIntervals(REPEATED, one.step_claim.start[repeated], one.step_claim.end[repeated]),
             *one.claims,
         ]
         ended = one.end if ended is None else max(ended, one.end)
     return claims
 
 
-def _single(part: int, start: int, end: int) -> Claim:
-    return Claim(part, np.array([start], np.int64), np.array([max(start, end)], np.int64))
+def _single(part: int, start: int, end: int) -> PartIntervals:
+    return PartIntervals(part, np.array([start], np.int64), np.array([max(start, end)], np.int64))

@@ -47,33 +47,33 @@ FIXED: Final = (
 kernels were traced it is ``idle``, because then nothing is missing."""
 
 
-class Claim(NamedTuple):
-    """The state that a kind of span claims; where spans overlap, the highest priority counts."""
+class StatePriority(NamedTuple):
+    """The state that a kind of span means for its lane; where spans overlap, the highest priority counts."""
 
     state: State
     priority: int
 
 
-CLAIM_OF_KIND: Final = {
-    schema.MODULE: Claim(State(COMPUTE, "other"), 0),
-    schema.USER: Claim(State(COMPUTE, "other"), 1),
-    schema.PHASE: Claim(State(COMPUTE, "other"), 1),
-    schema.FORWARD: Claim(State(COMPUTE, "forward"), 2),
-    schema.BACKWARD: Claim(State(COMPUTE, "backward"), 2),
-    schema.RECOMPUTE: Claim(State(COMPUTE, "recompute"), 2),
-    schema.OPTIMIZER: Claim(State(COMPUTE, "optimizer"), 2),
-    schema.EVALUATION: Claim(State(COMPUTE, "evaluation"), 3),
-    schema.DATA: Claim(State(DATA), 4),
-    schema.CHECKPOINT: Claim(State(CHECKPOINT), 5),
-    schema.GC: Claim(State(GC), 7),
+STATE_OF_KIND: Final = {
+    schema.MODULE: StatePriority(State(COMPUTE, "other"), 0),
+    schema.USER: StatePriority(State(COMPUTE, "other"), 1),
+    schema.PHASE: StatePriority(State(COMPUTE, "other"), 1),
+    schema.FORWARD: StatePriority(State(COMPUTE, "forward"), 2),
+    schema.BACKWARD: StatePriority(State(COMPUTE, "backward"), 2),
+    schema.RECOMPUTE: StatePriority(State(COMPUTE, "recompute"), 2),
+    schema.OPTIMIZER: StatePriority(State(COMPUTE, "optimizer"), 2),
+    schema.EVALUATION: StatePriority(State(COMPUTE, "evaluation"), 3),
+    schema.DATA: StatePriority(State(DATA), 4),
+    schema.CHECKPOINT: StatePriority(State(CHECKPOINT), 5),
+    schema.GC: StatePriority(State(GC), 7),
 }
 """Stalls (priority 6) are not here: their state depends on their role. At equal priority the innermost span wins."""
 
 STALL_PRIORITY: Final = 6
 
-CLAIM_OF_TRACED_KIND: Final = {
-    schema.KERNEL: Claim(State(COMPUTE, "other"), 2),
-    schema.MEMORY: Claim(State(MEMORY), 0),
+STATE_OF_TRACED_KIND: Final = {
+    schema.KERNEL: StatePriority(State(COMPUTE, "other"), 2),
+    schema.MEMORY: StatePriority(State(MEMORY), 0),
 }
 """The same where kernels were traced: communication (priority 1) is exposed where no kernel computes, and a copy where
 there is neither."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.breakdown.intervals import Union, paint
+from commtrace.analysis.breakdown.intervals import IntervalUnion, paint
 from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.matched import Context
@@ -227,7 +227,7 @@ def _awaited(context: Context, rank: int, waits: _Waits, total: int) -> Awaited:
 
 
 def _due_to(
-    waits: _Waits, of_last: Mapping[str, Union], of_waiter: Mapping[str, Union], steps: Sequence[int]
+    waits: _Waits, of_last: Mapping[str, IntervalUnion], of_waiter: Mapping[str, IntervalUnion], steps: Sequence[int]
 ) -> npt.NDArray[np.float64]:
     """Return what one rank's waits for another one are due to, ns: activities × steps."""
     arrival = waits.start + waits.ns
@@ -243,15 +243,15 @@ def _due_to(
     return due
 
 
-def _times(activities: Mapping[str, Union], start: Int64, end: Int64) -> npt.NDArray[np.float64]:
+def _times(activities: Mapping[str, IntervalUnion], start: Int64, end: Int64) -> npt.NDArray[np.float64]:
     """Return how long each activity lasted in these spans of time: activities × spans, ns."""
-    nowhere = Union(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    nowhere = IntervalUnion(np.zeros(0, np.int64), np.zeros(0, np.int64))
     known = [activities.get(activity, nowhere) for activity in _ACTIVITIES[:-1]]
     times = np.array([one.before(end) - one.before(start) for one in known], np.float64)
     return np.concatenate([times, (end - start - times.sum(axis=0))[None]])
 
 
-def _activities(trace: RankTrace) -> dict[str, Union]:
+def _activities(trace: RankTrace) -> dict[str, IntervalUnion]:
     """Return when the rank was doing what; no instant is in two of them."""
     spans = trace.spans
     order = {kind: position for position, kind in enumerate(_ACTIVITY_OF_KIND)}
@@ -264,7 +264,7 @@ def _activities(trace: RankTrace) -> dict[str, Union]:
     start, end = segments.edges[claimed], segments.edges[claimed + 1]
     kind = spans.kind[rows[segments.winner[claimed]]]
     return {
-        activity: Union(start[own], end[own])
+        activity: IntervalUnion(start[own], end[own])
         for activity in _ACTIVITIES
         if len(own := np.flatnonzero(np.isin(kind, [one for one, of in _ACTIVITY_OF_KIND.items() if of == activity])))
     }

@@ -14,7 +14,7 @@ from commtrace.analysis.breakdown.run_budget import (
     LOADING,
     PARTS,
     TRAINING,
-    Claim,
+    PartIntervals,
     Parts,
     divide,
     run_budget,
@@ -99,17 +99,17 @@ def test_what_was_not_recorded_is_not_called_a_start() -> None:
 
 
 @st.composite
-def claims(draw: st.DrawFn) -> list[Claim]:
-    def claim(part: int) -> Claim:
+def claims(draw: st.DrawFn) -> list[PartIntervals]:
+    def claim(part: int) -> PartIntervals:
         pairs = draw(st.lists(st.tuples(st.integers(-50, 150), st.integers(0, 80)), max_size=6))
         start = np.array([first for first, _ in pairs], np.int64)
-        return Claim(part, start, start + np.array([length for _, length in pairs], np.int64))
+        return PartIntervals(part, start, start + np.array([length for _, length in pairs], np.int64))
 
     return [claim(part) for part in range(1, len(PARTS))]
 
 
 @given(claims())
-def test_the_parts_add_up_and_agree_with_a_count_of_every_instant(found: list[Claim]) -> None:
+def test_the_parts_add_up_and_agree_with_a_count_of_every_instant(found: list[PartIntervals]) -> None:
     expected = [0] * len(PARTS)
     for instant in range(100):
         holding = [claim.part for claim in found if np.any((claim.start <= instant) & (instant < claim.end))]
@@ -120,8 +120,8 @@ def test_the_parts_add_up_and_agree_with_a_count_of_every_instant(found: list[Cl
 
 
 def test_saving_inside_of_an_evaluation_is_saving() -> None:
-    def claim(part: int, start: int, end: int) -> Claim:
-        return Claim(part, np.array([start]), np.array([end]))
+    def claim(part: int, start: int, end: int) -> PartIntervals:
+        return PartIntervals(part, np.array([start]), np.array([end]))
 
     found = divide(
         [claim(EVALUATION, 0, 50), claim(CHECKPOINT, 40, 60), claim(TRAINING, 0, 45), claim(LOADING, 0, 100)], 0, 100

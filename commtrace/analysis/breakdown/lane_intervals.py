@@ -1,4 +1,4 @@
-"""Intervals of spans on a lane, each with the state that it claims."""
+"""Intervals of spans on their lane, each with a state and a priority."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from commtrace.analysis.breakdown.states import (
     BUBBLE,
-    CLAIM_OF_KIND,
-    CLAIM_OF_TRACED_KIND,
     STALL_PRIORITY,
+    STATE_OF_KIND,
+    STATE_OF_TRACED_KIND,
     TRACED_COMMUNICATION_PRIORITY,
     TRANSFER,
     WAIT,
-    Claim,
     State,
+    StatePriority,
     states_of,
 )
 from commtrace.analysis.matching.match import Matches
@@ -28,14 +28,14 @@ from commtrace.trace.run import Run
 from commtrace.trace.spans import Int32, Int64, Spans
 
 
-class Claims(NamedTuple):
+class LaneIntervals(NamedTuple):
     """Intervals on one axis; all arrays have the same length.
 
     Attributes:
         start, end: ns; never empty.
         state: position in the run's states.
-        priority: where intervals overlap, the highest is believed.
-        row: the span that claims.
+        priority: where intervals overlap, the highest wins.
+        row: the span.
     """
 
     start: Int64
@@ -45,7 +45,7 @@ class Claims(NamedTuple):
     row: Int64
 
     def precedence(self) -> Int64:
-        """Return a number from 0 to n − 1 per claim: the higher one wins.
+        """Return a number from 0 to n − 1 per interval; where intervals overlap, the highest number wins.
 
         By priority, then the innermost (the later start, then the earlier end). The state decides what is left, so
         that the order of the input never does.
@@ -55,20 +55,20 @@ class Claims(NamedTuple):
         precedence[order] = np.arange(len(order))
         return precedence
 
-    def filled(self) -> Claims:
-        """Return those that claim an instant at all."""
+    def filled(self) -> LaneIntervals:
+        """Return the intervals that are not empty."""
         rows = np.flatnonzero(self.end > self.start)
         columns: list[Any] = [column[rows] for column in self]
-        return Claims(*columns)
+        return LaneIntervals(*columns)
 
 
-class Standing(NamedTuple):
+class ReadyTimes(NamedTuple):
     """The ready time and role of a block's stalls, aligned with its rows.
 
     Attributes:
-        ready: when a communication waited for nobody any more.
-        stall_ready: of a stall: when the communication that it stalled on did.
-        role: what it was for.
+        ready: when the last participant of a communication had arrived.
+        stall_ready: of a stall: the same of the communication that it stalled on.
+        role: of the communication.
     """
 
     ready: Int64
@@ -76,7 +76,7 @@ class Standing(NamedTuple):
     role: Int32
 
     @classmethod
-    def of(cls, block: Block, matches: Matches, roles: Roles) -> Standing:
+    def of(cls, block: Block, matches: Matches, roles: Roles) -> ReadyTimes:
         return cls(
             block.together({rank: matches.ranks[rank].ready for rank in block.ranks}),
             block.together({rank: matches.ranks[rank].stall_ready for rank in block.ranks}),
@@ -85,7 +85,7 @@ class Standing(NamedTuple):
 
 
 class Stalls(NamedTuple):
-    """Rows during which the lane stands still, on one axis: they claim wait until they are ready, then transfer.
+    """Stalls of lanes on one axis: wait until they are ready, then transfer.
 
     Attributes:
         start, end: ns; never empty.
@@ -101,76 +101,80 @@ class Stalls(NamedTuple):
     transfer: Int32
     row: Int64
 
-    def claims(self, priority: int) -> tuple[Claims, Claims]:
-        """Return what they claim, of this priority: as wait and as transfer."""
+    def intervals(self, priority: int) -> tuple[LaneIntervals, LaneIntervals]:
+        """Return their wait and their transfer as intervals of this priority."""
         priorities = np.full(len(self.row), priority, np.int32)
         return (
-            Claims(self.start, self.ready, self.wait, priorities, self.row).filled(),
-            Claims(self.ready, self.end, self.transfer, priorities, self.row).filled(),
+            LaneIntervals(self.start, self.ready, self.wait, priorities, self.row).filled(),
+            LaneIntervals(self.ready, self.end, self.transfer, priorities, self.row).filled(),
         )
 
 
-class LaneClaims(NamedTuple):
-    """The intervals that the spans of a block claim on its lanes, the ranks end to end.
+class LaneStates(NamedTuple):
+    """The intervals of a block's spans on their lanes, the ranks end to end.
 
     Attributes:
         work: of all that is no stall.
-        stalls: while the lane stands still.
+        stalls: of the lane.
         priority: of the stalls.
     """
 
-    work: Claims
+    work: LaneIntervals
     stalls: Stalls
     priority: int
 
 
-def together(parts: Sequence[Claims]) -> Claims:
-    """Return the claims of all parts."""
+def together(parts: Sequence[LaneIntervals]) -> LaneIntervals:
+    """Return the intervals of all parts."""
     columns: list[Any] = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Claims(*columns)
+    return LaneIntervals(*columns)
 
 
-def claims_of_block(run: Run, block: Block, standing: Standing, roles: Roles, axis: Int64) -> LaneClaims:
-    """Everything that the spans claim.
+def lane_states(run: Run, block: Block, ready_times: ReadyTimes, roles: Roles, axis: Int64) -> LaneStates:
+    """Return the intervals of all spans of a block.
 
-    A trace of kernels holds no stalls: in it, communication itself claims the time at which no kernel computes.
+    A trace of kernels has no stalls. There, communication counts for the time in which no kernel computes.
 
     Args:
         run: with the names.
-        block: ranks whose kernels were all traced, or none's.
-        standing: of its rows.
+        block: ranks of which all kernels were traced, or of none.
+        ready_times: of its rows, ns.
         roles: of the run.
-        axis: what to add to the times of each row.
+        axis: shift of each row's times, ns.
     """
     spans = block.spans
     states = states_of(roles.words)
     if is_kernel_trace(spans):
-        work = _work_claims(spans, states, CLAIM_OF_TRACED_KIND, axis)
-        rows, ready, priority = communication_rows(spans), standing.ready, TRACED_COMMUNICATION_PRIORITY
+        work = _work_intervals(spans, states, STATE_OF_TRACED_KIND, axis)
+        rows, ready, priority = communication_rows(spans), ready_times.ready, TRACED_COMMUNICATION_PRIORITY
     else:
-        work = _work_claims(spans, states, CLAIM_OF_KIND, axis)
-        rows, ready, priority = spans.kind == schema.STALL, standing.stall_ready, STALL_PRIORITY
+        work = _work_intervals(spans, states, STATE_OF_KIND, axis)
+        rows, ready, priority = spans.kind == schema.STALL, ready_times.stall_ready, STALL_PRIORITY
     chosen = np.flatnonzero(rows & (spans.end > spans.start))
-    return LaneClaims(
+    return LaneStates(
         work=work,
-        stalls=_stalls(run, spans, chosen, ready[chosen], roles, standing.role[chosen], states, axis),
+        stalls=_stalls(run, spans, chosen, ready[chosen], roles, ready_times.role[chosen], states, axis),
         priority=priority,
     )
 
 
-def _work_claims(spans: Spans, states: tuple[State, ...], claim_of_kind: Mapping[int, Claim], axis: Int64) -> Claims:
+def _work_intervals(
+    spans: Spans, states: tuple[State, ...], priorities: Mapping[int, StatePriority], axis: Int64
+) -> LaneIntervals:
     state_of_kind = np.full(len(schema.KINDS), -1, np.int32)
     priority_of_kind = np.zeros(len(schema.KINDS), np.int32)
-    for kind, claim in claim_of_kind.items():
-        state_of_kind[kind] = states.index(claim.state)
-        priority_of_kind[kind] = claim.priority
+    for kind, state_priority in priorities.items():
+        state_of_kind[kind] = states.index(state_priority.state)
+        priority_of_kind[kind] = state_priority.priority
     rows = np.flatnonzero((state_of_kind >= 0).take(spans.kind))
     kinds = spans.kind[rows]
     # Modules and users' spans on the host lane run beside the lane and say nothing about it.
     beside = (spans.lane[rows] != schema.COMPUTE) & np.isin(kinds, (schema.MODULE, schema.USER, schema.PHASE))
     rows, kinds = rows[~beside], kinds[~beside]
     start, end, shift = spans.start[rows], spans.end[rows], axis[rows]
-    return Claims(start + shift, end + shift, state_of_kind.take(kinds), priority_of_kind.take(kinds), rows).filled()
+    return LaneIntervals(
+        start + shift, end + shift, state_of_kind.take(kinds), priority_of_kind.take(kinds), rows
+    ).filled()
 
 
 def _stalls(
@@ -183,7 +187,7 @@ def _stalls(
     states: tuple[State, ...],
     axis: Int64,
 ) -> Stalls:
-    """Return what these rows say, which are not empty; ``ready`` and ``role`` are theirs."""
+    """Return the stalls of these rows, which are not empty; ``ready`` and ``role`` are theirs."""
     wait_of_role = np.array([states.index(State(WAIT, word)) for word in roles.words], np.int32)
     transfer_of_role = np.array([states.index(State(TRANSFER, word)) for word in roles.words], np.int32)
     # A stage that waits for its neighbour, to give or to take, is in the pipeline's bubble.

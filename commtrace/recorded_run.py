@@ -20,10 +20,10 @@ from commtrace.analysis.breakdown.rank_means import rank_means
 from commtrace.analysis.chain import Analysis, analysis_of
 from commtrace.analysis.clocks.align import Alignment, apply
 from commtrace.analysis.communication.table import Detail, communication_table
-from commtrace.analysis.matching.matched import Matched, match_run
+from commtrace.analysis.communication.unmatched import find_unmatched
+from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.matching.roles import find_roles
-from commtrace.analysis.matching.unmatched import find_unmatched
 from commtrace.analysis.pipeline.observed import Pipeline, reconstruct_pipeline
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program

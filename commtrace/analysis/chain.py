@@ -11,8 +11,8 @@ from pathlib import Path
 
 from commtrace.analysis.breakdown.partition import Partition, partition
 from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.matched import Context, Matched, match_run
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.matched import Context, Matched, match_run
 from commtrace.analysis.matching.roles import Roles
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.steps.window import Window

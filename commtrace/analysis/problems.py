@@ -9,7 +9,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH
 from commtrace.analysis.communication.table import Communication
 from commtrace.analysis.rank_words import ranks_in_words
-from commtrace.analysis.steps.problems import problems_of_steps
+from commtrace.analysis.step_problems import problems_of_steps
 from commtrace.trace.run import RankTrace, Run
 
 NO_COMMUNICATION = "No communication was recorded in these steps."

@@ -16,20 +16,20 @@ from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication.table import Communication, communication_table
+from commtrace.analysis.communication.unmatched import Unmatched, find_unmatched, roles_of_one_rank
 from commtrace.analysis.matching.coverage import Coverage, find_coverage
 from commtrace.analysis.matching.group_coverage import missing_numbers
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.matching.unmatched import Unmatched, find_unmatched, roles_of_one_rank
 from commtrace.analysis.pipeline.observed import observe_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.lost_time import LostTime, lost_time
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.detail import find_detail
 from commtrace.analysis.steps.window import Window, recorded_steps
 from commtrace.analysis.stragglers.awaited import awaited_ranks
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.verdict import verdict

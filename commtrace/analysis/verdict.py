@@ -44,7 +44,8 @@ def verdict(
     Args:
         ranks: what their time went to.
         stragglers: as JSON.
-        unmatched: by role, why it cannot be told what is waiting; see :mod:`commtrace.analysis.matching.unmatched`.
+        unmatched: by role, why it cannot be told what is waiting; see
+            :mod:`commtrace.analysis.communication.unmatched`.
         awaited: for whom others waited, longest first.
         partition: of the same steps; tells a loss that happened once from one of every step.
     """

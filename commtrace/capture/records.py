@@ -146,7 +146,7 @@ class DeviceCall:
 
 
 class Holder(Protocol):
-    """:class:`commtrace.capture.collectives.hidden_ends.HiddenEnds`."""
+    """:class:`commtrace.capture.device.hidden_ends.HiddenEnds`."""
 
     def hold(self, call: DeviceCall, launch: int, waited_from: int, end: int) -> bool:
         """Take a call whose marks have been passed; False if its row is to be made at once."""

@@ -1,6 +1,6 @@
 """Consoles of commands, which escape all text from outside.
 
-Words of a recording are escaped where they are read (:func:`commtrace.trace.files.inputs.printable`), newlines
+Words of a recording are escaped where they are read (:func:`commtrace.trace.inputs.printable`), newlines
 included. What else is printed, such as the names of files, passes through here.
 """
 
@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from commtrace.trace.files.inputs import printable_lines
+from commtrace.trace.inputs import printable_lines
 
 _READABLE_WIDTH: Final = 100
 

@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from commtrace.errors import CommtraceError
-from commtrace.trace.files.inputs import printable, printable_lines
+from commtrace.trace.inputs import printable, printable_lines
 
 USER_ERROR: Final = 2
 """The exit status."""

@@ -13,7 +13,7 @@ import msgspec
 
 from commtrace.errors import ImportFileError
 from commtrace.importers.trace_events import Event, Header, TraceFile, nanoseconds
-from commtrace.trace.files.inputs import decode_json, printable
+from commtrace.trace.inputs import decode_json, printable
 
 COMMUNICATION_PATTERN: Final = "(?i)nccl"
 """Kernels with such a name communicate."""

@@ -21,8 +21,8 @@ import msgspec
 from commtrace.errors import ImportFileError
 from commtrace.importers.groups import complete_list, named_group
 from commtrace.importers.nccl_names import DTYPES, operation_of
-from commtrace.trace.files.inputs import MOST_RANKS, decode_json, printable, read_file
 from commtrace.trace.groups import Group
+from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
 
 _PEERS: Final = re.compile(r"([0-9]{1,9})\s*(->|<-)\s*([0-9]{1,9})")
 _LATEST_NS: Final = 2**61

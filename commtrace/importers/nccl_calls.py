@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from commtrace.importers.device_events import CommunicationKernel, integer
 from commtrace.importers.groups import complete_list, named_group
 from commtrace.importers.nccl_names import ANONYMOUS, DTYPES, operation_of
-from commtrace.trace.files.inputs import MOST_RANKS, decode_json, printable
 from commtrace.trace.groups import Group, group_id
+from commtrace.trace.inputs import MOST_RANKS, decode_json, printable
 
 _MOST_ELEMENTS = 2**43
 """70 TB of doubles; more is no communication."""

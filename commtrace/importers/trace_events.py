@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from commtrace.errors import ImportFileError
-from commtrace.trace.files.inputs import open_file
+from commtrace.trace.inputs import open_file
 
 _HEADER_PIECE: Final = 2**16
 _LARGEST_HEADER: Final = 64 * 2**20

@@ -29,8 +29,8 @@ from commtrace.importers.whatif_grid import Grid, Worker
 from commtrace.importers.whatif_spans import STEP_NAME, Job, Operations, Steps, spans_by_worker
 from commtrace.importers.whatif_types import operation_type
 from commtrace.trace import schema
-from commtrace.trace.files.inputs import MOST_RANKS, open_file, printable, read_file
 from commtrace.trace.files.segment_index import first_line
+from commtrace.trace.inputs import MOST_RANKS, open_file, printable, read_file
 from commtrace.trace.spans import Int64
 
 _COLUMNS: Final = (

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 from commtrace.errors import ImportFileError
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
 from commtrace.trace import schema
-from commtrace.trace.files.inputs import open_file
 from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group, group_id
+from commtrace.trace.inputs import open_file
 
 _JOB: Final = re.compile(
     r"Profiler Info: Job \(\d+\), type = (?P<type>[a-zA-Z_]{1,100}?)(?P<chunk>[0-9]{0,4}), "

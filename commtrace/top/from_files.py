@@ -13,8 +13,8 @@ import numpy as np
 
 from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.hangs.arrivals import says_now
 from commtrace.analysis.hangs.liveness import ENDED, SILENT, STOPPED, Ending, find_endings, wall_clock_ns
+from commtrace.analysis.matching.arrivals import says_now
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
@@ -26,9 +26,9 @@ from commtrace.analysis.stragglers.verdict import HOST, RANKS
 from commtrace.errors import ConfigurationError, TraceFormatError
 from commtrace.top.frame import MOST_STEPS, PARTS, Exposed, Frame, RankRow, Slow
 from commtrace.trace import schema
-from commtrace.trace.files.inputs import MOST_RANKS, all_printable, decode_json, read_file
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.tail import Newest, RunTail
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json, read_file
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection.step_range import StepRange

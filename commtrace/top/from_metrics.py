@@ -25,7 +25,7 @@ from commtrace.errors import RunNotFoundError
 from commtrace.redaction import redacted_url
 from commtrace.top.frame import Exposed, Frame, RankRow, Slow
 from commtrace.top.http import MetricsError, fetch
-from commtrace.trace.files.inputs import all_printable, decode_json
+from commtrace.trace.inputs import all_printable, decode_json
 from commtrace.trace.spans import Int64
 
 ALERT: Final = "alert"

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from commtrace.trace import schema
-from commtrace.trace.files.inputs import MOST_RANKS, all_printable, decode_json
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
 
 _LARGEST: Final = 2**62
 """Sums and differences of two such numbers still fit into 64 bits."""

@@ -24,7 +24,7 @@ aggregate          [[kind, name, group, peer, count, ns, bytes, longest ns], …
 trigger            {"id", "first", "end", "modules", "by", "seen_at_step", "late"}: detail was asked for, see trigger.py
 hidden_ends        {"source", "hidden", "known", "refused", "compared", "median_difference_ns",
                    "largest_difference_ns", "took_ns"}: true ends of hidden communication, see
-                       capture/collectives/hidden_ends.py
+                       capture/device/hidden_ends.py
 device_state       one reading of the device, as the driver tells it: the fields of device_state.py that are known
 progress           {"step"}: where a rank is that records nothing now
 discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
@@ -45,7 +45,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import Final
 
-from commtrace.trace.files.inputs import MOST_RANKS, all_printable, decode_json
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
 
 TIMING_VARIABLE: Final = "TORCH_NCCL_ENABLE_TIMING"
 SLURM_NODE: Final = "SLURMD_NODENAME"
@@ -67,7 +67,7 @@ _LARGEST: Final = 2**62
 def measures_durations(environment: Mapping[str, str]) -> bool:
     """Return whether the job's environment makes torch measure the durations of NCCL operations.
 
-    Rows of hidden communication are then written some seconds late (:mod:`commtrace.capture.collectives.hidden_ends`).
+    Rows of hidden communication are then written some seconds late (:mod:`commtrace.capture.device.hidden_ends`).
     """
     return environment.get(TIMING_VARIABLE, "").lower() in _TRUE
 

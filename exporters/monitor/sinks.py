@@ -21,7 +21,7 @@ from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
 from commtrace.live.rank import LiveRank
 from commtrace.redaction import http_reason, redacted_url
-from commtrace.trace.files.inputs import printable
+from commtrace.trace.inputs import printable
 
 _logger = logging.getLogger("commtrace")
 

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 
 import commtrace
 from commtrace.capture import instrumentation
-from commtrace.capture.collectives import flight_recorder
+from commtrace.capture.device import flight_recorder
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.tracer import Tracer
 from tests.capture.simulated_cuda import MILLISECOND, ForbiddenError, SimulatedCuda

@@ -34,8 +34,8 @@ from commtrace.analysis.breakdown.states import (
     states_of,
 )
 from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.match import Matches, RankMatches, communications_of
-from commtrace.analysis.matching.matched import Context
 from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.matching.roles import Roles
 from commtrace.trace import schema

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
-from commtrace.analysis.matching.matched import match_run
+from commtrace.analysis.matched import match_run
 from commtrace.analysis.steps.window import Window, recorded_steps
 from commtrace.trace.files.reader import load_earlier_attempts, load_run
 from commtrace.trace.files.tail import RunTail

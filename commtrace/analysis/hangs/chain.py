@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from commtrace.analysis.hangs.arrivals import RankArrivals
 from commtrace.analysis.hangs.liveness import ENDED, SILENT, Ending
 from commtrace.analysis.hangs.stops import SHORTEST_HANG_NS, Stop
+from commtrace.analysis.matching.arrivals import RankArrivals
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.analysis.clocks.align import align
-from commtrace.analysis.hangs.arrivals import RankArrivals, describe_group, find_arrivals, known_groups
 from commtrace.analysis.hangs.chain import find_chains
 from commtrace.analysis.hangs.findings import find_findings
 from commtrace.analysis.hangs.first_failure import find_first_failure
@@ -22,6 +21,7 @@ from commtrace.analysis.hangs.last_activity import doing, own_frame
 from commtrace.analysis.hangs.liveness import Ending, find_endings, wall_clock_ns
 from commtrace.analysis.hangs.stops import HUNG, find_stops
 from commtrace.analysis.hangs.story import hang_sentences
+from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, find_arrivals, known_groups
 from commtrace.analysis.matching.coverage import find_coverage
 from commtrace.analysis.matching.group_coverage import cover_groups
 from commtrace.analysis.matching.mismatches import find_mismatches

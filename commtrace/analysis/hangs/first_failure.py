@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commtrace.analysis.hangs.arrivals import RankArrivals, known_groups
 from commtrace.analysis.hangs.liveness import ENDED, RUNNING, SILENT, STOPPED, Ending
+from commtrace.analysis.matching.arrivals import RankArrivals, known_groups
 from commtrace.trace.processes import GONE
 from commtrace.trace.run import RankTrace, Run
 

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.hangs.arrivals import RankArrivals, describe_group, known_groups
 from commtrace.analysis.hangs.stops import Stop
+from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, known_groups
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commtrace.analysis.hangs.arrivals import RankArrivals, describe_group, says_now
+from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, says_now
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run

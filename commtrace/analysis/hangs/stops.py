@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from commtrace.analysis.hangs.arrivals import InFlight, Message, RankArrivals, describe_group, known_groups
 from commtrace.analysis.hangs.liveness import ENDED, RUNNING, SILENT, Ending
+from commtrace.analysis.matching.arrivals import InFlight, Message, RankArrivals, describe_group, known_groups
 from commtrace.trace.groups import Group
 from commtrace.trace.processes import GONE, SUSPENDED
 from commtrace.trace.run import Run

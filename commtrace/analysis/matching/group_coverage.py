@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.hangs.arrivals import RankArrivals, describe_group, known_groups
 from commtrace.analysis.keys import grouped_rows, pack, sort_groups
+from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, known_groups
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.metadata import IMPORTED

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commtrace.analysis.hangs.arrivals import InFlight, RankArrivals, describe_group, known_groups
+from commtrace.analysis.matching.arrivals import InFlight, RankArrivals, describe_group, known_groups
 from commtrace.analysis.matching.join import IDENTITY, Rows, bucket, concatenate, gather
 from commtrace.analysis.matching.match import differences
 from commtrace.trace import schema

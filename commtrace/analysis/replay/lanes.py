@@ -20,7 +20,7 @@ from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import SYNCHRONISING, codes_named, communication_rows
 from commtrace.analysis.replay.lane_rows import LaneRows
 from commtrace.analysis.replay.segments import Phases, Pieces, Segments, find_segments, narrow
-from commtrace.analysis.steps.bounds import StepBounds
+from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.blocks import bounds_of
 from commtrace.trace.order import stable_order

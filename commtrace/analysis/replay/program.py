@@ -29,7 +29,7 @@ from commtrace.analysis.replay.lane_rows import LaneRows
 from commtrace.analysis.replay.lanes import Lanes, ReadLanes, concatenate_lanes, read_lanes
 from commtrace.analysis.replay.repeated_steps import graph_of_steps
 from commtrace.analysis.replay.segments import Segments, same_work
-from commtrace.analysis.steps.bounds import StepBounds
+from commtrace.analysis.replay.step_bounds import StepBounds
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int32, Int64

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from commtrace.analysis.breakdown.intervals import IntervalUnion, paint
 from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
+from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.match import Matches
-from commtrace.analysis.matching.matched import Context
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace
 from commtrace.trace.spans import Int64

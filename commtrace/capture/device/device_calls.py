@@ -24,10 +24,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from commtrace.capture.collectives.flight_recorder import FlightRecorder
-from commtrace.capture.collectives.hidden_ends import HiddenEnds
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.device.flight_recorder import FlightRecorder
+from commtrace.capture.device.hidden_ends import HiddenEnds
 from commtrace.capture.device.stream_waits import StreamWaits
 from commtrace.capture.records import (
     DeviceCall,

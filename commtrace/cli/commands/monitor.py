@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commtrace.trace.files.inputs import printable
+from commtrace.trace.inputs import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

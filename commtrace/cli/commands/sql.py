@@ -20,7 +20,7 @@ from rich.table import Table
 from commtrace.cli.arguments import RunArgument
 from commtrace.cli.console import wide_console
 from commtrace.errors import ConfigurationError
-from commtrace.trace.files.inputs import printable
+from commtrace.trace.inputs import printable
 
 _MOST_ROWS: Final = 1_000
 _WIDEST: Final = 10_000

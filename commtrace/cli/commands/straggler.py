@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.matching.matched import Matched, match_run
+from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
 from commtrace.analysis.replay.graph import ReplayError

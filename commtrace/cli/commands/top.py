@@ -19,7 +19,7 @@ from commtrace.cli.console import PlainConsole
 from commtrace.cli.views.top import NARROWEST, WIDEST, draw
 from commtrace.errors import CommtraceError, RunNotFoundError
 from commtrace.top.frame import MOST_STEPS, Frame
-from commtrace.trace.files.inputs import printable, printable_lines
+from commtrace.trace.inputs import printable, printable_lines
 
 _BUSY_SHARE: Final = 0.2
 """Most of its time that top spends looking: a login node has others to serve."""

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.matching.matched import match_run
+from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.window import Window

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from commtrace.errors import RunNotFoundError
-from commtrace.trace.files.inputs import printable
 from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN
+from commtrace.trace.inputs import printable
 
 LATEST: Final = "latest"
 """As the last part of a path: the run below the rest of it that was written last."""

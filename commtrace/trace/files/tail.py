@@ -24,13 +24,13 @@ import pyarrow as pa
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.decoding import RankTable, decode, known_columns
-from commtrace.trace.files.inputs import MOST_RANKS, printable
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.reader import newest_segments
 from commtrace.trace.files.row_checks import LONGEST_NS
 from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedError
 from commtrace.trace.files.sessions import missing_ranks
 from commtrace.trace.files.writer import rank_directory, segment_paths
+from commtrace.trace.inputs import MOST_RANKS, printable
 from commtrace.trace.mark_schema import read_mark
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import Run

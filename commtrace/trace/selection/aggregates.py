@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from commtrace.trace import schema
-from commtrace.trace.files.inputs import printable
 from commtrace.trace.files.writer import Row
+from commtrace.trace.inputs import printable
 from commtrace.trace.mark_rows import mark_row
 
 AGGREGATE: Final = "aggregate"

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from commtrace.trace.files.inputs import decode_json, read_file
+from commtrace.trace.inputs import decode_json, read_file
 from commtrace.trace.selection.step_range import StepRange
 
 MARGIN_SECONDS: Final = 5.0

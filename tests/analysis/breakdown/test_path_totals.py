@@ -11,7 +11,7 @@ import pytest
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
 from commtrace.analysis.breakdown.path_totals import PathTotals
-from commtrace.analysis.matching.matched import match_run
+from commtrace.analysis.matched import match_run
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.writer import Row, SegmentWriter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from commtrace.analysis.hangs.arrivals import find_arrivals
 from commtrace.analysis.hangs.diagnosis import examine
 from commtrace.analysis.hangs.flight_calls import FlightCall, fit_flight_calls
+from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace.run import Run
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
 from tests.factory import collective, group

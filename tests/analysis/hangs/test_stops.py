@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from commtrace.analysis.hangs.arrivals import find_arrivals
 from commtrace.analysis.hangs.chain import Chains, find_chains
 from commtrace.analysis.hangs.diagnosis import examine, is_healthy
 from commtrace.analysis.hangs.last_activity import own_frame
 from commtrace.analysis.hangs.liveness import find_endings
 from commtrace.analysis.hangs.stops import Stop, find_stops
+from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace.run import Run
 from tests.analysis.hung_runs import NOW_NS, SECOND, activity, done, flight, stopped_run
 from tests.factory import group, p2p

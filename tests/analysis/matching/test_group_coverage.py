@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from commtrace.analysis.hangs.arrivals import find_arrivals
 from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.analysis.matching.group_coverage import Seen, cover_groups
 from commtrace.trace.run import Run
 from tests.analysis.hung_runs import NOW_NS, activity, done, flight, stopped_run

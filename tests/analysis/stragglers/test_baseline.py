@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commtrace.analysis.matching.matched import Matched, match_run
+from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import find_stragglers

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.matching.matched import match_run
+from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import find_stragglers

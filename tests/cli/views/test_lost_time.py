@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commtrace.analysis.replay.lost_time import LostTime
+from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.cli.views.lost_time import lost_time_lines
 
 HOUR = 3_600_000_000_000

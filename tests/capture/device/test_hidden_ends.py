@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from commtrace.capture.collectives.flight_recorder import FlightRecorder
-from commtrace.capture.collectives.hidden_ends import ANSWER_NS, HOLD_NS, HiddenEnds
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.device.flight_recorder import FlightRecorder
+from commtrace.capture.device.hidden_ends import ANSWER_NS, HOLD_NS, HiddenEnds
 from commtrace.capture.records import DeviceCall
 from commtrace.trace import schema
 from tests.capture.recording import Recording

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commtrace.capture.collectives.flight_recorder import Entry, FlightRecorder, entries_of, match
 from commtrace.capture.collectives.nccl import LEGACY, NCCL2, NcclBackend
+from commtrace.capture.device.flight_recorder import Entry, FlightRecorder, entries_of, match
 
 
 def call(

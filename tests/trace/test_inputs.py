@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from commtrace.trace.files.inputs import LONGEST_WORD, all_printable, decode_json, open_file, printable, read_file
+from commtrace.trace.inputs import LONGEST_WORD, all_printable, decode_json, open_file, printable, read_file
 
 
 class Place(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.steps.bounds import StepBounds
+from commtrace.analysis.replay.step_bounds import StepBounds
 from tests.factory import Row, collective, group, make_run, span, stall
 
 WORLD = group("dp", 0, 1)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from commtrace.analysis.breakdown.partition import Partition
 from commtrace.analysis.communication.table import Communication
-from commtrace.analysis.matching.matched import Context
+from commtrace.analysis.matched import Context
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run

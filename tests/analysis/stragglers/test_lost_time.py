@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from commtrace.analysis.matching.match import match
-from commtrace.analysis.replay.lost_time import LostTime, lost_time
 from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
 from commtrace.analysis.stragglers.search import find_stragglers
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.synth import FREE, Fault, Job, synthesize

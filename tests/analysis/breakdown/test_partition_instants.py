@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtrace.analysis.breakdown.partition import Partition, partition
-from commtrace.analysis.breakdown.states import BUBBLE, CLAIM_OF_KIND, OTHER, STALL_PRIORITY, TRANSFER, WAIT, State
+from commtrace.analysis.breakdown.states import BUBBLE, STATE_OF_KIND, OTHER, STALL_PRIORITY, TRANSFER, WAIT, State
 from commtrace.analysis.matching.match import RankMatches, match
 from commtrace.analysis.matching.roles import PIPELINE as PIPELINE_ROLE
 from commtrace.analysis.matching.roles import Roles, find_roles
@@ -66,7 +66,7 @@ class Believed:
                 return STALL_PRIORITY, ready, end, self._position(State(TRANSFER, self.role[row]))
             waits = State(BUBBLE) if self.role[row] == PIPELINE_ROLE else State(WAIT, self.role[row])
             return STALL_PRIORITY, start, ready, self._position(waits)
-        claim = CLAIM_OF_KIND.get(kind)
+        claim = STATE_OF_KIND.get(kind)
         return None if claim is None else (claim.priority, start, end, self._position(claim.state))
 
     def _position(self, state: State) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commtrace.analysis.breakdown.partition import Partition, partition
-from commtrace.analysis.breakdown.states import BUBBLE, STATE_OF_KIND, OTHER, STALL_PRIORITY, TRANSFER, WAIT, State
+from commtrace.analysis.breakdown.states import BUBBLE, OTHER, STALL_PRIORITY, STATE_OF_KIND, TRANSFER, WAIT, State
 from commtrace.analysis.matching.match import RankMatches, match
 from commtrace.analysis.matching.roles import PIPELINE as PIPELINE_ROLE
 from commtrace.analysis.matching.roles import Roles, find_roles

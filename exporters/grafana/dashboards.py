@@ -107,6 +107,21 @@ def _overview() -> list[list[Panel]]:
         ],
         [
             lines(
+                "Critical path", "percentunit",
+                Query(
+                    _share("rate", "commtrace_critical_path_seconds_total", "rank, kind"), "rank {{rank}}: {{kind}}",
+                ),
+                stacked=True,
+                told="Share of the job's steps by rank and kind, the ten largest. Needs commtrace metrics RUN --serve.",
+            ),
+            lines(
+                "Lost time", "percentunit",
+                Query(_share("delta", "commtrace_lost_seconds", "part"), "{{part}}"), stacked=True,
+                told="Share of the job's steps: the ideal time, and each loss. Needs commtrace metrics RUN --serve.",
+            ),
+        ],
+        [
+            lines(
                 "Straggler score", "none", Query(score, "rank {{rank}} on {{node}}"),
                 told="Own work of a rank, as a multiple of what the ranks of its stage need. 1 is like the others.",
             ),
@@ -117,6 +132,12 @@ def _overview() -> list[list[Panel]]:
             ),
         ],
     ]  # fmt: skip
+
+
+def _share(function: str, series: str, labels: str) -> str:
+    """The ten largest of these labels, as shares of the whole."""
+    rate = f"{function}({series}{{{RUN}}}[$__rate_interval])"
+    return f"topk(10, sum by ({labels}) ({rate})) / ignoring ({labels}) group_left () sum({rate})"
 
 
 def _one_rank() -> list[list[Panel]]:

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from commtrace.analysis.breakdown.path_totals import PathTotals
+from commtrace.analysis.path_totals import PathTotals
 from commtrace.exporters.prometheus.endpoint import Endpoint
 from commtrace.exporters.prometheus.targets import file_name, reachable, replace_file
 
@@ -39,6 +39,16 @@ class PathCollector(Collector):
             node = totals.nodes.get(share.rank, "")
             seconds.add_metric([totals.run_id, str(share.rank), node, share.kind, share.role], share.ns / 1e9)
         yield seconds
+        if totals.lost is not None:
+            # No counter: a part can be below 0 in steps that would be longer without it.
+            lost = GaugeMetricFamily(
+                "commtrace_lost_seconds",
+                "Of the job's steps so far, the ideal time and what was lost to what; the sum is their length.",
+                labels=["run_id", "part"],
+            )
+            for name, ns in {"ideal_ns": totals.lost.ideal_ns, **totals.lost.costs_ns()}.items():
+                lost.add_metric([totals.run_id, name.removesuffix("_ns")], ns / 1e9)
+            yield lost
         run = (["run_id"], [totals.run_id])
         uncertain = CounterMetricFamily(
             "commtrace_critical_path_uncertain_seconds",

@@ -201,7 +201,8 @@ def _job_steps(run: Run, steps: Sequence[int]) -> tuple[dict[int, int], dict[int
             begins[step] = min(start, begins.get(step, start))
             if step not in ends or end > ends[step][1]:
                 ends[step] = (rank, end)
-    after = {step: ends[before][1] for before, step in pairwise(sorted(ends))}
+    in_time = sorted(ends, key=lambda step: ends[step][1])  # after a rollback, that is not the order of their numbers
+    after = {step: ends[before][1] for before, step in pairwise(in_time)}
     return {step: max(begins[step], after.get(step, _EVER)) for step in steps if step in begins}, ends
 
 

@@ -132,6 +132,22 @@ def told_apart(run: Run) -> Run:
     return replace(run, ranks=ranks)
 
 
+def without_last_attempts(run: Run) -> Run | None:
+    """Return what the same process did in repeated steps before their last attempts; None where no step was repeated.
+
+    Of three attempts the first two are left, so that a second call returns the first one alone.
+    """
+    run = told_apart(run)
+    kept = {rank: is_earlier(trace.spans.step) for rank, trace in run.ranks.items()}
+    if not any(rows.any() for rows in kept.values()):
+        return None
+    ranks = {}
+    for rank, trace in run.ranks.items():
+        spans = trace.spans.take(kept[rank])
+        ranks[rank] = replace(trace, spans=spans.replace(step=number_of(spans.step)))
+    return replace(run, ranks=ranks)
+
+
 def is_earlier(step: Int32) -> Bool:
     """Return of which rows the step was done once more by the same process."""
     return np.asarray(step <= _FIRST_EARLIER)

@@ -67,6 +67,11 @@ class LostTime:
         """By name, everything beyond the ideal."""
         return {field.name: getattr(self, field.name) for field in fields(self)[4:]}
 
+    def plus(self, other: LostTime) -> LostTime:
+        """Return the sum over the steps of both, which are of one job."""
+        names = [field.name for field in fields(self) if field.name != "gpus"]
+        return LostTime(gpus=self.gpus, **{name: getattr(self, name) + getattr(other, name) for name in names})
+
     def to_json(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 

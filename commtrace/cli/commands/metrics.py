@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commtrace.analysis.breakdown.path_totals import PathTotals
+from commtrace.analysis.path_totals import PathTotals
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.errors import CommtraceError, MissingExtraError, RunNotFoundError
 

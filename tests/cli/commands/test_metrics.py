@@ -40,6 +40,18 @@ def test_the_parts_are_those_of_the_summary_and_add_up_to_the_steps(recorded: Pa
     assert 'commtrace_critical_path_last_step{run_id="made-run"} 5.0' in result.stdout
 
 
+def test_the_lost_time_adds_up_to_the_steps(recorded: Path) -> None:
+    printed = runner.invoke(app, ["metrics", str(recorded)]).stdout
+    parts = dict(re.findall(r'^commtrace_lost_seconds\{part="(\w+)",run_id="made-run"\} (.*)$', printed, re.MULTILINE))
+    lost = summarise(recorded, "0:")["lost_time"]
+
+    assert set(parts) == {
+        *("ideal", "stragglers", "imbalance", "exposed_communication", "bubble", "input", "rest"),
+    }
+    assert sum(map(float, parts.values())) == pytest.approx(lost["steps_ns"] / 1e9)
+    assert float(parts["bubble"]) == pytest.approx(lost["bubble_ns"] / 1e9)
+
+
 def test_a_file_for_node_exporter_is_written_whole(recorded: Path, tmp_path: Path) -> None:
     printed = runner.invoke(app, ["metrics", str(recorded)]).stdout
 
@@ -63,6 +75,7 @@ def test_they_are_sent_as_otlp(recorded: Path, monkeypatch: pytest.MonkeyPatch) 
         "commtrace.critical.path.last.step",
         "commtrace.critical.path.steps",
         "commtrace.critical.path.uncertain",
+        "commtrace.lost",
     ]
     assert sum(point.as_double for point in points) == pytest.approx(
         summarise(recorded, "0:")["critical_path"]["ns"] / 1e9

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
+from commtrace.analysis.path_totals import PathTotals
+from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.grafana.dashboards import dashboards
 from commtrace.exporters.grafana.generate import DIRECTORY, dashboard_files
 from commtrace.exporters.grafana.panels import WIDTH
+from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector
 from commtrace.exporters.prometheus.rules import Timing, recording_rules
 from commtrace.exporters.prometheus.totals import StepTotals
@@ -36,6 +40,10 @@ def exported() -> set[str]:
     live.split = {("all_reduce", "dp"): Split(1, 1)}
     live.joins, live.stragglers = True, ({"rank": 1, "place": "ranks", "cause": "compute", "cost_ms_per_step": 1.0},)
     samples = {sample.name for family in RankCollector(live, totals).collect() for sample in family.samples}
+    run = PathTotals(".")
+    run.path, run.last_step = CriticalPath(1, (Share(0, "forward", "", 1, 0),)), 0
+    run.lost = LostTime(1, None, 1, 1, 0, 0, 0, 0, 0, 0)
+    samples |= {sample.name for family in PathCollector(run).collect() for sample in family.samples}
     return samples | {rule.record for rule in recording_rules(Timing())}
 
 

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
-from commtrace.analysis.breakdown.path_totals import PathTotals
+from commtrace.analysis.path_totals import PathTotals
+from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.exporters.grafana.dashboards import dashboards
 from commtrace.exporters.prometheus.critical_path import PathCollector
 from commtrace.exporters.prometheus.metrics import RankCollector
@@ -45,6 +46,7 @@ def test_every_metric_is_documented() -> None:
 
     totals_of_run = PathTotals(".")
     totals_of_run.path, totals_of_run.last_step = CriticalPath(1, (Share(0, "forward", "", 1, 0),)), 0
+    totals_of_run.lost = LostTime(1, None, 1, 1, 0, 0, 0, 0, 0, 0)
     names |= {sample.name for family in PathCollector(totals_of_run).collect() for sample in family.samples}
 
     assert sorted(first_cells("prometheus.md", r"`(commtrace_\w+)`")) == sorted(names)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
-from commtrace.analysis.breakdown.path_totals import PathTotals
 from commtrace.analysis.matched import match_run
+from commtrace.analysis.path_totals import PathTotals
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
 from commtrace.trace.files.writer import Row, SegmentWriter
@@ -19,6 +19,8 @@ from commtrace.trace.run import RankTrace, Run
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import mark
 
+SECOND = 1_000_000_000
+MS = 1_000_000
 _COLUMNS = [field.name for field in schema.SCHEMA if field.name != "detail"]
 
 
@@ -41,11 +43,14 @@ class Recording:
             ]
             self._writers[rank].write([*groups, mark("topology", {"coordinates": {"pp": rank}})])
 
-    def write(self, steps: range) -> None:
+    def write(self, steps: range, later_ns: int = 0) -> None:
         for rank, trace in self._run.ranks.items():
             rows = np.flatnonzero(np.isin(trace.spans.step, steps)).tolist()
             if rows:
-                self._writers[rank].write([_row(self._run, trace, at) for at in rows])
+                own = trace.spans
+                seq = np.where(own.seq >= 0, own.seq + later_ns // MS, own.seq)  # numbers go on after a rollback
+                spans = own.replace(start=own.start + later_ns, end=own.end + later_ns, seq=seq)
+                self._writers[rank].write([_row(self._run, replace(trace, spans=spans), at) for at in rows])
 
     def end(self) -> None:
         for writer in self._writers.values():
@@ -112,3 +117,33 @@ def test_a_run_that_is_not_there_yet_is_no_end(tmp_path: Path) -> None:
     recording.write(range(3))
 
     assert totals.read_on() == 2
+
+
+def test_every_attempt_of_a_step_counts_after_a_rollback(tmp_path: Path) -> None:
+    """Steps 2 and 3 are done again by the same processes, read at once or while they run."""
+    recording, totals = Recording(tmp_path), PathTotals(tmp_path)
+    recording.write(range(4))
+    looked = [totals.read_on()]
+    recording.write(range(2, 6), later_ns=SECOND)
+    looked.append(totals.read_on())
+    recording.end()
+    looked.append(totals.read_on())
+    at_once = PathTotals(tmp_path)
+    at_once.read_on()
+
+    assert looked == [3, 1 + 2 + 1, 1]  # then the first 3, the second 2 and 3 … and the newest at the end
+    assert (totals.path.num_steps, at_once.path.num_steps) == (8, 8)
+    assert sum(share.ns for share in totals.path.shares) == sum(share.ns for share in at_once.path.shares)
+    assert totals.last_step == 5
+
+
+def test_a_rollback_right_before_the_end_counts(tmp_path: Path) -> None:
+    recording, totals = Recording(tmp_path), PathTotals(tmp_path)
+    recording.write(range(5))
+    totals.read_on()
+    recording.write(range(2, 4), later_ns=SECOND)
+    totals.read_on()
+    recording.end()
+    totals.read_on()
+
+    assert totals.path.num_steps == 7

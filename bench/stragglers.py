@@ -389,8 +389,11 @@ def _moving(ranks: Sequence[int], steps: int, factor: float) -> list[str]:
 def _microbatches() -> Iterator[Case]:
     yield Case("one microbatch", "on all replicas", _with(PP4, "long-microbatch=3:3"), SEQUENCES)
     yield Case("one microbatch", "of one replica", _with(PP4, "long-microbatch=3-1:3"), SEQUENCES)
-    # A rank that is a replica: its microbatch is long, or it is slow in it; nothing tells the two from each other.
-    yield Case("one microbatch", "of one rank", _with(DP8, "long-microbatch=1-6:2"), SEQUENCES + COMPUTE)
+    yield Case("one microbatch", "of one rank", _with(DP8, "long-microbatch=1-6:2"), SEQUENCES)
+    late = _with(PP4, "long-microbatch=3-1:3@30:60")
+    yield Case("one microbatch", "of one replica, from step 30 on", late, SEQUENCES)
+    every = [f"long-microbatch={number}-1:1.3" for number in range(8)]
+    yield Case("one microbatch", "all of one replica", _with(PP4, *every, jitter=0.02), SEQUENCES)
     for sigma in (0.15, 0.3, 0.8):
         yield Case("sequences", f"scatter {sigma:.0%}", _with(DP8, f"sequence-imbalance={sigma}"), SEQUENCES)
     yield Case("sequences", "scatter 30 %, 4 stages", _with(PP4, "sequence-imbalance=0.3"), SEQUENCES)

@@ -45,6 +45,15 @@ LINKS: Final = Limits(share=1.0, least_ns=0.0, sigmas=2.5, clearly=1.0)
 FEWEST_TRANSFERS: Final = 8
 """Over a link, of a kind: of fewer it is not told how long they take."""
 
+LONG_MICROBATCH: Final = 0.2
+"""A microbatch is long whose forward and backward both take longer than is normal by this share."""
+
+FEW_MICROBATCHES: Final = 0.5
+"""A rank is slow in a few microbatches, which are long, if these are at most this share of all."""
+
+MOST_OF_EXCESS: Final = 0.8
+"""And if they have this share of what it works too long."""
+
 FAST_PERCENTILE: Final = 25
 """Of links, shares are taken of what the fast ones of a class take, as most may be slow, or one in its fast steps."""
 

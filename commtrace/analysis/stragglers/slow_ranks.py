@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTIL
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.cusum import drift
 from commtrace.analysis.stragglers.limits import DEPENDENCE, RECORDED, STRUCK
+from commtrace.analysis.stragglers.long_microbatches import SEQUENCES, LongMicrobatches, is_input_longer, replicas
 from commtrace.analysis.stragglers.normal import PAST, Judged, Work, judge
 from commtrace.trace.spans import Bool, Int64
 
@@ -26,6 +27,8 @@ RARE: Final = (DATA, GC, CHECKPOINT, EVALUATION)
 """Causes with spans of their own, which may strike in few steps only: their mean counts, that of work is a median."""
 SELDOM: Final = "seldom"
 """Work that takes far longer in some steps, of a rank that is as fast as the others in most: its mean counts, too."""
+MICROBATCHES: Final = "microbatches"
+"""Work on a few microbatches that are longer than those of others: their mean counts, too."""
 MEANT: Final = (CHECKPOINT, EVALUATION)
 """Of these, what a program does on purpose: once is enough to be told, if it costs enough."""
 
@@ -38,9 +41,9 @@ class SlowRank:
     """A rank and what it does beyond normal, ns per step; one that stands out in several things is several of these.
 
     Attributes:
-        excess_ns: of WORK and SELDOM by ``compute`` and ``unknown`` (outside of forward and backward), else by the
-            cause.
-        beyond: what it stands out in: WORK, SELDOM or one of RARE.
+        excess_ns: of WORK and SELDOM by ``compute``, or by longer input, and ``unknown`` (outside of forward and
+            backward), else by the cause.
+        beyond: what it stands out in: WORK, SELDOM, MICROBATCHES or one of RARE.
         normal_ns: normal work.
         told_by: what told normal.
         persistence: share of the steps in which its work is beyond normal by at least half as much as usual.
@@ -75,6 +78,7 @@ class SlowRanks:
         slow: largest excess first.
         rare_excess_ns: by cause and rank, beyond what is normal of the rare; of all ranks.
         seldom_ns: of each segment, by how much it is longer in a step in which its rank works far longer than usual.
+        microbatches: which of them are long.
         work, judged: the typical work of all ranks, and what it was found to be.
     """
 
@@ -82,6 +86,7 @@ class SlowRanks:
     slow: tuple[SlowRank, ...]
     rare_excess_ns: Mapping[str, Mapping[int, float]]
     seldom_ns: Float64
+    microbatches: LongMicrobatches
     work: Work
     judged: Judged
 
@@ -115,14 +120,41 @@ def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float], before_by: str
         in_work = [*_slow_in_work(bench, judged)]
         slow += in_work
         slow += _slow_seldom(bench, work, seldom, {one.rank for one in in_work})
+    microbatches = LongMicrobatches.of(bench)
+    slow = _with_long_microbatches(slow, microbatches)
     return SlowRanks(
         bench=bench,
         slow=tuple(sorted(slow, key=lambda one: -one.total_ns)),
         rare_excess_ns=rare_excess,
         seldom_ns=seldom,
+        microbatches=microbatches,
         work=work,
         judged=judged,
     )
+
+
+def _with_long_microbatches(slow: Sequence[SlowRank], microbatches: LongMicrobatches) -> list[SlowRank]:
+    """Say of replicas, all of whose ranks are slow because their input is longer, that this is the cause."""
+    bench = microbatches.bench
+    found = {one.rank: one for one in slow if one.beyond in (WORK, SELDOM)}
+    changed: dict[int, SlowRank] = {}
+    for ranks in replicas(bench.run):
+        if not found.keys() >= set(ranks):
+            continue
+        own = [found[rank] for rank in ranks]
+        if all(microbatches.holds(rank) for rank in ranks):
+            changed |= {
+                one.rank: replace(one, excess_ns={SEQUENCES: microbatches.excess_of_ns(one.rank)}, beyond=MICROBATCHES)
+                for one in own
+            }
+        elif len(ranks) > 1 and all(one.beyond == WORK for one in own) and is_input_longer(bench, ranks):
+            changed |= {
+                one.rank: replace(
+                    one, excess_ns={SEQUENCES: one.excess_ns["compute"], "unknown": one.excess_ns["unknown"]}
+                )
+                for one in own
+            }
+    return [changed.get(one.rank, one) if one.beyond in (WORK, SELDOM) else one for one in slow]
 
 
 def _slow_in_work(bench: Bench, judged: Judged) -> Iterator[SlowRank]:
@@ -188,7 +220,8 @@ def _works_longer(bench: Bench, rank: int) -> Bool:
 
 
 def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> Int64:
-    """Segment durations where these ranks work as is normal, each in these of WORK, SELDOM and RARE.
+    """Segment durations where these ranks work as is normal, each in these of WORK, SELDOM, MICROBATCHES
+    and RARE.
 
     A step in which a rank works no longer than is normal has nothing to mend.
     """
@@ -205,8 +238,10 @@ def at_normal_speed(found: SlowRanks, ranks: Mapping[int, Collection[str]]) -> I
             durations += np.where(chosen, values * ratio, values)
         else:
             durations += values
-    struck = np.isin(segments.rank, [rank for rank, causes in ranks.items() if SELDOM in causes])
-    return np.asarray(np.rint(np.where(struck, durations - found.seldom_ns, durations)), np.int64)
+    for cause, longer_ns in ((SELDOM, found.seldom_ns), (MICROBATCHES, found.microbatches.segment_ns)):
+        struck = np.isin(segments.rank, [rank for rank, causes in ranks.items() if cause in causes])
+        durations = np.where(struck, durations - longer_ns, durations)
+    return np.asarray(np.rint(durations), np.int64)
 
 
 def rare_ns(segments: Segments, cause: str) -> Int64:

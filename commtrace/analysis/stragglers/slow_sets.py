@@ -20,10 +20,12 @@ from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIM
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
+from commtrace.analysis.stragglers.long_microbatches import SEQUENCES, replicas_in_words
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST, Float64
 from commtrace.analysis.stragglers.prices import mean_ms, price_of
 from commtrace.analysis.stragglers.slow_ranks import (
     MEANT,
+    MICROBATCHES,
     RARE,
     SELDOM,
     SlowRank,
@@ -243,7 +245,10 @@ def _by_what_they_share(run: Run, slow: Sequence[SlowRank]) -> list[tuple[str, s
     found: list[tuple[str, str, list[SlowRank]]] = []
     left = list(slow)
     for beyond in dict.fromkeys(one.beyond for one in slow):
-        for place, ranks in _whole_places(run, [one for one in slow if one.beyond == beyond]):
+        # What the ranks of a replica share is their input, wherever they are.
+        for place, ranks in _whole_places(
+            run, [one for one in slow if one.beyond == beyond and one.cause != SEQUENCES]
+        ):
             found.append((place, beyond, ranks))
             left = [one for one in left if one not in ranks]
     causes: dict[tuple[str, str], list[SlowRank]] = {}
@@ -366,6 +371,8 @@ def _time_of(bench: Bench) -> tuple[int, int] | None:
 def _who(run: Run, key: _Key) -> str:
     if key.place == HOST:
         return f"host {run.ranks[key.ranks[0]].metadata.node} ({ranks_in_words(key.ranks)})"
+    if key.what == SEQUENCES:
+        return replicas_in_words(run, key.ranks)
     places = _on_hosts(run, key.ranks)
     return f"tensor-parallel group of {places}" if key.place == TENSOR_GROUP else places
 
@@ -382,6 +389,8 @@ def _on_hosts(run: Run, ranks: Sequence[int]) -> str:
 
 def _evidence(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], persistence: float) -> str:
     bench, first = found.bench, members[0]
+    if cause == SEQUENCES:
+        return _evidence_of_input(found, members)
     others = _COMPARED_WITH.get(first.told_by, _OTHERS)
     how_often = f"so in {round(persistence * bench.num_steps)} of {bench.num_steps} steps"
     if len(members) > 1:
@@ -405,6 +414,23 @@ def _evidence(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRa
     return (
         f"{_place(bench.run, first.rank)} needs {_details(bench, first)}: {first.excess_ns[first.cause] / 1e6:.1f} ms "
         f"per step more than {others}, which need {first.normal_ns / 1e6:.1f} ms (medians over steps); {how_often}."
+    )
+
+
+def _evidence_of_input(found: SlowRanks, members: Sequence[SlowRank]) -> str:
+    """What tells that the input of these ranks is longer, and they are not slow."""
+    ranks = sorted(member.rank for member in members)
+    where = f"on {ranks_in_words(ranks)}" + (" alike" if len(ranks) > 1 else "")
+    if members[0].beyond == MICROBATCHES:
+        longer = found.microbatches.in_words(ranks).capitalize()
+        return (
+            f"{longer} as on other ranks, in forward and in backward, {where}; the "
+            "other microbatches take no longer than elsewhere. So its input is longer, and its devices are not slow."
+        )
+    more = sorted(100 * member.total_ns / max(member.normal_ns, 1.0) for member in members)
+    return (
+        f"Forward and backward take {_range(more)} % longer than on the ranks that do the same work, {where}, and the "
+        "optimizer step takes no longer. So its input is longer, and its devices are not slow."
     )
 
 

@@ -11,9 +11,8 @@ from commtrace.analysis.replay.ideal import mean_segments
 from commtrace.analysis.replay.peers import Float64, grouped_median
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.stragglers.costs import Bench
+from commtrace.analysis.stragglers.long_microbatches import SEQUENCES
 from commtrace.analysis.stragglers.verdict import JOB, NEXT_STEP, Verdict
-
-_CAUSE: Final = "sequence_length_imbalance"
 
 _CORRELATION: Final = 0.7
 """Forward and backward of a microbatch lengthen together when its sequences do.
@@ -54,13 +53,13 @@ def uneven_sequences(bench: Bench) -> Verdict | None:
         rank=-1,
         host="",
         place=JOB,
-        cause=_CAUSE,
+        cause=SEQUENCES,
         who="no single rank: it moves",
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=bench.gpu_hours_per_day(cost),
         persistence=cost.persistence,
         evidence=evidence,
-        next_step=NEXT_STEP[_CAUSE],
+        next_step=NEXT_STEP[SEQUENCES],
     )
 
 

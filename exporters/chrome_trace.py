@@ -23,8 +23,8 @@ def write(outline: Mapping[str, Any], steps: Iterable[Mapping[str, Any]], output
     """Write steps of a timeline as Chrome trace events.
 
     Args:
-        outline: of :meth:`commtrace.analysis.breakdown.timeline.Timeline.outline`.
-        steps: of :meth:`commtrace.analysis.breakdown.timeline.Timeline.step`.
+        outline: of :meth:`commtrace.analysis.timeline.Timeline.outline`.
+        steps: of :meth:`commtrace.analysis.timeline.Timeline.step`.
         output: the file; an existing one is replaced.
 
     Returns:

@@ -1,6 +1,6 @@
 """A timeline as nested slices on tracks, which is what trace viewers draw: common to all their formats.
 
-The input is the plain data of :mod:`commtrace.analysis.breakdown.timeline`: its outline and any number of its steps.
+The input is the plain data of :mod:`commtrace.analysis.timeline`: its outline and any number of its steps.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from commtrace.analysis.breakdown.timeline import Timeline
+from commtrace.analysis.timeline import Timeline
 
 MOST_STEPS: Final = 10
 MOST_BYTES: Final = 24_000_000

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.breakdown.timeline import Timeline
+from commtrace.analysis.timeline import Timeline
 from commtrace.exporters import chrome_trace, perfetto
 from tests.pipeline_factory import PipelineJob
 

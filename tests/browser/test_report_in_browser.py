@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.breakdown.timeline import Timeline
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline.plan import plan_of, plan_timeline
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.timeline import Timeline
 from commtrace.trace.run import Run
 from commtrace.viewer.report import render
 from tests.factory import make_run, span

@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from commtrace.analysis.breakdown.timeline import Timeline
+from commtrace.analysis.timeline import Timeline
 from commtrace.exporters import chrome_trace
 from commtrace.trace.run import Run
 from tests.factory import make_run, span

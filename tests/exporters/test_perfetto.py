@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.breakdown.timeline import Timeline
+from commtrace.analysis.timeline import Timeline
 from commtrace.errors import ConfigurationError
 from commtrace.exporters import perfetto
 from commtrace.trace.run import Run

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from commtrace.analysis.breakdown.timeline import Timeline
+from commtrace.analysis.timeline import Timeline
 from commtrace.exporters.slices import Process, Sample, Slice, Track, Words, arrow_of, layers, processes
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span, stall

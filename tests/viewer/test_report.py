@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.breakdown.timeline import Timeline
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.timeline import Timeline
 from commtrace.trace.run import Run
 from commtrace.viewer.report import Page, render
 from tests.factory import make_run, span

@@ -1,4 +1,4 @@
-// The timeline: one row per rank, drawn on a canvas from the columns of commtrace/analysis/breakdown/timeline.py.
+// The timeline: one row per rank, drawn on a canvas from the columns of commtrace/analysis/timeline.py.
 "use strict";
 
 const GUTTER = 216;

@@ -11,12 +11,20 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Final
 
-from commtrace.analysis.hangs.liveness import wall_clock_ns
 from commtrace.trace import schema
-from commtrace.trace.run import Run
+from commtrace.trace.run import RankTrace, Run
 
 _EARLIEST_NS: Final = 10**18
 """2001. Imported traces without a wall clock count from some zero of their own."""
+
+
+def wall_clock_ns(trace: RankTrace, time_ns: int) -> int:
+    """Return an instant of the rank's own clock as epoch ns, by the last anchor before it."""
+    anchors = trace.anchors or (trace.metadata.anchor,)
+    anchor = max(
+        (one for one in anchors if one.monotonic_ns <= time_ns), key=lambda one: one.monotonic_ns, default=anchors[0]
+    )
+    return time_ns + anchor.realtime_ns - anchor.monotonic_ns
 
 
 def step_begin_ns(run: Run, step: int) -> int | None:

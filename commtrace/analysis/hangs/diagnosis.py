@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.analysis.clocks.align import align
+from commtrace.analysis.clocks.time_of_day import wall_clock_ns
 from commtrace.analysis.hangs.chain import find_chains
 from commtrace.analysis.hangs.findings import find_findings
 from commtrace.analysis.hangs.first_failure import find_first_failure
 from commtrace.analysis.hangs.flight_calls import FlightCall, describe_flight, fit_flight_calls, with_flight_calls
 from commtrace.analysis.hangs.last_activity import doing, own_frame
-from commtrace.analysis.hangs.liveness import Ending, find_endings, wall_clock_ns
+from commtrace.analysis.hangs.liveness import Ending, find_endings
 from commtrace.analysis.hangs.stops import HUNG, find_stops
 from commtrace.analysis.hangs.story import hang_sentences
 from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, find_arrivals, known_groups

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from commtrace.analysis.clocks.time_of_day import wall_clock_ns
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
 from commtrace.trace.run import RankTrace, Run
 
@@ -115,12 +116,3 @@ def _allowed_ns(trace: RankTrace) -> int:
 def last_word_ns(trace: RankTrace) -> int | None:
     """Epoch ns of the latest instant of which the rank's files tell."""
     return None if trace.last_written_ns is None else wall_clock_ns(trace, trace.last_written_ns)
-
-
-def wall_clock_ns(trace: RankTrace, time_ns: int) -> int:
-    """An instant of the rank's own clock as epoch ns, by the last anchor before it."""
-    anchors = trace.anchors or (trace.metadata.anchor,)
-    anchor = max(
-        (one for one in anchors if one.monotonic_ns <= time_ns), key=lambda one: one.monotonic_ns, default=anchors[0]
-    )
-    return time_ns + anchor.realtime_ns - anchor.monotonic_ns

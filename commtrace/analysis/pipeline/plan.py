@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from commtrace.analysis.breakdown.timeline import BUBBLE, rank_label
 from commtrace.analysis.keys import pack
 from commtrace.analysis.replay.edges import worked_before
 from commtrace.analysis.replay.ideal import mean_segments
 from commtrace.analysis.replay.program import Program, stage_of
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
+from commtrace.analysis.timeline import BUBBLE, rank_label
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from commtrace.analysis.breakdown.timeline import Timeline
 from commtrace.analysis.steps.window import load_window
+from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import PlainConsole
 from commtrace.cli.units import duration

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from commtrace.analysis.breakdown.timeline import Timeline
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.pipeline.plan import plan_of, plan_timeline
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.summary import summarise_analysis
+from commtrace.analysis.timeline import Timeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.viewer.report import MOST_STEPS, render
 

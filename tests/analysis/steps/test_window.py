@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commtrace.analysis.breakdown.timeline import Timeline
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.communication.table import communication_table
 from commtrace.analysis.steps.window import load_window
+from commtrace.analysis.timeline import Timeline
 from commtrace.errors import ConfigurationError
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, span, stall

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from commtrace.analysis.breakdown.timeline import Timeline, members, rank_label
 from commtrace.analysis.chain import analyse
+from commtrace.analysis.timeline import Timeline, members, rank_label
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob

@@ -103,11 +103,11 @@ class Agreement:
             return None if is_patient and not have_arrived else self._announce(store)
         if not store.check([_PREFIX]):
             return None
-        told = _parsed(store.get(_PREFIX))
-        if told is None or told.round < (self._round or 0) or told.world_size != self._world_size:
+        announced = _parsed(store.get(_PREFIX))
+        if announced is None or announced.round < (self._round or 0) or announced.world_size != self._world_size:
             return None
-        store.add(f"{_PREFIX}/heard/{told.round}", 1)
-        return Agreed(told.run_id, told.attempt)
+        store.add(f"{_PREFIX}/heard/{announced.round}", 1)
+        return Agreed(announced.run_id, announced.attempt)
 
     def not_heard_of(self, store: Store) -> int:
         """Return how many ranks do not have what rank 0 has said; 0 on other ranks, which need not know."""
@@ -141,7 +141,7 @@ class Agreement:
 
 
 def _raised(store: Store, key: str, number: int) -> int:
-    """Return the greatest number that any rank has told, this one included."""
+    """Return the greatest number that any rank has announced, this one included."""
     held = _number(store.compare_set(key, "", str(number)))
     while held < number:
         held = _number(store.compare_set(key, str(held), str(number)))
@@ -164,5 +164,5 @@ def _parsed(value: bytes) -> _Announcement | None:
         return None
     if not isinstance(fields, list) or [type(field) for field in fields] != [int, int, int, str]:
         return None
-    told = _Announcement(*fields)
-    return told if told.attempt >= 0 and is_run_id(told.run_id) else None
+    announced = _Announcement(*fields)
+    return announced if announced.attempt >= 0 and is_run_id(announced.run_id) else None

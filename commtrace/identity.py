@@ -152,8 +152,8 @@ class Identity:
         # The first one that is seen: a job may give up its group and go on as a smaller one meanwhile.
         place = self._first_place = self._first_place or place or current_place()
         if place is None:
-            told = launchers.position(self._environment)
-            return self._on_its_own(Place(0, 1) if told is None else Place(told.rank, told.world_size))
+            launched = launchers.position(self._environment)
+            return self._on_its_own(Place(0, 1) if launched is None else Place(launched.rank, launched.world_size))
         if place.world_size == 1 or place.backend == _SIMULATED:
             return self._on_its_own(place)
         store = _default_store()
@@ -191,11 +191,11 @@ class Identity:
 
     def _local_rank(self, place: Place, store: Store | None) -> int:
         """As the launcher says. A process whose rank is not the launcher's takes a number among those of its host."""
-        told = launchers.position(self._environment)
-        if told is None or told[:2] != place[:2]:
-            told = launchers.position(os.environ)  # a script may have set them for itself
-        if told is not None and told[:2] == place[:2] and told.local_rank is not None:
-            return told.local_rank
+        launched = launchers.position(self._environment)
+        if launched is None or launched[:2] != place[:2]:
+            launched = launchers.position(os.environ)  # a script may have set them for itself
+        if launched is not None and launched[:2] == place[:2] and launched.local_rank is not None:
+            return launched.local_rank
         if store is None or self._agreement is None:
             return 0
         try:

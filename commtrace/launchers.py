@@ -62,12 +62,12 @@ def position(environment: Mapping[str, str]) -> Position | None:
     A script may set RANK and WORLD_SIZE itself from its launcher's variables, without LOCAL_RANK: what is missing is
     taken from a launcher that says the same rank and size.
     """
-    told = [place for variables in _LAUNCHERS if (place := _place(variables, environment)) is not None]
-    if not told:
+    found = [place for variables in _LAUNCHERS if (place := _place(variables, environment)) is not None]
+    if not found:
         return None
-    same = [place for place in told if place[:2] == told[0][:2]]
+    same = [place for place in found if place[:2] == found[0][:2]]
     return Position(
-        *told[0][:2],
+        *found[0][:2],
         next((place.local_rank for place in same if place.local_rank is not None), None),
         next((place.local_world_size for place in same if place.local_world_size is not None), None),
     )
@@ -75,8 +75,8 @@ def position(environment: Mapping[str, str]) -> Position | None:
 
 def local_rank(environment: Mapping[str, str]) -> int | None:
     """Return the number of this process on its node; None if no launcher says it."""
-    told = position(environment)
-    return _number(environment.get("LOCAL_RANK")) if told is None else told.local_rank
+    found = position(environment)
+    return _number(environment.get("LOCAL_RANK")) if found is None else found.local_rank
 
 
 def job_name(environment: Mapping[str, str]) -> str:

@@ -146,10 +146,10 @@ def _begin_span(name: str) -> Callable[[], None] | None:
     return None if opened is None else functools.partial(tracer.leave_aside, opened)
 
 
-def _count(told: dict[str, float]) -> None:
+def _count(counts: dict[str, float]) -> None:
     session = _current
     if session is not None:
-        session.tracer.count({name: float(number) for name, number in told.items() if number})
+        session.tracer.count({name: float(number) for name, number in counts.items() if number})
 
 
 def _failed(error: Exception) -> None:

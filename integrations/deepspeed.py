@@ -58,14 +58,14 @@ class Accumulation:
         forwards: of the pipeline's current batch.
         backwards: of the pipeline's current batch.
         direct_backward: the span of a ``loss.backward()`` that DeepSpeed was not asked for but noticed.
-        told: how many micro-steps the accumulation had when the tracer was told of the engine; 0 before that.
+        announced: micro-steps of the accumulation when the engine was announced to the tracer; 0 before that.
     """
 
-    __slots__ = ("backwards", "begun", "direct_backward", "finished", "forwards", "microbatch", "told")
+    __slots__ = ("announced", "backwards", "begun", "direct_backward", "finished", "forwards", "microbatch")
 
     def __init__(self) -> None:
         self.begun = self.finished = False
-        self.microbatch = self.forwards = self.backwards = self.told = 0
+        self.microbatch = self.forwards = self.backwards = self.announced = 0
         self.direct_backward: Span | None = None
 
 
@@ -135,7 +135,7 @@ class DeepSpeedIntegration:
 
     def _read_groups(self, engine: Any) -> None:
         """Tell the tracer what this engine's groups are for and, of the engine that begins the steps, the topology."""
-        self._accumulation(engine).told = engine.gradient_accumulation_steps()
+        self._accumulation(engine).announced = engine.gradient_accumulation_steps()
         roles = group_roles(engine)
         for group, role in roles:
             self._tracer.set_role(group, role)
@@ -252,7 +252,7 @@ class DeepSpeedIntegration:
             self._tracer.set_topology({"step_numbers": "DeepSpeed's global_steps"})
         elif leader is not engine:
             return
-        if self._accumulation(engine).told != engine.gradient_accumulation_steps():
+        if self._accumulation(engine).announced != engine.gradient_accumulation_steps():
             self._read_groups(engine)  # It was made before we came, or its batch size has been changed.
         # An engine that went back to an earlier checkpoint, or a second one, must not number steps twice.
         # The engine counts a step at its end, and logs that number.

@@ -68,19 +68,19 @@ def topology(engine: Any, roles: list[tuple[ProcessGroup, str]]) -> dict[str, An
     """Coordinates of this rank, sizes of every dimension, ZeRO stage, schedule, and DeepSpeed's version."""
     coordinates = dict.fromkeys(("tp", "pp", "dp"), 0)
     sizes = dict.fromkeys(("tp", "pp", "dp"), 1)
-    told: dict[str, Any] = {}
+    topology: dict[str, Any] = {}
     for dimension in _DIMENSIONS:
         group = next((group for group, role in roles if role == dimension), None)
         if group is not None:
             coordinates[dimension], sizes[dimension] = int(group.rank()), int(group.size())
     if roles:
-        told = {"coordinates": coordinates, "parallel": sizes}
+        topology = {"coordinates": coordinates, "parallel": sizes}
     compiled = getattr(engine, "is_deepcompile_enabled", None)
     if compiled is not None and compiled():
-        told["not_visible"] = ["What graphs compiled by DeepCompile communicate: it is issued in C++."]
+        topology["not_visible"] = ["What graphs compiled by DeepCompile communicate: it is issued in C++."]
     stages = int(getattr(engine, "num_stages", 1))
     return {
-        **told,
+        **topology,
         "framework": {"name": "deepspeed", "version": _version()},
         "schedule": "1f1b" if stages > 1 else "no pipelining",
         "stages": stages,

@@ -165,9 +165,9 @@ def _parameter_groups(state: Any) -> list[Any]:
 
 
 def _tell(tracer: Tracer, groups: list[tuple[Any, str]]) -> None:
-    told: set[int] = set()
+    seen: set[int] = set()
     for group, role in groups:
-        if group is not None and id(group) not in told:
-            told.add(id(group))
+        if group is not None and id(group) not in seen:
+            seen.add(id(group))
             tell_dimension(tracer, tell_role(tracer, group, role), group.rank(), group.size())
     tell_framework(tracer, "FSDP")

@@ -188,7 +188,7 @@ class MegatronIntegration:
         self._read_groups()
         self._wrap_optimizers()
         self._read_arguments(arguments)
-        self._tell_schedule(schedule, arguments)
+        self._report_schedule(schedule, arguments)
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -213,20 +213,20 @@ class MegatronIntegration:
         # Of a pipeline of several modules, only the communicator knows the stages of the whole.
         self._stage = getattr(communicator, "current_stage", self._stage)
 
-    def _tell_schedule(self, schedule: str, arguments: Mapping[str, Any]) -> None:
+    def _report_schedule(self, schedule: str, arguments: Mapping[str, Any]) -> None:
         model = arguments.get("model")
         parallel_state = self._parallel_state
         pipeline = parallel_state is not None and parallel_state.model_parallel_is_initialized()
         stages = parallel_state.get_pipeline_model_parallel_world_size() if pipeline and parallel_state else 1
-        told = {
+        topology = {
             "schedule": _SCHEDULES[schedule],
             "stages": int(getattr(arguments.get("p2p_communicator"), "total_stages", stages)),
             "chunks": len(model) if isinstance(model, Sequence) else 1,
             "microbatches": arguments.get("num_microbatches", schema.NOT_APPLICABLE),
         }
-        if told != self._schedule:
-            self._schedule = told
-            self._tracer.set_topology({**told, "framework": framework()})
+        if topology != self._schedule:
+            self._schedule = topology
+            self._tracer.set_topology({**topology, "framework": framework()})
 
     def _time_finalization(self, model: Any) -> Callable[[], None]:
         """Have what the schedule calls after the last backward be a phase.

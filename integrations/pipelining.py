@@ -56,7 +56,7 @@ class PipeliningIntegration:
         self._tracer = tracer
         self._hooks = Hooks(PART, tracer)
         self._chunks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._told: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
         self._evaluations = 0
 
     def install(self) -> None:
@@ -85,8 +85,8 @@ class PipeliningIntegration:
         return self._hooks.around(begin, lambda begun, result: None)(original)
 
     def _begin_iteration(self, schedule: Any) -> None:
-        if schedule not in self._told:
-            self._told.add(schedule)
+        if schedule not in self._announced:
+            self._announced.add(schedule)
             self._tell(schedule)
         if getattr(schedule, "_has_backward", True):
             self._tracer.steps.iteration_begins()

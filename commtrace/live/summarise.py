@@ -83,14 +83,14 @@ class _Stood:
 
 
 def summarise(
-    window: StepWindow, rank: LiveRank, told: Sequence[Mapping[str, Any]], breath: Breath
+    window: StepWindow, rank: LiveRank, extras: Sequence[Mapping[str, Any]], breath: Breath
 ) -> list[StepSummary]:
     """Return the summaries of some steps.
 
     Args:
         window: around them.
         rank: whose they are.
-        told: of each step the fields of :class:`StepSummary` that spans do not tell.
+        extras: of each step the fields of :class:`StepSummary` that spans do not tell.
         breath: taken on the way.
     """
     chosen = _relevant(window)
@@ -131,7 +131,7 @@ def summarise(
             start_ns=start[at],
             duration_ns=wall[at],
             collectives=tuple(collectives[at]),
-            **told[at],
+            **extras[at],
         )
         for at in range(count)
     ]
@@ -157,7 +157,7 @@ class _Parts:
         return cls(ns[:, phases].tolist(), data, checkpoint, gc, ns[:, standing].sum(axis=1).tolist())
 
 
-def _summary(parts: _Parts, at: int, operations: tuple[OperationSummary, ...], **told: Any) -> StepSummary:
+def _summary(parts: _Parts, at: int, operations: tuple[OperationSummary, ...], **extras: Any) -> StepSummary:
     exposed = _exposed_by_role(operations)
     bubble = sum(one.stalled_ns for one in operations if one.is_pipeline_transfer)
     standing = sum(exposed.values()) + bubble
@@ -170,9 +170,9 @@ def _summary(parts: _Parts, at: int, operations: tuple[OperationSummary, ...], *
         data_ns=data,
         checkpoint_ns=checkpoint,
         gc_ns=gc,
-        other_ns=told["duration_ns"] - sum(compute) - standing - data - checkpoint - gc,
+        other_ns=extras["duration_ns"] - sum(compute) - standing - data - checkpoint - gc,
         operations=operations,
-        **told,
+        **extras,
     )
 
 

@@ -34,7 +34,7 @@ def fetch(url: str, **parameters: str) -> str:
     """
     try:
         with urllib.request.urlopen(_request(url, parameters), timeout=_SECONDS) as answer:
-            told: bytes = answer.read(_MOST_BYTES + 1)
+            content: bytes = answer.read(_MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
         error.close()  # its body, that is
         why = " (credentials: http://USER:PASSWORD@HOST:PORT/…)" if error.code == 401 else ""
@@ -43,11 +43,11 @@ def fetch(url: str, **parameters: str) -> str:
         raise MetricsError(
             f"{redacted_url(url)} does not answer: {http_reason(error)}. Is the job running, the address right?"
         ) from error
-    if len(told) > _MOST_BYTES:
+    if len(content) > _MOST_BYTES:
         raise MetricsError(
             f"{redacted_url(url)} answers more than {_MOST_BYTES:,} bytes: those are no metrics of a job."
         )
-    return told.decode("utf-8", errors="replace")
+    return content.decode("utf-8", errors="replace")
 
 
 def _request(url: str, parameters: Mapping[str, str]) -> urllib.request.Request:

@@ -127,18 +127,18 @@ def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
     first = spans[0]
     scope = first.instrumentation_scope
     named = {"name": scope.name, "version": scope.version} if scope is not None else {}
-    told = {
+    encoded = {
         "scope": {key: word for key, word in named.items() if word},
         "spans": [_span(span) for span in spans],
     }
     resource = {"attributes": _attributes(first.resource.attributes)}
-    return {"resourceSpans": [{"resource": resource, "scopeSpans": [told]}]}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [encoded]}]}
 
 
 def _span(span: ReadableSpan) -> dict[str, Any]:
     context = span.get_span_context()
     assert context is not None, "every span here has a context"
-    told: dict[str, Any] = {
+    encoded: dict[str, Any] = {
         "traceId": f"{context.trace_id:032x}",
         "spanId": f"{context.span_id:016x}",
         "name": span.name,
@@ -150,19 +150,19 @@ def _span(span: ReadableSpan) -> dict[str, Any]:
         "flags": _flags(span.parent),
     }
     if span.parent is not None:
-        told["parentSpanId"] = f"{span.parent.span_id:016x}"
+        encoded["parentSpanId"] = f"{span.parent.span_id:016x}"
     if span.links:
-        told["links"] = [_link(link) for link in span.links]
-    return told
+        encoded["links"] = [_link(link) for link in span.links]
+    return encoded
 
 
 def _link(link: Link) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    encoded: dict[str, Any] = {
         "traceId": f"{link.context.trace_id:032x}",
         "spanId": f"{link.context.span_id:016x}",
         "flags": _flags(link.context),
     }
-    return {**told, "attributes": _attributes(link.attributes)} if link.attributes else told
+    return {**encoded, "attributes": _attributes(link.attributes)} if link.attributes else encoded
 
 
 def _flags(other: SpanContext | None) -> int:

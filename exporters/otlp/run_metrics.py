@@ -25,9 +25,9 @@ class RunMetrics:
 
     def send(self, families: Iterable[Metric], run_id: str) -> bool:
         """Send what a Prometheus collector tells, and return whether it was taken."""
-        told = Resource.create({"commtrace.run.id": run_id, "service.instance.id": run_id})
-        named = {} if _has_name(told) else {SERVICE_NAME: "commtrace"}
-        resource = told.merge(Resource(named))
+        detected = Resource.create({"commtrace.run.id": run_id, "service.instance.id": run_id})
+        named = {} if _has_name(detected) else {SERVICE_NAME: "commtrace"}
+        resource = detected.merge(Resource(named))
         return self._sink.export(metrics_data(families, None, resource, self._start_ns, time.time_ns()))
 
 

@@ -63,7 +63,7 @@ class RankCollector(Collector):
         for phase, spent in totals.compute_ns.items():
             compute.add_metric([phase], spent / 1e9)
         yield compute
-        for name, spent, told in (
+        for name, spent, description in (
             ("bubble", totals.bubble_ns, "Stalls on pipeline neighbours, the transfers themselves included."),
             ("data", totals.data_ns, "Waiting for input."),
             ("checkpoint", totals.checkpoint_ns, "Saving checkpoints."),
@@ -71,7 +71,7 @@ class RankCollector(Collector):
             ("other", totals.other_ns, "Time of steps that no span explains."),
             ("work", totals.work_ns, "Steps without waiting for others and without checkpoints: the rank's own time."),
         ):
-            yield CounterMetricFamily(f"commtrace_{name}_seconds", told, spent / 1e9)
+            yield CounterMetricFamily(f"commtrace_{name}_seconds", description, spent / 1e9)
         yield from self._of_run()
         for name in COUNTS:
             if name in totals.counts:
@@ -205,13 +205,13 @@ class RankCollector(Collector):
         slow.
         """
         metadata = self._rank.metadata
-        told = {
+        about_run = {
             "directory": str(self._rank.directory.absolute()),
             "attempt": str(metadata.attempt),
             "version": metadata.versions.get("commtrace", ""),
         }
-        info = GaugeMetricFamily("commtrace_run_info", "1; where the files of the run are.", labels=list(told))
-        info.add_metric(list(told.values()), 1)
+        info = GaugeMetricFamily("commtrace_run_info", "1; where the files of the run are.", labels=list(about_run))
+        info.add_metric(list(about_run.values()), 1)
         yield info
         phase = self._rank.phase()
         pauses = GaugeMetricFamily(

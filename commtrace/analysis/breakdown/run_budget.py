@@ -134,7 +134,7 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
     begin = min(own.begin for attempt in attempts for own in attempt.values())
     end = max(own.end for attempt in attempts for own in attempt.values())
     kept_below = _kept_below(attempts)
-    told = all(own.is_numbered for attempt in attempts for own in attempt.values())
+    is_numbered = all(own.is_numbered for attempt in attempts for own in attempt.values())
     ranks = {
         rank: Parts(*divide(_claims(rank, attempts, kept_below, begin), begin, end))
         for rank in sorted(set[int]().union(*attempts))
@@ -150,7 +150,7 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
         job=Parts(*apportion(sums, len(ranks))),
         ranks=ranks,
         attempts=len(attempts),
-        repeated_steps=len(repeated) if told or len(attempts) == 1 else None,
+        repeated_steps=len(repeated) if is_numbered or len(attempts) == 1 else None,
     )
 
 

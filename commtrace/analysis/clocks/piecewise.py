@@ -43,11 +43,11 @@ class Begin(NamedTuple):
     def is_sure(self, times: Int64, steps: Int32) -> Bool:
         """Of which of these readings it is known which part they are of."""
         lowest, highest = self.unsure
-        told = np.asarray((times < lowest) | (times > highest))
+        is_past = np.asarray((times < lowest) | (times > highest))
         if self.back_in is None or self.back_in[0] < 0:
-            return told
+            return is_past
         first, last = self.back_in
-        return told | ((steps >= 0) & ((steps < first) | (steps > last)))
+        return is_past | ((steps >= 0) & ((steps < first) | (steps > last)))
 
 
 class PiecewiseClock(NamedTuple):

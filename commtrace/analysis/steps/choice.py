@@ -46,12 +46,12 @@ class StepChoice:
             "count": len(self.used),
             "left_out": [
                 {"first": steps[0], "last": steps[-1], "count": len(steps), "reason": reason}
-                for reason, group in groupby(self._told(), key=lambda step: self.left_out[step])
+                for reason, group in groupby(self._left_out_steps(), key=lambda step: self.left_out[step])
                 if (steps := list(group))
             ],
         }
 
-    def _told(self) -> list[int]:
+    def _left_out_steps(self) -> list[int]:
         """Without the steps between those in detail: one range for each of these would be no help."""
         return [step for step, reason in self.left_out.items() if reason != DURATION_ONLY]
 

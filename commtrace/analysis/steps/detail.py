@@ -93,24 +93,30 @@ def _triggers(run: Run) -> list[dict[str, Any]]:
     """Requests, in the order of their steps, each with the ranks that saw it too late to begin with the others."""
     seen: dict[str, dict[str, Any]] = {}
     for trace in run.ranks.values():
-        for told in trace.triggers:
+        for trigger in trace.triggers:
             one = seen.setdefault(
-                told["id"],
-                {"id": told["id"], "first": told["first"], "end": told["end"], "by": told.get("by", ""), "late": {}},
+                trigger["id"],
+                {
+                    "id": trigger["id"],
+                    "first": trigger["first"],
+                    "end": trigger["end"],
+                    "by": trigger.get("by", ""),
+                    "late": {},
+                },
             )
-            if told.get("late"):
-                one["late"][str(trace.rank)] = told["seen_at_step"]
+            if trigger.get("late"):
+                one["late"][str(trace.rank)] = trigger["seen_at_step"]
     return sorted(seen.values(), key=lambda one: (one["first"], one["id"]))
 
 
 def _discarded(traces: Iterable[RankTrace]) -> dict[str, Any] | None:
-    told: list[Mapping[str, Any]] = [trace.discarded for trace in traces if trace.discarded]
-    if not told:
+    discarded: list[Mapping[str, Any]] = [trace.discarded for trace in traces if trace.discarded]
+    if not discarded:
         return None
     return {
-        "ranks": len(told),
-        "segments": sum(one["segments"] for one in told),
-        "bytes": sum(one["bytes"] for one in told),
-        "last_step": max(one["last_step"] for one in told),
-        "at_ns": max(one["at_ns"] for one in told),
+        "ranks": len(discarded),
+        "segments": sum(one["segments"] for one in discarded),
+        "bytes": sum(one["bytes"] for one in discarded),
+        "last_step": max(one["last_step"] for one in discarded),
+        "at_ns": max(one["at_ns"] for one in discarded),
     }

@@ -72,12 +72,12 @@ def _durations(trace: RankTrace) -> np.ndarray:
 def _last_report(trace: RankTrace) -> tuple[int, int] | None:
     """Return a step that the rank was in, and when, ns since the epoch."""
     rows = np.flatnonzero(trace.spans.kind == schema.STEP)
-    told = list(trace.progress)
+    reported = list(trace.progress)
     if len(rows):
         last = rows[np.argmax(trace.spans.step[rows])]
-        told.append((int(trace.spans.step[last]) + 1, int(trace.spans.end[last])))
-    if not told:
+        reported.append((int(trace.spans.step[last]) + 1, int(trace.spans.end[last])))
+    if not reported:
         return None
-    step, at = max(told)
+    step, at = max(reported)
     anchor = (trace.metadata.anchor, *trace.anchors)[-1]
     return step, at - anchor.monotonic_ns + anchor.realtime_ns

@@ -16,7 +16,7 @@ def unreached_steps(run: Run) -> str | None:
     Returns:
         A sentence; None where steps were recorded, or where nobody asked for particular ones.
     """
-    asked = {str(told["steps"]) for trace in run.ranks.values() if "steps" in (told := trace.recording)}
+    asked = {str(options["steps"]) for trace in run.ranks.values() if "steps" in (options := trace.recording)}
     recorded = any((trace.spans.kind == schema.STEP).any() for trace in run.ranks.values())
     latest = max((step for trace in run.ranks.values() for step, _ in trace.progress), default=-1)
     if recorded or len(asked) != 1:

@@ -62,8 +62,8 @@ def device_evidence(run: Run, rank: int, within: tuple[int, int] | None = None) 
     is_throttled = held_down and clock is not None and could_be is not None and clock < _SLOWER * could_be
     state = [part for part in (_clock(own, clock, usual_clock, reasons), *_conditions(own, others)) if part]
     sentences = (("Its device: ", state), ("Its errors: ", [*_errors(own)]))
-    told = " ".join(f"{begin}{'; '.join(parts)}." for begin, parts in sentences if parts)
-    return DeviceEvidence(is_throttled, told, own[-1].serial) if told else None
+    sentence = " ".join(f"{begin}{'; '.join(parts)}." for begin, parts in sentences if parts)
+    return DeviceEvidence(is_throttled, sentence, own[-1].serial) if sentence else None
 
 
 def _read(trace: RankTrace, within: tuple[int, int] | None) -> Sequence[DeviceState]:
@@ -96,16 +96,16 @@ def _errors(own: Sequence[DeviceState]) -> Iterator[str]:
         ("nvlink_errors", "NVLink errors"),
         ("pcie_replays", "PCIe replays"),
     ):
-        told = [count for state in own if (count := getattr(state, field)) is not None]
-        if told and told[-1]:
-            yield f"{told[-1]} {words}, {max(told[-1] - told[0], 0)} of them during the run"
+        counts = [count for state in own if (count := getattr(state, field)) is not None]
+        if counts and counts[-1]:
+            yield f"{counts[-1]} {words}, {max(counts[-1] - counts[0], 0)} of them during the run"
 
 
 def _typical(states: Sequence[DeviceState], field: str) -> float | None:
-    told = [value for state in states if (value := getattr(state, field)) is not None]
-    return float(median(told)) if told else None
+    values = [value for state in states if (value := getattr(state, field)) is not None]
+    return float(median(values)) if values else None
 
 
 def _typical_of_others(others: Sequence[Sequence[DeviceState]], field: str) -> float | None:
-    told = [value for states in others if (value := _typical(states, field)) is not None]
-    return float(median(told)) if told else None
+    values = [value for states in others if (value := _typical(states, field)) is not None]
+    return float(median(values)) if values else None

@@ -33,5 +33,5 @@ def keep_out(ranks: Iterable[RankMetadata], job: Iterable[RankMetadata]) -> str:
 
 
 def _kubernetes_node(rank: RankMetadata) -> str:
-    told = rank.environment.get(KUBERNETES_NODE)
-    return told or f"$(kubectl get pod {rank.host} -o jsonpath='{{.spec.nodeName}}')"
+    node = rank.environment.get(KUBERNETES_NODE)
+    return node or f"$(kubectl get pod {rank.host} -o jsonpath='{{.spec.nodeName}}')"

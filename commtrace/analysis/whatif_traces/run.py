@@ -40,8 +40,8 @@ def whatif_trace_of(run: Run) -> WhatIfTrace:
     """
     if not is_whatif_run(run) or len(run.ranks) != run.world_size:
         raise TraceFormatError(f"{run.path} is no complete run made by `commtrace import whatif`.")
-    told = next(iter(run.ranks.values())).topology[_TOPOLOGY_KEY]
-    stages = int(told["pp_size"])
+    study = next(iter(run.ranks.values())).topology[_TOPOLOGY_KEY]
+    stages = int(study["pp_size"])
     types: list[str] = []
     parts = [_rows_of_rank(run, trace, types) for trace in run.ranks.values()]
     optype, stage, seq, chunk, dp_rank, rank, step, start, duration = (
@@ -58,7 +58,7 @@ def whatif_trace_of(run: Run) -> WhatIfTrace:
     names: npt.NDArray[Any] = np.array(types)[optype]
     in_phase = np.isin(types, ("forward-compute", "backward-compute"))[optype]
     return WhatIfTrace(
-        sizes={name: int(value) for name, value in told.items() if name != "seq_stride"},
+        sizes={name: int(value) for name, value in study.items() if name != "seq_stride"},
         steps=steps.astype(np.int64),
         copies=len(steps) * len(np.unique(dp_rank)),
         optype=names[order],
@@ -131,11 +131,11 @@ def _rows_of_rank(run: Run, trace: RankTrace, types: list[str]) -> _Rows:
     )
 
 
-def _types(run: Run, trace: RankTrace, types: list[str], told: Int64) -> Int64:
+def _types(run: Run, trace: RankTrace, types: list[str], columns: Int64) -> Int64:
     """Of each row: the position of its type in ``types``, to which new ones are added."""
-    example, which = grouped(pack([numbered(column) for column in told]))
+    example, which = grouped(pack([numbered(column) for column in columns]))
     codes = []
-    for kind, group, name in told[:, example].T.tolist():
+    for kind, group, name in columns[:, example].T.tolist():
         word = run.names[name]
         if kind in (schema.P2P, schema.COLLECTIVE) and group not in trace.groups:
             raise TraceFormatError(f"{run.path}: rank {trace.rank} does not tell the group of some communications.")

@@ -1,8 +1,8 @@
 """Communication whose bytes cannot be read: a tensor of a kind that nobody has thought of, for one.
 
-It is recorded all the same, with its number, its group and its times; its bytes are :data:`UNKNOWN_BYTES`. Nothing of
-the capture stops, and the ranks' numbers stay equal. Once per operation it is told in the log and in the run's files;
-how often it happened, the rows say.
+It is recorded all the same, with its number, its group and its times; its bytes are :data:`UNKNOWN_BYTES`. The capture
+goes on, and the ranks' numbers stay equal. The log and the run's files report it once per operation; the rows show how
+often it happened.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Unmeasured:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def __call__(self, operation: Operation, arguments: tuple[Any, ...], error: Exception) -> Payload:
         """Return the payload, of which the dtype and one tensor may be known. ``arguments`` are those of the call."""
-        if operation.name not in self._told:
-            self._told.add(operation.name)
+        if operation.name not in self._reported:
+            self._reported.add(operation.name)
             self._guard.noticed(
                 f"the bytes of {operation.name} cannot be read ({type(error).__name__}: {error}): where that is so "
                 "they are unknown. Its time, its group and its number are recorded."

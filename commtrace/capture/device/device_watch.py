@@ -104,39 +104,39 @@ def read_device(nvml: Any, device: Any, at_ns: int) -> DeviceState:
         at_ns: the time of the reading.
     """
 
-    def told(name: str, *arguments: Any) -> Any:
+    def query(name: str, *arguments: Any) -> Any:
         ask = getattr(nvml, name, None)  # older ones lack some
         try:
             return None if ask is None else ask(device, *arguments)
         except nvml.NVMLError:
             return None  # this device does not tell, or not to this user
 
-    reasons = told("nvmlDeviceGetCurrentClocksEventReasons")
+    reasons = query("nvmlDeviceGetCurrentClocksEventReasons")
     if reasons is None:
-        reasons = told("nvmlDeviceGetCurrentClocksThrottleReasons")  # its name in drivers before 535
+        reasons = query("nvmlDeviceGetCurrentClocksThrottleReasons")  # its name in drivers before 535
     volatile = nvml.NVML_VOLATILE_ECC
     return DeviceState(
         at_ns=at_ns,
-        clock_mhz=told("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        most_clock_mhz=told("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
-        temperature_c=told("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-        power_mw=told("nvmlDeviceGetPowerUsage"),
-        power_limit_mw=told("nvmlDeviceGetEnforcedPowerLimit"),
+        clock_mhz=query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        most_clock_mhz=query("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        temperature_c=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        power_mw=query("nvmlDeviceGetPowerUsage"),
+        power_limit_mw=query("nvmlDeviceGetEnforcedPowerLimit"),
         slowdowns=tuple(word for word, bit in SLOWDOWNS.items() if (reasons or 0) & bit),
-        corrected_errors=told("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
-        uncorrected_errors=told("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
-        nvlink_errors=_sum(_link_errors(nvml, told)),
-        pcie_replays=told("nvmlDeviceGetPcieReplayCounter"),
-        serial=str(told("nvmlDeviceGetSerial") or ""),
+        corrected_errors=query("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+        uncorrected_errors=query("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
+        nvlink_errors=_sum(_link_errors(nvml, query)),
+        pcie_replays=query("nvmlDeviceGetPcieReplayCounter"),
+        serial=str(query("nvmlDeviceGetSerial") or ""),
     )
 
 
-def _link_errors(nvml: Any, told: Callable[..., Any]) -> Iterator[int]:
+def _link_errors(nvml: Any, query: Callable[..., Any]) -> Iterator[int]:
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        if told("nvmlDeviceGetNvLinkState", link) != nvml.NVML_FEATURE_ENABLED:
+        if query("nvmlDeviceGetNvLinkState", link) != nvml.NVML_FEATURE_ENABLED:
             continue
         for counter in _LINK_ERRORS:
-            count = told("nvmlDeviceGetNvLinkErrorCounter", link, getattr(nvml, counter))
+            count = query("nvmlDeviceGetNvLinkErrorCounter", link, getattr(nvml, counter))
             if count is not None:
                 yield count
 

@@ -51,9 +51,9 @@ def metrics(
         if serve:
             ending.enter_context(_served(serve, collector, run))
         send = _otlp_sender(totals, collector) if otlp else None
-        told = ""
+        problem = ""
         while True:
-            told = _read_on(totals, told, waits=pause > 0)
+            problem = _read_on(totals, problem, waits=pause > 0)
             if output is not None:
                 _write(output, collector)
             if send is not None:
@@ -65,20 +65,20 @@ def metrics(
         typer.echo(_as_text(collector), nl=False)
 
 
-def _read_on(totals: PathTotals, told: str, *, waits: bool) -> str:
+def _read_on(totals: PathTotals, problem: str, *, waits: bool) -> str:
     """Read what is new; what stands in the way is said once, and the next look may succeed."""
     try:
         totals.read_on(to_the_end=not waits)
     except (CommtraceError, OSError) as error:
         if not waits or not isinstance(error, (RunNotFoundError, OSError)):
             raise
-        if str(error) != told:
+        if str(error) != problem:
             typer.echo(f"commtrace: waiting: {error}", err=True)
         return str(error)
-    if totals.num_left_out and not told:
-        told = f"{totals.num_left_out} steps are left out: the clocks of the hosts could not be brought together."
-        typer.echo(f"commtrace: {told}", err=True)
-    return told
+    if totals.num_left_out and not problem:
+        problem = f"{totals.num_left_out} steps are left out: the clocks of the hosts could not be brought together."
+        typer.echo(f"commtrace: {problem}", err=True)
+    return problem
 
 
 def _as_text(collector: PathCollector) -> str:

@@ -23,10 +23,10 @@ def critical_path_lines(path: Mapping[str, Any] | None) -> Iterator[str]:
         return
     whole = path["ns"]
     parts = [part for part in _parts(path["shares"], whole) if part[0] >= _WORTH_A_WORD * whole]
-    told = ", ".join(words for _, words in sorted(parts, key=lambda part: -part[0]))
+    listed = ", ".join(words for _, words in sorted(parts, key=lambda part: -part[0]))
     unsure = path["uncertain_ns"]
     note = f"; {share(unsure, whole)} cannot be told by these clocks" if unsure >= _WORTH_A_WORD * whole else ""
-    yield f"Critical path ({duration(whole / path['steps'])} a step): {told}{note}"
+    yield f"Critical path ({duration(whole / path['steps'])} a step): {listed}{note}"
 
 
 def _parts(shares: _Shares, whole: int) -> Iterator[tuple[int, str]]:
@@ -58,8 +58,8 @@ def _of_ranks(who: str, shares: _Shares, whole: int) -> tuple[int, str]:
     kinds = sorted(
         (kind for kind in by_kind if by_kind[kind] >= _WORTH_A_WORD * whole), key=lambda kind: -by_kind[kind]
     )
-    told = ", ".join(f"{kind} {share(by_kind[kind], whole)}" for kind in kinds)
-    return _ns(shares), f"{who} {share(_ns(shares), whole)}" + (f" ({told})" if told else "")
+    listed = ", ".join(f"{kind} {share(by_kind[kind], whole)}" for kind in kinds)
+    return _ns(shares), f"{who} {share(_ns(shares), whole)}" + (f" ({listed})" if listed else "")
 
 
 def _ns(shares: _Shares) -> int:

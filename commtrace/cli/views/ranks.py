@@ -99,9 +99,9 @@ def _note(ranks: Sequence[Rank], shown_parts: Sequence[str], hidden_ranks: int) 
             "what of it\nis waiting, or bubble, nobody can tell."
         )
     small = {part: max(rank[key] for rank in ranks) for part, key in _PARTS.items() if part not in shown_parts}
-    told = [f"{part} at most {milliseconds(most)} ms" for part, most in small.items() if most]
-    if told:
-        note += f"\nBelow 0.1 % of every step: {', '.join(told)}."
+    listed = [f"{part} at most {milliseconds(most)} ms" for part, most in small.items() if most]
+    if listed:
+        note += f"\nBelow 0.1 % of every step: {', '.join(listed)}."
     if hidden_ranks:
         note += f"\n{hidden_ranks} ranks between the extremes of compute are not shown: --all-ranks shows them."
     return note

@@ -36,8 +36,8 @@ def run_budget_lines(budget: Mapping[str, Any] | None) -> Iterator[str]:
     for part, words in _WORDS.items():
         time_ns = budget[f"{part}_ns"]
         if time_ns >= _WORTH_A_WORD * wall:
-            told = f"{share(time_ns, wall):>4}  {seconds_in_words(time_ns):>8}  {words}"
-            yield f"  {told}{_most(budget, part)}"
+            line = f"{share(time_ns, wall):>4}  {seconds_in_words(time_ns):>8}  {words}"
+            yield f"  {line}{_most(budget, part)}"
     if budget["repeated_steps"]:
         yield f"  {budget['repeated_steps']} steps were lost by a restart or rollback and done once more."
     elif budget["repeated_steps"] is None:

@@ -27,11 +27,11 @@ def step_attempts_lines(repeated: _Steps, launch: int) -> Iterator[str]:
         count = len(first["attempts"])
         often = "twice" if count == 2 else f"{count} times"
         which = f"Step {first['step']} was" if first is last else f"Steps {first['step']}–{last['step']} were"
-        told = "; ".join(
+        attempts_in_words = "; ".join(
             _attempt([step["attempts"][number] for step in steps], number + 1 == count, launch)
             for number in range(count)
         )
-        yield f"{which} done {often}: {told}"
+        yield f"{which} done {often}: {attempts_in_words}"
     if len(ranges) > _MOST_RANGES:
         yield f"{sum(map(len, ranges[_MOST_RANGES:]))} more steps were done more than once (--json)."
 

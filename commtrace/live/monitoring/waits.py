@@ -183,10 +183,10 @@ class BlockWaits:
             own.stalled_ns.append(one.stalled_ns)
             own.num_bytes += one.num_bytes
 
-    def settle(self, told: Iterable[Least]) -> None:
+    def settle(self, least_times: Iterable[Least]) -> None:
         """Split what was stood still in blocks of which the least times are now known; each once."""
         blocks = {block.number: block for block in self._complete}
-        for least in told:
+        for least in least_times:
             block = blocks.get(least.number) if least.steps == self._steps else None
             key = GroupKey(least.group, least.operation)
             if block is None or key not in block.own or block.own[key].identity != least.identity:
@@ -222,7 +222,7 @@ class _BlockKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Told:
+class _Reported:
     """The members' reports, by rank. Ranks report a block until the next one is complete."""
 
     since: int
@@ -242,7 +242,7 @@ class LeastTimes:
     def __init__(self, seconds: float) -> None:
         self.steps = 0
         self._seconds = seconds
-        self._known: dict[_BlockKey, _Told] = {}
+        self._known: dict[_BlockKey, _Reported] = {}
         self._joins = 0
 
     def size_blocks(self, step_ns: int) -> None:
@@ -262,26 +262,28 @@ class LeastTimes:
                 continue
             for time in block.times:
                 key = _BlockKey(time.group, time.operation, block.steps, block.number)
-                told = self._known.setdefault(key, _Told(self._joins))
-                if rank not in told.members:
-                    told.members[rank] = time
-                    if len(told.members) == time.size:
-                        found += _least(key, told)
-        self._known = {key: told for key, told in self._known.items() if told.since > self._joins - _JOINS_KEPT}
+                reported = self._known.setdefault(key, _Reported(self._joins))
+                if rank not in reported.members:
+                    reported.members[rank] = time
+                    if len(reported.members) == time.size:
+                        found += _least(key, reported)
+        self._known = {
+            key: reported for key, reported in self._known.items() if reported.since > self._joins - _JOINS_KEPT
+        }
         return found
 
 
-def _least(key: _BlockKey, told: _Told) -> Iterator[Least]:
-    members = list(told.members.values())
+def _least(key: _BlockKey, reported: _Reported) -> Iterator[Least]:
+    members = list(reported.members.values())
     calls = {(time.identity, len(time.durations_ns)) for time in members}
     if len(calls) == 1:  # where a call is counted in another step on some rank, they have chosen different ones
         shortest = tuple(map(min, zip(*(time.durations_ns for time in members), strict=True)))
         yield Least(key.steps, key.number, key.group, key.operation, members[0].identity, shortest)
 
 
-def by_group(told: Iterable[Least]) -> Mapping[int, list[Least]]:
+def by_group(reported: Iterable[Least]) -> Mapping[int, list[Least]]:
     """Return the least times of each group."""
     found: dict[int, list[Least]] = {}
-    for one in told:
+    for one in reported:
         found.setdefault(one.group, []).append(one)
     return found

@@ -83,12 +83,12 @@ def match_run(source: str | Path | Run | Window, steps: str | None = None) -> Ma
     wanted = replace(choice, used=WHOLE_RECORDING) if whole else choice
     alignment = align(window.context)
     aligned = apply(read, alignment)
-    counted = _of_ranks(aligned, choice.ranks)
+    counted = of_ranks(aligned, choice.ranks)
     roles = find_roles(counted)
     if not alignment.keeps_order and not whole:
         choice = wanted = without_torn_steps(choice, counted)
     all_matches = match(aligned, clocks_agree=alignment.refused is None)
-    context = Context(counted, _matches_of(all_matches, choice.ranks), roles, wanted.used)
+    context = Context(counted, matches_of(all_matches, choice.ranks), roles, wanted.used)
     rows = rows_of_steps(aligned, wanted)
     run, matches = select(aligned, all_matches, rows)
     return Matched(window.recorded, run, alignment, choice, matches, rows, context)
@@ -101,12 +101,13 @@ def _with_last_attempts(window: Window) -> Window:
     return replace(window, context=context, recorded=recorded)
 
 
-def _of_ranks(run: Run, ranks: Sequence[int]) -> Run:
-    """The run itself where these are all of its ranks."""
+def of_ranks(run: Run, ranks: Sequence[int]) -> Run:
+    """Return the run with these ranks only; itself where they are all of its ranks."""
     return run if set(ranks) == set(run.ranks) else replace(run, ranks={rank: run.ranks[rank] for rank in ranks})
 
 
-def _matches_of(matches: Matches, ranks: Sequence[int]) -> Matches:
+def matches_of(matches: Matches, ranks: Sequence[int]) -> Matches:
+    """Return what was matched of these ranks."""
     if set(ranks) == set(matches.ranks):
         return matches
     return replace(matches, ranks={rank: matches.ranks[rank] for rank in ranks})

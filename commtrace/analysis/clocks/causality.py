@@ -7,19 +7,21 @@ one clock off by that much. Point-to-point operations between the hosts bound th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.clocks.piecewise import PiecewiseClock
 from commtrace.analysis.matching.join import IDENTITY, bucket, gather
+from commtrace.analysis.thinning import least_power, multiples
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64
 
 _OUTLIERS = 0.01
-_ENOUGH_ROWS = 400_000
+MOST_MESSAGES: Final = 400_000
+"""Fewer messages between hosts than so many tell whether receives end after their sends start."""
 
 
 class _Messages(NamedTuple):
@@ -47,6 +49,8 @@ def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[P
 def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[PiecewiseClock]) -> _Messages:
     clock_of_rank = _clock_of_rank(run, keys)
     rows = gather(run, _between_hosts(run, clock_of_rank), IDENTITY | {"name", "start", "end", "step"})
+    # Of very many some: by their numbers, and so the same ones on both sides.
+    rows = rows.take(multiples(rows.spans.seq, least_power(rows.spans.seq, MOST_MESSAGES)))
     if not len(rows.rank):
         return _Messages(*(np.empty(0, np.int64) for _ in _Messages._fields))
     buckets = bucket(rows)
@@ -78,8 +82,7 @@ def _clock_of_rank(run: Run, keys: Sequence[tuple[str, str]]) -> Int64:
 
 
 def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
-    """Chooses the rows whose other side is on another host; of very many, the same ones on both sides."""
-    one_in = max(1, sum(len(trace.spans) for trace in run.ranks.values()) // _ENOUGH_ROWS)
+    """Chooses the rows whose other side is on another host."""
 
     def chosen(block: Block) -> Bool:
         spans = block.spans
@@ -87,7 +90,7 @@ def _between_hosts(run: Run, clock_of_rank: Int64) -> Callable[[Block], Bool]:
         peer_clock = clock_of_rank[spans.peer[p2p]]
         own_clock = block.per_row(clock_of_rank[[*block.ranks]])[p2p]
         between = np.zeros(len(spans), np.bool_)
-        between[p2p] = (peer_clock >= 0) & (peer_clock != own_clock) & (spans.seq[p2p] % one_in == 0)
+        between[p2p] = (peer_clock >= 0) & (peer_clock != own_clock)
         return between
 
     return chosen

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import numbered, pack
 from commtrace.analysis.matching.operations import SYNCHRONISING, named, unfinished_rows_of
+from commtrace.analysis.thinning import least_power, multiples
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int32, Int64
 
-_ENOUGH_ROWS = 300_000
+MOST_ENDS: Final = 600_000
+"""Fewer ends of collectives than so many tell how the clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,12 @@ def _ends(run: Run, keys: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
     """Group, seq, clock, end and step of the synchronising collectives of all ranks."""
     number = {key: position for position, key in enumerate(keys)}
     rows = [_synchronising(run, block) for block in run.blocks]
+    seqs = [block.spans.seq[own] for block, own in zip(run.blocks, rows, strict=True)]
     # Which collectives are left out must not depend on the rank: every member keeps the same ones.
-    one_in = max(1, sum(map(len, rows)) // _ENOUGH_ROWS)
+    power = least_power(np.concatenate(seqs), MOST_ENDS)
     parts = []
-    for block, own in zip(run.blocks, rows, strict=True):
-        seq = block.spans.seq[own]
-        kept = own[seq % one_in == 0] if one_in > 1 else own
+    for block, own, seq in zip(run.blocks, rows, seqs, strict=True):
+        kept = own[multiples(seq, power)]
         clock = np.array([number[run.ranks[rank].clock_key] for rank in block.ranks])
         spans = block.spans
         parts.append(

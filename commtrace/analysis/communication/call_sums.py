@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.communication.calls import Calls
+from commtrace.analysis.distribution import Distribution
 from commtrace.trace.spans import Bool, Int64
 
 
@@ -49,7 +50,7 @@ class CallSums:
         all: of all calls whose bytes are known; without a time.
         finished: of those of them whose end was seen; the time is their duration.
         matched: of those of them that are complete; the time is their transfer.
-        durations: of those whose end was seen, in parts, ns.
+        duration_ns, durations: of those whose end was seen, in all and one by one, ns.
     """
 
     count: int
@@ -63,7 +64,8 @@ class CallSums:
     all: Moved
     finished: Moved
     matched: Moved
-    durations: tuple[Int64, ...]
+    duration_ns: int
+    durations: Distribution[int]
 
     @property
     def num_bytes(self) -> int | None:
@@ -92,6 +94,7 @@ class CallSums:
             self.all.plus(other.all),
             self.finished.plus(other.finished),
             self.matched.plus(other.matched),
+            self.duration_ns + other.duration_ns,
             self.durations + other.durations,
         )
 
@@ -139,8 +142,9 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
             sent(sized, None),
             sent(sized & finished, duration),
             sent(sized & finished & complete, calls.transfer[order]),
+            total(duration * finished),
             (
-                (part[seen],)
+                Distribution.of(part[seen])
                 for part, seen in zip(np.split(duration, begins[1:]), np.split(finished, begins[1:]), strict=True)
             ),
             strict=True,
@@ -151,4 +155,5 @@ def sum_calls(calls: Calls, all_to_all: int, order: Int64, begins: Int64) -> lis
 def sum_stalls(stalls: Calls, order: Int64, begins: Int64) -> list[CallSums]:
     """The same of stalls, which make no call."""
     exposed = np.add.reduceat(stalls.exposed[order], begins, dtype=np.int64)
-    return [CallSums(0, one, 0, 0, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, ()) for one in exposed.tolist()]
+    none: Distribution[int] = Distribution.of(np.zeros(0, np.int64))
+    return [CallSums(0, one, 0, 0, 0, 0, 0, 0, _NOTHING, _NOTHING, _NOTHING, 0, none) for one in exposed.tolist()]

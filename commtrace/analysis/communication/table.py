@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -143,19 +143,87 @@ def communication_table(
         steps: those that count, where the run holds others as well: what was launched in them.
         detail: by what to divide them further: bytes of the call (powers of two), or process group.
     """
+    return communication_sums(run, matches, partition, roles, steps, detail).table(run)
+
+
+class CommunicationKey(NamedTuple):
+    """What the calls of one row of the table have in common.
+
+    Attributes:
+        role, operation: in the field's words.
+        group_size: members of the group; −1 where it is not known.
+        reach: 1 within a node, 2 between nodes, −1 where that is not known.
+        detail: the power of two of the bytes, the id of the group, or 0.
+    """
+
+    role: str
+    operation: str
+    group_size: int
+    reach: int
+    detail: int
+
+
+MOST_DURATIONS: Final = 4_000_000
+"""Of a table, up to which its quantiles are exact: 32 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationSums:
+    """Sums over the calls of some steps. Sums of parts of a run add up to those of the run.
+
+    Attributes:
+        calls: by row of the table.
+        compute_ns: how long the ranks computed in the same steps, all together.
+        detail: by what rows are divided further.
+    """
+
+    calls: Mapping[CommunicationKey, CallSums]
+    compute_ns: int
+    detail: Detail = Detail.NONE
+
+    def __add__(self, other: CommunicationSums) -> CommunicationSums:
+        calls = _added((self.calls, other.calls))
+        return CommunicationSums(calls, self.compute_ns + other.compute_ns, self.detail)
+
+    def table(self, run: Run) -> list[Communication]:
+        """Return the table; of the run its process groups matter, not its rows."""
+        table = [_row(run, key, self.calls[key], self.compute_ns, self.detail) for key in sorted(self.calls)]
+        return sorted(table, key=lambda row: (-row.exposed_ns, -row.duration_sum_ns, row.role, row.operation))
+
+
+def communication_sums(
+    run: Run,
+    matches: Matches,
+    partition: Partition,
+    roles: Roles,
+    steps: Sequence[int] | None = None,
+    detail: Detail = Detail.NONE,
+) -> CommunicationSums:
+    """Sum up the calls of each row of the table. The arguments are those of :func:`communication_table`."""
     blocks = of_one_sort(run.blocks)
     parts = [_sums_of_block(run, block, matches, partition, roles, steps, detail) for block in blocks]
-    sums: dict[_Key, CallSums] = {}
+    calls = _added(
+        {
+            CommunicationKey(roles.words[key.role], run.names[key.name] if key.name >= 0 else "unknown", *key[2:]): own
+            for key, own in part.items()
+        }
+        for part in parts
+    )
+    return CommunicationSums(calls, int(partition.total(COMPUTE).sum()), detail)
+
+
+def _added(parts: Iterable[Mapping[CommunicationKey, CallSums]]) -> dict[CommunicationKey, CallSums]:
+    sums: dict[CommunicationKey, CallSums] = {}
     for part in parts:
         for key, own in part.items():
             sums[key] = sums[key] + own if key in sums else own
-    compute_ns = int(partition.total(COMPUTE).sum())
-    table = [_row(run, roles, key, sums[key], compute_ns, detail) for key in sorted(sums)]
-    return sorted(table, key=lambda row: (-row.exposed_ns, -row.duration_sum_ns, row.role, row.operation))
+    if sum(len(own.durations) for own in sums.values()) > MOST_DURATIONS:
+        return {key: replace(own, durations=own.durations.round()) for key, own in sums.items()}
+    return sums
 
 
 class _Key(NamedTuple):
-    """What calls of one row have in common; ``detail`` is the power of two, the group or 0."""
+    """The same with the codes of a run."""
 
     role: int
     name: int
@@ -221,12 +289,11 @@ def _power_of_two(num_bytes: Int64) -> Int64:
     return np.where(num_bytes > 0, exponent, np.sign(num_bytes) - 1).astype(np.int64)
 
 
-def _row(run: Run, roles: Roles, key: _Key, sums: CallSums, compute_ns: int, detail: Detail) -> Communication:
-    operation = run.names[key.name] if key.name >= 0 else "unknown"
-    durations = np.sort(np.concatenate([np.empty(0, np.int64), *sums.durations]))
+def _row(run: Run, key: CommunicationKey, sums: CallSums, compute_ns: int, detail: Detail) -> Communication:
+    operation = key.operation
     algbw, busbw, bandwidth_time = _bandwidth(operation, key.group_size, sums)
     return Communication(
-        role=roles.words[key.role],
+        role=key.role,
         operation=operation,
         group_size=key.group_size if key.group_size > 0 else None,
         inter_node=key.reach > 1 if key.reach > 0 else None,
@@ -235,10 +302,10 @@ def _row(run: Run, roles: Roles, key: _Key, sums: CallSums, compute_ns: int, det
         count=sums.count,
         num_bytes=sums.num_bytes,
         unsized=sums.unsized,
-        duration_p50_ns=_nearest_rank(durations, 50),
-        duration_p99_ns=_nearest_rank(durations, 99),
-        duration_max_ns=_nearest_rank(durations, 100),
-        duration_sum_ns=int(durations.sum()),
+        duration_p50_ns=sums.durations.nearest_rank(50),
+        duration_p99_ns=sums.durations.nearest_rank(99),
+        duration_max_ns=sums.durations.nearest_rank(100),
+        duration_sum_ns=sums.duration_ns,
         algbw_gbps=algbw,
         busbw_gbps=busbw,
         bandwidth_time=bandwidth_time,
@@ -285,10 +352,3 @@ def _on_the_bus(operation: str, group_size: int, moved: Moved) -> float:
 
 def _has_bandwidth(operation: str, group_size: int) -> bool:
     return operation not in WITHOUT_BANDWIDTH and group_size > 1
-
-
-def _nearest_rank(ordered: Int64, percent: int) -> int | None:
-    """The smallest value that at least ``percent`` % of the values do not exceed."""
-    if not len(ordered):
-        return None
-    return int(ordered[-(-percent * len(ordered) // 100) - 1])

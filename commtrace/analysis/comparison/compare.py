@@ -1,7 +1,7 @@
 """What changed between two runs: time, parts of the step, bandwidth, and the circumstances.
 
->>> comparison = compare(analyse("runs/before"), analyse("runs/after"))  # doctest: +SKIP
->>> comparison.is_slower(threshold=0.05)                                  # doctest: +SKIP
+>>> sides = [[measure_run(path, step_series)] for path in ("runs/before", "runs/after")]  # doctest: +SKIP
+>>> compare(*sides).is_slower(threshold=0.05)                                             # doctest: +SKIP
 
 The noise is that of the steps within each run. What differs from one start of a job to the next (the nodes that it
 got, who shares the network) is in it only where a side has several runs.
@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.breakdown.states import State
-from commtrace.analysis.chain import Analysis
 from commtrace.analysis.comparison.noise import Change, change_of_runs
-from commtrace.analysis.comparison.step_series import FloatArray, Link, StepSeries, step_series
+from commtrace.analysis.comparison.step_series import FloatArray, Link, StepSeries
+from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.trace.metadata import NODE_VARIABLES
 from commtrace.trace.run import Run
 
@@ -77,11 +77,10 @@ class Comparison:
         }
 
 
-def compare(before: Analysis | Sequence[Analysis], after: Analysis | Sequence[Analysis]) -> Comparison:
-    """Compare two analysed runs, or several of one side with several of the other."""
-    sides = [[side] if isinstance(side, Analysis) else list(side) for side in (before, after)]
-    series = [[step_series(analysis) for analysis in side] for side in sides]
-    runs = [[analysis.recorded for analysis in side] for side in sides]
+def compare(before: Sequence[MeasuredRun[StepSeries]], after: Sequence[MeasuredRun[StepSeries]]) -> Comparison:
+    """Compare the runs of one side, one or several, with those of the other."""
+    series = [[run.result for run in side] for side in (before, after)]
+    runs = [[run.recorded for run in side] for side in (before, after)]
     return compare_series(series[0], series[1], tuple(_circumstances(runs[0], runs[1])))
 
 

@@ -42,6 +42,23 @@ class StepSeries:
     states: Mapping[State, FloatArray]
     busbw_gbps: Mapping[Link, FloatArray]
 
+    def __add__(self, later: StepSeries) -> StepSeries:
+        """Return the series of these steps and of later ones."""
+        none = np.zeros(len(self.wall_ns)), np.zeros(len(later.wall_ns))
+        states = dict.fromkeys((*self.states, *later.states))
+        links = dict.fromkeys((*self.busbw_gbps, *later.busbw_gbps))
+        return StepSeries(
+            np.concatenate([self.wall_ns, later.wall_ns]),
+            {
+                state: np.concatenate([self.states.get(state, none[0]), later.states.get(state, none[1])])
+                for state in states
+            },
+            {
+                link: np.concatenate([one.busbw_gbps[link] for one in (self, later) if link in one.busbw_gbps])
+                for link in links
+            },
+        )
+
 
 def step_series(analysis: Analysis) -> StepSeries:
     """The series of a run that was analysed."""

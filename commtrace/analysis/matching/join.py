@@ -36,6 +36,16 @@ class Rows(NamedTuple):
     finished: Bool
     spans: Spans
 
+    def take(self, chosen: Bool) -> Rows:
+        """Return only these rows; the rows themselves where they are all of them."""
+        if chosen.all():
+            return self
+        own = np.flatnonzero(chosen)
+        return Rows(
+            self.rank[own], self.clock[own], self.position[own], self.is_send[own], self.finished[own],
+            self.spans.take(own),
+        )  # fmt: skip
+
 
 class Buckets(NamedTuple):
     """Rows sorted so that those of one communication are neighbours.

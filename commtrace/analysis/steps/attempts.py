@@ -153,6 +153,11 @@ def is_earlier(step: Int32) -> Bool:
     return np.asarray(step <= _FIRST_EARLIER)
 
 
+def earlier_number(number: int) -> int:
+    """Return what the rows of a step have in place of its number where it was done once more."""
+    return _FIRST_EARLIER - number
+
+
 def number_of(step: Int32) -> Int32:
     """Return the numbers of steps, those of attempts that were repeated too."""
     return np.where(is_earlier(step), _FIRST_EARLIER - step, step)
@@ -167,5 +172,5 @@ def _with_last_attempts(trace: RankTrace) -> RankTrace:
     step = spans.step.copy()
     for number in numbers[count > 1].tolist():
         ends = np.sort(spans.end[rows[spans.step[rows] == number]])
-        step[(spans.step == number) & (spans.start < ends[-2])] = _FIRST_EARLIER - number
+        step[(spans.step == number) & (spans.start < ends[-2])] = earlier_number(number)
     return replace(trace, spans=spans.replace(step=step))

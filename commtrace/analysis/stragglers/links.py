@@ -1,6 +1,6 @@
 """Which link between nodes is slow: the bandwidth of large messages by the nodes that they pass between.
 
->>> slow = find_slow_links(measure_links(run, matches))         # doctest: +SKIP
+>>> slow = find_slow_links(measure_links(run, matches).links())  # doctest: +SKIP
 >>> slow.links[0].source, slow.links[0].target, slow.links[0].gbps
 ('node2', 'node0', 0.0239)
 
@@ -10,7 +10,7 @@ nodes at most; in a group of more nodes nothing tells which of their links the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.communication.bandwidth import WITHOUT_BANDWIDTH, bus_factors, moved_bytes
+from commtrace.analysis.distribution import Distribution
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.match import Matches, RankMatches
 from commtrace.trace import schema
@@ -114,24 +115,58 @@ class SlowLinks:
         }
 
 
-def measure_links(run: Run, matches: Matches, steps: Sequence[int] | None = None) -> list[Link]:
-    """Return the bandwidth of every link, by traffic, for calls of at least :data:`SMALLEST_BYTES`.
+class Route(NamedTuple):
+    """What passed between which nodes; see :class:`Link`."""
+
+    traffic: Traffic
+    source: str
+    target: str
+
+
+MOST_SPEEDS: Final = 4_000_000
+"""Of a run, up to which medians are exact: 32 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeeds:
+    """Of every route, how the bandwidths of its calls are distributed, GB/s. Those of parts of a run add up."""
+
+    routes: Mapping[Route, Distribution[float]]
+
+    def __add__(self, other: LinkSpeeds) -> LinkSpeeds:
+        return _joined([*self.routes.items(), *other.routes.items()])
+
+    def links(self) -> list[Link]:
+        """Return the links with enough calls to tell how fast each is."""
+        return [
+            Link(*route, len(self.routes[route]), gbps)
+            for route in sorted(self.routes)
+            if len(self.routes[route]) >= FEWEST_CALLS and (gbps := self.routes[route].median()) is not None
+        ]
+
+
+def measure_links(run: Run, matches: Matches, steps: Sequence[int] | None = None) -> LinkSpeeds:
+    """Return the bandwidths of every route, by traffic, of calls of at least :data:`SMALLEST_BYTES`.
 
     Args:
         run: on one clock.
         matches: of this run. Calls that were not matched on all members do not count: they may have waited.
         steps: those that count; all without.
     """
-    speeds: dict[tuple[Traffic, str, str], list[npt.NDArray[np.float64]]] = {}
-    for trace in run.ranks.values():
-        for key, own in _speeds_of_rank(run, trace, matches.ranks[trace.rank], steps):
-            speeds.setdefault(key, []).append(own)
-    links = []
-    for (traffic, source, target), parts in sorted(speeds.items()):
-        calls = np.concatenate(parts)
-        if len(calls) >= FEWEST_CALLS:
-            links.append(Link(traffic, source, target, len(calls), float(np.median(calls))))
-    return links
+    return _joined(
+        (route, Distribution.of(own))
+        for trace in run.ranks.values()
+        for route, own in _speeds_of_rank(run, trace, matches.ranks[trace.rank], steps)
+    )
+
+
+def _joined(speeds: Iterable[tuple[Route, Distribution[float]]]) -> LinkSpeeds:
+    routes: dict[Route, Distribution[float]] = {}
+    for route, own in speeds:
+        routes[route] = routes[route] + own if route in routes else own
+    if sum(map(len, routes.values())) > MOST_SPEEDS:
+        return LinkSpeeds({route: own.round() for route, own in routes.items()})
+    return LinkSpeeds(routes)
 
 
 def find_slow_links(links: Sequence[Link]) -> SlowLinks | None:
@@ -172,7 +207,7 @@ def _usual(gbps: Sequence[float]) -> float:
 
 def _speeds_of_rank(
     run: Run, trace: RankTrace, matches: RankMatches, steps: Sequence[int] | None
-) -> Iterator[tuple[tuple[Traffic, str, str], npt.NDArray[np.float64]]]:
+) -> Iterator[tuple[Route, npt.NDArray[np.float64]]]:
     """Bandwidths of the calls that this rank answers for: messages that it received, and collectives of groups whose
     first member it is."""
     spans = trace.spans
@@ -191,7 +226,7 @@ def _speeds_of_rank(
         if route is not None:
             operation, group_size, source, target = route
             speeds = _bandwidths(trace, matches, own, operation, group_size)
-            yield (Traffic(operation, group_size, int(size[example])), source, target), speeds
+            yield Route(Traffic(operation, group_size, int(size[example])), source, target), speeds
 
 
 def _leads(trace: RankTrace) -> Bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -13,15 +15,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.communication.table import Communication, Detail, communication_table
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
 from commtrace.analysis.rank_words import ranges, ranges_in_words
-from commtrace.analysis.stragglers.links import Link, SlowLinks, find_slow_links, measure_links
+from commtrace.analysis.stragglers.links import Link, LinkSpeeds, SlowLinks, find_slow_links, measure_links
+from commtrace.analysis.windows.run import measure_run
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import NODES, UNKNOWN, duration, num_bytes, power_of_two, share
 from commtrace.cli.units import bandwidth as gigabytes_per_second
 from commtrace.cli.views.basis import basis_of, print_basis
+from commtrace.cli.workers import ClusterOption, WorkersOption, chosen_workers
 
 _MOST_ROWS: Final = 60
 _MOST_LINKS: Final = 4
@@ -50,6 +54,8 @@ def bandwidth(
         typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False),
     ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = "",
 ) -> None:
     """Print how fast each kind of communication was, within nodes and between them.
 
@@ -58,14 +64,17 @@ def bandwidth(
     carries much less than the others is named.
     """
     run = run_directory(runs)
-    analysis = analyse(run, steps or None)
-    rows = _rows(analysis, _DETAIL[by])
-    links = measure_links(analysis.context.run, analysis.context.matches, analysis.context.steps)
+    with chosen_workers(workers, cluster) as chosen:
+        measured = measure_run(
+            run.absolute() if cluster else run, partial(_measure, detail=_DETAIL[by]), steps or None, chosen
+        )
+    rows = measured.result.communication.table(measured.recorded)
+    links = measured.result.links.links()
     slow = find_slow_links(links)
-    basis = basis_of(analysis.recorded, analysis.alignment)
+    basis = basis_of(measured.recorded, measured.alignment)
     if json_output:
         told = {
-            "run": analysis.recorded.any_metadata.run_id,
+            "run": measured.recorded.any_metadata.run_id,
             **basis,
             "communication": [row.to_json() for row in rows],
             "links": [link.to_json() for link in links],
@@ -74,7 +83,7 @@ def bandwidth(
         sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
     elif rows:
         console = wide_console()
-        console.print(f"Run {escape(analysis.recorded.any_metadata.run_id)}", style="dim")
+        console.print(f"Run {escape(measured.recorded.any_metadata.run_id)}", style="dim")
         print_basis(console, basis)
         _print(console, rows, by)
         if slow is not None:
@@ -112,9 +121,23 @@ def _speed(gbps: float) -> str:
     return f"{gigabytes_per_second(gbps)} GB/s" if gbps >= 1 else gigabytes_per_second(gbps)
 
 
-def _rows(analysis: Analysis, detail: Detail) -> list[Communication]:
-    context = analysis.context
-    return communication_table(context.run, context.matches, analysis.partition, context.roles, context.steps, detail)
+@dataclass(frozen=True, slots=True)
+class _Bandwidths:
+    """What some steps tell of bandwidth."""
+
+    communication: CommunicationSums
+    links: LinkSpeeds
+
+    def __add__(self, other: _Bandwidths) -> _Bandwidths:
+        return _Bandwidths(self.communication + other.communication, self.links + other.links)
+
+
+def _measure(analysis: Analysis, detail: Detail) -> _Bandwidths:
+    context, times = analysis.context, analysis.partition
+    return _Bandwidths(
+        communication_sums(context.run, context.matches, times, context.roles, context.steps, detail),
+        measure_links(context.run, context.matches, context.steps),
+    )
 
 
 def _print(console: Console, rows: Sequence[Communication], by: By) -> None:

@@ -15,14 +15,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.breakdown.states import State
-from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.comparison.compare import Comparison, Difference
 from commtrace.analysis.comparison.compare import compare as compare_runs
 from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, Change
-from commtrace.analysis.comparison.step_series import Link
+from commtrace.analysis.comparison.step_series import Link, StepSeries, step_series
+from commtrace.analysis.windows.run import MeasuredRun, Workers, measure_run
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import UNKNOWN, bandwidth, milliseconds
 from commtrace.cli.views.basis import basis_of, clock_line
+from commtrace.cli.workers import ClusterOption, WorkersOption, chosen_workers
 from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import find_run_directory
 
@@ -48,6 +49,8 @@ def compare(
     ] = None,
     threshold: Annotated[float, typer.Option(help="Percent by which a step may take longer.", min=0)] = 5.0,
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
+    workers: WorkersOption = None,
+    cluster: ClusterOption = "",
 ) -> None:
     """Print what changed between two runs: step time, each part of it, bandwidths, versions and environment.
 
@@ -60,9 +63,10 @@ def compare(
     sides = [before, *(more_before or ())], [after, *(more_after or ())]
     directories = _different_runs([*sides[0], *sides[1]])
     names = [", ".join(directories[run].name for run in side) for side in sides]
-    analyses = [[_analysed(run, steps) for run in side] for side in sides]
-    comparison = compare_runs(*analyses)
-    bases = [[basis_of(one.recorded, one.alignment) for one in side] for side in analyses]
+    with chosen_workers(workers, cluster) as chosen:
+        measured = [[_measured(run.absolute() if cluster else run, steps, chosen) for run in side] for side in sides]
+    comparison = compare_runs(*measured)
+    bases = [[basis_of(one.recorded, one.alignment) for one in side] for side in measured]
     if json_output:
         rests_on = {"basis": {"before": bases[0], "after": bases[1]}}
         told = {**comparison.to_json(), **rests_on, "verdict": _verdict(comparison, threshold)}
@@ -106,11 +110,11 @@ def _different_runs(runs: Sequence[Path]) -> dict[Path, Path]:
     return directories
 
 
-def _analysed(run: Path, steps: str) -> Analysis:
-    analysis = analyse(run, steps or None)
-    if not analysis.steps.used:
+def _measured(run: Path, steps: str, chosen: Workers) -> MeasuredRun[StepSeries]:
+    measured = measure_run(run, step_series, steps or None, chosen)
+    if not measured.steps.used:
         raise ConfigurationError(f"{run}: no step was recorded in full, so nothing can be compared.")
-    return analysis
+    return measured
 
 
 def _print(console: Console, comparison: Comparison, threshold: float) -> None:

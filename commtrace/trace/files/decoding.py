@@ -54,12 +54,27 @@ class DecodedBlock(NamedTuple):
                 column[:] = code[column]  # −1 reads the last entry
 
 
-def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock:
+class RankMarks(NamedTuple):
+    """The decoded marks of a rank, with the aggregates by step."""
+
+    marks: Marks
+    aggregates: dict[int, list[str]]
+
+    @classmethod
+    def none(cls) -> RankMarks:
+        """Return those of a rank of which nothing was read yet."""
+        return cls(Marks(), {})
+
+
+def decode(
+    tables: Sequence[RankTable], steps: StepRange | None, earlier: Sequence[RankMarks] | None = None
+) -> DecodedBlock:
     """Decode the spans and marks of several ranks.
 
     Args:
         tables: by rank.
         steps: only the spans of these; None for all.
+        earlier: by rank, the marks of what was read of it before; those in the tables are added.
 
     Raises:
         TraceFormatError: a column is missing, or holds a word that is not known.
@@ -73,7 +88,8 @@ def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock
     possible = possible_rows(spans, block.per_row(np.array(most_ranks, np.int64)))
     possible &= ~_incomplete(table)
     marks = possible & (spans.kind == schema.MARK)
-    rank_marks = _read_marks(block, table["detail"], np.flatnonzero(marks), names, most_ranks)
+    rank_marks = [RankMarks.none() for _ in tables] if earlier is None else earlier
+    _read_marks(rank_marks, block, table["detail"], np.flatnonzero(marks), names, most_ranks)
     selected = possible & ~marks if steps is None else possible & ~marks & steps.mask(spans.step)
     selected &= _whole(block, [of_rank.marks for of_rank in rank_marks])
     rows, bounds = _in_order(block, selected)
@@ -92,13 +108,6 @@ def decode(tables: Sequence[RankTable], steps: StepRange | None) -> DecodedBlock
     ]
     problems += _impossible(block, possible)
     return DecodedBlock(Block(block.ranks, bounds, kept), ranks, names, problems)
-
-
-class _RankMarks(NamedTuple):
-    """The decoded marks of a rank, with the aggregates by step."""
-
-    marks: Marks
-    aggregates: dict[int, list[str]]
 
 
 def known_columns(table: pa.Table) -> pa.Table:
@@ -122,9 +131,14 @@ def _together(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _read_marks(
-    block: Block, column: pa.ChunkedArray, rows: Int64, names: Sequence[str], most_ranks: Sequence[int]
-) -> list[_RankMarks]:
-    rank_marks = [_RankMarks(Marks(), {}) for _ in block.ranks]
+    rank_marks: Sequence[RankMarks],
+    block: Block,
+    column: pa.ChunkedArray,
+    rows: Int64,
+    names: Sequence[str],
+    most_ranks: Sequence[int],
+) -> None:
+    """Add these rows to the marks of their ranks."""
     spans = block.spans
     owners = np.searchsorted(block.bounds, rows, side="right") - 1
     for row, owner, text in zip(rows.tolist(), owners.tolist(), column.take(rows).to_pylist(), strict=True):
@@ -139,7 +153,6 @@ def _read_marks(
                     own.marks.read(name, detail, int(spans.start[row]))
         except ValueError as error:
             own.marks.add_problem(f"its mark {name} is damaged and was left out ({error}).")
-    return rank_marks
 
 
 def _whole(block: Block, marks: Sequence[Marks]) -> Bool | np.bool_:
@@ -207,7 +220,7 @@ def _impossible(block: Block, possible: Bool) -> list[str]:
 
 def _trace(
     metadata: RankMetadata,
-    rank_marks: _RankMarks,
+    rank_marks: RankMarks,
     details: Mapping[int, str],
     last_written_ns: int | None,
     steps: StepRange | None,

@@ -59,10 +59,15 @@ def load_run(path: str | Path, steps: str | StepRange | None = None) -> Run:
     wanted = StepRange.parse(steps) if isinstance(steps, str) else steps
     problems: list[str] = []
     directory = find_run_directory(Path(path))
+    return _loaded(directory, find_segments(directory, problems), wanted, problems, are_all=True)
+
+
+def find_segments(directory: Path, problems: list[str]) -> dict[int, list[Segment]]:
+    """Return by rank the segments of the newest attempt, oldest first; what is wrong with them is added to problems."""
     found = _scan(directory, problems)
     chosen = newest_session(found, problems, _described)
     problems += two_at_once(found, chosen, _recorded_until)
-    return _loaded(directory, chosen, wanted, problems, are_all=True)
+    return chosen
 
 
 def load_earlier_attempts(run: Run) -> Iterator[Run]:

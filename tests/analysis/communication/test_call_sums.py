@@ -31,7 +31,7 @@ def summed(calls: Calls) -> CallSums:
 
 def told(sums: CallSums) -> list[object]:
     return [
-        sorted(np.concatenate(value).tolist()) if name == "durations" else value
+        sorted(np.concatenate(value.parts).tolist()) if name == "durations" else value
         for name in CallSums.__slots__
         for value in (getattr(sums, name),)
     ]

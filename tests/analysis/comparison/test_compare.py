@@ -10,7 +10,8 @@ import pytest
 from commtrace.analysis.breakdown.states import BUBBLE, COMPUTE, OTHER, TRANSFER, State
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.comparison.compare import Comparison, compare, compare_series
-from commtrace.analysis.comparison.step_series import Link, step_series
+from commtrace.analysis.comparison.step_series import Link, StepSeries, step_series
+from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, span, stall
 
@@ -36,7 +37,12 @@ def job(
 
 
 def compared(before: Run, after: Run) -> Comparison:
-    return compare(analyse(before), analyse(after))
+    return compare([measured(before)], [measured(after)])
+
+
+def measured(run: Run) -> MeasuredRun[StepSeries]:
+    analysis = analyse(run)
+    return MeasuredRun(run, analysis.alignment, analysis.steps, step_series(analysis))
 
 
 def test_a_step_is_the_sum_of_its_states() -> None:

@@ -30,7 +30,7 @@ def exchange(times: Mapping[tuple[int, int], int], num_bytes: int = MIB, calls: 
 
 
 def links_of(run: Run) -> list[Link]:
-    return measure_links(run, match(run))
+    return measure_links(run, match(run)).links()
 
 
 def link(source: str, target: str, gbps: float, traffic: Traffic = MESSAGES) -> Link:

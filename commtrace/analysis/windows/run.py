@@ -1,0 +1,182 @@
+"""Measures a run window by window, here or on workers: never more of it than one window is in memory.
+
+>>> run = measure_run("commtrace-runs/my-run", step_series)                              # doctest: +SKIP
+>>> run.result.wall_ns                                                                   # doctest: +SKIP
+
+A run that fits into one window is analysed as a whole. A larger one is looked at first (:mod:`.survey`): that tells
+how the clocks differ, which steps count, and where in the files they lie. Then its windows are read and measured one
+by one, and what was measured is added up. What is found does not depend on how many windows there are, nor on who
+measures them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import add
+from pathlib import Path
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.clocks.align import Alignment, align, apply
+from commtrace.analysis.steps.choice import StepChoice, choose_steps, without_torn_steps
+from commtrace.analysis.windows.step_windows import MOST_ROWS, StepWindow, analyse_window, cut_windows, steps_read
+from commtrace.analysis.windows.survey import survey_run
+from commtrace.errors import CommtraceError
+from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace.files.reader import find_segments
+from commtrace.trace.run import Run
+
+MOST_BYTES: Final = 16_000_000
+"""Files of a run that is analysed as a whole: about two million rows, which take about 0.9 GB. Windows take half of
+that, and three times as long: every row is read twice or more often."""
+
+
+class Addable(Protocol):
+    """What is measured in some steps; sums of several are that of all of these steps."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+
+
+Result = TypeVar("Result", bound=Addable)
+
+
+class Workers(NamedTuple):
+    """Who reads ranks and windows.
+
+    Attributes:
+        executor: its workers must see the files; None for this process.
+        num_workers: how many there are.
+    """
+
+    executor: Executor | None = None
+    num_workers: int = 1
+
+
+ALONE: Final = Workers()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun(Generic[Result]):
+    """A run and what its steps add up to.
+
+    Attributes:
+        recorded: the run; of one that was measured window by window, it holds few rows.
+        alignment: how its clocks were brought together.
+        steps: which steps count, and why the others do not.
+        result: what was measured in the steps that count.
+    """
+
+    recorded: Run
+    alignment: Alignment
+    steps: StepChoice
+    result: Result
+
+
+def measure_run(
+    path: str | Path,
+    measure: Callable[[Analysis], Result],
+    steps: str | None = None,
+    workers: Workers = ALONE,
+    *,
+    most_bytes: int = MOST_BYTES,
+    most_rows: int = MOST_ROWS,
+) -> MeasuredRun[Result]:
+    """Measure the steps of a run that count: those asked for, or all but the first.
+
+    Args:
+        path: a run directory, a directory that holds exactly one, or ``DIRECTORY/latest``.
+        measure: what to measure in some steps. Workers import it by its name.
+        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``; they are read as one window.
+        workers: who measures the windows.
+        most_bytes: of a run that is read as a whole.
+        most_rows: of a window, unless a single step has more.
+
+    Raises:
+        RunNotFoundError: nothing was recorded there, or a worker does not see it.
+        ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
+        CommtraceError: a worker ended before it had measured its window.
+    """
+    found = None if steps else _measured_in_windows(path, measure, workers, most_bytes, most_rows)
+    if found is not None:
+        return found
+    analysis = analyse(path, steps)
+    return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, measure(analysis))
+
+
+def _measured_in_windows(
+    path: str | Path, measure: Callable[[Analysis], Result], workers: Workers, most_bytes: int, most_rows: int
+) -> MeasuredRun[Result] | None:
+    """Measure a large run in which steps were marked; None for any other: it is one window."""
+    problems: list[str] = []
+    directory = find_run_directory(Path(path))
+    segments = find_segments(directory, problems)
+    if sum(segment.size for own in segments.values() for segment in own) <= most_bytes:
+        return None
+    survey = survey_run(directory, segments, problems, workers.executor)
+    choice, alignment = choose_steps(survey.outline, keep_warm_up=False), align(survey.clock_run)
+    if not alignment.keeps_order:
+        choice = without_torn_steps(choice, apply(survey.outline, alignment))
+    if not choice.used:
+        return None
+    windows = cut_windows(survey, alignment, choice, most_rows)
+    one = partial(_measure_window, measure=measure, alignment=alignment, ranks=choice.ranks)
+    whole = reduce(add, _in_order(one, windows, workers))
+    if whole.result is None:
+        raise CommtraceError(f"{directory}: all of its steps were deleted while they were read. {whole.problems[0]}")
+    new = (one for one in dict.fromkeys(whole.problems) if one not in survey.outline.problems)
+    recorded = replace(survey.outline, problems=(*survey.outline.problems, *new))
+    return MeasuredRun(recorded, alignment, replace(choice, used=whole.steps), whole.result)
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowResult(Generic[Result]):
+    """What was measured in these steps; None where the files of all of them were deleted meanwhile."""
+
+    result: Result | None
+    steps: tuple[int, ...]
+    problems: tuple[str, ...]
+
+    def __add__(self, other: _WindowResult[Result]) -> _WindowResult[Result]:
+        results = [one for one in (self.result, other.result) if one is not None]
+        return _WindowResult(
+            reduce(add, results) if results else None, self.steps + other.steps, self.problems + other.problems
+        )
+
+
+def _measure_window(
+    window: StepWindow, measure: Callable[[Analysis], Result], alignment: Alignment, ranks: Sequence[int]
+) -> _WindowResult[Result]:
+    recorded = window.read()
+    steps = steps_read(recorded, ranks, window.steps)
+    result = measure(analyse_window(recorded, alignment, ranks, steps)) if steps else None
+    return _WindowResult(result, steps, recorded.problems)
+
+
+def _in_order(
+    measure: Callable[[StepWindow], _WindowResult[Result]], windows: Iterable[StepWindow], workers: Workers
+) -> Iterator[_WindowResult[Result]]:
+    """Yield the result of each window, in their order; so many windows are made at a time as keep all workers busy."""
+    if workers.executor is None:
+        yield from map(measure, windows)
+        return
+    waiting: deque[tuple[StepWindow, Future[_WindowResult[Result]]]] = deque()
+    for window in windows:
+        waiting.append((window, workers.executor.submit(measure, window)))
+        if len(waiting) > 2 * workers.num_workers:
+            yield _result(*waiting.popleft())
+    while waiting:
+        yield _result(*waiting.popleft())
+
+
+def _result(window: StepWindow, future: Future[_WindowResult[Result]]) -> _WindowResult[Result]:
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        raise CommtraceError(
+            f"A worker ended before it had measured its steps; it may have run out of memory. A window of "
+            f"{window.num_rows:,} rows takes about a kilobyte for each: use fewer workers."
+        ) from error

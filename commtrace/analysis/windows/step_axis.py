@@ -1,0 +1,86 @@
+"""In which steps of its rank a row lies, whether or not it carries the number of one.
+
+Steps are counted in the order in which they began: 0, 1, 2, …, the *places* of a rank. Numbers are the program's own:
+it may record one step in ten, and it may do a step again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from commtrace.trace import schema
+from commtrace.trace.spans import Int64, Spans
+
+
+class Reach(NamedTuple):
+    """Of rows: the place of the step that each belongs to, and of the first and the last that it touches."""
+
+    place: Int64
+    first: Int64
+    last: Int64
+
+
+class StepAxis(NamedTuple):
+    """The recorded steps of a rank, in the order in which they began; times in ns.
+
+    A row that carries no number, or that of a step that was never recorded to end, belongs to the step that had begun
+    last before it did: what lies between two steps goes with the earlier one. What lies before all is at place −1.
+    """
+
+    number: Int64
+    start: Int64
+    end: Int64
+
+    @classmethod
+    def of(cls, spans: Spans) -> StepAxis:
+        """Read the steps among these rows."""
+        rows = np.flatnonzero(spans.kind == schema.STEP)
+        rows = rows[np.argsort(spans.start[rows], kind="stable")]
+        return cls(spans.step[rows].astype(np.int64), spans.start[rows], spans.end[rows])
+
+    def begun(self, times: Int64) -> Int64:
+        """Return the place of the last step that had begun at each instant."""
+        return np.asarray(np.searchsorted(self.start, times, side="right") - 1)
+
+    def reach(self, spans: Spans) -> Reach:
+        """Return the steps of these rows; an end at the very begin of a step does not touch it."""
+        first = self.begun(spans.start)
+        last = self.begun(np.maximum(spans.end - 1, spans.start))
+        return Reach(self._places(spans, first), first, last)
+
+    def _places(self, spans: Spans, begun: Int64) -> Int64:
+        """The place of each row's number: of several, the last one that had begun, else the first."""
+        order = np.argsort(self.number, kind="stable")
+        ordered = self.number[order]
+        low, high = (np.searchsorted(ordered, spans.step, side=side) for side in ("left", "right"))
+        is_known = (spans.step >= 0) & (high > low)
+        place = begun.copy()
+        only = np.flatnonzero(is_known & (high - low == 1))
+        place[only] = order[low[only]]
+        for row in np.flatnonzero(is_known & (high - low > 1)).tolist():
+            own = order[low[row] : high[row]]
+            place[row] = own[max(int(np.searchsorted(own, begun[row], side="right")) - 1, 0)]
+        return place
+
+    def places(self, numbers: Int64) -> Int64:
+        """Return the places of the steps with these numbers, ascending."""
+        return np.flatnonzero(np.isin(self.number, numbers))
+
+    def overlapping(self, begin: int, end: int) -> Int64:
+        """Return the places of the steps that overlap an interval."""
+        return np.flatnonzero((self.start < end) & (self.end > begin))
+
+    def numbers(self, first: int, last: int) -> tuple[int, int]:
+        """Return the lowest and the highest number that a row at these places can carry."""
+        own = self.number[max(first, 0) : last + 1]
+        if first < 0 or last >= len(self.number) - 1 or not len(own):
+            return 0, int(np.iinfo(np.int32).max)  # with those of steps that were never recorded to end
+        return int(own.min()), int(own.max())
+
+    def times(self, first: int, last: int) -> tuple[int, int]:
+        """Return from when until when rows begin that belong to these places by time alone; inclusive."""
+        begin = int(self.start[first]) if 0 <= first < len(self.start) else int(np.iinfo(np.int64).min)
+        end = int(self.start[last + 1]) - 1 if last + 1 < len(self.start) else int(np.iinfo(np.int64).max)
+        return begin, end

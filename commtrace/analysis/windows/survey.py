@@ -1,0 +1,327 @@
+"""The first look at a run: everything that is small, and where the rest of it lies.
+
+Each rank is read forward, some batches at a time, and its rows are let go again. What stays grows with the number of
+steps, not with what happened in them.
+
+>>> survey = survey_run("commtrace-runs/my-run")                # doctest: +SKIP
+>>> survey.outline.ranks[0].spans                               # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from commtrace.analysis.clocks.align import ClockKey
+from commtrace.analysis.clocks.causality import MOST_MESSAGES
+from commtrace.analysis.clocks.observations import MOST_ENDS
+from commtrace.analysis.matching.operations import SYNCHRONISING, unfinished_ids
+from commtrace.analysis.steps.attempts import earlier_number
+from commtrace.analysis.thinning import Thinned, least_power, multiples
+from commtrace.analysis.windows.step_axis import StepAxis
+from commtrace.errors import RunNotFoundError
+from commtrace.trace import schema
+from commtrace.trace.files.decoding import RankMarks
+from commtrace.trace.files.extents import Extent, read_forward
+from commtrace.trace.files.losses import with_losses
+from commtrace.trace.files.sessions import Segment, missing_ranks, missing_segments
+from commtrace.trace.inputs import printable
+from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.spans import Bool, Spans
+
+_OUTLINE: Final = (schema.STEP, schema.EVALUATION, schema.CHECKPOINT)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSurvey:
+    """What a first look tells of a rank.
+
+    Attributes:
+        segments: its files, oldest first.
+        extents: where in them the rows of each step lie.
+        trace: what its marks tell. Its rows are the *outline*: steps, evaluations, checkpoints, waiting for input that
+            is not within a step, and the first row.
+        far: rows that touch a step more than one away from their own; ``details`` are in the trace.
+        ends, messages: rows that tell how its clock differs from others; none where all ranks share one.
+        rows_of_step: how many rows belong to each step.
+        repeated: by number, of steps that were done more than once, until when the last time but one; the rows of
+            earlier attempts carry other numbers, as of :mod:`commtrace.analysis.steps.attempts`.
+        names: what the codes in its rows stand for.
+        problems: sentences about its files.
+    """
+
+    segments: tuple[Segment, ...]
+    extents: tuple[Extent, ...]
+    trace: RankTrace
+    far: Spans
+    ends: Thinned
+    messages: Thinned
+    rows_of_step: Mapping[int, int]
+    repeated: Mapping[int, int]
+    names: list[str]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a first look tells of a run.
+
+    Attributes:
+        outline: every rank with the rows of its outline only.
+        ranks: by rank; codes are those of the outline.
+        clock_run: every rank with the rows that its clock is fitted by.
+        rows_of_step: how many rows all ranks have of each step.
+    """
+
+    outline: Run
+    ranks: Mapping[int, RankSurvey]
+    clock_run: Run
+    rows_of_step: Mapping[int, int]
+
+
+def survey_run(
+    directory: Path,
+    segments: Mapping[int, Sequence[Segment]],
+    known_problems: Sequence[str] = (),
+    executor: Executor | None = None,
+) -> Survey:
+    """Look at every rank of a run.
+
+    Args:
+        directory: of the run.
+        segments: by rank, its files, oldest first.
+        known_problems: what is known to be wrong with them.
+        executor: looks at several ranks at a time; None for one after the other.
+
+    Raises:
+        RunNotFoundError: no rank has rows that can be read, or a worker does not see the files.
+        TraceFormatError: the files were written by an incompatible commtrace.
+    """
+    problems = [*known_problems]
+    clocks = {rank: (own[0].metadata.node, own[0].metadata.boot_id) for rank, own in segments.items()}
+    look, every = partial(survey_rank, clocks=clocks), executor.map if executor else map
+    found = {one.trace.rank: one for one in every(look, [*segments.values()]) if one.extents}
+    if not found:
+        raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
+    names: list[str] = []
+    ranks = {rank: _recoded(found[rank], names) for rank in sorted(found)}
+    problems += [sentence for one in ranks.values() for sentence in one.problems]
+    traces = {rank: one.trace for rank, one in ranks.items()}
+    problems += missing_ranks(traces, directory)
+    problems += [sentence for one in ranks.values() for sentence in missing_segments([*one.segments], one.trace)]
+    rows_of_step = Counter[int]()
+    for one in ranks.values():
+        rows_of_step.update(one.rows_of_step)
+    outline = Run(directory, traces, names, tuple(map(printable, problems)))
+    return Survey(
+        outline=outline,
+        ranks=ranks,
+        clock_run=_clock_run(outline, ranks) if len(set(clocks.values())) > 1 else outline,
+        rows_of_step=rows_of_step,
+    )
+
+
+def survey_rank(segments: Sequence[Segment], clocks: Mapping[int, ClockKey]) -> RankSurvey:
+    """Look at one rank.
+
+    Args:
+        segments: its files, oldest first.
+        clocks: by rank, which clock it reads.
+    """
+    rank, marks, problems = segments[0].metadata.rank, RankMarks.none(), list[str]()
+    if segments[0].number != segments[0].first_number:
+        marks.marks.discarded = _discarded(segments[-1:])  # what is left of a step is in segments before its mark
+    collected = _Collected(rank, clocks)
+    trace: RankTrace | None = None
+    for extent, decoded in read_forward(segments, marks, problems):
+        decoded.rename(collected.names)
+        trace = decoded.ranks[rank]
+        collected.add(extent, decoded.block.spans, trace)
+        problems += [sentence for sentence in decoded.problems if sentence not in problems]
+    if trace is None:
+        trace = RankTrace(segments[0].metadata, Spans.empty())
+    return collected.survey(tuple(segments), with_losses(trace, segments[0].path.parent), problems)
+
+
+def _discarded(segments: Sequence[Segment]) -> Mapping[str, int]:
+    marks = RankMarks.none()
+    for _ in read_forward(segments, marks, []):
+        pass
+    return marks.marks.discarded
+
+
+@dataclass(slots=True)
+class _Collected:
+    """What was seen of a rank so far.
+
+    Rows that end after the last step that is known wait until more is: a step is written when it has ended.
+    """
+
+    rank: int
+    clocks: Mapping[int, ClockKey]
+    names: list[str] = field(default_factory=list)
+    extents: list[Extent] = field(default_factory=list)
+    outline: list[Spans] = field(default_factory=list)
+    first: Spans = field(default_factory=Spans.empty)
+    far: list[Spans] = field(default_factory=list)
+    waiting: Spans = field(default_factory=Spans.empty)
+    ends: Thinned = field(default_factory=Thinned.none)
+    messages: Thinned = field(default_factory=Thinned.none)
+    rows_of_step: Counter[int] = field(default_factory=Counter)
+    details: dict[int, str] = field(default_factory=dict)
+    last_written_ns: int | None = None
+
+    def add(self, extent: Extent, spans: Spans, trace: RankTrace) -> None:
+        """Take some more rows."""
+        if trace.last_written_ns is not None:
+            self.last_written_ns = max(trace.last_written_ns, self.last_written_ns or trace.last_written_ns)
+        self.extents.append(extent)
+        if not len(spans):
+            return
+        if not len(self.first) or spans.start[0] < self.first.start[0]:
+            self.first = spans.take(slice(0, 1))
+        self.outline.append(spans.take(np.isin(spans.kind, _OUTLINE)))
+        numbers, counts = np.unique(spans.step, return_counts=True)
+        self.rows_of_step.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        self._keep_for_clocks(spans, trace)
+        self.details.update(trace.details)
+        self._decide(Spans.concatenate([self.waiting, spans]), at_end=False)
+
+    def survey(self, segments: tuple[Segment, ...], trace: RankTrace, problems: Sequence[str]) -> RankSurvey:
+        """Return it."""
+        self._decide(self.waiting, at_end=True)
+        far = Spans.concatenate(self.far)
+        outline = [*self.outline] if len(self.first) and self.first.kind[0] in _OUTLINE else [self.first, *self.outline]
+        spans = Spans.concatenate(outline)
+        spans = spans.take(np.lexsort((spans.start - spans.end, spans.start)))
+        kept = {*far.id.tolist(), *self.ends.spans.id.tolist(), *self.messages.spans.id.tolist()}
+        repeated = _repeated(spans)
+        return RankSurvey(
+            segments=segments,
+            extents=tuple(self.extents),
+            trace=replace(
+                trace,
+                spans=with_last_attempts(spans, repeated),
+                last_written_ns=self.last_written_ns,
+                details={number: text for number, text in self.details.items() if number in kept},
+            ),
+            far=with_last_attempts(far, repeated),
+            ends=replace(self.ends, spans=with_last_attempts(self.ends.spans, repeated)),
+            messages=replace(self.messages, spans=with_last_attempts(self.messages.spans, repeated)),
+            rows_of_step=self.rows_of_step,
+            repeated=repeated,
+            names=self.names,
+            problems=tuple(problems),
+        )
+
+    def _decide(self, spans: Spans, *, at_end: bool) -> None:
+        """Keep the rows that reach far, or wait for input between steps; put off those of which that is not known."""
+        axis = StepAxis.of(Spans.concatenate(self.outline))
+        known = np.ones(len(spans), np.bool_)
+        if not at_end:
+            known = np.asarray(spans.end <= axis.start.max()) if len(axis.start) else ~known
+        self.waiting = spans.take(~known)
+        spans = spans.take(known)
+        reach = axis.reach(spans)
+        other = spans.kind != schema.STEP
+        self.far.append(spans.take(other & ((reach.last - reach.place > 1) | (reach.place - reach.first > 1))))
+        self.outline.append(spans.take((spans.kind == schema.DATA) & ~_within_a_step(axis, spans)))
+
+    def _keep_for_clocks(self, spans: Spans, trace: RankTrace) -> None:
+        if len(set(self.clocks.values())) < 2:
+            return
+        known = spans.group >= 0
+        synchronising = np.isin(spans.name, [self._code(name) for name in SYNCHRONISING])
+        self.ends = self.ends.plus(
+            spans.take(
+                known
+                & (spans.seq >= 0)
+                & (spans.kind == schema.COLLECTIVE)
+                & synchronising
+                & (spans.self_bytes < 0)
+                & ~np.isin(spans.id, unfinished_ids(trace))
+            ),
+            MOST_ENDS,
+        )
+        own = self.clocks[self.rank]
+        elsewhere = np.array([rank for rank, clock in self.clocks.items() if clock != own])
+        self.messages = self.messages.plus(
+            spans.take(known & (spans.kind == schema.P2P) & np.isin(spans.peer, elsewhere)), MOST_MESSAGES
+        )
+
+    def _code(self, name: str) -> int:
+        return self.names.index(name) if name in self.names else -2
+
+
+def _repeated(outline: Spans) -> dict[int, int]:
+    rows = np.flatnonzero((outline.kind == schema.STEP) & (outline.step >= 0))
+    numbers, count = np.unique(outline.step[rows], return_counts=True)
+    return {
+        number: int(np.sort(outline.end[rows[outline.step[rows] == number]])[-2])
+        for number in numbers[count > 1].tolist()
+    }
+
+
+def with_last_attempts(spans: Spans, repeated: Mapping[int, int]) -> Spans:
+    """Return the rows with other numbers for those of all attempts of a step but its last one."""
+    if not repeated:
+        return spans
+    step = spans.step.copy()
+    for number, until in repeated.items():
+        step[(spans.step == number) & (spans.start < until)] = earlier_number(number)
+    return spans.replace(step=step)
+
+
+def _within_a_step(axis: StepAxis, spans: Spans) -> Bool:
+    if not len(axis.number):
+        return np.zeros(len(spans), np.bool_)
+    at = np.searchsorted(axis.start, spans.start, side="right") - 1
+    return (at >= 0) & (spans.end <= axis.end[np.maximum(at, 0)])
+
+
+def _recoded(one: RankSurvey, names: list[str]) -> RankSurvey:
+    """The survey with codes that are positions in ``names``, to which new words are added."""
+    position = {name: code for code, name in enumerate(names)}
+    for name in one.names:
+        if name not in position:
+            position[name] = len(names)
+            names.append(name)
+    code = np.array([*(position[name] for name in one.names), schema.NOT_APPLICABLE], np.int32)
+
+    def recoded(spans: Spans) -> Spans:
+        return spans.replace(name=code[spans.name], dtype=code[spans.dtype])  # −1 reads the last entry
+
+    return replace(
+        one,
+        trace=replace(one.trace, spans=recoded(one.trace.spans)),
+        far=recoded(one.far),
+        ends=replace(one.ends, spans=recoded(one.ends.spans)),
+        messages=replace(one.messages, spans=recoded(one.messages.spans)),
+        names=names,
+    )
+
+
+def _clock_run(outline: Run, ranks: Mapping[int, RankSurvey]) -> Run:
+    """The run with the rows that clocks are fitted by, and of each rank its first row."""
+    ends = _together([one.ends for one in ranks.values()], MOST_ENDS)
+    messages = _together([one.messages for one in ranks.values()], MOST_MESSAGES)
+    traces = {
+        rank: replace(trace, spans=Spans.concatenate([trace.spans.take(slice(0, 1)), *own]))
+        for (rank, trace), *own in zip(outline.ranks.items(), ends, messages, strict=True)
+    }
+    return replace(outline, ranks=traces)
+
+
+def _together(parts: Sequence[Thinned], fewer_than: int) -> list[Spans]:
+    """The rows of each part, thinned so that all of them are fewer than the limit."""
+    power = max(part.power for part in parts)
+    seq = np.concatenate([part.spans.seq for part in parts])
+    power = least_power(seq, fewer_than, power)
+    return [part.spans.take(multiples(part.spans.seq, power)) for part in parts]

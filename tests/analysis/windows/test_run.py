@@ -1,0 +1,144 @@
+"""Who measures the windows of a run changes nothing; what goes wrong there is said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.windows.run import Workers, measure_run
+from commtrace.errors import CommtraceError, RunNotFoundError
+from tests.analysis.windows.recording import record
+from tests.analysis.windows.test_windows import Told, plain, tell
+from tests.pipeline_factory import PipelineJob
+
+MS = 1_000_000
+
+
+def write(directory: Path) -> Path:
+    job = PipelineJob(2, 3, data_parallel=2, all_reduce_ns=9 * MS, steps=6, nodes={0: "a", 1: "b", 2: "a", 3: "b"})
+    return record(job.run(), directory)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("run") / "run")
+
+
+@contextmanager
+def processes() -> Iterator[Executor]:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+@contextmanager
+def dask() -> Iterator[Executor]:
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client.get_executor()
+
+
+class Here(Executor):
+    """Does everything where it is submitted, and something else before the first window."""
+
+    def __init__(self, before_windows: Callable[[], object] = lambda: None) -> None:
+        self._before_windows = before_windows
+        self.num_windows = 0
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if function.func.__name__ == "_measure_window":
+            self.num_windows += 1
+            if self.num_windows == 1:
+                self._before_windows()
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def by_step(directory: Path, measure: Callable[[Analysis], Told], executor: Executor) -> Any:
+    return measure_run(directory, measure, workers=Workers(executor, 2), most_bytes=0, most_rows=1)
+
+
+@pytest.mark.parametrize("workers", [processes, dask])
+def test_workers_find_what_this_process_finds(workers: Any, directory: Path) -> None:
+    with workers() as executor:
+        assert plain(by_step(directory, tell, executor)) == plain(measure_run(directory, tell))
+
+
+def end_at_once(_: Analysis) -> Told:
+    os._exit(1)
+
+
+def test_a_worker_that_dies_is_told_with_what_it_had_to_hold(directory: Path) -> None:
+    with processes() as executor, pytest.raises(CommtraceError, match=r"A window of \d+ rows .* use fewer workers"):
+        by_step(directory, end_at_once, executor)
+
+
+def test_a_file_that_is_deleted_meanwhile_takes_its_steps_away(tmp_path: Path) -> None:
+    run = write(tmp_path / "run")
+    whole = measure_run(run, tell)
+    second = sorted((run / "rank-00001").glob("*.arrows"))[1]
+
+    cut = by_step(run, tell, Here(second.unlink))
+
+    assert (whole.steps.used, cut.steps.used) == ((1, 2, 3, 4, 5), (1, 4, 5))
+    assert cut.result.series.wall_ns.tolist() == whole.result.series.wall_ns[[0, 3, 4]].tolist()
+    assert cut.recorded.problems == (f"{second}: was deleted while the run was read, to keep to its budget.",)
+
+
+def test_a_machine_that_does_not_see_the_run_says_so(tmp_path: Path) -> None:
+    run = write(tmp_path / "run")
+
+    with pytest.raises(RunNotFoundError, match="Workers must see the run under the same path"):
+        by_step(run, tell, Here(lambda: run.rename(tmp_path / "elsewhere")))
+
+
+def test_few_windows_are_on_their_way_at_a_time(directory: Path) -> None:
+    class Waiting(Executor):
+        ahead = 0
+        most = 0
+
+        def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            owner = self
+
+            class Result(Future[Any]):
+                def result(self, timeout: float | None = None) -> Any:
+                    owner.ahead -= 1
+                    return super().result(timeout)
+
+            done = Result()
+            done.set_result(function(*args, **kwargs))
+            self.ahead += 1
+            self.most = max(self.most, self.ahead)
+            return done
+
+    executor = Waiting()
+    found = measure_run(directory, tell, workers=Workers(executor, 1), most_bytes=0, most_rows=1)
+
+    assert len(found.steps.used) == 5
+    assert executor.most <= 4  # the ranks, and then two windows and the one that is asked for
+
+
+def test_steps_that_were_asked_for_are_one_window(directory: Path) -> None:
+    executor = Here()
+    found = measure_run(directory, tell, "2:4", Workers(executor, 2), most_bytes=0, most_rows=1)
+
+    assert (found.steps.used, executor.num_windows) == ((2, 3), 0)
+
+
+def test_an_empty_directory_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError):
+        measure_run(tmp_path, tell)

@@ -1,0 +1,65 @@
+"""In which steps rows lie that carry the number of one, and rows that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commtrace.analysis.windows.step_axis import StepAxis
+from commtrace.trace.spans import Spans
+from tests.factory import span
+
+AXIS = StepAxis(np.array([4, 5, 7]), np.array([100, 200, 300]), np.array([190, 290, 400]))
+
+
+def spans(*rows: tuple[int, int, int]) -> Spans:
+    """Rows of (start, end, step)."""
+    return Spans.from_rows([span("user", start, end, step=step) for start, end, step in rows], [])
+
+
+def test_steps_are_read_in_the_order_in_which_they_began() -> None:
+    table = Spans.from_rows([span("forward", 1, 2, step=0), span("step", 5, 9, step=1), span("step", 0, 5, step=0)], [])
+    axis = StepAxis.of(table)
+
+    assert [column.tolist() for column in axis] == [[0, 1], [0, 5], [5, 9]]
+
+
+def test_a_row_belongs_to_its_step_or_to_the_one_that_began_last() -> None:
+    reach = AXIS.reach(spans((250, 260, 5), (295, 299, -1), (300, 310, -1), (20, 30, -1), (295, 305, 4), (410, 420, 8)))
+
+    assert reach.place.tolist() == [1, 1, 2, -1, 0, 2]
+
+
+def test_of_a_step_that_was_done_twice_a_row_belongs_to_the_attempt_that_had_begun() -> None:
+    axis = StepAxis(np.array([0, 1, 0, 1]), np.array([0, 10, 20, 30]), np.array([9, 19, 29, 39]))
+
+    assert axis.reach(spans((1, 2, 0), (25, 26, 0), (12, 13, 1), (31, 33, 1), (-5, -1, 1))).place.tolist() == [
+        0, 2, 1, 3, 1,
+    ]  # fmt: skip
+
+
+def test_a_row_touches_the_steps_in_which_it_lasts() -> None:
+    reach = AXIS.reach(spans((120, 350, 4), (150, 200, 4), (150, 201, 4), (200, 200, 5), (20, 900, -1)))
+
+    assert list(zip(reach.first.tolist(), reach.last.tolist(), strict=True)) == [
+        (0, 2),
+        (0, 0),
+        (0, 1),
+        (1, 1),
+        (-1, 2),
+    ]
+
+
+def test_steps_that_overlap_an_interval() -> None:
+    assert AXIS.overlapping(190, 200).tolist() == []
+    assert AXIS.overlapping(189, 201).tolist() == [0, 1]
+    assert AXIS.places(np.array([7, 4, 6])).tolist() == [0, 2]
+
+
+def test_what_tells_rows_of_some_places() -> None:
+    least, most, highest = np.iinfo(np.int64).min, np.iinfo(np.int64).max, np.iinfo(np.int32).max
+
+    assert (AXIS.numbers(1, 1), AXIS.times(1, 1)) == ((5, 5), (200, 299))
+    assert (AXIS.numbers(-1, 0), AXIS.times(-1, 0)) == ((0, highest), (least, 199))
+    assert (AXIS.numbers(1, 5), AXIS.times(1, 5)) == ((0, highest), (200, most))
+    assert (AXIS.numbers(0, 1), AXIS.times(0, 1)) == ((4, 5), (100, 299))
+    assert StepAxis.of(Spans.empty()).times(-1, -1) == (least, most)

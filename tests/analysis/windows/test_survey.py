@@ -1,0 +1,121 @@
+"""A first look keeps what is small, and it says of the run what the whole of it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commtrace.analysis.breakdown.run_budget import run_budget
+from commtrace.analysis.clocks import causality
+from commtrace.analysis.clocks import observations as clock_observations
+from commtrace.analysis.clocks.align import align
+from commtrace.analysis.steps.attempts import told_apart
+from commtrace.analysis.steps.choice import choose_steps
+from commtrace.analysis.windows import survey as survey_module
+from commtrace.analysis.windows.survey import Survey
+from commtrace.analysis.windows.survey import survey_run as survey_segments
+from commtrace.synth import Job, random_clocks, synthesize
+from commtrace.synth.writing import write
+from commtrace.trace import schema
+from commtrace.trace.files import extents
+from commtrace.trace.files.budget import Budget
+from commtrace.trace.files.reader import find_segments, load_run
+from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.run import Run
+from tests.analysis.windows.recording import record
+from tests.analysis.windows.test_windows import MADE, far_reaching_run
+from tests.factory import make_run, span
+from tests.trace.rows import mark, metadata, row, steps
+
+
+def survey_run(directory: Path) -> Survey:
+    problems: list[str] = []
+    return survey_segments(directory, find_segments(directory, problems), problems)
+
+
+def without_rows(run: Run) -> Run:
+    empty = {rank: replace(trace, spans=trace.spans.take(slice(0)), details={}) for rank, trace in run.ranks.items()}
+    return replace(run, ranks=empty, names=[])
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_all_but_the_rows_is_what_the_reader_reads(name: str, tmp_path: Path) -> None:
+    directory = record(MADE[name], tmp_path / "run")
+    survey, run = survey_run(directory), told_apart(load_run(directory))
+
+    assert repr(without_rows(survey.outline)) == repr(without_rows(run))
+    assert run_budget(survey.outline) == run_budget(run)
+    assert choose_steps(survey.outline, keep_warm_up=False) == choose_steps(run, keep_warm_up=False)
+    assert sum(survey.rows_of_step.values()) == sum(len(trace.spans) for trace in run.ranks.values())
+
+
+def test_the_outline_has_steps_saves_evaluations_and_the_first_row(tmp_path: Path) -> None:
+    rows = [
+        span("user", 0, 5, name="setup"),
+        span("data", 6, 9),  # before the first step
+        *(span("step", begin, begin + 90, step=begin // 100) for begin in (100, 200, 300)),
+        *(span("forward", begin, begin + 80, step=begin // 100) for begin in (100, 200, 300)),
+        span("data", 110, 120, step=1),  # within a step
+        span("data", 285, 305, step=2),  # reaches out of one
+        span("evaluation", 192, 199),
+        span("checkpoint", 391, 399),
+    ]
+    survey = survey_run(record(make_run({0: rows}), tmp_path / "run"))
+
+    outline = survey.outline.ranks[0].spans
+    assert [(schema.KINDS[kind], start) for kind, start in zip(outline.kind, outline.start.tolist(), strict=True)] == [
+        ("user", 0), ("data", 6), ("step", 100), ("evaluation", 192), ("step", 200), ("data", 285), ("step", 300),
+        ("checkpoint", 391),
+    ]  # fmt: skip
+
+
+def test_rows_that_reach_far_are_kept(tmp_path: Path) -> None:
+    survey = survey_run(record(far_reaching_run(), tmp_path / "run"))
+
+    far = survey.ranks[2].far
+    names = [survey.outline.names[code] for code in far.name.tolist()]
+    assert sorted(names) == ["all_gather", "broadcast", "checkpoint", "epoch"]
+
+
+def test_clocks_are_fitted_as_by_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(tp=1, pp=2, dp=2, steps=6, gpus_per_host=1, clocks=random_clocks(4, wall_error_ns=2_000_000, drift_ppm=5))
+    write(synthesize(job), tmp_path / "run")
+
+    for most in (10**9, 40):
+        for module, name in ((clock_observations, "MOST_ENDS"), (causality, "MOST_MESSAGES")):
+            monkeypatch.setattr(module, name, most)
+            monkeypatch.setattr(survey_module, name, most)
+        alignment = align(load_run(tmp_path / "run"))
+        assert alignment.observations > 0
+        assert align(survey_run(tmp_path / "run").clock_run) == alignment
+
+
+def test_what_is_read_in_many_parts_is_what_is_read_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = record(far_reaching_run(), tmp_path / "run", steps_per_segment=100)
+    whole = survey_run(directory).ranks[1]
+    monkeypatch.setattr("commtrace.trace.files.compaction.is_worthwhile", lambda *_: False)
+    monkeypatch.setattr(extents, "_BYTES_AT_ONCE", 1)
+    parts = survey_run(record(far_reaching_run(), tmp_path / "parts", steps_per_segment=100)).ranks[1]
+
+    assert len(parts.extents) > len(whole.extents) == 1
+    assert sorted(parts.far.start.tolist()) == sorted(whole.far.start.tolist())
+    assert parts.trace.spans.start.tolist() == whole.trace.spans.start.tolist()
+    assert parts.rows_of_step == whole.rows_of_step
+
+
+def test_steps_of_which_a_part_was_deleted_are_left_out(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, metadata(), steps_per_segment=2, budget=Budget(steps=4))
+    for one in steps(0, 12):
+        number = one[schema.SCHEMA.get_field_index("step")]
+        writer.write([row(step=number, start=100 * number, end=100 * number + 50), one])
+    writer.write([mark("end", {})])
+    writer.close()
+    run, outline = load_run(tmp_path), survey_run(tmp_path).outline
+
+    kept = run.ranks[0].spans.step[run.ranks[0].spans.kind == schema.STEP]
+    assert run.ranks[0].discarded
+    assert outline.ranks[0].discarded == run.ranks[0].discarded
+    assert np.array_equal(outline.ranks[0].spans.step, kept)

@@ -1,0 +1,216 @@
+"""What is found in a run does not depend on how its steps are cut into windows: equal to the digit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
+from commtrace.analysis.comparison.step_series import StepSeries, step_series
+from commtrace.analysis.stragglers.links import LinkSpeeds, measure_links
+from commtrace.analysis.windows.run import MeasuredRun, measure_run
+from commtrace.synth import Fault, Job, random_clocks, synthesize
+from commtrace.synth.writing import write
+from commtrace.trace.run import Run
+from tests.analysis.steps.test_window import crossing_run
+from tests.analysis.windows.recording import record
+from tests.factory import Row, collective, group, make_run, p2p, span, stall
+from tests.pipeline_factory import PipelineJob
+
+WINDOWS = (1, 3, 7, 1_000)
+"""Steps of a window."""
+
+ALL = group("dp", 0, 1, 2, 3)
+BESIDE = group("dp", 0, 1, 2, 3, ordinal=1)
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that windows are asked for."""
+
+    communication: tuple[CommunicationSums, ...]
+    speeds: LinkSpeeds
+    series: StepSeries
+
+    def __add__(self, other: Told) -> Told:
+        sums = zip(self.communication, other.communication, strict=True)
+        return Told(tuple(one + more for one, more in sums), self.speeds + other.speeds, self.series + other.series)
+
+
+def tell(analysis: Analysis) -> Told:
+    """Measure what steps are asked for."""
+    context, times = analysis.context, analysis.partition
+    return Told(
+        tuple(
+            communication_sums(context.run, context.matches, times, context.roles, context.steps, detail)
+            for detail in Detail
+        ),
+        measure_links(context.run, context.matches, context.steps),
+        step_series(analysis),
+    )
+
+
+def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
+    """Everything that is said of a run, in plain values."""
+    told, recorded = run.result, run.recorded
+    return {
+        "problems": recorded.problems,
+        "alignment": run.alignment.to_json(),
+        "steps": run.steps,
+        "communication": [[row.to_json() for row in sums.table(recorded)] for sums in told.communication],
+        "links": [link.to_json() for link in told.speeds.links()],
+        "wall_ns": told.series.wall_ns.tolist(),
+        "states": {state: own.tolist() for state, own in sorted(told.series.states.items())},
+        "busbw_gbps": {link: own.tolist() for link, own in sorted(told.series.busbw_gbps.items())},
+    }
+
+
+def assert_windows_change_nothing(directory: Path) -> None:
+    """Compare windows of several sizes with the run as a whole."""
+    whole = measure_run(directory, tell, most_bytes=1 << 30)
+    numbers = np.concatenate([trace.spans.step for trace in whole.recorded.ranks.values()])
+    rows_of_step = min(int((numbers == step).sum()) for step in whole.steps.used)
+    for steps in WINDOWS:
+        windows: list[Analysis] = []
+
+        def measure(analysis: Analysis, windows: list[Analysis] = windows) -> Told:
+            windows.append(analysis)
+            return tell(analysis)
+
+        cut = measure_run(directory, measure, most_bytes=0, most_rows=steps * rows_of_step)
+
+        assert len(windows) >= len(whole.steps.used) // steps
+        assert plain(cut) == plain(whole), f"windows of {steps} steps"
+
+
+def late_numbering_run() -> Run:
+    """Rank 1 counts its steps from 3 on: its step 3 is the step 0 of the others."""
+    rows: dict[int, list[Row]] = {rank: [] for rank in ALL.ranks}
+    for step in range(9):
+        for rank in ALL.ranks:
+            begin, number = 1_000 * step, step + 3 * (rank == 1)
+            done = begin + 700
+            row = collective("all_reduce", ALL, step, begin + 500 + 10 * rank, done, id=step, step=number)
+            rows[rank] += [
+                span("step", begin, begin + 1_000, step=number),
+                span("forward", begin + 100, begin + 500 + 10 * rank, step=number),
+                row,
+                stall(row, begin + 500 + 10 * rank, done, step=number),
+            ]
+    return make_run(rows, [ALL])
+
+
+def far_reaching_run() -> Run:
+    """Spans of a whole epoch, communication in flight over several steps, and barriers and saving between steps."""
+    rows: dict[int, list[Row]] = {rank: [] for rank in ALL.ranks}
+    for rank in ALL.ranks:
+        late = 7 * rank
+        rows[rank] += [
+            span("user", 1_900 + late, 7_900 + late, step=1, name="epoch"),
+            span("checkpoint", 3_500, 6_100 + late, step=3),
+            collective("broadcast", BESIDE, 0, 2_300 + late, 6_600, id=900, step=2, peer=0, is_async=True),
+            collective("all_gather", BESIDE, 1, 4_100 + late, 7_350, id=901, step=4, is_async=True),
+        ]
+        for step in range(10):
+            begin = 1_000 * step
+            first = collective("all_reduce", ALL, 2 * step, begin + 300 + late, begin + 450, id=2 * step, step=step)
+            barrier = collective("barrier", ALL, 2 * step + 1, begin + 930 + late, begin + 980, id=2 * step + 1)
+            rows[rank] += [
+                span("step", begin + late, begin + 920 + late, step=step),
+                span("data", begin + late, begin + 100 + late, step=step),
+                span("forward", begin + 100 + late, begin + 300 + late, step=step),
+                span("backward", begin + 450, begin + 900, step=step),
+                first,
+                stall(first, begin + 300 + late, begin + 450, step=step),
+                barrier,
+                stall(barrier, begin + 935 + late, begin + 980),
+                span("evaluation", begin + 980, begin + 990 + rank),
+            ]
+    return make_run(rows, [ALL, BESIDE], nodes={0: "a", 1: "a", 2: "b", 3: "b"})
+
+
+def repeated_run() -> Run:
+    """After step 5 the program goes back to step 3, with all ranks, and does it and the following ones again."""
+    rows: dict[int, list[Row]] = {rank: [] for rank in ALL.ranks}
+    for place, step in enumerate((0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7)):
+        for rank in ALL.ranks:
+            begin, done = 1_000 * place, 1_000 * place + 700
+            launched = begin + 500 + 10 * rank
+            row = collective("all_reduce", ALL, place, launched, done, id=place, step=step)
+            rows[rank] += [
+                span("step", begin, begin + 990, step=step),
+                span("forward", begin + 100, launched, step=step),
+                row,
+                stall(row, launched, done, step=step),
+            ]
+    return make_run(rows, [ALL])
+
+
+def apart_run() -> Run:
+    """Rank 3 is a step and a half behind the others: only its messages to itself and rank 2 tie it to them."""
+    pair = group("pp", 2, 3)
+    rows: dict[int, list[Row]] = {rank: [] for rank in (2, 3)}
+    for step in range(8):
+        for rank, begin in ((2, 1_000 * step), (3, 1_000 * step + 1_500)):
+            if rank == 2:
+                rows[rank].append(p2p("send", pair, 3, step, begin + 600, begin + 620, id=step, step=step))
+            else:
+                row = p2p("recv", pair, 2, step, begin + 50, begin + 90, id=step, step=step)
+                rows[rank] += [row, stall(row, begin + 50, begin + 90, step=step)]
+            rows[rank] += [
+                span("step", begin, begin + 1_000, step=step),
+                span("forward", begin + 100, begin + 600, step=step, microbatch=0, chunk=0, stage=rank - 2),
+                span("backward", begin + 620, begin + 940, step=step, microbatch=0, chunk=0, stage=rank - 2),
+            ]
+    return make_run(rows, [pair], world_size=4)
+
+
+MADE = {
+    "crossing": crossing_run(),
+    "far reaching": far_reaching_run(),
+    "late numbering": late_numbering_run(),
+    "apart": apart_run(),
+    "repeated": repeated_run(),
+    "pipeline": PipelineJob(2, 3, data_parallel=2, transfer_ns=7_000, all_reduce_ns=90_000, steps=9).run(),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_windows_of_any_size_say_what_the_whole_run_says(name: str, tmp_path: Path) -> None:
+    assert_windows_change_nothing(record(MADE[name], tmp_path / "run"))
+
+
+JOBS = st.builds(
+    Job,
+    tp=st.integers(1, 2),
+    pp=st.integers(1, 2),
+    dp=st.integers(2, 3),
+    microbatches=st.just(4),
+    steps=st.integers(4, 9),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zero-bubble"]),
+    overlap_grad_reduce=st.booleans(),
+    missing=st.sampled_from([0.0, 0.05]),
+    jitter=st.sampled_from([0.0, 0.02]),
+    faults=st.sampled_from([(), (Fault.parse("slow-rank=0:1.4"),), (Fault.parse("data=0:30"),)]),
+    seed=st.integers(0, 2**20),
+    gpus_per_host=st.just(2),
+    clocks=st.sampled_from([{}, random_clocks(8, wall_error_ns=2_000_000, drift_ppm=5)]),
+)
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(job=JOBS)
+def test_windows_of_simulated_jobs_say_what_the_whole_run_says(
+    job: Job, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("run")
+    write(synthesize(job), directory)
+
+    assert_windows_change_nothing(directory)

@@ -17,7 +17,9 @@ A case is a *hit* if the guilty ranks are named before any other rank, and all o
 cost is right if it is, of each that is named, within 20 % or 1 ms of what its faults cost when all others are mended:
 offline per step of the run, live per step of the stretch (of what strikes every so many steps, up to the next strike).
 A *false alarm* is an innocent rank that is named at all. Live, every stretch of steps with the same faults must be
-named; *named* and *cleared* are seconds from its begin, and from its end, in the slowest stretch.
+named; *named* and *cleared* are seconds from its begin, and from its end, in the slowest stretch. The monitor gives the
+*same name* if the sets that stand at the end of the stretches are those of the verdicts on the recording: the same
+ranks or place and the same cause, in the same words.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ class Case:
 
     Attributes:
         family, name: which kind; the name says what is special.
-        job: with its faults; without any, nobody must be named.
-        causes: words that are right.
+        job: with its faults.
+        causes: words that are right; none where nobody must be named.
         places: likewise; empty where all are.
     """
 
@@ -88,6 +90,11 @@ class Case:
     job: Job
     causes: tuple[str, ...] = COMPUTE
     places: tuple[str, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nobody must be named."""
+        return not self.causes
 
     @property
     def title(self) -> str:
@@ -103,11 +110,12 @@ class Named(NamedTuple):
 
     Attributes:
         ranks: the guilty.
-        place, cause, cost_ms, sentence: as they were said.
+        who, place, cause, cost_ms, sentence: as they were said.
         steps: over how many the cost of a pause is the mean; 0 of what holds in every step.
     """
 
     ranks: frozenset[int]
+    who: str
     place: str
     cause: str
     cost_ms: float
@@ -130,6 +138,7 @@ class Answer:
         cost_is_right: so are those of all that were named until all guilty ones were.
         false_alarms: innocent ranks, or groups of them, that were named.
         sentences: what was said.
+        names: who was named, and for which cause; live, where the guilty were named last in each stretch.
         seconds: live, until the guilty were named, in the slowest stretch; NaN if they were not.
         seconds_to_clear: live, from the end of a stretch until its ranks were no longer named; NaN if they never were.
     """
@@ -141,6 +150,7 @@ class Answer:
     cost_is_right: bool
     false_alarms: int
     sentences: tuple[str, ...]
+    names: frozenset[tuple[str, str]] = frozenset()
     seconds: float = NAN
     seconds_to_clear: float = NAN
 
@@ -231,6 +241,11 @@ class Judged:
     cost_ms: float
     offline: Answer
     live: Answer
+
+    @property
+    def same_name(self) -> bool:
+        """Whether the monitor and the recording name the same sets, places and causes, in the same words."""
+        return self.live.hit and self.live.names == self.offline.names
 
 
 # The jobs: steps of about half a second, so that a minute of training is a hundred steps.
@@ -440,13 +455,22 @@ def hidden(count: int, seed: int) -> Iterator[Case]:
 
 
 def clean(count: int, seed: int) -> Iterator[Case]:
-    """Nothing is wrong; in some the speed of healthy ranks drifts."""
+    """Nothing is wrong; in some the speed of healthy ranks drifts, or the input of all ranks stalls now and then."""
     random, drifts = np.random.default_rng([seed, 2]), np.random.default_rng([seed, 3])
     for number in range(count):
         job, noise = _random_job(random), float(random.choice([0.0, 0.01, 0.02, 0.05, 0.1, 0.2]))
-        wander = float(drifts.choice([0.0, 0.0, 0.02, 0.04]))
+        wander = float(drifts.choice([0.0, 0.0, 0.02, 0.04, 0.05]))
+        chance, ms = ((0.0, 0), (0.0, 0), (0.02, 500), (0.1, 100))[int(drifts.integers(4))]
         name = f"{number}: jitter {noise:.0%}, drift {wander:.0%}, tp {job.tp} pp {job.pp} dp {job.dp}"
-        yield Case("clean", name, replace(job, jitter=noise, wander=wander, seed=int(random.integers(2**31))))
+        name += f", stalls of {ms} ms in {chance:.0%}" if chance else ""
+        job = replace(job, jitter=noise, wander=wander, seed=int(random.integers(2**31)))
+        yield Case("clean", name, _with(job, *_stalls(job, chance, ms, drifts)), causes=())
+
+
+def _stalls(job: Job, chance: float, ms: int, random: np.random.Generator) -> list[str]:
+    """Input that keeps each rank waiting in some steps, by chance."""
+    struck = np.argwhere(random.random((job.steps, job.world_size)) < chance).tolist()
+    return [f"data={rank}:{ms}@{step}:{step + 1}" for step, rank in struck]
 
 
 def _random_job(random: np.random.Generator) -> Job:
@@ -475,7 +499,7 @@ def offline(case: Case, truth: Truth, run: Run) -> Answer:
     analysis = analyse(run)
     findings = find_stragglers(analysis.run, analysis.matches)
     named = [
-        Named(ranks_in(verdict.who, verdict.rank).union(verdict.ranks), verdict.place, verdict.cause,
+        Named(ranks_in(verdict.who, verdict.rank).union(verdict.ranks), verdict.who, verdict.place, verdict.cause,
               verdict.cost_ms_per_step,
               f"{verdict.who}: {verdict.cause}, {verdict.cost_ms_per_step:.1f} ms. {verdict.evidence}")
         for verdict in findings.verdicts
@@ -503,18 +527,20 @@ def live(case: Case, truth: Truth, run: Run) -> Answer:
     joins = list(_joins(run))
     sentences = tuple(f"[{join.at:.0f} s] {sentence}" for join in joins for sentence in join.sentences)
     found = [one for join in joins for one in join.found]
-    ends = [*(stretch.begin for stretch in truth.stretches[1:]), float("inf")]
-    heard = [_heard(case, truth, stretch, until, joins) for stretch, until in zip(truth.stretches, ends, strict=False)]
+    stretches = () if case.is_clean else truth.stretches
+    ends = [*(stretch.begin for stretch in stretches[1:]), float("inf")]
+    heard = [_heard(case, truth, stretch, until, joins) for stretch, until in zip(stretches, ends, strict=False)]
     seconds_to_clear = [one.seconds_to_clear for one in heard if one.seconds_to_clear == one.seconds_to_clear]
     first = next((one.first for one in heard if one.first is not None), found[0] if found else None)
     return Answer(
-        hit=all(one.hit for one in heard) and bool(heard or not found),
+        hit=not found if case.is_clean else all(one.hit for one in heard),
         cause=first.cause if first else "",
         cause_is_right=first is not None and case.is_cause(first),
         cost_ms=heard[0].cost_ms if heard else NAN,
         cost_is_right=all(one.cost_is_right for one in heard),
         false_alarms=sum(_is_false(case, truth, one) for one in found),
         sentences=sentences,
+        names=frozenset().union(*(one.names for one in heard)),
         seconds=max((one.seconds for one in heard), default=NAN) if all(one.hit for one in heard) else NAN,
         seconds_to_clear=max(seconds_to_clear, default=NAN),
     )
@@ -548,6 +574,7 @@ class _Heard(NamedTuple):
     cost_is_right: bool
     seconds: float
     seconds_to_clear: float
+    names: frozenset[tuple[str, str]] = frozenset()
 
 
 def _heard(case: Case, truth: Truth, stretch: Stretch, until: float, joins: Sequence[Join]) -> _Heard:
@@ -572,6 +599,7 @@ def _heard(case: Case, truth: Truth, stretch: Stretch, until: float, joins: Sequ
         cost_is_right=all(is_right(ms, truth.cost_of_ms(ranks, stretch)) for ranks, ms in costs.items()),
         seconds=hits[0][0].at - stretch.begin,
         seconds_to_clear=cleared - stretch.end,
+        names=frozenset((one.who, one.cause) for one in hits[-1][0].named),
     )
 
 
@@ -610,7 +638,7 @@ def _rows(spans: Spans, names: Sequence[str]) -> list[Row]:
 
 def _named_live(one: LiveStraggler) -> Named:
     ranks = ranks_in(one.who, one.rank).union(one.ranks)
-    return Named(ranks, one.place, one.cause, one.cost_ms_per_step, one.evidence, one.steps)
+    return Named(ranks, one.who, one.place, one.cause, one.cost_ms_per_step, one.evidence, one.steps)
 
 
 def ranks_in(who: str, rank: int) -> frozenset[int]:
@@ -637,7 +665,7 @@ def count_until_found(causes: Sequence[str], guilty: frozenset[int], named: Sequ
 
 
 def _is_false(case: Case, truth: Truth, one: Named) -> bool:
-    return not case.job.faults or not one.ranks <= truth.ranks
+    return case.is_clean or not one.ranks <= truth.ranks
 
 
 def is_right(said_ms: float, true_ms: float) -> bool:
@@ -645,15 +673,16 @@ def is_right(said_ms: float, true_ms: float) -> bool:
 
 
 def _answer(case: Case, truth: Truth, named: Sequence[Named], unsaid: tuple[str, ...]) -> Answer:
-    read = named[: count_until_found(case.causes, truth.ranks, named)] if case.job.faults else ()
+    read = named[: count_until_found(case.causes, truth.ranks, named)] if not case.is_clean else ()
     return Answer(
-        hit=bool(read) if case.job.faults else not named,
+        hit=not named if case.is_clean else bool(read),
         cause=named[0].cause if named else "",
         cause_is_right=bool(named) and case.is_cause(named[0]),
         cost_ms=read[0].cost_ms if read else NAN,
         cost_is_right=bool(read) and all(is_right(one.cost_ms, truth.cost_of_ms(one.ranks)) for one in read),
         false_alarms=sum(_is_false(case, truth, one) for one in named),
         sentences=(*(one.sentence for one in named), *unsaid),
+        names=frozenset((one.who, one.cause) for one in named),
     )
 
 
@@ -686,14 +715,14 @@ def main() -> int:
     _summary(judged)
     print(f"\n{len(judged)} cases in {time.perf_counter() - begin:.0f} s, {os.cpu_count()} cores, "
           f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}")  # fmt: skip
-    return int(any(one.offline.false_alarms + one.live.false_alarms for one in judged if not one.case.job.faults))
+    return int(any(one.offline.false_alarms + one.live.false_alarms for one in judged if one.case.is_clean))
 
 
 def _told(chosen: Sequence[Case], options: argparse.Namespace) -> Iterator[Judged]:
     """Judge cases, and print a line of each as it is done."""
     print(f"{'':44s} {'offline':32s} live")
     print(f"{'case':36s} {'true ms':>7s} {'hit':4s} {'cause':13s} {'ms':>7s} {'false':>5s}", end="  ")
-    print(f"{'hit':4s} {'cause':13s} {'ms':>7s} {'false':>5s} {'named':>7s} {'cleared':>7s}")
+    print(f"{'hit':4s} {'cause':13s} {'ms':>7s} {'false':>5s} {'named':>7s} {'cleared':>7s} same name")
     work = partial(judge, seed=options.seed, is_live=not options.recorded)
     if options.processes > 1:
         with ProcessPoolExecutor(options.processes) as pool:
@@ -709,7 +738,8 @@ def _told(chosen: Sequence[Case], options: argparse.Namespace) -> Iterator[Judge
 
 def _line(one: Judged, verbose: bool) -> None:
     print(f"{one.case.title[:36]:36s} {one.cost_ms:7.1f} {columns(one.offline)}  {columns(one.live)} ", end="")
-    print(f"{seconds_or_none(one.live.seconds)} {seconds_or_none(one.live.seconds_to_clear)}", flush=True)
+    print(f"{seconds_or_none(one.live.seconds)} {seconds_or_none(one.live.seconds_to_clear)}", end=" ")
+    print("" if one.case.is_clean else "yes" if one.same_name else "no", flush=True)
     if verbose:
         print(f"    guilty: {_some(one.ranks)}, {' or '.join(one.case.causes)}")
         for way, answer in (("offline", one.offline), ("live", one.live)):
@@ -755,18 +785,20 @@ def _summary(judged: Sequence[Judged]) -> None:
     families: Mapping[str, list[Judged]] = defaultdict(list)
     for one in judged:
         families[one.case.family].append(one)
-    print("\n| fault | cases | offline: hit | cause | cost | false | live: hit | cause | cost | false | s to name |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    faulty = [one for one in judged if one.case.job.faults]
+    print("\n| fault | cases | offline: hit | cause | cost | false ", end="")
+    print("| live: hit | cause | cost | false | same name | s to name |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    faulty = [one for one in judged if not one.case.is_clean]
     for family, own in [*families.items(), *([("**all faults**", faulty)] if len(families) > 1 else [])]:
         off, on = Tally.of([one.offline for one in own]), Tally.of([one.live for one in own])
         seconds = [one.live.seconds for one in own if one.live.seconds == one.live.seconds]
         named = f"{np.median(seconds):.0f} (at most {max(seconds):.0f})" if seconds else "-"
-        print(f"| {family} | {len(own)} | {_row(off, own)} | {_row(on, own)} | {named} |")
+        same = sum(one.same_name for one in own)
+        print(f"| {family} | {len(own)} | {_row(off, own)} | {_row(on, own)} | {same} | {named} |")
 
 
 def _row(tally: Tally, own: Sequence[Judged]) -> str:
-    if not any(one.case.job.faults for one in own):
+    if all(one.case.is_clean for one in own):
         return f"{tally.hits} named nobody | | | {tally.false_alarms}"
     return " | ".join(map(str, tally))
 

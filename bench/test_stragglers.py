@@ -52,6 +52,11 @@ def test_the_truth_about_a_fault_that_moves() -> None:
     [
         ("one rank: 10 %, 4 stages", "rank 3 on node0", "compute"),
         ("phase: forward 50 %", "rank 4 on node0", "forward"),
+        ("several: two of 8, 50 and 40 %", "ranks 1, 3 on node0", "compute"),
+        ("half: half of 8", "ranks 0–3 on node0", "compute"),
+        ("tensor group: 20 %", "tensor-parallel group of ranks 4–7 on node0", "compute"),
+        ("host: 20 %, one of four", "host node2 (ranks 8–11)", "compute"),
+        ("data: 100 ms, of a host", "host node1 (ranks 4–7)", "data"),
         ("stage: 20% more, of 4", "stage 1 (ranks 2–3)", "stage_imbalance"),
         ("link: one direction", "link from rank 2 on node1 to rank 4 on node2", "communication"),
         ("sequences: scatter 30%", "no single rank: it moves", "sequence_length_imbalance"),
@@ -62,9 +67,11 @@ def test_the_truth_about_a_fault_that_moves() -> None:
 )
 def test_the_monitor_names_what_a_recording_names(title: str, who: str, cause: str) -> None:
     (case,) = (one for one in bench.cases() if one.title == title)
-    made = synthesize(case.job)
-    answer = bench.live(case, bench.Truth(made), made.run)
+    judged = bench.judge(case)
+    answer = judged.live
 
+    assert judged.same_name
+    assert answer.names == {(who, cause)}
     assert (answer.hit, answer.cause, answer.cost_is_right, answer.false_alarms) == (True, cause, True, 0)
     assert f"Straggler: {who}, {cause_in_words(cause)}: " in answer.sentences[0]
 
@@ -91,7 +98,7 @@ def test_what_happened_once_is_told_as_such() -> None:
     ],
 )
 def test_a_hit_is_all_of_the_guilty_before_anybody_else(named: list[set[int]], count: int) -> None:
-    said = [bench.Named(frozenset(ranks), "ranks", "compute", 1.0, "") for ranks in named]
+    said = [bench.Named(frozenset(ranks), "", "ranks", "compute", 1.0, "") for ranks in named]
 
     assert bench.count_until_found(("compute",), frozenset({1, 3}), said) == count
 

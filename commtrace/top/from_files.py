@@ -134,6 +134,7 @@ class _Straggler(msgspec.Struct, omit_defaults=True):
     since: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
     who: str | msgspec.UnsetType = msgspec.UNSET
     place: str | msgspec.UnsetType = msgspec.UNSET
+    ranks: list[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Status(msgspec.Struct):
@@ -141,6 +142,7 @@ class _Status(msgspec.Struct):
 
     time: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
     stragglers: Annotated[list[_Straggler], msgspec.Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    abstentions: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 def make_frame(
@@ -195,7 +197,7 @@ def make_frame(
             [*_told_by_steps(findings)],
             judged=analysis is not None and not findings.abstentions,
         ),
-        abstentions=findings.abstentions,
+        abstentions=tuple(dict.fromkeys([*findings.abstentions, *_abstentions_of_monitor(monitor, now_ns)])),
         notes=tuple(_notes(run, rows, endings, steps, analysis, step_ns or _median(before), now_ns, monitor)),
     )
 
@@ -330,10 +332,11 @@ def _told_by_steps(findings: Findings) -> Iterator[Slow]:
 
 
 def _told_by_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Iterator[Slow]:
-    if monitor is None or now_ns / 1e9 - float(monitor.get("time", 0.0)) > _OLD_MONITOR_SECONDS:
+    if monitor is None or _is_old(monitor, now_ns):
         return
     for one in monitor.get("stragglers", ()):
         who = one.get("who", f"rank {one['rank']} on {one['host']}")
+        others = tuple(rank for rank in one.get("ranks", ()) if rank != one["rank"])
         yield Slow(
             one["rank"],
             one["host"],
@@ -344,7 +347,16 @@ def _told_by_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Iterator
             MONITOR,
             who,
             one["since"],
+            others,
         )
+
+
+def _abstentions_of_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Sequence[str]:
+    return () if monitor is None or _is_old(monitor, now_ns) else monitor.get("abstentions", ())
+
+
+def _is_old(monitor: Mapping[str, Any], now_ns: int) -> bool:
+    return now_ns / 1e9 - float(monitor.get("time", 0.0)) > _OLD_MONITOR_SECONDS
 
 
 def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: bool) -> tuple[Slow, ...]:
@@ -376,7 +388,7 @@ def _names(several: Slow, one: Slow) -> bool:
         return (several.cause, several.who) == (one.cause, one.who)
     if HOST in (several.place, one.place) and several.host == one.host:
         return True
-    return one.rank in (several.rank, *several.others)
+    return not {one.rank, *one.others}.isdisjoint({several.rank, *several.others})
 
 
 def _notes(

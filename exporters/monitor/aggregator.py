@@ -80,5 +80,6 @@ class Aggregator:
             "last_step": max((report.last_step for report in reports), default=-1),
             "peers_missing": watch.peers_missing,
             "hang": self._hangs.sentence or None,
+            "abstentions": list(watch.abstentions),
             "stragglers": [straggler.to_json() for straggler in watch.stragglers],
         }

@@ -29,14 +29,25 @@ _WEBHOOK_SECONDS: Final = 5.0
 _LAST_SECONDS: Final = 1.0
 _WEBHOOK_QUEUE: Final = 100
 _MOST_SENTENCE: Final = 4_096
+_MOST_RANKS: Final = 256
 
 
 class LogSink:
-    """One line per event; that something is over is told as loudly as that it began."""
+    """One line per event; that something is over is told as loudly as that it began.
+
+    That it cannot be told who is slow is no event: it is said once, until it can be told again.
+    """
+
+    def __init__(self) -> None:
+        self._abstains = False
 
     def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
         for event in events:
             _logger.warning("commtrace: %s", printable(event.sentence))
+        abstentions = status["abstentions"]
+        if abstentions and not self._abstains:
+            _logger.warning("commtrace: %s", printable(abstentions[0]))
+        self._abstains = bool(abstentions)
 
 
 class FileSink:
@@ -86,9 +97,16 @@ class FindingsSink:
         self._events: deque[LiveEvent] = deque(maxlen=MOST_EVENTS)
 
     def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
-        self._events.extend(replace(event, sentence=event.sentence[:_MOST_SENTENCE]) for event in events)
-        stragglers = [msgspec.convert(one, LiveStraggler) for one in status["stragglers"][:MOST_EVENTS]]
-        self._store.publish_findings(Findings(tuple(stragglers), tuple(self._events)))
+        for event in events:
+            straggler = _with_fewer_ranks(event.straggler) if event.straggler is not None else None
+            self._events.append(replace(event, sentence=event.sentence[:_MOST_SENTENCE], straggler=straggler))
+        stragglers = msgspec.convert(status["stragglers"][:MOST_EVENTS], tuple[LiveStraggler, ...])
+        self._store.publish_findings(Findings(tuple(map(_with_fewer_ranks, stragglers)), tuple(self._events)))
+
+
+def _with_fewer_ranks(straggler: LiveStraggler) -> LiveStraggler:
+    """What fits into a message, with others like it: half of a large job may be slow."""
+    return replace(straggler, ranks=straggler.ranks[:_MOST_RANKS])
 
 
 class WebhookSink:

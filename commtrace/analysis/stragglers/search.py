@@ -33,7 +33,7 @@ from commtrace.analysis.stragglers.waited import most_waited_for
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
-_NO_PEERS = (
+NO_PEERS = (
     "Ranks were not compared: no two ranks do the same work (data- and tensor-parallel size are 1), so a slow rank "
     "cannot be told from a larger share of the model. Run with at least two data-parallel replicas to compare."
 )
@@ -77,7 +77,7 @@ def find_stragglers(
     """
     thresholds = thresholds or Thresholds()
     if len(run.ranks) < 2:
-        return Findings(abstentions=(_NO_PEERS,))
+        return Findings(abstentions=(NO_PEERS,))
     try:
         bench = Bench.of(run, program or build_program(run, matches), thresholds)
     except ReplayError as error:
@@ -102,7 +102,7 @@ def find_stragglers(
     else:
         abstentions = (_too_few_steps(bench),)
     if not np.isfinite(bench.work.peer_ns).any() and not verdicts:
-        abstentions = (_NO_PEERS, *undecided)
+        abstentions = (NO_PEERS, *undecided)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
     if not ordered:
         changes = common_change(bench), baseline.difference(bench) if baseline else ""

@@ -7,7 +7,7 @@ side, each alone costs nothing. A member without which the set costs as much is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import eq, ne
@@ -17,11 +17,19 @@ import numpy as np
 
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.analysis.stragglers.common_place import (
+    by_common_place,
+    compared_with,
+    places_of,
+    range_in_words,
+    several_need_longer,
+    several_pause_longer,
+    who_in_words,
+)
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.device_evidence import DeviceEvidence, device_evidence
-from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.long_microbatches import SEQUENCES, replicas_in_words
-from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST, Float64
+from commtrace.analysis.stragglers.normal import Float64
 from commtrace.analysis.stragglers.prices import mean_ms, price_of
 from commtrace.analysis.stragglers.slow_ranks import (
     MEANT,
@@ -36,12 +44,10 @@ from commtrace.analysis.stragglers.slow_ranks import (
 )
 from commtrace.analysis.stragglers.verdict import (
     ACTIVITY,
-    HOST,
     NOW_AND_THEN,
     ONLY_PHASE,
     PHASES,
     RANKS,
-    TENSOR_GROUP,
     Member,
     Verdict,
     next_step,
@@ -50,7 +56,7 @@ from commtrace.trace import schema
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
-_MOST_SHARES: Final = 16
+MOST_SHARES: Final = 16
 """Each share is a replay or two: of sets with more ranks only what they cost together is told."""
 
 THROTTLED: Final = "throttled_device"
@@ -62,14 +68,6 @@ _DIFFERS: Final = 0.01
 _MOST_OF_IT: Final = 0.9
 _SLOW_PHASE: Final = 0.7
 """A rank is slow in one phase if that has most of its excess, and no more than this share of its work."""
-
-_MOST_HOSTS: Final = 3
-_COMPARED_WITH: Final = {
-    PAST: "the ranks that do the same work and are as fast as before",
-    BASELINE: "the ranks that do the same work and are as fast as in the baseline",
-    FASTEST: "the fastest ranks that do the same work",
-}
-_OTHERS: Final = "the ranks that do the same work"
 
 
 class _Key(NamedTuple):
@@ -204,7 +202,7 @@ def _without_idle_members(replay: _Replay, slow: Sequence[tuple[SlowRank, ...]])
     excess: dict[_WhoAndWhat, float] = {}
     for one in (one for own in slow for one in own):
         excess[_who_and_what(one)] = excess.get(_who_and_what(one), 0.0) + one.total_ns
-    if len(excess) > _MOST_SHARES:
+    if len(excess) > MOST_SHARES:
         return left
     for smallest in sorted(excess, key=lambda one: excess[one]):
         without = [tuple(one for one in own if _who_and_what(one) != smallest) for own in left]
@@ -228,8 +226,9 @@ def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Par
         for one in own:
             when.setdefault((one.rank, one.cause), []).append(number)
     parts: dict[_Key, list[_Part]] = {}
+    places = places_of(run)
     for number, own in enumerate(slow):
-        for place, what, sharing in _by_what_they_share(run, own):
+        for place, what, sharing in by_common_place(places, own):
             together: dict[tuple[int, ...], list[SlowRank]] = {}
             for one in sharing:
                 stretches = tuple(when[one.rank, one.cause]) if place == RANKS else ()
@@ -238,47 +237,6 @@ def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Par
                 key = _Key(place, what, tuple(sorted(one.rank for one in members)))
                 parts.setdefault(key, []).append(_Part(number, tuple(members)))
     return parts
-
-
-def _by_what_they_share(run: Run, slow: Sequence[SlowRank]) -> list[tuple[str, str, list[SlowRank]]]:
-    """A place, what its ranks have in common, and the ranks: hosts first, then tensor-parallel groups, then causes."""
-    found: list[tuple[str, str, list[SlowRank]]] = []
-    left = list(slow)
-    for beyond in dict.fromkeys(one.beyond for one in slow):
-        # What the ranks of a replica share is their input, wherever they are.
-        for place, ranks in _whole_places(
-            run, [one for one in slow if one.beyond == beyond and one.cause != SEQUENCES]
-        ):
-            found.append((place, beyond, ranks))
-            left = [one for one in left if one not in ranks]
-    causes: dict[tuple[str, str], list[SlowRank]] = {}
-    for one in left:
-        causes.setdefault((one.cause, one.beyond), []).append(one)
-    return [*found, *((RANKS, cause, members) for (cause, _), members in causes.items())]
-
-
-def _whole_places(run: Run, slow: Sequence[SlowRank]) -> Iterator[tuple[str, list[SlowRank]]]:
-    """Hosts and tensor-parallel groups, nearly all of whose ranks stand out in the same."""
-    left = list(slow)
-    for place, place_of, share in ((HOST, _host_of, SHARE_OF_HOST), (TENSOR_GROUP, _tensor_group_of, 1.0)):
-        sizes = Counter(place_of(run, trace) for trace in run.ranks)
-        for one, size in sizes.items():
-            own = [rank for rank in left if place_of(run, rank.rank) == one]
-            if 1 < size < len(run.ranks) and len(own) >= max(2.0, share * size):
-                yield place, own
-                left = [rank for rank in left if rank not in own]
-
-
-def _host_of(run: Run, rank: int) -> tuple[object, ...]:
-    return (run.ranks[rank].metadata.node,)
-
-
-def _tensor_group_of(run: Run, rank: int) -> tuple[object, ...]:
-    """Equal for ranks that differ by nothing but their place in the tensor-parallel group."""
-    trace = run.ranks[rank]
-    if trace.parallel.get("tp", 1) < 2:
-        return ("rank", rank)
-    return tuple((name, at) for name, at in sorted(trace.coordinates.items()) if name not in ("tp", "ep"))
 
 
 def _verdict(
@@ -350,7 +308,7 @@ def _members(
     told = []
     for one in members:
         share = alone = None
-        if len(everybody) <= _MOST_SHARES:
+        if len(everybody) <= MOST_SHARES:
             share = mended(lambda _: True) - mended(partial(ne, _who_and_what(one)))
             alone = mended(partial(eq, _who_and_what(one)))
         told.append(Member(one.rank, bench.run.ranks[one.rank].metadata.node, one.total_ns / 1e6, share, alone))
@@ -369,43 +327,26 @@ def _time_of(bench: Bench) -> tuple[int, int] | None:
 
 
 def _who(run: Run, key: _Key) -> str:
-    if key.place == HOST:
-        return f"host {run.ranks[key.ranks[0]].metadata.node} ({ranks_in_words(key.ranks)})"
-    if key.what == SEQUENCES:
-        return replicas_in_words(run, key.ranks)
-    places = _on_hosts(run, key.ranks)
-    return f"tensor-parallel group of {places}" if key.place == TENSOR_GROUP else places
-
-
-def _on_hosts(run: Run, ranks: Sequence[int]) -> str:
-    """``ranks 1, 3 on node0``; of ranks on many hosts, how many."""
-    hosts: dict[str, list[int]] = {}
-    for rank in ranks:
-        hosts.setdefault(run.ranks[rank].metadata.node, []).append(rank)
-    if len(hosts) > _MOST_HOSTS:
-        return f"{ranks_in_words(ranks)} on {len(hosts)} hosts"
-    return ", ".join(f"{ranks_in_words(own)} on {host}" for host, own in hosts.items())
+    return (
+        replicas_in_words(run, key.ranks)
+        if key.what == SEQUENCES
+        else who_in_words(places_of(run), key.place, key.ranks)
+    )
 
 
 def _evidence(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], persistence: float) -> str:
     bench, first = found.bench, members[0]
     if cause == SEQUENCES:
         return _evidence_of_input(found, members)
-    others = _COMPARED_WITH.get(first.told_by, _OTHERS)
+    others = compared_with(first.told_by)
     how_often = f"so in {round(persistence * bench.num_steps)} of {bench.num_steps} steps"
     if len(members) > 1:
-        more = sorted(100 * member.total_ns / max(member.normal_ns, 1.0) for member in members)
-        ranks = ranks_in_words(member.rank for member in members).capitalize()
-        if place == HOST:
-            host = bench.run.ranks[first.rank].metadata.node
-            on_host = sum(trace.metadata.node == host for trace in bench.run.ranks.values())
-            ranks = f"{_how_many(len(members), on_host)} ranks on {host}"
-            others = others.replace("ranks that", "ranks of other hosts that")
-        excess = sorted(member.total_ns / 1e6 for member in members)
+        ranks, excess_ms = [member.rank for member in members], [member.total_ns / 1e6 for member in members]
+        places = places_of(bench.run)
         if first.is_rare:
-            what = f" for {ACTIVITY[cause]}" if cause in ACTIVITY else ""
-            return f"{ranks} need {_range(excess)} ms per step more{what} than other ranks of their stages (means)."
-        return f"{ranks} need {_range(more)} % longer per step than {others}, {_range(excess)} ms (medians over steps)."
+            return several_pause_longer(places, place, cause, ranks, excess_ms)
+        percent = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
+        return several_need_longer(places, place, ranks, first.told_by, percent, excess_ms) + " (medians over steps)."
     if first.is_rare:
         return (
             f"{_place(bench.run, first.rank)} needs {_details(bench, first)} (mean), "
@@ -429,23 +370,14 @@ def _evidence_of_input(found: SlowRanks, members: Sequence[SlowRank]) -> str:
         )
     more = sorted(100 * member.total_ns / max(member.normal_ns, 1.0) for member in members)
     return (
-        f"Forward and backward take {_range(more)} % longer than on the ranks that do the same work, {where}, and the "
-        "optimizer step takes no longer. So its input is longer, and its devices are not slow."
+        f"Forward and backward take {range_in_words(more)} % longer than on the ranks that do the same work, {where}, "
+        "and the optimizer step takes no longer. So its input is longer, and its devices are not slow."
     )
 
 
 def _of_device(members: Sequence[SlowRank], device: DeviceEvidence) -> str:
     """What its driver says; of several ranks, of the slowest one's."""
     return device.sentence if len(members) == 1 else f"Rank {members[0].rank}: {device.sentence}"
-
-
-def _how_many(some: int, all_of_them: int) -> str:
-    return f"All {some}" if some == all_of_them else f"{some} of the {all_of_them}"
-
-
-def _range(ascending: Sequence[float]) -> str:
-    low, high = f"{ascending[0]:.0f}", f"{ascending[-1]:.0f}"
-    return low if low == high else f"{low} to {high}"
 
 
 def _place(run: Run, rank: int) -> str:

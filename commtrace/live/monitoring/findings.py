@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
 from commtrace.analysis.rank_words import seconds_in_words
-from commtrace.analysis.stragglers.verdict import cause_in_words
+from commtrace.analysis.stragglers.verdict import RANKS, Member, cause_in_words
 
 FOUND: Final = "straggler"
+CHANGED: Final = "changed"
 CLEARED: Final = "recovered"
 SILENT: Final = "silent"
 BACK: Final = "back"
@@ -38,6 +39,8 @@ class LiveStraggler:
         steps: over how many the cost of such is the mean; 0 of what holds in every step.
         ranks: all that it names: of a link both ends.
         since_step: the first step of that window; of what strikes in few steps, the first of these; −1 where not known.
+        members: the slow ranks with what each works too long and costs, slowest first, but no more than 16; empty where
+            the cause is none of a rank's.
     """
 
     rank: int
@@ -54,6 +57,7 @@ class LiveStraggler:
     steps: int = 0
     ranks: tuple[int, ...] = ()
     since_step: int = -1
+    members: tuple[Member, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields, and the instant by ISO 8601 as well."""
@@ -65,11 +69,12 @@ class LiveEvent:
     """Something that the person on call wants to know.
 
     Attributes:
-        kind: ``straggler``, ``recovered``, ``silent`` (a rank stopped reporting) or ``back``.
+        kind: ``straggler``, ``changed`` (one that was told is told otherwise: more or fewer ranks, another cause),
+            ``recovered``, ``silent`` (a rank stopped reporting) or ``back``.
         time: epoch seconds.
         rank, host: whom it is about.
         sentence: for people.
-        straggler: with kind ``straggler`` and ``recovered``.
+        straggler: with kind ``straggler``, ``changed`` and ``recovered``.
     """
 
     kind: str
@@ -93,26 +98,42 @@ def found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
         now: epoch seconds.
         device: what hours are counted of: ``GPU`` or ``rank``.
     """
+    sentence = f"Straggler: {_in_words(straggler, now, device)}"
+    return LiveEvent(FOUND, now, straggler.rank, straggler.host, sentence, straggler)
+
+
+def changed(straggler: LiveStraggler, before: LiveStraggler, now: float, device: str) -> LiveEvent:
+    """Return the event that something that was told holds other ranks, or has another cause, than it had.
+
+    Args:
+        straggler, before: how it is, and how it was told.
+        now: epoch seconds.
+        device: what hours are counted of: ``GPU`` or ``rank``.
+    """
+    sentence = f"No longer {before.who}, {cause_in_words(before.cause)}, but {_in_words(straggler, now, device)}"
+    return LiveEvent(CHANGED, now, straggler.rank, straggler.host, sentence, straggler)
+
+
+def _in_words(straggler: LiveStraggler, now: float, device: str) -> str:
     cost = f"{straggler.cost_ms_per_step:.1f} ms per step"
     if straggler.occurrence:
         cost = f"{straggler.occurrence}, {_since(straggler)}, which spread over {straggler.steps} steps costs {cost}"
     else:
         hours = f"{straggler.gpu_hours_per_day:.3g} {device}-hours per day"
         cost = f"costs {cost}, {hours}, for {_lasted(straggler, now)}, {_since(straggler)}"
-    sentence = (
-        f"Straggler: {straggler.who}, {cause_in_words(straggler.cause)}: {cost}. {straggler.evidence} "
-        f"{straggler.next_step}"
-    )
-    return LiveEvent(FOUND, now, straggler.rank, straggler.host, sentence, straggler)
+    return f"{straggler.who}, {cause_in_words(straggler.cause)}: {cost}. {straggler.evidence} {straggler.next_step}"
 
 
 def cleared(straggler: LiveStraggler, now: float) -> LiveEvent:
     """Return the event that something holds up the job no more."""
     who, cause = straggler.who[:1].upper() + straggler.who[1:], cause_in_words(straggler.cause)
+    several = len(straggler.members) > 1 and straggler.place == RANKS
     if straggler.occurrence:
-        sentence = f"{who} goes on as its peers do ({cause}) at {clock_time(_ns(now))}: {straggler.occurrence}."
+        goes_on = "go on as their peers do" if several else "goes on as its peers do"
+        sentence = f"{who} {goes_on} ({cause}) at {clock_time(_ns(now))}: {straggler.occurrence}."
     else:
-        over = "holds up the job no more" if straggler.cause in _OF_NO_RANK else "is as quick as its peers again"
+        quick = "are as quick as their peers again" if several else "is as quick as its peers again"
+        over = "holds up the job no more" if straggler.cause in _OF_NO_RANK else quick
         sentence = f"{who} {over} ({cause}) at {clock_time(_ns(now))}, after {_lasted(straggler, now)}."
     return LiveEvent(CLEARED, now, straggler.rank, straggler.host, sentence, replace(straggler))
 

@@ -4,7 +4,7 @@ Such a pause is in few windows, and a window that holds one tells nothing of how
 remembered, and ranks are compared by what they lost to them in all windows that are.
 
 >>> memory = PauseMemory()                                      # doctest: +SKIP
->>> [one.rank for one in memory.take(reports)]                  # doctest: +SKIP
+>>> [one.members for one in memory.take(reports)]                  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import exp, lgamma, log, log1p
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.breakdown.occurrence import Occurrence
+from commtrace.analysis.stragglers.common_place import Place, by_common_place
 from commtrace.analysis.stragglers.limits import LIVE_PAUSES, Thresholds
 from commtrace.analysis.stragglers.normal import Float64, Work, judge
 from commtrace.analysis.stragglers.slow_ranks import MEANT
@@ -29,6 +31,10 @@ _WINDOWS: Final = 15
 _WINDOWS_TO_NAME: Final = 3
 """So many must have pauses that nobody meant: a busy machine holds up single steps of a rank."""
 
+_CHANCE: Final = 1e-3
+"""Pauses that may hit any rank are named if chance gives so many to one of them less often than this. Of a few, which
+are counts, a standard error tells too little."""
+
 _LATE: Final = 1.5
 """Pauses are over when the next one is late by so much of what usually lies between two."""
 
@@ -39,19 +45,41 @@ class RankPauses(NamedTuple):
     Attributes:
         rank: which.
         cause: one of ``PAUSES``.
-        cost_ns: per step.
-        steps: over how many that is the mean.
         mean_ns, normal_ns: what the rank and its peers lose per step of the windows that are remembered.
-        when: the pauses.
-        windows: how many the first pause and all that came after it lie in.
     """
 
     rank: int
     cause: str
-    cost_ns: float
-    steps: int
     mean_ns: float
     normal_ns: float
+
+    @property
+    def excess_ns(self) -> float:
+        return self.mean_ns - self.normal_ns
+
+    @property
+    def beyond(self) -> str:
+        return self.cause
+
+
+class SlowPauses(NamedTuple):
+    """Ranks that pause more than their peers do.
+
+    Attributes:
+        place: what they have in common.
+        cause: one of ``PAUSES``.
+        members: the ranks, the one that loses most first.
+        cost_ns: per step, of all of them.
+        steps: over how many that is the mean.
+        when: the pauses.
+        windows: how many the first pause and all that came after it lie in.
+    """
+
+    place: str
+    cause: str
+    members: tuple[RankPauses, ...]
+    cost_ns: float
+    steps: int
     when: Occurrence
     windows: int
 
@@ -69,7 +97,7 @@ class PauseMemory:
     def __init__(self) -> None:
         self._windows: dict[int, deque[_Window]] = {}
 
-    def take(self, reports: Sequence[WindowReport]) -> list[RankPauses]:
+    def take(self, reports: Sequence[WindowReport]) -> list[SlowPauses]:
         """Take new windows; who pauses more than others that do the same work, and has not stopped.
 
         Args:
@@ -80,7 +108,7 @@ class PauseMemory:
             own.append(_Window(one.window, one.steps, one.last_step, one.pauses))
         return [found for kind in map(WORK.index, PAUSES) for found in self._judge(reports, kind)]
 
-    def _judge(self, reports: Sequence[WindowReport], kind: int) -> Iterator[RankPauses]:
+    def _judge(self, reports: Sequence[WindowReport], kind: int) -> Iterator[SlowPauses]:
         if not any(pause.work == kind for one in reports for own in self._windows[one.rank] for pause in own.pauses):
             return
         steps = np.array([sum(own.steps for own in self._windows[one.rank]) for one in reports])
@@ -101,21 +129,54 @@ class PauseMemory:
             ),
             LIVE_PAUSES,
         )
+        slow = [
+            at
+            for at in np.flatnonzero(judged.is_slow).tolist()
+            if self._lasts(int(judged.rank[at]), kind)
+            and not self._may_be_chance(
+                int(judged.rank[at]), [one.rank for one in reports if one.stage == stage[at]], kind
+            )
+        ]
+        members = [
+            RankPauses(int(judged.rank[at]), WORK[kind], float(mean[at]), float(judged.normal_ns[at])) for at in slow
+        ]
+        places = {one.rank: Place(one.host, one.tensor_group) for one in reports}
+        most_steps = int(steps.max())
         limits = Thresholds()
-        for at in np.flatnonzero(judged.is_slow).tolist():
-            rank, normal_ns = int(judged.rank[at]), float(judged.normal_ns[at])
-            if not self._lasts(rank, kind):
-                continue
-            pauses = self._pauses(rank, kind)
-            cost_ns, spread = _cost(pauses, int(steps[at]))
-            cost_ns *= 1 - normal_ns / float(mean[at])
-            if cost_ns >= max(limits.cost_ms * 1e6, limits.share_of_step * duration[at]):
-                when = Occurrence(tuple(one.step for one in pauses), sum(one.ns for one in pauses), int(steps[at]))
-                windows = self._windows_since_first(rank, kind)
-                yield RankPauses(rank, WORK[kind], cost_ns, spread, float(mean[at]), normal_ns, when, windows)
+        least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * float(np.median(duration)))
+        for place, _, own in by_common_place(places, members):
+            found = self._together(place, kind, sorted(own, key=lambda one: (-one.excess_ns, one.rank)), most_steps)
+            if found.cost_ns >= least_ns:
+                yield found
+
+    def _together(self, place: str, kind: int, members: Sequence[RankPauses], steps: int) -> SlowPauses:
+        """Ranks that pause in the same step do so side by side."""
+        lost_ns: dict[int, float] = {}
+        total_ns = 0
+        for one in members:
+            for pause in self._pauses(one.rank, kind):
+                lost_ns[pause.step] = max(lost_ns.get(pause.step, 0.0), pause.ns * one.excess_ns / one.mean_ns)
+                total_ns += pause.ns
+        cost_ns, spread = _cost(sorted(lost_ns.items()), steps)
+        when = Occurrence(tuple(sorted(lost_ns)), total_ns, steps)
+        windows = max(self._windows_since_first(one.rank, kind) for one in members)
+        return SlowPauses(place, WORK[kind], tuple(members), cost_ns, spread, when, windows)
 
     def _pauses(self, rank: int, kind: int) -> list[Pause]:
         return [pause for own in self._windows[rank] for pause in own.pauses if pause.work == kind]
+
+    def _may_be_chance(self, rank: int, peers: Sequence[int], kind: int) -> bool:
+        """Whether so many pauses may all hit one rank if each hits every rank of the class equally often.
+
+        Pauses that are less than half as long as those of the rank do not count.
+        """
+        if WORK[kind] in MEANT:
+            return False
+        own = self._pauses(rank, kind)
+        least_ns = float(np.median([pause.ns for pause in own])) / 2
+        in_all = sum(pause.ns >= least_ns for peer in peers for pause in self._pauses(peer, kind))
+        of_rank = sum(pause.ns >= least_ns for pause in own)
+        return len(peers) * _at_least(of_rank, in_all, 1 / len(peers)) > _CHANCE
 
     def _windows_since_first(self, rank: int, kind: int) -> int:
         own = self._windows[rank]
@@ -136,6 +197,20 @@ class PauseMemory:
         return newest.last_step - steps[-1] <= _LATE * between
 
 
+def _at_least(some: int, all_of_them: int, share: float) -> float:
+    """How likely at least so many of all fall to one, if each does with the probability ``share``: binomial."""
+    if share >= 1 or some <= share * all_of_them:
+        return 1.0
+    tail = 0.0
+    for number in range(some, all_of_them + 1):
+        ways = lgamma(all_of_them + 1) - lgamma(number + 1) - lgamma(all_of_them - number + 1)
+        term = exp(ways + number * log(share) + (all_of_them - number) * log1p(-share))
+        tail += term
+        if term < 1e-6 * tail:
+            break
+    return tail
+
+
 def _error_of_mean(squares: Float64, steps: Int64, peers: Int64) -> Float64:
     """By rank: the standard error of what it loses per step, if all ranks of its class are struck equally often."""
     error = np.zeros(len(squares))
@@ -145,13 +220,17 @@ def _error_of_mean(squares: Float64, steps: Int64, peers: Int64) -> Float64:
     return error
 
 
-def _cost(pauses: Sequence[Pause], steps: int) -> tuple[float, int]:
+def _cost(lost_ns: Sequence[tuple[int, float]], steps: int) -> tuple[float, int]:
     """Per step, and over how many steps that is the mean.
 
     Of several pauses, the steps from the first one to the last count, and of the pauses all but the first: the mean
     then does not depend on where the windows begin and end.
+
+    Args:
+        lost_ns: steps with a pause, ascending, and what it costs.
+        steps: how many are remembered.
     """
-    if len(pauses) == 1:
-        return pauses[0].ns / max(steps, 1), steps
-    between = pauses[-1].step - pauses[0].step
-    return sum(one.ns for one in pauses[1:]) / max(between, 1), between
+    if len(lost_ns) == 1:
+        return lost_ns[0][1] / max(steps, 1), steps
+    between = lost_ns[-1][0] - lost_ns[0][0]
+    return sum(ns for _, ns in lost_ns[1:]) / max(between, 1), between

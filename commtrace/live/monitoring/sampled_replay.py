@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,11 +22,11 @@ from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.window import Window
-from commtrace.analysis.stragglers.costs import Bench, Cost
+from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
 from commtrace.analysis.stragglers.search import of_no_single_rank
 from commtrace.analysis.stragglers.slow_ranks import CHECKPOINT, RARE, WORK, SlowRanks, at_normal_speed, find_slow_ranks
-from commtrace.analysis.stragglers.slow_sets import slow_phase
+from commtrace.analysis.stragglers.slow_sets import MOST_SHARES, slow_phase
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.live.gil import Breath
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
@@ -122,30 +123,40 @@ def _bench(steps: SampledSteps) -> Bench | None:
     return bench if bench.noise_is_known and bench.replay_error <= limits.replay_error else None
 
 
+class Price(NamedTuple):
+    """What a slow rank costs, ns per step.
+
+    Attributes:
+        set_ns: its set, all others that are slow mended as well.
+        share_ns, alone_ns: it, see :class:`commtrace.analysis.stragglers.verdict.Member`; None where there are too many
+            slow ranks to try them one by one.
+    """
+
+    set_ns: float
+    share_ns: float | None = None
+    alone_ns: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Priced:
     """What replaying told.
 
     Attributes:
-        cost: of each set of slow ranks: what a step would save without it, all others mended as well.
+        of_rank: of each slow rank what it costs.
         verdicts: on stages, sequences and links, dearest first.
         explained_ns: of each rank, what it works beyond what is normal in work that its peers do as well.
+        phases: of each slow rank the one phase in which its set is slow; empty where it is not one.
         not_looked_for: causes of such verdicts that cannot be told while ranks or a stage are slow.
-        phase: of each set of slow ranks: the one phase in which they are slow; empty where it is not one.
     """
 
-    cost: Mapping[frozenset[int], Cost]
+    of_rank: Mapping[int, Price]
     verdicts: Sequence[Verdict]
     explained_ns: Mapping[int, float]
+    phases: Mapping[int, str]
     not_looked_for: tuple[str, ...] = ()
-    phase: Mapping[frozenset[int], str] = field(default_factory=dict)
 
-    def slow_phase(self, rank: int) -> str:
-        """Return the one phase in which the set of this rank is slow; empty where it is not one, or not known."""
-        return next((phase for ranks, phase in self.phase.items() if rank in ranks), "")
-
-    def cost_ns(self, rank: int, excess_ns: float) -> float | None:
-        """What the set of this rank costs per step; None where it was not replayed, or most of the excess was not.
+    def price(self, rank: int, excess_ns: float) -> Price | None:
+        """What this rank costs; None where it was not replayed, or most of the excess was not.
 
         Args:
             rank: a slow one.
@@ -153,7 +164,7 @@ class Priced:
         """
         if self.explained_ns.get(rank, 0.0) < _MOST_OF_EXCESS * excess_ns:
             return None
-        return next((cost.ms * 1e6 for ranks, cost in self.cost.items() if rank in ranks), None)
+        return self.of_rank.get(rank)
 
 
 def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced:
@@ -175,6 +186,7 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced
     everybody = frozenset[int]().union(*slow)
     verdicts, others, _ = of_no_single_rank(bench, everybody, mended_ns(everybody), LIVE)
 
+    @cache
     def saved_ns(ranks: frozenset[int]) -> Int64:
         """What the steps save without these ranks, and without what else is slow."""
         durations = mended_ns(ranks)
@@ -182,15 +194,24 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced
             durations = np.asarray(np.rint(durations * others.ratio), np.int64)
         return bench.saved_ns(durations, others.transfer_ns)
 
-    all_saved_ns = saved_ns(everybody)
-    cost = {one: bench.cost_of(all_saved_ns - saved_ns(everybody - one)) for one in slow}
+    def cost_ns(ranks: frozenset[int], of: frozenset[int]) -> float:
+        """What these ranks cost if all others of some are mended as well."""
+        return bench.cost_of(saved_ns(of) - saved_ns(of - ranks)).ms * 1e6
+
+    of_rank: dict[int, Price] = {}
+    for one in slow:
+        set_ns = cost_ns(one, everybody)
+        for rank in one:
+            alone = frozenset({rank})
+            each = (cost_ns(alone, everybody), cost_ns(alone, alone)) if len(everybody) <= MOST_SHARES else (None, None)
+            of_rank[rank] = Price(set_ns, *each)
     has_stage = any(verdict.cause == _STAGE for verdict in verdicts)
     return Priced(
-        cost,
+        of_rank,
         sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
         _explained_ns(found),
+        {rank: slow_phase(found.bench, one) for one in slow for rank in one},
         _UNKNOWN_THEN if slow or has_stage else (),
-        {one: slow_phase(found.bench, one) for one in slow},
     )
 
 

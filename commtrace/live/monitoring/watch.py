@@ -12,40 +12,40 @@ when it is over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.stragglers.common_place import Place, several_pause_longer, who_in_words
 from commtrace.analysis.stragglers.limits import (
     CLEARED_BELOW,
     LIVE,
     LIVE_LASTING,
-    SHARE_OF_HOST,
     WINDOWS_OF_LASTING,
     WINDOWS_TO_CLEAR,
     WINDOWS_TO_NAME,
     Thresholds,
 )
-from commtrace.analysis.stragglers.normal import FASTEST, MAJORITY, PAST, Judged, Work, judge
-from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, ONLY_PHASE, PHASES, RANKS, Verdict, next_step
-from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler, cleared, found
-from commtrace.live.monitoring.pause_memory import PauseMemory, RankPauses
-from commtrace.live.monitoring.sampled_replay import Priced, SampledReplay, price
+from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
+from commtrace.analysis.stragglers.search import NO_PEERS
+from commtrace.analysis.stragglers.verdict import ACTIVITY, Member, Verdict, next_step
+from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler
+from commtrace.live.monitoring.pause_memory import PauseMemory, SlowPauses
+from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay, price
+from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, sets_now, straggler_of
 from commtrace.live.monitoring.standing import StandingFindings
-from commtrace.live.monitoring.window import WORK, WindowReport
+from commtrace.live.monitoring.window import WindowReport
 
 Float64 = npt.NDArray[np.float64]
 
 SILENT_WINDOWS: Final = 3.0
 
-_COMPARED_WITH: Final = {
-    PAST: "the ranks of its stage that work as long as before",
-    FASTEST: "the fastest ranks of its stage",
-}
+_TOGETHER: Final = WINDOWS_OF_LASTING + WINDOWS_TO_NAME
+"""Ranks with one cause are one finding if they became slow within so many windows: the least of them stands out only
+over several."""
 
 
 @dataclass(slots=True)
@@ -53,9 +53,11 @@ class _Record:
     """What is remembered of a rank between windows.
 
     Attributes:
-        well_ns: its work when that was last known to be normal.
-        cost_ns: what it costs per step, as far as steps were replayed since it is suspected.
+        suspected: in how many windows in a row it is beyond what is normal, or has been named and is not clear yet.
+        slow: by how much, in the newest window that tells; None while nobody suspects it.
+        price: what it costs, as far as steps were replayed since.
         phase: the one in which alone it is slow, as the newest replayed steps tell; else empty.
+        well_ns: its work when that was last known to be normal.
         windows: its work in the last few, and the standard error of it.
     """
 
@@ -64,12 +66,11 @@ class _Record:
     window: int = -1
     suspected: int = 0
     unsuspected: int = 0
-    since: float = 0.0
-    since_step: int = -1
-    named: LiveStraggler | None = None
-    well_ns: float = np.nan
-    cost_ns: float | None = None
+    slow: SlowNow | None = None
+    price: Price | None = None
     phase: str = ""
+    is_named: bool = False
+    well_ns: float = np.nan
     windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_silent: bool = False
     has_ended: bool = False
@@ -97,6 +98,10 @@ class Watch:
         self._world_size = world_size
         self._seconds = seconds
         self._records: dict[int, _Record] = {}
+        self._places: dict[int, Place] = {}
+        self._undecided: tuple[str, ...] = ()
+        self._undecided_for = 0
+        self._ranks = StandingFindings(windows_to_name=1)
         self._memory = PauseMemory()
         self._pauses = StandingFindings(windows_to_name=1)
         self._replay = SampledReplay(world_size)
@@ -104,13 +109,14 @@ class Watch:
 
     @property
     def stragglers(self) -> list[LiveStraggler]:
-        """What holds up the job now, dearest first; a host once."""
-        named = [record.named for record in self._records.values() if record.named is not None]
-        named += [*self._pauses.named, *self._job_wide.named]
-        told: dict[tuple[str, str], LiveStraggler] = {}
-        for one in sorted(named, key=lambda one: (-one.cost_ms_per_step, one.rank)):
-            told.setdefault((HOST, one.host) if one.place == HOST else (one.cause, one.who), one)
-        return list(told.values())
+        """What holds up the job now, dearest first."""
+        named = [*self._ranks.named, *self._pauses.named, *self._job_wide.named]
+        return sorted(named, key=lambda one: (-one.cost_ms_per_step, one.rank))
+
+    @property
+    def abstentions(self) -> tuple[str, ...]:
+        """Why it cannot be told who is slow: sentences that name the missing signal, if that lasts."""
+        return self._undecided if self._undecided_for >= WINDOWS_TO_NAME else ()
 
     @property
     def silent(self) -> list[int]:
@@ -148,32 +154,17 @@ class Watch:
         self.peers_missing = table.peers_missing
         for place in np.flatnonzero(table.is_normal).tolist():
             self._records[reports[place].rank].well_ns = float(table.total[place])
-        stands_out, is_clear, is_known = table.judged.is_slow, table.is_clear, table.is_known
-        slow_host = _slow_hosts(reports, stands_out)
-        priced = self._replayed(reports, table, slow_host, now)
-        device = "GPU" if any(report.on_gpu for report in reports) else "rank"
-        events: list[LiveEvent] = []
+        no_peers = not table.has_peers and len(reports) == self._world_size > 1
+        self._undecided = (NO_PEERS,) if no_peers else table.judged.undecided
+        self._undecided_for = self._undecided_for + 1 if self._undecided else 0
         for index, report in enumerate(reports):
-            record = self._records[report.rank]
-            if not is_known[index]:
-                continue  # nobody to compare it with in this window: what was known of it stands
-            if stands_out[index]:
-                record.suspected, record.unsuspected = record.suspected + 1, 0
-                if record.suspected == 1:
-                    record.since, record.since_step = now - self._seconds, report.first_step
-                straggler = self._straggler(reports, table, index, record, slow_host, priced)
-                if record.named is not None:
-                    record.named = straggler
-                elif record.suspected >= WINDOWS_TO_NAME and _is_worth_naming(straggler, table.duration[index]):
-                    record.named = straggler
-                    events.append(found(straggler, now, device))
-            elif is_clear[index] or record.named is None:
-                record.suspected, record.unsuspected, record.cost_ns = 0, record.unsuspected + 1, None
-                if record.named is not None and record.unsuspected >= WINDOWS_TO_CLEAR:
-                    events.append(cleared(record.named, now))
-                    record.named = None
-        events = _one_per_host(events)
-        pauses = [self._paused(one, reports, now) for one in self._memory.take(reports)]
+            self._places[report.rank] = Place(report.host, report.tensor_group)
+            if table.is_known[index]:  # else there is nobody to compare it with: what was known of it stands
+                self._suspect(self._records[report.rank], table, index, report.first_step, now)
+        priced = self._replayed(reports, table, now)
+        device = "GPU" if any(report.on_gpu for report in reports) else "rank"
+        events = self._ranks.join(self._slow_sets(), now, device)
+        pauses = [self._paused(one, now) for one in self._memory.take(reports)]
         events += self._pauses.join(pauses, now, device)
         if priced is not None:
             job_wide = [self._of_verdict(verdict, reports, now) for verdict in priced.verdicts]
@@ -197,92 +188,87 @@ class Watch:
         lasting = judge(replace(table.compared, total_ns=total, error_ns=error, scale_ns=total), LIVE_LASTING)
         return replace(table, judged=_either(table.judged, lasting))
 
-    def _replayed(
-        self, reports: Sequence[WindowReport], table: _Table, slow_host: Mapping[int, str], now: float
-    ) -> Priced | None:
-        """What sampled steps tell of who is slow, and of what else is."""
+    def _suspect(self, record: _Record, table: _Table, index: int, first_step: int, now: float) -> None:
+        """Note whether a rank is slow in this window."""
+        if table.judged.is_slow[index]:
+            since = (now - self._seconds, first_step)
+            if record.slow is not None:
+                since = (record.slow.since, record.slow.since_step)
+            record.slow = table.slow(index, *since)
+            record.suspected, record.unsuspected = record.suspected + 1, 0
+        elif table.is_clear[index] or not record.is_named:
+            record.unsuspected += 1
+            if not record.is_named or record.unsuspected >= WINDOWS_TO_CLEAR:
+                record.suspected, record.slow, record.price, record.phase, record.is_named = 0, None, None, "", False
+
+    def _replayed(self, reports: Sequence[WindowReport], table: _Table, now: float) -> Priced | None:
+        """What sampled steps tell of what slow ranks cost, and of what else is slow."""
         bench = self._replay.newest(reports, now)
         if bench is None:
             return None
-        named = [report.rank for report in reports if self._records[report.rank].named is not None]
-        slow = {*(report.rank for report, out in zip(reports, table.judged.is_slow, strict=True) if out), *named}
-        sets: dict[str, set[int]] = {}
-        for rank in sorted(slow):
-            sets.setdefault(f"host {slow_host[rank]}" if rank in slow_host else f"rank {rank}", set()).add(rank)
+        slow = {rank: record.slow for rank, record in self._records.items() if record.slow is not None}
+        sets = [frozenset(one.rank for one in members) for _, members in self._together(is_due=True)]
+        sets += [frozenset(one.rank for one in members) for _, members in self._together(is_due=False)]
         normal = [rank for rank in table.judged.normal_ranks.tolist() if rank not in slow]
-        return price(bench, [frozenset(one) for one in sets.values()], np.array(normal, np.int64))
+        priced = price(bench, sets, np.array(normal, np.int64))
+        for rank, one in slow.items():
+            record = self._records[rank]
+            record.price = priced.price(rank, one.excess_ns) or record.price
+            record.phase = priced.phases[rank]
+        return priced
 
-    def _straggler(
-        self,
-        reports: Sequence[WindowReport],
-        table: _Table,
-        index: int,
-        record: _Record,
-        slow_host: Mapping[int, str],
-        priced: Priced | None,
-    ) -> LiveStraggler:
-        report, excess, normal = reports[index], float(table.judged.excess_ns[index]), table.judged.normal_ns[index]
-        who, place, cause, slow_ranks = (
-            f"rank {report.rank} on {report.host}",
-            RANKS,
-            table.cause([index]),
-            [report.rank],
-        )
-        if report.rank in slow_host:
-            slow_ranks = sorted(rank for rank, host in slow_host.items() if host == report.host)
-            who, place = f"host {report.host} ({ranks_in_words(slow_ranks)})", HOST
-            cause = table.cause([at for at, other in enumerate(reports) if other.rank in slow_ranks])
-        if priced is not None:
-            record.phase = priced.slow_phase(report.rank)
-        if cause == "compute" and record.phase:
-            cause = record.phase
-        waited_ns = float(np.median(table.waiting[table.waits(index)]))
-        cost_ns = min(excess, waited_ns) if record.cost_ns is None else record.cost_ns
-        replayed_ns = None if priced is None else priced.cost_ns(report.rank, excess)
-        if replayed_ns is not None:
-            cost_ns = record.cost_ns = replayed_ns
-        share = cost_ns / max(report.duration_ns, 1)
-        return LiveStraggler(
-            rank=report.rank,
-            host=report.host,
-            who=who,
-            place=place,
-            cause=cause,
-            since=record.since,
-            cost_ms_per_step=cost_ns / 1e6,
-            gpu_hours_per_day=share * 24 * self._world_size,
-            evidence=(
-                f"Rank {report.rank} works {(normal + excess) / 1e6:.1f} ms per step: {excess / 1e6:.1f} ms more "
-                f"than {_COMPARED_WITH.get(table.judged.told_by[index], 'the ranks of its stage')}, which work "
-                f"{normal / 1e6:.1f} ms. The others stand still for {waited_ns / 1e6:.1f} ms."
-                + (f" {ONLY_PHASE.format(phase=PHASES[cause])}" if cause in PHASES else "")
-            ),
-            next_step=next_step(cause, len(slow_ranks), place),
-            ranks=tuple(slow_ranks),
-            since_step=record.since_step,
-        )
+    def _together(self, *, is_due: bool) -> Iterator[tuple[str, list[SlowNow]]]:
+        """Sets of ranks that are slow, for long enough to be named or not."""
+        slow = [
+            record.slow
+            for record in self._records.values()
+            if record.slow is not None and (record.is_named or record.suspected >= WINDOWS_TO_NAME) == is_due
+        ]
+        yield from sets_now(self._places, slow, _TOGETHER * self._seconds)
 
-    def _paused(self, one: RankPauses, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
-        (report,) = (report for report in reports if report.rank == one.rank)
-        how_often = one.when.in_words()
+    def _slow_sets(self) -> list[LiveStraggler]:
+        """The sets of slow ranks that are named; a new one must be worth it."""
+        prices = {rank: record.price for rank, record in self._records.items() if record.price is not None}
+        found = []
+        for place, members in self._together(is_due=True):
+            phase = self._records[members[0].rank].phase
+            straggler = straggler_of(self._places, place, members, prices, phase, self._world_size)
+            own = [self._records[one.rank] for one in members]
+            if any(record.is_named for record in own) or _is_worth_naming(straggler, members[0].duration_ns):
+                found.append(straggler)
+                for record in own:
+                    record.is_named = True
+        return found
+
+    def _paused(self, one: SlowPauses, now: float) -> LiveStraggler:
+        ranks, first = sorted(member.rank for member in one.members), one.members[0]
+        members = [Member(each.rank, self._places[each.rank].host, each.excess_ns / 1e6) for each in one.members]
         return LiveStraggler(
-            rank=one.rank,
-            host=report.host,
-            who=f"rank {one.rank} on {report.host}",
-            place=RANKS,
+            rank=first.rank,
+            host=self._places[first.rank].host,
+            who=who_in_words(self._places, one.place, ranks),
+            place=one.place,
             cause=one.cause,
             since=now - one.windows * self._seconds,
             cost_ms_per_step=one.cost_ns / 1e6,
-            gpu_hours_per_day=one.cost_ns / max(report.duration_ns, 1) * 24 * self._world_size,
-            evidence=(
-                f"Rank {one.rank} needs {one.mean_ns / 1e6:.1f} ms per step for {ACTIVITY[one.cause]} (mean of "
-                f"{one.when.num_steps} steps), the other ranks of its stage {one.normal_ns / 1e6:.1f} ms."
-            ),
-            next_step=next_step(one.cause, 1),
-            occurrence=how_often,
+            gpu_hours_per_day=one.cost_ns / max(self.step_ns, 1) * 24 * self._world_size,
+            evidence=self._why_paused(one),
+            next_step=next_step(one.cause, len(ranks), one.place),
+            occurrence=one.when.in_words(),
             steps=one.steps,
-            ranks=(one.rank,),
+            ranks=tuple(ranks),
             since_step=one.when.steps[0],
+            members=tuple(members[:MOST_MEMBERS]),
+        )
+
+    def _why_paused(self, one: SlowPauses) -> str:
+        if len(one.members) > 1:
+            ranks, excess_ms = zip(*((member.rank, member.excess_ns / 1e6) for member in one.members), strict=True)
+            return several_pause_longer(self._places, one.place, one.cause, ranks, excess_ms)
+        (member,) = one.members
+        return (
+            f"Rank {member.rank} needs {member.mean_ns / 1e6:.1f} ms per step for {ACTIVITY[one.cause]} (mean of "
+            f"{one.when.num_steps} steps), the other ranks of its stage {member.normal_ns / 1e6:.1f} ms."
         )
 
     def _of_verdict(self, verdict: Verdict, reports: Sequence[WindowReport], now: float) -> LiveStraggler:
@@ -299,6 +285,7 @@ class Watch:
             next_step=verdict.next_step,
             ranks=verdict.ranks,
             since_step=min(report.first_step for report in reports),
+            members=verdict.members[:MOST_MEMBERS],
         )
 
     def _listen(self, now: float) -> list[LiveEvent]:
@@ -368,6 +355,11 @@ class _Table:
         return np.asarray(self.judged.is_normal & np.isin(self.judged.told_by, (MAJORITY, PAST)))
 
     @property
+    def has_peers(self) -> bool:
+        """Whether any two ranks do the same work."""
+        return len(self.stage) > len(np.unique(self.stage))
+
+    @property
     def peers_missing(self) -> bool:
         """Whether a rank is alone at its stage."""
         return bool((np.unique(self.stage, return_counts=True)[1] == 1).any())
@@ -383,19 +375,29 @@ class _Table:
                 typical[stage] = normal if np.isfinite(normal) else float(np.median(self.total[own]))
         return typical
 
-    def waits(self, index: int) -> npt.NDArray[np.bool_]:
+    def _waits(self, index: int) -> npt.NDArray[np.bool_]:
         """The ranks that stand still for a slow one: those that are not slow themselves, as far as there are any."""
         others = np.arange(len(self.total)) != index
         quick = others & ~self.judged.is_slow
         return np.asarray(quick if quick.any() else others)
 
-    def cause(self, indices: Sequence[int]) -> str:
-        """The work of which ranks do most beyond what is normal."""
-        excess = np.zeros(len(WORK))
-        for index in indices:
-            own = self.judged.is_normal & (self.stage == self.stage[index])
-            excess += self.work[index] - np.median(self.work[own], axis=0)
-        return WORK[int(np.argmax(excess))]
+    def slow(self, index: int, since: float, since_step: int) -> SlowNow:
+        """A slow rank."""
+        return SlowNow(
+            rank=int(self.compared.rank[index]),
+            since=since,
+            since_step=since_step,
+            excess_ns_of=self._excess_by_work(index),
+            excess_ns=float(self.judged.excess_ns[index]),
+            normal_ns=float(self.judged.normal_ns[index]),
+            told_by=self.judged.told_by[index],
+            waited_ns=float(np.median(self.waiting[self._waits(index)])),
+            duration_ns=float(self.duration[index]),
+        )
+
+    def _excess_by_work(self, index: int) -> tuple[float, ...]:
+        own = self.judged.is_normal & (self.stage == self.stage[index])
+        return tuple((self.work[index] - np.median(self.work[own], axis=0)).tolist())
 
 
 def _error_of_several(windows: Float64, peers: npt.NDArray[np.int64]) -> Float64:
@@ -439,33 +441,3 @@ def _either(window: Judged, lasting: Judged) -> Judged:
 def _is_worth_naming(straggler: LiveStraggler, step_ns: float) -> bool:
     limits = Thresholds()
     return straggler.cost_ms_per_step >= max(limits.cost_ms, limits.share_of_step * step_ns / 1e6)
-
-
-def _slow_hosts(reports: Sequence[WindowReport], stands_out: npt.NDArray[np.bool_]) -> dict[int, str]:
-    """By rank: its host, where nearly all ranks of a host stand out, and it is not the only one."""
-    ranks: dict[str, list[int]] = {}
-    slow: dict[str, list[int]] = {}
-    for report, is_slow in zip(reports, stands_out.tolist(), strict=True):
-        ranks.setdefault(report.host, []).append(report.rank)
-        if is_slow:
-            slow.setdefault(report.host, []).append(report.rank)
-    whole = {host: own for host, own in slow.items() if len(own) >= max(2, SHARE_OF_HOST * len(ranks[host]))}
-    if len(ranks) < 2:
-        return {}
-    return {rank: host for host, own in whole.items() for rank in own}
-
-
-def _one_per_host(events: Sequence[LiveEvent]) -> list[LiveEvent]:
-    """Of the ranks of one slow host, the dearest is told."""
-    told: dict[Any, LiveEvent] = {}
-    for event in events:
-        is_host = event.straggler is not None and event.straggler.place == HOST
-        key = (event.kind, event.host) if is_host else (event.kind, event.rank, event.time)
-        known = told.get(key)
-        if known is None or _cost(event) > _cost(known):
-            told[key] = event
-    return list(told.values())
-
-
-def _cost(event: LiveEvent) -> float:
-    return event.straggler.cost_ms_per_step if event.straggler else 0.0

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from commtrace.analysis.breakdown.occurrence import occurrence
 from commtrace.analysis.statistics import MAD_TO_SIGMA
+from commtrace.analysis.stragglers.common_place import tensor_group_of
 from commtrace.live.monitoring.declared import Count, Duration, Number, Rank, Text, WindowNumber
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
@@ -76,6 +77,7 @@ class WindowReport:
         exception: type of the one that nobody caught, if it ended for one; else empty.
         block: times in flight of the newest complete block of steps, for whoever finds the least of all ranks.
         sample: some of the steps, row by row, for whoever replays them.
+        tensor_group: equal for the ranks of one tensor-parallel group; empty where it is in none.
     """
 
     rank: Rank
@@ -96,6 +98,7 @@ class WindowReport:
     exception: Text = ""
     block: Block = NO_BLOCK
     sample: StepSample | None = None
+    tensor_group: Text = ""
 
     @property
     def steady_ns(self) -> list[float]:
@@ -173,6 +176,7 @@ class Window:
             phase=self._rank.phase(),
             block=self.waits.newest,
             sample=self._sampler.take() if steps else None,
+            tensor_group=tensor_group_of(self._rank.marks.coordinates, self._rank.marks.parallel),
         )
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from commtrace.live.monitoring.pause_memory import PauseMemory, RankPauses
+from commtrace.live.monitoring.pause_memory import PauseMemory, SlowPauses
 from commtrace.live.monitoring.window import WORK, Pause, WindowReport
 
 MS = 1_000_000
 STEPS = 8
 
 
-def joined(pauses: Mapping[int, Sequence[tuple[int, int]]], cause: str, windows: int) -> list[list[RankPauses]]:
+def joined(pauses: Mapping[int, Sequence[tuple[int, int]]], cause: str, windows: int) -> list[list[SlowPauses]]:
     """Four ranks whose windows have eight steps of half a second; of each rank (step, ms) of its pauses."""
     memory = PauseMemory()
     return [
@@ -34,22 +34,22 @@ def test_one_that_saves_once_is_named_at_once_and_no_longer() -> None:
     first, second, third = joined({2: [(12, 8_000)]}, "checkpoint", 3)
     assert (first, third) == ([], [])
     (one,) = second
-    assert (one.rank, one.cause, one.steps) == (2, "checkpoint", 16)
+    assert (one.cause, [member.rank for member in one.members], one.steps) == ("checkpoint", [2], 16)
     assert one.cost_ns == pytest.approx(8_000 * MS / 16)
     assert one.when.in_words() == "once, in step 12: 8.0 s"
 
 
 def test_pauses_that_come_back_cost_what_they_take_from_one_to_the_next() -> None:
     """Half a second in every tenth step is 50 ms per step, wherever windows begin."""
-    told = joined({1: [(step, 500) for step in range(5, 60, 10)]}, "gc", 7)
+    told = joined({1: [(step, 500) for step in range(5, 80, 10)]}, "gc", 9)
     costs = [[round(one.cost_ns / MS, 1) for one in found] for found in told]
-    assert costs == [[], [], [], [], [50.0], [50.0], [50.0]]
-    assert told[4][0].when.in_words() == "in 4 of 40 steps (5, 15, 25, 35): 2.0 s in all"
+    assert costs == [[], [], [], [], [], [], [50.0], [50.0], [50.0]]
+    assert told[6][0].when.in_words() == "in 6 of 56 steps (5, 15, 25, 35, 45, 55): 3.0 s in all"
 
 
 def test_pauses_are_over_when_the_next_one_is_late() -> None:
-    told = joined({1: [(step, 500) for step in (5, 15, 25, 35)]}, "gc", 8)
-    assert [bool(found) for found in told] == [False, False, False, False, True, True, False, False]
+    told = joined({1: [(step, 500) for step in range(5, 60, 10)]}, "gc", 10)
+    assert [bool(found) for found in told] == [*[False] * 6, True, True, False, False]
 
 
 def test_where_all_ranks_save_nobody_is_named() -> None:
@@ -63,3 +63,20 @@ def test_collecting_a_few_times_is_chance() -> None:
 def test_what_costs_less_than_two_percent_is_not_named() -> None:
     assert joined({0: [(4, 70), (12, 70)]}, "evaluation", 2)[1] == []
     assert joined({0: [(4, 90), (12, 90)]}, "evaluation", 2)[1] != []
+
+
+def test_ranks_that_pause_in_the_same_steps_are_one_and_cost_what_one_of_them_does() -> None:
+    """Two ranks save for 4 and 8 s in step 12, side by side."""
+    _, (one,), _ = joined({1: [(12, 4_000)], 2: [(12, 8_000)]}, "checkpoint", 3)
+    assert [(member.rank, member.excess_ns * 16 / MS) for member in one.members] == [(2, 8_000), (1, 4_000)]
+    assert one.cost_ns == pytest.approx(8_000 * MS / 16)
+    assert one.when.in_words() == "once, in step 12: 12 s"
+
+
+@pytest.mark.parametrize(("others", "is_named"), [((), True), ((20,), False)])
+def test_what_may_hit_any_rank_is_named_where_chance_hits_one_so_often_once_in_a_thousand(
+    others: Sequence[int], is_named: bool
+) -> None:
+    """Six of six stalls hit one of four ranks by chance in 4 / 4⁶ of all cases, six of seven in 4 · 22 / 4⁷."""
+    hits = {1: [(step, 500) for step in range(5, 60, 10)], 3: [(step, 500) for step in others]}
+    assert bool(joined(hits, "data", 7)[6]) == is_named

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from commtrace.live.monitoring.findings import BACK, CLEARED, FOUND, SILENT, LiveEvent
+from commtrace.live.monitoring.findings import BACK, CHANGED, CLEARED, FOUND, SILENT, LiveEvent
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import WindowReport
 
@@ -64,9 +64,8 @@ def test_a_slow_rank_is_named_in_the_second_window() -> None:
     assert straggler.gpu_hours_per_day == pytest.approx(0.12 * 24 * 8)
     assert event.sentence.startswith(
         "Straggler: rank 5 on node1, compute: costs 12.0 ms per step, 23 GPU-hours per day, for 8.0 s, since step 0, "
-        "00:00:00 UTC. Rank 5 works "
-        "82.0 ms per step: 12.0 ms more than the ranks of its stage, which work 70.0 ms. The others stand still for "
-        "30.0 ms."
+        "00:00:00 UTC. Rank 5 works 82.0 ms per step: 12.0 ms more than the ranks that do the same work, which work "
+        "70.0 ms. The others stand still for 30.0 ms."
     )
     assert [one.rank for one in watch.stragglers] == [5]
 
@@ -151,6 +150,9 @@ def test_a_rank_alone_at_its_stage_is_not_judged_and_that_is_said() -> None:
         events += watch.join([report(rank, window, (40 + 40 * rank, 0, 0, 0), stage=rank) for rank in (0, 1)], window)
     assert events == []
     assert watch.peers_missing
+    assert [sentence[:57] for sentence in watch.abstentions] == [
+        "Ranks were not compared: no two ranks do the same work (d"
+    ]
 
 
 def test_a_slow_host_is_one_finding() -> None:
@@ -164,37 +166,124 @@ def test_a_slow_host_is_one_finding() -> None:
     assert [one.who for one in watch.stragglers] == ["host node1 (ranks 4–7)"]
 
 
-@pytest.mark.parametrize(("ranks", "slow"), [(2, (1,)), (4, (1, 3)), (8, (1, 3, 4, 6)), (8, (4, 5, 6, 7))])
-def test_half_of_the_ranks_are_named_from_the_start(ranks: int, slow: Sequence[int]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "slow", "who", "place", "evidence"),
+    [
+        (2, (1,), "rank 1 on node0", "ranks",
+         "Rank 1 works 100.0 ms per step: 30.0 ms more than the fastest ranks that do the same work, which work "
+         "70.0 ms."),
+        (4, (1, 3), "ranks 1, 3 on node0", "ranks",
+         "Ranks 1, 3 need 43 % longer per step than the fastest ranks that do the same work, 30 ms "
+         "(means of a window)."),
+        (8, (1, 3, 4, 6), "ranks 1, 3 on node0, ranks 4, 6 on node1", "ranks",
+         "Ranks 1, 3–4, 6 need 43 % longer per step than the fastest ranks that do the same work, 30 ms "
+         "(means of a window)."),
+        (8, (4, 5, 6, 7), "host node1 (ranks 4–7)", "host",
+         "All 4 ranks on node1 need 43 % longer per step than the fastest ranks of other hosts that do the same work, "
+         "30 ms (means of a window)."),
+    ],
+)  # fmt: skip
+def test_half_of_the_ranks_are_one_finding_from_the_start(
+    ranks: int, slow: Sequence[int], who: str, place: str, evidence: str
+) -> None:
     """The others stand still for 30 ms, and these for none of it."""
-    watch, events = watched(2, dict.fromkeys(slow, (90, 5, 0, 5)), ranks=ranks)
-    if slow == (4, 5, 6, 7):
-        assert [one.who for one in watch.stragglers] == ["host node1 (ranks 4–7)"]
-    else:
-        assert sorted(event.rank for event in events) == sorted(slow)
-    for straggler in watch.stragglers:
-        assert straggler.cost_ms_per_step == pytest.approx(30.0)
-        assert "than the fastest ranks of its stage, which work 70.0 ms. The others stand still for 30.0 ms." in (
-            straggler.evidence
-        )
+    watch, (event,) = watched(2, dict.fromkeys(slow, (90, 5, 0, 5)), ranks=ranks)
+    (straggler,) = watch.stragglers
+    assert event.straggler == straggler
+    assert (straggler.who, straggler.place, straggler.ranks) == (who, place, tuple(slow))
+    assert straggler.cost_ms_per_step == pytest.approx(30.0)
+    assert straggler.evidence == f"{evidence} The others stand still for 30.0 ms."
+    assert [(member.rank, member.excess_ms_per_step) for member in straggler.members] == [(one, 30.0) for one in slow]
+
+
+def test_a_tensor_parallel_group_is_one_finding() -> None:
+    watch, events = Watch(8, SECONDS), []
+    for window in range(2):
+        reports = [
+            report(rank, window, (80 if rank in (2, 3) else 60, 5, 0, 5), tensor_group=f"dp {rank // 2}")
+            for rank in range(8)
+        ]
+        events += watch.join(reports, now=(window + 1) * SECONDS)
+    (event,) = events
+    assert event.straggler is not None
+    assert event.straggler.who == "tensor-parallel group of ranks 2–3 on node0"
+    assert (event.straggler.place, event.straggler.cause) == ("tensor_group", "compute")
+
+
+def test_ranks_that_become_slow_one_after_the_other_are_one_finding_that_is_told_once_and_changed() -> None:
+    """Rank 4 is slow from window 0 on, its host from window 2 on: one page."""
+    watch, events = watched(2, {4: (80, 5, 0, 5)})
+    watch, more = watched(3, dict.fromkeys((4, 5, 6, 7), (80, 5, 0, 5)), watch=watch, begin=2)
+    assert [(event.kind, event.time) for event in (*events, *more)] == [(FOUND, 8.0), (CHANGED, 16.0)]
+    assert more[0].sentence.startswith(
+        "No longer rank 4 on node1, compute, but host node1 (ranks 4–7), compute: costs 20.0 ms per step, "
+        "38.4 GPU-hours per day, for 16 s, since step 0, 00:00:00 UTC. "
+    )
+    _, (event,) = watched(3, watch=watch, begin=5)
+    assert (event.kind, event.sentence) == (
+        CLEARED,
+        "Host node1 (ranks 4–7) is as quick as its peers again (compute) at 00:00:24 UTC, after 24 s.",
+    )
+
+
+def test_a_set_of_which_one_rank_recovers_is_not_named_anew() -> None:
+    watch, _ = watched(3, dict.fromkeys((1, 3, 6), (80, 5, 0, 5)))
+    watch, (event,) = watched(4, dict.fromkeys((1, 6), (80, 5, 0, 5)), watch=watch, begin=3)
+    assert event.kind == CHANGED
+    assert [one.who for one in watch.stragglers] == ["rank 1 on node0, rank 6 on node1"]
+    _, (event,) = watched(2, watch=watch, begin=7)
+    assert (
+        event.sentence
+        == "Rank 1 on node0, rank 6 on node1 are as quick as their peers again (compute) at 00:00:32 UTC, after 32 s."
+    )
+
+
+def test_a_rank_that_becomes_slow_long_after_another_is_a_finding_of_its_own() -> None:
+    watch, _ = watched(10, {1: (80, 5, 0, 5)})
+    watch, (event,) = watched(2, dict.fromkeys((1, 6), (80, 5, 0, 5)), watch=watch, begin=10)
+    assert (event.kind, event.rank) == (FOUND, 6)
+    assert [one.who for one in watch.stragglers] == ["rank 1 on node0", "rank 6 on node1"]
 
 
 def test_most_ranks_are_told_by_what_they_did_before() -> None:
     watch, events = watched(3)
     slow = dict.fromkeys((0, 2, 3, 5, 6), (85, 5, 0, 5))
     _, events = watched(4, slow, watch=watch, begin=3)
-    assert {one.who for one in watch.stragglers} == {"host node0 (ranks 0, 2–3)", "rank 5 on node1", "rank 6 on node1"}
-    assert "more than the ranks of its stage that work as long as before, which work 70.0 ms" in events[0].sentence
+    assert {one.who for one in watch.stragglers} == {"host node0 (ranks 0, 2–3)", "ranks 5–6 on node1"}
+    assert (
+        "3 of the 4 ranks on node0 need 36 % longer per step than the ranks of other hosts that do the same work and "
+        "are as fast as before, 25 ms (means of a window)."
+    ) in events[0].sentence
+
+
+def test_where_neither_peers_nor_the_past_tell_who_is_slow_that_is_said_once_it_lasts() -> None:
+    """Three ranks that work 60, 80 and 90 ms have no normal."""
+    work = dict(enumerate([(60, 0, 0, 0), (80, 0, 0, 0), (90, 0, 0, 0)]))
+    watch, events = watched(1, work, ranks=3)
+    assert watch.abstentions == ()
+    watch, more = watched(1, work, ranks=3, watch=watch, begin=1)
+    assert events + more == []
+    assert watch.abstentions == (
+        "Which of the ranks that do the same work are slow cannot be told: rank 0 works 60.0 ms per step, rank 1 works "
+        "80.0 ms per step, rank 2 works 90.0 ms per step, and no group of them is the larger half. A run in which the "
+        "job was well tells it (--baseline RUN), or the steps before the job changed.",
+    )
+    watched(1, ranks=3, watch=watch, begin=2)
+    assert watch.abstentions == ()
 
 
 def test_without_a_past_a_few_quick_ranks_are_not_the_norm() -> None:
     assert watched(4, dict.fromkeys((0, 2, 3, 5, 6), (85, 5, 0, 5)))[1] == []
 
 
-def test_ranks_with_different_excess_are_named_with_what_each_costs() -> None:
-    watch, events = watched(2, {1: (90, 5, 0, 5), 3: (84, 5, 0, 5)})
-    assert [(one.rank, one.cost_ms_per_step) for one in watch.stragglers] == [(1, 30.0), (3, 24.0)]
-    assert len(events) == 2
+def test_ranks_with_different_excess_are_one_finding_with_what_each_works_too_long() -> None:
+    watch, (event,) = watched(2, {1: (90, 5, 0, 5), 3: (84, 5, 0, 5)})
+    (straggler,) = watch.stragglers
+    assert (straggler.rank, straggler.ranks, straggler.cost_ms_per_step) == (1, (1, 3), 30.0)
+    assert [(one.rank, one.excess_ms_per_step) for one in straggler.members] == [(1, 30.0), (3, 24.0)]
+    assert "Ranks 1, 3 need 34 to 43 % longer per step than the ranks that do the same work, 24 to 30 ms" in (
+        event.sentence
+    )
 
 
 def test_the_cost_is_no_more_than_what_the_others_waited() -> None:

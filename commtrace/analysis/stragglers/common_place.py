@@ -1,0 +1,224 @@
+"""What slow ranks have in common: their host, their tensor-parallel group, or only what they do too long.
+
+A recorded run and a running job are told alike: both hand their slow ranks to :func:`by_common_place`, and name what
+comes back with :func:`who_in_words`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
+from commtrace.analysis.stragglers.long_microbatches import SEQUENCES
+from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
+from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, RANKS, TENSOR_GROUP
+from commtrace.trace.run import Run
+
+_MOST_HOSTS: Final = 3
+_COMPARED_WITH: Final = {
+    PAST: "the ranks that do the same work and are as fast as before",
+    BASELINE: "the ranks that do the same work and are as fast as in the baseline",
+    FASTEST: "the fastest ranks that do the same work",
+}
+
+
+class Place(NamedTuple):
+    """Where a rank works.
+
+    Attributes:
+        host: its node.
+        tensor_group: equal for the ranks of one tensor-parallel group; empty where it is in none.
+    """
+
+    host: str
+    tensor_group: str
+
+
+class SlowOne(Protocol):
+    """A rank that does something too long."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def cause(self) -> str: ...
+
+    @property
+    def beyond(self) -> str:
+        """What it stands out in; ranks that stand out in different things are not together."""
+
+
+_Slow = TypeVar("_Slow", bound=SlowOne)
+
+
+def places_of(run: Run) -> dict[int, Place]:
+    """Return where each rank of a run works."""
+    return {
+        rank: Place(trace.metadata.node, tensor_group_of(trace.coordinates, trace.parallel))
+        for rank, trace in run.ranks.items()
+    }
+
+
+def tensor_group_of(coordinates: Mapping[str, int], parallel: Mapping[str, int]) -> str:
+    """Return what ranks share that differ by nothing but their place in the tensor-parallel group.
+
+    Args:
+        coordinates: of a rank, by dimension.
+        parallel: size of each dimension.
+    """
+    if parallel.get("tp", 1) < 2:
+        return ""
+    own = (f"{name} {at}" for name, at in sorted(coordinates.items()) if name not in ("tp", "ep"))
+    return ", ".join(own) or "all ranks"
+
+
+class Together(NamedTuple, Generic[_Slow]):
+    """Slow ranks that have something in common.
+
+    Attributes:
+        place: HOST, TENSOR_GROUP or RANKS.
+        what: of a host or a group, what its ranks stand out in; else their cause.
+        members: the ranks.
+    """
+
+    place: str
+    what: str
+    members: list[_Slow]
+
+
+def by_common_place(places: Mapping[int, Place], slow: Iterable[_Slow]) -> list[Together[_Slow]]:
+    """Return sets of slow ranks: hosts first, then tensor-parallel groups, then those that have only a cause in common.
+
+    A host is named when three quarters of its ranks stand out in the same, a tensor-parallel group when all of it
+    does, and neither when it is all of the job.
+
+    Args:
+        places: of all ranks of the job.
+        slow: which are slow.
+    """
+    found: list[Together[_Slow]] = []
+    left: list[_Slow] = []
+    by_what: dict[str, list[_Slow]] = {}
+    for one in slow:
+        if one.cause == SEQUENCES:  # what the ranks of a replica share is their input, wherever they are
+            left.append(one)
+        else:
+            by_what.setdefault(one.beyond, []).append(one)
+    for beyond, standing_out in by_what.items():
+        whole, others = _whole_places(places, standing_out)
+        found += [Together(place, beyond, members) for place, members in whole]
+        left += others
+    causes: dict[tuple[str, str], list[_Slow]] = {}
+    for one in left:
+        causes.setdefault((one.cause, one.beyond), []).append(one)
+    return [*found, *(Together(RANKS, cause, members) for (cause, _), members in causes.items())]
+
+
+def _whole_places(
+    places: Mapping[int, Place], slow: Sequence[_Slow]
+) -> tuple[list[tuple[str, list[_Slow]]], list[_Slow]]:
+    """Hosts and tensor-parallel groups, nearly all of whose ranks are among these, and the ranks that are left."""
+    found: list[tuple[str, list[_Slow]]] = []
+    left = list(slow)
+    for place, share in ((HOST, SHARE_OF_HOST), (TENSOR_GROUP, 1.0)):
+        place_of = attrgetter(place)
+        sizes = Counter(place_of(own) for own in places.values())
+        at_place: dict[str, list[_Slow]] = {}
+        for one in left:
+            at_place.setdefault(place_of(places[one.rank]), []).append(one)
+        whole = {
+            name
+            for name, own in at_place.items()
+            if name and sizes[name] < len(places) and len(own) >= max(2.0, share * sizes[name])
+        }
+        found += [(place, own) for name, own in at_place.items() if name in whole]
+        left = [one for one in left if place_of(places[one.rank]) not in whole]
+    return found, left
+
+
+def who_in_words(places: Mapping[int, Place], place: str, ranks: Sequence[int]) -> str:
+    """Return how a set of slow ranks is called: ``ranks 1, 3 on node0``, ``host node1 (ranks 4–7)``."""
+    if place == HOST:
+        return f"host {places[ranks[0]].host} ({ranks_in_words(ranks)})"
+    on_hosts = _on_hosts(places, ranks)
+    return f"tensor-parallel group of {on_hosts}" if place == TENSOR_GROUP else on_hosts
+
+
+def _on_hosts(places: Mapping[int, Place], ranks: Sequence[int]) -> str:
+    """``ranks 1, 3 on node0``; of ranks on many hosts, how many."""
+    hosts: dict[str, list[int]] = {}
+    for rank in ranks:
+        hosts.setdefault(places[rank].host, []).append(rank)
+    if len(hosts) > _MOST_HOSTS:
+        return f"{ranks_in_words(ranks)} on {len(hosts)} hosts"
+    return ", ".join(f"{ranks_in_words(own)} on {host}" for host, own in hosts.items())
+
+
+def compared_with(told_by: str) -> str:
+    """Return with whom slow ranks are compared, in words."""
+    return _COMPARED_WITH.get(told_by, "the ranks that do the same work")
+
+
+def several_need_longer(
+    places: Mapping[int, Place],
+    place: str,
+    ranks: Collection[int],
+    told_by: str,
+    percent: Sequence[float],
+    excess_ms: Sequence[float],
+) -> str:
+    """Return the sentence that several ranks work longer than their peers, without a full stop.
+
+    Args:
+        places: of all ranks of the job.
+        place: what they have in common.
+        ranks: which; the first one is the slowest.
+        told_by: what told what is normal.
+        percent: by how much longer each works, in percent of what is normal.
+        excess_ms: the same in ms per step.
+    """
+    named, others = _subject(places, place, ranks), compared_with(told_by)
+    if place == HOST:
+        others = others.replace("ranks that", "ranks of other hosts that")
+    return f"{named} need {range_in_words(percent)} % longer per step than {others}, {range_in_words(excess_ms)} ms"
+
+
+def several_pause_longer(
+    places: Mapping[int, Place], place: str, cause: str, ranks: Collection[int], excess_ms: Iterable[float]
+) -> str:
+    """Return the sentence that several ranks lose more to something that may strike now and then.
+
+    Args:
+        places: of all ranks of the job.
+        place: what they have in common.
+        cause: to what.
+        ranks: which.
+        excess_ms: by how much, per step.
+    """
+    what = f" for {ACTIVITY[cause]}" if cause in ACTIVITY else ""
+    return (
+        f"{_subject(places, place, ranks)} need {range_in_words(excess_ms)} ms per step more{what} than "
+        "other ranks of their stages (means)."
+    )
+
+
+def _subject(places: Mapping[int, Place], place: str, ranks: Collection[int]) -> str:
+    if place != HOST:
+        return ranks_in_words(ranks).capitalize()
+    host = places[next(iter(ranks))].host
+    return f"{_how_many(len(ranks), sum(one.host == host for one in places.values()))} ranks on {host}"
+
+
+def _how_many(some: int, all_of_them: int) -> str:
+    return f"All {some}" if some == all_of_them else f"{some} of the {all_of_them}"
+
+
+def range_in_words(values: Iterable[float]) -> str:
+    """Return ``98 to 99``, or one number where both ends are alike."""
+    ascending = sorted(values)
+    low, high = f"{ascending[0]:.0f}", f"{ascending[-1]:.0f}"
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,169 @@
+"""Ranks that are slow now, told as ``commtrace straggler`` tells them: by what they have in common.
+
+>>> for place, members in sets_now(places, slow, seconds=24.0):  # doctest: +SKIP
+...     print(straggler_of(places, place, members, prices, phase="", world_size=8).who)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from commtrace.analysis.stragglers.common_place import (
+    Place,
+    by_common_place,
+    compared_with,
+    several_need_longer,
+    several_pause_longer,
+    who_in_words,
+)
+from commtrace.analysis.stragglers.slow_ranks import RARE, WORK
+from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS, Member, next_step
+from commtrace.live.monitoring.findings import LiveStraggler
+from commtrace.live.monitoring.sampled_replay import Price
+from commtrace.live.monitoring.window import WORK as WORDS
+
+MOST_MEMBERS: Final = 16
+"""So many of a set are told one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNow:
+    """A rank that works too long, in the newest window that tells it; times in ns per step.
+
+    Attributes:
+        rank: which.
+        since, since_step: from when on: epoch seconds, and the first step of that window.
+        excess_ns_of: what it works beyond what is normal, by the words of ``WORK`` of a window.
+        excess_ns, normal_ns: all of that, and what is normal.
+        told_by: what told normal.
+        waited_ns: how long a rank that is not slow stood still.
+        duration_ns: of a step.
+    """
+
+    rank: int
+    since: float
+    since_step: int
+    excess_ns_of: tuple[float, ...]
+    excess_ns: float
+    normal_ns: float
+    told_by: str
+    waited_ns: float
+    duration_ns: float
+
+    @property
+    def cause(self) -> str:
+        return cause_of([self])
+
+    @property
+    def beyond(self) -> str:
+        return self.cause if self.cause in RARE else WORK
+
+
+def cause_of(members: Sequence[SlowNow]) -> str:
+    """Return the work of which ranks do most beyond what is normal."""
+    excess = [sum(own) for own in zip(*(one.excess_ns_of for one in members), strict=True)]
+    return WORDS[excess.index(max(excess))]
+
+
+def sets_now(
+    places: Mapping[int, Place], slow: Sequence[SlowNow], seconds: float
+) -> Iterator[tuple[str, list[SlowNow]]]:
+    """Yield sets of slow ranks, each with its place, the slowest member first.
+
+    Ranks that have nothing but what they do in common are one set if they became slow together.
+
+    Args:
+        places: of all ranks of the job.
+        slow: which are slow.
+        seconds: so long after the first one the last one may have begun.
+    """
+    for place, _, members in by_common_place(places, slow):
+        together: list[SlowNow] = []
+        for one in sorted(members, key=lambda one: one.since):
+            if together and place == RANKS and one.since - together[0].since > seconds:
+                yield place, _slowest_first(together)
+                together = []
+            together.append(one)
+        yield place, _slowest_first(together)
+
+
+def _slowest_first(members: Sequence[SlowNow]) -> list[SlowNow]:
+    return sorted(members, key=lambda one: (-one.excess_ns, one.rank))
+
+
+def cost_ns(members: Sequence[SlowNow], prices: Mapping[int, Price]) -> float:
+    """Return what a set costs per step; without a price what it works too long, but no more than others waited."""
+    return max(prices[one.rank].set_ns if one.rank in prices else min(one.excess_ns, one.waited_ns) for one in members)
+
+
+def straggler_of(
+    places: Mapping[int, Place],
+    place: str,
+    members: Sequence[SlowNow],
+    prices: Mapping[int, Price],
+    phase: str,
+    world_size: int,
+) -> LiveStraggler:
+    """Return a set as the monitor tells it.
+
+    Args:
+        places: of all ranks of the job.
+        place: of the set.
+        members: the slowest first.
+        prices: by rank, as far as steps were replayed.
+        phase: the one phase in which they are slow, if they compute for too long; empty where it is not one.
+        world_size: ranks of the job.
+    """
+    first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
+    cause, earliest = cause_of(members), min(members, key=lambda one: one.since)
+    evidence = f"{_evidence(places, place, cause, members)} {_waiting(members)}"
+    if cause == "compute" and phase:
+        cause = phase
+        evidence += f" {ONLY_PHASE.format(phase=PHASES[phase])}"
+    return LiveStraggler(
+        rank=first.rank,
+        host=places[first.rank].host,
+        who=who_in_words(places, place, sorted(ranks)),
+        place=place,
+        cause=cause,
+        since=earliest.since,
+        cost_ms_per_step=cost / 1e6,
+        gpu_hours_per_day=cost / max(first.duration_ns, 1.0) * 24 * world_size,
+        evidence=evidence,
+        next_step=next_step(cause, len(members), place),
+        ranks=tuple(sorted(ranks)),
+        since_step=earliest.since_step,
+        members=tuple(_member(places, one, prices.get(one.rank)) for one in members[:MOST_MEMBERS]),
+    )
+
+
+def _member(places: Mapping[int, Place], one: SlowNow, price: Price | None) -> Member:
+    share, alone = (price.share_ns, price.alone_ns) if price is not None else (None, None)
+    return Member(
+        one.rank,
+        places[one.rank].host,
+        one.excess_ns / 1e6,
+        None if share is None else share / 1e6,
+        None if alone is None else alone / 1e6,
+    )
+
+
+def _evidence(places: Mapping[int, Place], place: str, cause: str, members: Sequence[SlowNow]) -> str:
+    first = members[0]
+    if len(members) == 1:
+        return (
+            f"Rank {first.rank} works {(first.normal_ns + first.excess_ns) / 1e6:.1f} ms per step: "
+            f"{first.excess_ns / 1e6:.1f} ms more than {compared_with(first.told_by)}, which work "
+            f"{first.normal_ns / 1e6:.1f} ms."
+        )
+    ranks, excess_ms = [one.rank for one in members], [one.excess_ns / 1e6 for one in members]
+    if cause in RARE:
+        return several_pause_longer(places, place, cause, ranks, excess_ms)
+    percent = [100 * one.excess_ns / max(one.normal_ns, 1.0) for one in members]
+    return several_need_longer(places, place, ranks, first.told_by, percent, excess_ms) + " (means of a window)."
+
+
+def _waiting(members: Sequence[SlowNow]) -> str:
+    return f"The others stand still for {members[0].waited_ns / 1e6:.1f} ms."

@@ -110,6 +110,6 @@ def test_ranks_are_read_from_what_is_said() -> None:
 
 
 def test_a_clean_run_is_one_in_which_nobody_is_named() -> None:
-    judged = bench.judge(bench.Case("clean", "a test", replace(bench.DP4, steps=30)))
+    judged = bench.judge(bench.Case("clean", "a test", replace(bench.DP4, steps=30), causes=()))
 
     assert [answer.hit for answer in (judged.offline, judged.live)] == [True, True]

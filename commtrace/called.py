@@ -70,6 +70,10 @@ def surrounded(
     return hooked
 
 
+def nothing(*_arguments: Any) -> None:
+    """Do nothing: what stands behind a hook that stands in for no function."""
+
+
 def code_of_stand_ins() -> CodeType:
     """Return the code that all functions that :func:`surrounded` makes have in common."""
     return next(

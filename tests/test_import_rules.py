@@ -33,14 +33,12 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "identity": BASE | {"options", "settings", "launchers", "agreement"},
     "recorder": BASE,
     "called": frozenset(),
-    "hook_table": frozenset(),
-    "capture": BASE | {"recorder", "identity", "called", "hook_table", "installation"},
+    "capture": BASE | {"recorder", "identity", "called", "installation"},
     "integrations": BASE | {"capture", "recorder", "installation"},
     "session": BASE | {"capture", "integrations", "exporters", "recorder", "live", "installation"},
     "live": BASE | {"analysis"},
     "auto": frozenset({"session"}),
     "_inject": frozenset({"auto"}),
-    "_stamp": frozenset(),
     # readers of a recorded run; an exporter is one too when it is called by `commtrace export`
     "analysis": frozenset({"errors", "trace"}),
     "tables": frozenset({"trace", "analysis"}),
@@ -67,7 +65,6 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
         "recorded_run",
         "sql",
         "_inject",
-        "_stamp",
     },
     # entry points
     "": frozenset({"errors", "installation", "config", "session", "recorded_run"}),

@@ -1,1 +1,1 @@
-"""What ``commtrace run`` puts on PYTHONPATH: a ``sitecustomize`` that every Python below the command executes."""
+"""What ``commtrace run`` and ``commtrace bench`` put on PYTHONPATH: a ``sitecustomize`` for every Python below them."""

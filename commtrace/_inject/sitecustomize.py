@@ -1,5 +1,9 @@
 """Starts commtrace in processes that import torch; ``commtrace run`` puts this folder first on PYTHONPATH.
 
+``commtrace bench overhead`` does, too, and names a folder in ``_COMMTRACE_STAMPS``: then one of torch's own hooks reads
+two clocks after each step of an optimizer, with commtrace and, where ``COMMTRACE_ENABLED`` is 0, without. The clock of
+a comparison must be the same on both sides and owe nothing to what is compared.
+
 Every Python below the command executes this file at start-up: launchers, compilers, data loaders, in whatever
 environment they live. So it imports next to nothing, never fails, and works where commtrace is not installed. A
 15-line finder stands in for wrapt here because importing wrapt would cost each of these processes more than Python's
@@ -26,7 +30,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class _TorchFinder:
-    """Finds torch as the other finders do, and has commtrace imported once torch has executed.
+    """Finds torch as the other finders do, and has commtrace started once torch has executed.
 
     At the end of torch rather than of torch.distributed: torch imports torch.distributed itself, half-way through its
     own import. The finder stays until torch executes because libraries look a module up only to see if it is there.
@@ -38,10 +42,10 @@ class _TorchFinder:
         specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
-            self._import_commtrace_after(spec.loader)
+            self._start_after(spec.loader)
         return spec
 
-    def _import_commtrace_after(self, loader: Any) -> None:
+    def _start_after(self, loader: Any) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -49,7 +53,7 @@ class _TorchFinder:
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _import_commtrace()
+                _start()
 
         loader.exec_module = exec_module
 
@@ -67,9 +71,45 @@ def _is_launcher() -> bool:
     return False
 
 
-def _import_commtrace() -> None:
+def _start() -> None:
     if _is_launcher():
         return
+    stamps = os.environ.get("_COMMTRACE_STAMPS")
+    if stamps:
+        _stamp_steps(stamps)
+    if os.environ.get("COMMTRACE_ENABLED") != "0":
+        _import_commtrace()
+
+
+def _stamp_steps(folder: str) -> None:
+    """Write a JSON file when the process ends: for each optimizer step its id, wall clock and CPU time, in ns."""
+    import atexit
+    import time
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    stamps: list[tuple[int, int, int]] = []
+    wall, cpu, pid = time.monotonic_ns, time.process_time_ns, os.getpid()
+
+    def stepped(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        stamps.append((id(optimizer), wall(), cpu()))
+
+    def write() -> None:
+        if not stamps or os.getpid() != pid:
+            return
+        import json
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        report = {"rank": int(os.environ.get("RANK", "0")), "max_rss_bytes": used.ru_maxrss * 1024, "stamps": stamps}
+        with open(os.path.join(folder, f"{pid}.json"), "w") as file:
+            json.dump(report, file)
+
+    register_optimizer_step_post_hook(stepped)
+    atexit.register(write)
+
+
+def _import_commtrace() -> None:
     try:
         import commtrace.auto  # noqa: F401
     except Exception as error:

@@ -55,6 +55,7 @@ class Tracer:
         open_waits: how many ``data`` and ``checkpoint`` phases are open now; the outermost says what is waited for.
         detail: which steps are recorded in detail, whatever the window.
         step_listeners: called on the training thread when a step has begun; they must not raise.
+        optimizer_listeners: the same when an optimizer is about to step.
         innermost: the phase that is open now; its ``outer`` is the one around it.
         blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
         thread: what the calling thread is handing to torch.
@@ -95,6 +96,7 @@ class Tracer:
         self.open_waits = 0
         self.steps = StepFinder(self)
         self.step_listeners: list[Callable[[], None]] = []
+        self.optimizer_listeners: list[Callable[[], None]] = []
         self._step: Span | None = None
         self._step_is_users = False
         self._work_end: Mark | None = None

@@ -30,7 +30,7 @@ PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "every_origin.py"
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_every_communication_is_recorded_once_with_its_size(size: int, way: tuple[Path, ...], tmp_path: Path) -> None:
     completed = launch([*way, PROGRAM, tmp_path], size, {"COMMTRACE_DIR": str(tmp_path / "run")}, timeout=150)
 

@@ -94,11 +94,11 @@ def assert_is_one_run(run: Run, attempt: int = 0) -> None:
 @pytest.mark.parametrize(
     ("way", "rendezvous"),
     [
-        ("import", "static"),
         ("run before the launcher", "static"),
         ("run behind the launcher", "c10d"),
         ("import, and no time", "c10d"),
-        # The other half of the combinations.
+        # The other combinations. A script that imports commtrace and has time is restarted below, too.
+        pytest.param("import", "static", marks=pytest.mark.long),
         pytest.param("import", "c10d", marks=pytest.mark.long),
         pytest.param("run before the launcher", "c10d", marks=pytest.mark.long),
         pytest.param("run behind the launcher", "static", marks=pytest.mark.long),

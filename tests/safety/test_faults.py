@@ -14,10 +14,11 @@ import importlib.util
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, Final
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ from commtrace.capture.collectives import dispatcher
 from commtrace.capture.collectives.cpp_communication import torch_has_hooks
 from commtrace.capture.instrumentation import Instrumentation
 from commtrace.capture.model import compiler, garbage
-from commtrace.capture.model.optimizer_hooks import AFTER_STEP, BEFORE_STEP, HookTable
+from commtrace.capture.model.optimizer_hooks import STEP_HOOKS
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
 from commtrace.trace.selection import trigger
@@ -52,6 +53,16 @@ EVERY_INTERRUPTED = 5
 NO_HOOKS = frozenset(function.__code__ for function in (Triggers.open, trigger.make_request, trigger.write_request))
 """What jobs call themselves, in place of the harvester's thread or of a command."""
 ALONE = {**jobs.ALONE, **models.ALONE}
+ELSEWHERE: Final = {
+    "data_parallel": ("module_spans",),
+    "found_steps": ("data_parallel",),
+    "fully_sharded": ("found_steps",),
+    "fully_sharded_by_a_wrapper": ("found_steps",),
+    "pipelined": ("found_steps",),
+    "requested_modules": ("module_spans",),
+    "steps_in_the_backward": ("fully_sharded_by_a_wrapper",),
+}
+"""By job, others that go much the same way: what they break is broken again only in `make test-long`."""
 UNREACHED = "never reached again"
 _OPTIMIZERS = "hooks of optimizers"
 _WAITING = "waits to be imported"
@@ -196,9 +207,9 @@ def replaced_now() -> dict[tuple[Any, str], Any]:
     ]  # fmt: skip
     attributes = {(owner, name): value for owner in owners for name, value in vars(owner).items() if callable(value)}
     callbacks: dict[tuple[Any, str], Any] = {(gc, str(index)): value for index, value in enumerate(gc.callbacks)}
-    for name in (BEFORE_STEP, AFTER_STEP):
-        table = getattr(optimizer, name)
-        callbacks |= {(_OPTIMIZERS, name): id(table), **{(_OPTIMIZERS, str(key)): hook for key, hook in table.items()}}
+    for table in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
+        callbacks |= {(_OPTIMIZERS, str(key)): hook for key, hook in table.items()}
+    callbacks[_OPTIMIZERS, "listener"] = STEP_HOOKS.listener
     return attributes | callbacks | {(_WAITING, module): tuple(hooks) for module, hooks in _WAITING_HOOKS.items()}
 
 
@@ -206,20 +217,18 @@ def put_back(before: dict[tuple[Any, str], Any]) -> None:
     for (owner, name), value in before.items():
         if owner not in (gc, _OPTIMIZERS, _WAITING) and vars(owner).get(name) is not value:
             setattr(owner, name, value)
-    for name in (BEFORE_STEP, AFTER_STEP):
-        table = getattr(optimizer, name)
-        if isinstance(table, HookTable):
-            table.ours.clear()
-            setattr(optimizer, name, table.table)
+    STEP_HOOKS.listener = None
     gc.callbacks[:] = [value for (owner, _), value in before.items() if owner is gc]
     _WAITING_HOOKS.clear()
     _WAITING_HOOKS.update({module: list(hooks) for (owner, module), hooks in before.items() if owner is _WAITING})
 
 
-def break_every_line(
-    job: Callable[[], str], record: Callable[[], Any], chosen: Callable[[Place], bool] = lambda place: True
-) -> None:
-    """Break the chosen lines of a job, of its hooks if nothing else is said, one at a time."""
+Way = tuple[tuple[CodeType, int], tuple[CodeType, int]]
+"""From a line of a hook to a line beneath it. One stands for all between them: what is there guards nothing."""
+
+
+def ways_through(job: Callable[[], str], record: Callable[[], Any]) -> dict[Way, Place]:
+    """Return the ways that a job goes through commtrace."""
     expected = job()
     with record() as recording:
         assert recording.run(job) == expected  # also imports what is imported late
@@ -227,8 +236,29 @@ def break_every_line(
         found = faults.places(lambda: recording.run(job))
         recording.harvest()
         assert recording.messages == []
-    # One way from a line of a hook to a line beneath it stands for all: what is between them guards nothing.
-    ways = {(place.path[0], place.path[-1]): place for place in reversed(found)}
+    return {(place.path[0], place.path[-1]): place for place in reversed(found)}
+
+
+def new_ways(
+    job: Callable[[], str], record: Callable[[], Any], others: Sequence[Callable[[], str]]
+) -> dict[Way, Place]:
+    """Return the ways that a job goes and none of the other jobs does."""
+    ways = ways_through(job, record)
+    for other in others:
+        known = ways_through(other, record)
+        ways = {way: place for way, place in ways.items() if way not in known}
+    return ways
+
+
+def break_every_line(
+    job: Callable[[], str],
+    record: Callable[[], Any],
+    chosen: Callable[[Place], bool],
+    others: Sequence[Callable[[], str]] = (),
+) -> None:
+    """Break the chosen lines of a job, one at a time, but for those that are broken by one of the others."""
+    expected = job()
+    ways = new_ways(job, record, others)
     breakable = [place for place in ways.values() if chosen(place) and place.sort is not Sort.CANNOT_FAIL]
     wrong = {place: problems for place in breakable if (problems := problems_of(place, job, expected, record))}
     text = "\n".join(f"{place}: {'; '.join(problems)}" for place, problems in wrong.items())
@@ -296,7 +326,19 @@ def test_start_and_stop(recorded: Any) -> None:
 def test_alone(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
+        break_every_line(ALONE[name], recorded, is_of_a_hook, elsewhere(name))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_alone_with_what_is_broken_elsewhere(name: str, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.call_back_at_once(monkeypatch)
+    with jobs.alone():
         break_every_line(ALONE[name], recorded, is_of_a_hook)
+
+
+def elsewhere(name: str) -> list[Callable[[], str]]:
+    return [ALONE[other] for other in ELSEWHERE.get(name, ())]
 
 
 def test_with_a_gpu(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import gc
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,16 @@ from tests.safety import faults, jobs
 from tests.safety.faults import Place
 from tests.safety.jobs import digest
 from tests.safety.models import Net, alive, batch, local
-from tests.safety.test_faults import ALONE, is_of_a_hook, put_back, pytestmark, recorded, replaced_now
+from tests.safety.test_faults import (
+    ALONE,
+    elsewhere,
+    is_of_a_hook,
+    new_ways,
+    put_back,
+    pytestmark,
+    recorded,
+    replaced_now,
+)  # fmt: skip
 
 __all__ = ["pytestmark", "recorded"]  # filters of warnings, and a fixture
 
@@ -270,15 +279,14 @@ PARTS = [0, *(pytest.param(part, marks=pytest.mark.long) for part in (1, 2))]
 """Of the lines, every third; the others take their turn in `make test-long`."""
 
 
-def stop_in_every_line(job: Callable[[], str], record: Callable[[], Any], part: int) -> None:
+def stop_in_every_line(
+    job: Callable[[], str], record: Callable[[], Any], part: int, others: Sequence[Callable[[], str]] = ()
+) -> None:
     """A signal's handler stops the recording in any line of the hooks: it has stopped, and nothing else happens."""
     expected = job()
-    with record() as recording:
-        recording.run(job)
-        found = [place for place in faults.places(lambda: recording.run(job)) if is_of_a_hook(place)]
-    ways = {(place.path[0], place.path[-1]): place for place in reversed(found)}
+    places = [place for place in new_ways(job, record, others).values() if is_of_a_hook(place)]
     wrong: dict[Place, list[str]] = {}
-    chosen = list(ways.values())[part :: len(PARTS)]
+    chosen = places[part :: len(PARTS)]
     for place in chosen:
         before, problems = replaced_now(), []
         with record() as recording, faults.interrupted(place, commtrace.stop):
@@ -310,4 +318,4 @@ def test_a_signal_stops_in_any_line_of_a_model(
 ) -> None:
     jobs.call_back_at_once(monkeypatch)
     with jobs.alone():
-        stop_in_every_line(ALONE[name], recorded, part)
+        stop_in_every_line(ALONE[name], recorded, part, elsewhere(name))

@@ -20,7 +20,6 @@ from typing import Any
 from commtrace.called import recorded
 from commtrace.capture.model.module_backward import BackwardSpans, leave_to_python
 from commtrace.capture.model.module_names import PART, find_models, placed_modules
-from commtrace.capture.model.optimizer_hooks import BEFORE_STEP, OptimizerHook
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.selection.module_choice import ModuleChoice
@@ -67,7 +66,6 @@ class ModuleSpans:
         self._compiled: list[tuple[weakref.ref[Any], Any, Any]] = []
         self._choice: ModuleChoice | None = None
         self._looks_left = 0
-        self._optimizer_hook: OptimizerHook | None = None
         self._backward = BackwardSpans(tracer)
 
     def select(self, choice: str) -> None:
@@ -83,7 +81,7 @@ class ModuleSpans:
         self.clear()
         self._choice = parsed
         self._tracer.step_listeners.append(self._step_begins)
-        self._optimizer_hook = OptimizerHook(BEFORE_STEP, self._optimizer_steps, self._failed)
+        self._tracer.optimizer_listeners.append(self._optimizer_steps)
         self._look()
         self._looks_left = 2
 
@@ -124,28 +122,24 @@ class ModuleSpans:
         except Exception as error:
             self._tracer.failed(PART, error)
 
-    def _optimizer_steps(self, *_arguments: Any) -> None:
+    def _optimizer_steps(self) -> None:
         """By now the job has trained: its models exist."""
-        if self._looks_left:
-            self._looks_left = 0
-            self._look()
-            if not self._labels and self._choice is not None:
-                _logger.warning("commtrace: no module has a name or depth that COMMTRACE_MODULES asks for")
-        self._wait_for_no_optimizer()
-
-    def _failed(self, error: Exception) -> None:
-        self._tracer.failed(PART, error)
+        try:
+            if self._looks_left:
+                self._looks_left = 0
+                self._look()
+                if not self._labels and self._choice is not None:
+                    _logger.warning("commtrace: no module has a name or depth that COMMTRACE_MODULES asks for")
+        except Exception as error:
+            self._tracer.failed(PART, error)
 
     def _stop_listening(self) -> None:
-        if self._step_begins in self._tracer.step_listeners:
-            self._tracer.step_listeners.remove(self._step_begins)
-        self._wait_for_no_optimizer()
-
-    def _wait_for_no_optimizer(self) -> None:
-        hook = self._optimizer_hook
-        if hook is not None:
-            hook.remove()
-            self._optimizer_hook = None
+        for listeners, listener in (
+            (self._tracer.step_listeners, self._step_begins),
+            (self._tracer.optimizer_listeners, self._optimizer_steps),
+        ):
+            if listener in listeners:
+                listeners.remove(listener)
 
     def _look(self) -> None:
         choice = self._choice

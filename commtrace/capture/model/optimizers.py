@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from commtrace.called import nothing
 from commtrace.capture.hooks import Hooks
-from commtrace.capture.model.optimizer_hooks import AFTER_STEP, BEFORE_STEP, OptimizerHook
+from commtrace.capture.model.optimizer_hooks import STEP_HOOKS
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -27,7 +28,6 @@ class OptimizerPhase:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._hooks: list[OptimizerHook] = []
         self._local = threading.local()
         self._replaced = Hooks(PART, tracer)
 
@@ -36,17 +36,22 @@ class OptimizerPhase:
         from torch.amp.grad_scaler import GradScaler
         from torch.optim.optimizer import Optimizer
 
-        if not self._hooks:
-            self._replaced.replace(Optimizer, "__init__", self._then_note)
-            self._replaced.replace(GradScaler, "step", self._also_when_skipped)
-            self._hooks.append(OptimizerHook(BEFORE_STEP, self._before, self._failed))
-            self._hooks.append(OptimizerHook(AFTER_STEP, self._after, self._failed))
+        if STEP_HOOKS.listener is self:
+            return
+        self._replaced.replace(Optimizer, "__init__", self._then_note)
+        self._replaced.replace(GradScaler, "step", self._also_when_skipped)
+        if not STEP_HOOKS.register():
+            self._tracer.guard.noticed(
+                "the recording was started within an optimizer's step: steps of optimizers are recorded from the next "
+                "zero_grad() of an optimizer on. Start it outside to have all of them."
+            )
+            self._replaced.replace(Optimizer, "zero_grad", self._replaced.around(_register, nothing))
+        STEP_HOOKS.listener = self
 
     def uninstall(self) -> None:
-        """Remove the hooks."""
-        while self._hooks:
-            self._hooks[-1].remove()
-            self._hooks.pop()
+        """Have them called no more."""
+        if STEP_HOOKS.listener is self:
+            STEP_HOOKS.listener = None
         self._replaced.restore()
 
     def _then_note(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -78,10 +83,14 @@ class OptimizerPhase:
 
         return step
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Switch the part off."""
         self._tracer.failed(PART, error)
 
-    def _before(self, optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+    def before_step(self, optimizer: Any) -> None:
+        """Begin a phase, if no other optimizer is stepping."""
+        for listener in tuple(self._tracer.optimizer_listeners):
+            listener()
         stack = self._stack()
         # A step that raised left its entry behind: torch calls the second hook only after success.
         while any(opened is optimizer for opened, _ in stack):
@@ -93,7 +102,8 @@ class OptimizerPhase:
         self._tracer.steps.optimizer_begins(optimizer)
         stack.append((optimizer, self._tracer.enter(schema.OPTIMIZER, type(optimizer).__name__)))
 
-    def _after(self, optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+    def after_step(self, optimizer: Any) -> None:
+        """End the phase that it began."""
         stack = self._stack()
         if not any(opened is optimizer for opened, _ in stack):
             return
@@ -109,3 +119,7 @@ class OptimizerPhase:
             self._local.stack = []
         stack: list[tuple[Any, Span | None]] = self._local.stack
         return stack
+
+
+def _register(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    STEP_HOOKS.register()

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from rich.console import Console
 
-import commtrace._stamp
+import commtrace._inject
 from commtrace.analysis.comparison.overhead import Measured, RankStamps, Stamp, summarise_overhead
 from commtrace.cli.commands.run import injected_environment
 from commtrace.cli.views.bench import print_overhead
@@ -75,15 +75,11 @@ def _measure(command: Sequence[str], folder: Path, *, records: bool) -> Measured
 
 def _environment(stamps: Path, run: Path, *, records: bool) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "COMMTRACE_ENABLED"}
-    search_path = [str(Path(commtrace._stamp.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **inherited,
-        "_COMMTRACE_STAMPS": str(stamps),
-        "PYTHONPATH": os.pathsep.join(filter(None, search_path)),
-    }
-    if not records:
-        return {**environment, "COMMTRACE_ENABLED": "0"}
-    return injected_environment(environment, {"dir": str(run)})
+    environment = {**inherited, "_COMMTRACE_STAMPS": str(stamps)}
+    if records:
+        return injected_environment(environment, {"dir": str(run)})
+    search_path = [str(Path(commtrace._inject.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    return {**environment, "COMMTRACE_ENABLED": "0", "PYTHONPATH": os.pathsep.join(filter(None, search_path))}
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str], output: Path) -> int:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from commtrace.capture.model import compiler, module_names
 from commtrace.capture.model import modules as modules_of_capture
 from commtrace.capture.model.modules import ModuleSpans
+from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 
@@ -364,12 +365,15 @@ def test_results_are_the_same_bits(recording: Recording, spans: ModuleSpans) -> 
 
 
 def test_models_made_later_are_found(recording: Recording, spans: ModuleSpans) -> None:
+    optimizers = OptimizerPhase(recording.tracer)
+    optimizers.install()
     spans.select("layers.*")
     net = Net(1)
     net(TOKENS).backward()
     assert told(recording) == []
 
     torch.optim.SGD(net.parameters()).step()
+    optimizers.uninstall()
     net(TOKENS)
 
     assert told(recording) == ["layers.0"]

@@ -1,9 +1,7 @@
-"""Hooks that come and go while torch calls hooks: no optimizer notices, and no table of torch's changes."""
+"""Hooks that torch has once and for all: a recording may start and stop while torch calls hooks."""
 
 from __future__ import annotations
 
-import pickle
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,127 +9,97 @@ import pytest
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from commtrace.capture.model import compiler, optimizers
-from commtrace.capture.model.optimizer_hooks import AFTER_STEP, BEFORE_STEP, HookTable, OptimizerHook
+from commtrace.capture.model import compiler, optimizer_hooks, optimizers
+from commtrace.capture.model.optimizer_hooks import StepHooks
 from commtrace.capture.model.optimizers import OptimizerPhase
+from commtrace.trace import schema
 from tests.capture.recording import Recording
 
 REGISTER: dict[str, Callable[..., Any]] = {
-    BEFORE_STEP: torch_optimizer.register_optimizer_step_pre_hook,
-    AFTER_STEP: torch_optimizer.register_optimizer_step_post_hook,
+    "before": torch_optimizer.register_optimizer_step_pre_hook,
+    "after": torch_optimizer.register_optimizer_step_post_hook,
 }
-tables = pytest.mark.parametrize("table", REGISTER)
+TABLES = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
+around = pytest.mark.parametrize("place", REGISTER)
 
 
-@pytest.fixture(autouse=True)
-def torch_is_as_before() -> Iterator[None]:
-    before = {name: getattr(torch_optimizer, name) for name in REGISTER}
-    contents = {name: dict(table) for name, table in before.items()}
+@pytest.fixture
+def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody has started a recording before."""
+    registered = [dict(table) for table in TABLES]
+    hooks = StepHooks()
+    monkeypatch.setattr(optimizer_hooks, "STEP_HOOKS", hooks)
+    monkeypatch.setattr(optimizers, "STEP_HOOKS", hooks)
     yield
-    assert {name: getattr(torch_optimizer, name) for name in REGISTER} == before
-    assert all(getattr(torch_optimizer, name) is table for name, table in before.items())
-    assert {name: dict(table) for name, table in before.items()} == contents
+    for table, before in zip(TABLES, registered, strict=True):
+        for number in [number for number in table if number not in before]:
+            del table[number]
 
 
 def stepped() -> torch.Tensor:
     weight = torch.nn.Parameter(torch.ones(2))
     weight.grad = torch.ones(2)
-    torch.optim.SGD([weight], lr=1.0).step()
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    optimizer.step()
+    optimizer.zero_grad()
     return weight.detach()
 
 
-@tables
-def test_a_hook_that_takes_itself_out_leaves_the_hooks_behind_it_alone(table: str) -> None:
-    calls: list[str] = []
-
-    def once(*_arguments: object) -> None:
-        calls.append("ours")
-        hook.remove()
-
-    hook = OptimizerHook(table, once, pytest.fail)
-    with REGISTER[table](lambda *_arguments: calls.append("theirs")):
-        results = [stepped(), stepped()]
-
-    assert [result.tolist() for result in results] == [[0.0, 0.0]] * 2
-    assert calls == ["ours", "theirs", "theirs"]
+def recorded_steps(recording: Recording) -> int:
+    return len(recording.rows(schema.OPTIMIZER))
 
 
-@tables
-def test_a_hook_of_somebody_else_puts_ours_in_and_takes_it_out_again(table: str) -> None:
-    calls: list[str] = []
-    hooks: list[OptimizerHook] = []
+def test_torch_gets_each_hook_once(recording: Recording, as_in_a_new_process: None) -> None:
+    before = [len(table) for table in TABLES]
+    for _ in range(3):
+        phase = OptimizerPhase(recording.tracer)
+        phase.install()
+        phase.uninstall()
 
-    def switches(*_arguments: object) -> None:
-        if hooks:
-            hooks.pop().remove()
-        else:
-            hooks.append(OptimizerHook(table, lambda *_: calls.append("ours"), pytest.fail))
-
-    with REGISTER[table](switches), REGISTER[table](lambda *_arguments: calls.append("theirs")):
-        for _ in range(4):
-            stepped()
-
-    assert calls == ["theirs", "ours", "theirs", "theirs", "ours", "theirs"]
+    assert [len(table) for table in TABLES] == [number + 1 for number in before]
 
 
-@tables
-def test_one_of_ours_takes_another_one_out_that_would_be_next(table: str) -> None:
-    calls: list[str] = []
-    first = OptimizerHook(table, lambda *_: second.remove(), pytest.fail)
-    second = OptimizerHook(table, lambda *_: calls.append("second"), pytest.fail)
-    third = OptimizerHook(table, lambda *_: calls.append("third"), pytest.fail)
+@around
+def test_a_hook_of_somebody_else_stops_and_starts_the_recording(recording: Recording, place: str) -> None:
+    first, second = OptimizerPhase(recording.tracer), OptimizerPhase((later := Recording()).tracer)
+    first.install()
+    switches = iter([lambda: None, first.uninstall, second.install, lambda: None])
+    behind: list[str] = []
 
-    stepped()
-    first.remove()
-    third.remove()
+    with (
+        REGISTER[place](lambda *_: next(switches)()),
+        REGISTER[place](lambda *_: behind.append("called")),
+    ):
+        results = [stepped().tolist() for _ in range(4)]
+    second.uninstall()
 
-    assert calls == ["third"]
-
-
-@tables
-def test_handles_of_others_work_whether_ours_are_there_or_not(table: str) -> None:
-    calls: list[str] = []
-    earlier = REGISTER[table](lambda *_: calls.append("earlier"))
-    hook = OptimizerHook(table, lambda *_: None, pytest.fail)
-    meanwhile = REGISTER[table](lambda *_: calls.append("meanwhile"))
-    earlier.remove()
-    stepped()
-    hook.remove()
-    stepped()
-    meanwhile.remove()
-    stepped()
-
-    assert calls == ["meanwhile", "meanwhile"]
+    assert results == [[0.0, 0.0]] * 4
+    assert behind == ["called"] * 4
+    assert recorded_steps(recording) == {"before": 1, "after": 2}[place]
+    assert recorded_steps(later) == 1
+    assert recording.warnings() == later.warnings() == []
 
 
-@tables
-def test_for_others_the_table_is_what_it_is(table: str) -> None:
-    torchs = getattr(torch_optimizer, table)
-    hook = OptimizerHook(table, lambda *_: None, pytest.fail)
-    with REGISTER[table](len) as handle:
-        stand_in = getattr(torch_optimizer, table)
-        assert isinstance(stand_in, HookTable)
-        assert dict(stand_in.items()) == dict(torchs)
-        assert (handle.id in stand_in, stand_in[handle.id], len(stand_in)) == (True, len, len(torchs))
-    copy = pickle.loads(pickle.dumps(HookTable(OrderedDict({7: len}), torch.compiler.is_dynamo_compiling)))
-    hook.remove()
+@around
+def test_the_first_start_within_a_step_is_heard_from_the_next_zero_grad_on(
+    recording: Recording, as_in_a_new_process: None, place: str
+) -> None:
+    phase = OptimizerPhase(recording.tracer)
+    starts = iter([phase.install, lambda: None, lambda: None])
+    behind: list[str] = []
 
-    assert copy == OrderedDict({7: len})
-    assert type(copy) is OrderedDict
+    with (
+        REGISTER[place](lambda *_: next(starts)()),
+        REGISTER[place](lambda *_: behind.append("called")),
+    ):
+        results = [stepped().tolist() for _ in range(3)]
+    phase.uninstall()
 
-
-@tables
-def test_somebody_who_replaces_the_table_too_is_left_in_place(table: str) -> None:
-    torchs = getattr(torch_optimizer, table)
-    hook = OptimizerHook(table, pytest.fail, pytest.fail)
-    theirs = HookTable(getattr(torch_optimizer, table), torch.compiler.is_dynamo_compiling)
-    setattr(torch_optimizer, table, theirs)
-    try:
-        hook.remove()
-        assert getattr(torch_optimizer, table) is theirs
-        stepped()
-    finally:
-        setattr(torch_optimizer, table, torchs)
+    assert results == [[0.0, 0.0]] * 3
+    assert behind == ["called"] * 3
+    assert recorded_steps(recording) == 2
+    [warning] = recording.warnings()
+    assert "started within an optimizer's step" in warning
 
 
 def test_an_optimizer_steps_although_our_hook_fails(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Starts commtrace in processes that import torch; ``commtrace run`` puts this folder first on PYTHONPATH.
 
 ``commtrace bench overhead`` does, too, and names a folder in ``_COMMTRACE_STAMPS``: then one of torch's own hooks reads
-two clocks after each step of an optimizer, with commtrace and, where ``COMMTRACE_ENABLED`` is 0, without. The clock of
-a comparison must be the same on both sides and owe nothing to what is compared.
+two clocks after each step of an optimizer, with commtrace or, where ``_COMMTRACE_ONLY_STAMPS`` is set, without. The
+clock of a comparison must be the same on both sides and owe nothing to what is compared.
 
 Every Python below the command executes this file at start-up: launchers, compilers, data loaders, in whatever
 environment they live. So it imports next to nothing, never fails, and works where commtrace is not installed. A
@@ -77,7 +77,7 @@ def _start() -> None:
     stamps = os.environ.get("_COMMTRACE_STAMPS")
     if stamps:
         _stamp_steps(stamps)
-    if os.environ.get("COMMTRACE_ENABLED") != "0":
+    if "_COMMTRACE_ONLY_STAMPS" not in os.environ:
         _import_commtrace()
 
 

@@ -79,7 +79,8 @@ def _environment(stamps: Path, run: Path, *, records: bool) -> dict[str, str]:
     if records:
         return injected_environment(environment, {"dir": str(run)})
     search_path = [str(Path(commtrace._inject.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    return {**environment, "COMMTRACE_ENABLED": "0", "PYTHONPATH": os.pathsep.join(filter(None, search_path))}
+    off = {"COMMTRACE_ENABLED": "0", "_COMMTRACE_ONLY_STAMPS": "1"}
+    return {**environment, **off, "PYTHONPATH": os.pathsep.join(filter(None, search_path))}
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str], output: Path) -> int:

@@ -22,7 +22,9 @@ RAISED: Any = object()
 class Part(Protocol):
     """Whose stand-in it is."""
 
-    active: bool
+    @property
+    def active(self) -> bool:
+        """Whether it is on."""
 
     def failed(self, error: Exception) -> None:
         """The part has failed: it is off from now on."""

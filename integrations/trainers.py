@@ -68,4 +68,4 @@ class TrainerNumbers:
 
 
 def _nothing(_begun: Any, _result: Any) -> None:
-    """What training does when it has begun is its own business."""
+    """Do nothing when training begins."""

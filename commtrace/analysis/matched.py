@@ -69,7 +69,7 @@ class Matched:
 
     @property
     def roles(self) -> Roles:
-        """What the communications of ``run`` are for."""
+        """Return what the communications of ``run`` are for."""
         return select_roles(self.context.roles, self.rows)
 
 

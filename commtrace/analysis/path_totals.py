@@ -162,7 +162,7 @@ class PathTotals:
 
 
 def _lost(matched: Matched) -> LostTime | None:
-    """None where clocks do not agree, only kernels were recorded, or the steps cannot be replayed."""
+    """Return None where clocks do not agree, only kernels were recorded, or the steps cannot be replayed."""
     run, matches = matched.run, matched.matches
     if not matches.clocks_agree or any(is_kernel_trace(trace.spans) for trace in run.ranks.values()):
         return None
@@ -175,7 +175,7 @@ def _lost(matched: Matched) -> LostTime | None:
 
 
 def _attempts_of(run: Run) -> dict[int, int]:
-    """How often the same processes did each of the steps that they repeated."""
+    """Return how often the same processes did each of the steps that they repeated."""
     return {one.step: len(one.attempts) for one in repeated_steps([LaunchSteps.of(run)])}
 
 

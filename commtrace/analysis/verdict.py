@@ -37,7 +37,7 @@ def verdict(
     awaited: Sequence[Awaited] = (),
     partition: Partition | None = None,
 ) -> str:
-    """What costs most, over all ranks, and where to look.
+    """Return what costs most, over all ranks, and where to look.
 
     A rank that holds up the others comes first: what the others wait for is only its echo.
 
@@ -157,7 +157,7 @@ def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: S
 
 
 def _for_whom(awaited: Sequence[Awaited]) -> str:
-    """The rank that stands out among those waited for, and what it did meanwhile."""
+    """Return the rank that stands out among those waited for, and what it did meanwhile."""
     if not awaited or not awaited[0].stands_out:
         return ": balance the ranks."
     return f", most of all {awaited[0].in_words()}. {awaited[0].next_step}"

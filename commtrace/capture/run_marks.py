@@ -153,7 +153,7 @@ class RunMarks:
             self._tracer.failed("timing of the device", error)
 
     def _tell_device(self) -> None:
-        """When the rank became known it may not have used its device yet."""
+        """Record the device; when the rank became known it may not have used it yet."""
         used = None if self._device_clock is None else self._device_clock.used_device
         if used is None or used == self._told_device:
             return

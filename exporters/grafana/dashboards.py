@@ -135,7 +135,7 @@ def _overview() -> list[list[Panel]]:
 
 
 def _share(function: str, series: str, labels: str) -> str:
-    """The ten largest of these labels, as shares of the whole."""
+    """Return the ten largest of these labels, as shares of the whole."""
     rate = f"{function}({series}{{{RUN}}}[$__rate_interval])"
     return f"topk(10, sum by ({labels}) ({rate})) / ignoring ({labels}) group_left () sum({rate})"
 

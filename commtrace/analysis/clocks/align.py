@@ -34,7 +34,7 @@ NOT_ALIGNED: Final = "not aligned"
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """How one host's clock differs from the reference host's.
+    """One host's clock relative to the reference host's.
 
     Attributes:
         host: name of the node.
@@ -60,11 +60,11 @@ class HostClock:
 
     @property
     def is_reference(self) -> bool:
-        """Whether its times are those of the reference clock as they are."""
+        """Return whether its times are those of the reference clock as they are."""
         return not (self.offset_ns or self.drift_ppm or self.later.parts)
 
     def to_reference(self, times: Int64, steps: Int32 | None = None) -> Int64:
-        """These times of the host's clock, taken in these steps of training, on the reference clock."""
+        """Return these times of the host's clock, taken in these steps of training, on the reference clock."""
         first = LinearClock(self.origin_ns, self.offset_ns, self.drift_ppm * 1e-6)
         return PiecewiseClock((first, *self.later.parts), self.later.starts).to_reference(times, steps)
 
@@ -82,7 +82,7 @@ class HostClock:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How the hosts' clocks were brought together.
+    """The alignment of the hosts' clocks.
 
     Attributes:
         method: ``shared clock``, ``collective ends`` or ``not aligned``.
@@ -100,7 +100,7 @@ class Alignment:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether rows stay where they are when they are brought to the reference clock."""
+        """Return whether rows stay where they are when they are brought to the reference clock."""
         return not any(clock.later.goes_back for clock in self.hosts)
 
     def to_json(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def align(run: Run) -> Alignment:
 
 
 def _fit(observations: Observations, count: int) -> list[PiecewiseClock]:
-    """The clocks, in parts where they were stepped, unless a part then has nothing to be compared with."""
+    """Return the clocks, in parts where they were stepped, unless a part then has nothing to be compared with."""
     steps = find_steps(observations)
     parts, owner = split_at(observations, steps, count)
     if not steps or unconnected(parts, len(owner)):
@@ -151,7 +151,7 @@ def _fit(observations: Observations, count: int) -> list[PiecewiseClock]:
 
 
 def apply(run: Run, alignment: Alignment) -> Run:
-    """The run with all times on the reference host's clock; the run itself if nothing has to move."""
+    """Return the run with all times on the reference host's clock; the run itself if nothing has to move."""
     moving = {clock.key: clock for clock in alignment.hosts if not clock.is_reference}
     if not moving:
         return run
@@ -161,7 +161,7 @@ def apply(run: Run, alignment: Alignment) -> Run:
 
 
 def _with_readings(trace: RankTrace, clock: HostClock | None) -> RankTrace:
-    """The rank with the times of its anchors and of its device's readings on the reference clock."""
+    """Return the rank with the times of its anchors and of its device's readings on the reference clock."""
     if clock is None:
         return trace
     anchors = trace.anchors or (trace.metadata.anchor,)
@@ -184,13 +184,13 @@ def _moved(block: Block, clocks: Mapping[int, HostClock | None]) -> Block:
 
 
 def _in_order(block: Block) -> Block:
-    """The rows of each rank by start, at equal starts the longer one first, as they are in every run."""
+    """Return the rows of each rank by start, at equal starts the longer one first, as they are in every run."""
     spans = block.spans
     return replace(block, spans=spans.take(np.lexsort((spans.start - spans.end, spans.start, block.rank()))))
 
 
 def _clocks_earliest_first(run: Run) -> list[ClockKey]:
-    """The clocks of the run, first the one on which, by the wall clock, the first span began."""
+    """Return the clocks of the run, first the one on which, by the wall clock, the first span began."""
     begins: dict[ClockKey, tuple[int, int]] = {}
     for rank, trace in run.ranks.items():
         begin = (_wall_clock_begin(trace), rank)

@@ -1,4 +1,4 @@
-"""When steps were, in time of day: whoever is paged has a clock on the wall and a job's log, and no step numbers.
+"""The time of day of steps: an engineer on call has a clock and a job's log, but no step numbers.
 
 >>> iso_utc(1_700_000_000_512_000_000)
 '2023-11-14T22:13:20.512+00:00'

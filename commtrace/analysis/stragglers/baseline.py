@@ -1,4 +1,4 @@
-"""What the ranks of a job work where it is well: another run, for when its own ranks cannot tell what is normal."""
+"""The work of a job's ranks in another run that was healthy, for when its own ranks do not show what is normal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What slow links have in common: the network of a host or of several, a rank, all that a rank sends, or nothing."""
+"""Finds what slow links have in common: the network of hosts, a rank, all that a rank sends, or nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Suspicion(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where links may be slow, and the rows of all links there."""
+    """A place of slow links, with the rows of all links there."""
 
     place: str
     who: str
@@ -67,7 +67,7 @@ def suspicions_of(run: Run, links: Sequence[Link], is_known: Bool, is_slow: Bool
 
 
 def _places(run: Run, links: Sequence[Link], slow: frozenset[int]) -> Iterator[_Place]:
-    """What links may have in common: the network, a host, a rank, all that it sends."""
+    """Yield what links may have in common: the network, a host, a rank, all that it sends."""
     hosts: dict[str, list[int]] = {}
     for rank, trace in run.ranks.items():
         hosts.setdefault(trace.metadata.node, []).append(rank)
@@ -86,7 +86,7 @@ def _places(run: Run, links: Sequence[Link], slow: frozenset[int]) -> Iterator[_
 
 
 def _of_host(links: Sequence[Link], host: str, own: Sequence[int]) -> _Place:
-    """All links between the ranks of a host and others."""
+    """Return all links between the ranks of a host and others."""
     crossing = [row for row, link in enumerate(links) if 0 < len(set(own).intersection(link.ranks)) < len(link.ranks)]
     used = {rank for row in crossing for rank in links[row].ranks}.intersection(own)
     return _Place(NETWORK, f"network of host {host} ({ranks_in_words(own)})", tuple(sorted(used)), crossing)

@@ -1,4 +1,4 @@
-"""What passed over the links of a job in each step, and how long it took once all participants had arrived.
+"""Transfers over the links of a job in each step, after all participants had arrived.
 
 A link is what one communication passes over: from the sender of messages to the receiver, or between the members of a
 group. Transfers of the same operation, size and number of members, within hosts or between them, can be compared.
@@ -22,7 +22,7 @@ _SEND, _RECEIVE = "send", "recv"
 
 
 class Link(NamedTuple):
-    """What communications pass over.
+    """The path of communications.
 
     Attributes:
         ranks: of messages the sender and the receiver, of collectives the members, ascending.
@@ -34,7 +34,7 @@ class Link(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What passes over a link again and again.
+    """Similar transfers over a link.
 
     Attributes:
         operation: its name; of messages, ``send`` on either side.
@@ -123,7 +123,7 @@ class LinkTransfers:
 
 
 def _links_of(bench: Bench, rows: Int64) -> tuple[list[Link], Int64]:
-    """The links that these transfers passed over, and which one each of them did."""
+    """Return the links that these transfers passed over, and which one each of them did."""
     transfers, run = bench.program.transfers, bench.run
     rank = transfers.rank[rows].astype(np.int64)
     order = np.argsort(rank, kind="stable")
@@ -152,6 +152,6 @@ def _links_of(bench: Bench, rows: Int64) -> tuple[list[Link], Int64]:
 
 
 def _operation(run: Run, name: Int32) -> Int64:
-    """The name's code, of messages that of ``send`` on either side."""
+    """Return the name's code, of messages that of ``send`` on either side."""
     code = {word: number for number, word in enumerate(run.names)}
     return np.where(name == code.get(_RECEIVE, -1), code.get(_SEND, -1), name).astype(np.int64)

@@ -79,7 +79,7 @@ class LongMicrobatches:
         )
 
     def holds(self, rank: int) -> bool:
-        """Whether a rank is slow because few microbatches of a step are long."""
+        """Return whether a rank is slow because few microbatches of a step are long."""
         own = self.rank == rank
         struck = np.isin(self.step[own], self.step[own & self.is_long])
         if not struck.any() or self.is_long[own][struck].mean() > FEW_MICROBATCHES:

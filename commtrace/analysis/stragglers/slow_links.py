@@ -1,4 +1,4 @@
-"""Which communication is slow: a link between ranks, all that a rank sends, all of a rank, or a network of hosts.
+"""Finds slow communication: a link between ranks, all that a rank sends, all of a rank, or a network of hosts.
 
 Transfers that are alike are compared link by link, by the rule for the work of ranks. Where others do not tell what is
 normal, as where a whole network is slow, the link's own past does, or another run. A run is cut where links change. The
@@ -51,7 +51,7 @@ class SlowLinks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """How fast links were in some steps, one row for all alike transfers over a link.
+    """The speed of links in some steps, one row for all similar transfers over a link.
 
     Attributes:
         bench: of the steps.
@@ -138,7 +138,7 @@ def typical_transfers(bench: Bench) -> dict[Traffic, float]:
 def _judge_stretches(
     bench: Bench, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, *, is_cut: bool
 ) -> list[_Links]:
-    """Which links are slow in each stretch of the run; a single one where that does not change."""
+    """Return which links are slow in each stretch of the run; a single one where that does not change."""
     whole = [_judge(bench, transfers, slow_ranks, usual, BASELINE)]
     cuts = _find_changes(bench, transfers) if is_cut and bench.noise_is_known else []
     found = _judge_each(bench, cuts, transfers, slow_ranks, usual)
@@ -203,7 +203,7 @@ def _judge_by_host(bench: Bench, work: Work, transfers: LinkTransfers) -> Judged
 
 
 def _find_changes(bench: Bench, transfers: LinkTransfers) -> list[int]:
-    """Where transfers over a link change, as places among the steps that count; ascending.
+    """Return where transfers over a link change, as places among the steps that count; ascending.
 
     Rows are made comparable: each takes as long as the typical one in its fast steps.
     """
@@ -220,7 +220,7 @@ def _find_changes(bench: Bench, transfers: LinkTransfers) -> list[int]:
 
 
 def _are_alike(one: _Links, other: _Links) -> bool:
-    """Whether the same links are slow, and by as much."""
+    """Return whether the same links are slow, and by as much."""
     own, others = one.ns[one.is_slow], other.ns[one.is_slow]
     same = np.array_equal(one.is_slow, other.is_slow)
     return same and bool((np.abs(own - others) <= ALIKE * np.maximum(own, others)).all())
@@ -276,7 +276,7 @@ def _evidence(one: Suspicion, found: _Links) -> str:
 
 
 def _member(transfers: LinkTransfers, found: _Links, one: Suspicion, rank: int) -> Member:
-    """An end of slow links, with what its transfers take beyond normal."""
+    """Return an end of slow links, with what its transfers take beyond normal."""
     bench, rows = found.bench, transfers.row_of_transfer
     program = bench.program.transfers
     own = np.isin(rows, list(one.rows)) & (program.rank == rank) & bench.steady[program.step]

@@ -1,1 +1,1 @@
-"""What a training loop does beside communication: modules, phases, optimizers, and where its steps end."""
+"""Captures a training loop beside its communication: modules, phases, optimizers, and the ends of steps."""

@@ -1,4 +1,4 @@
-"""Where the backward of a module begins and ends, told by hooks on the tensors that it took and gave.
+"""Finds the begin and end of a module's backward by hooks on its input and output tensors.
 
 It begins when a gradient of an output has arrived: a hook on the output tensor, which adds no node to the graph and
 changes no view. It ends when the gradient of its input is complete, which a hook on the input tensor tells. Autograd
@@ -69,7 +69,7 @@ class BackwardSpans:
         self.begins, self.completes = _hooks(tracer, self.make_rows, self._open, self._new_pass)
 
     def forget(self) -> None:
-        """What is open now never ends."""
+        """Drop what is open now; it never ends."""
         self._open.clear()
 
     def watch_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ def _is_watched(tensor: Any) -> bool:
 
 
 def attach(tensor: Any, node: Any, hook: Hook) -> None:
-    """What ``Tensor.register_hook`` does, at a third of its price; before the hooks that are there.
+    """Register a hook like ``Tensor.register_hook``, at a third of its price and before the hooks that are there.
 
     Other people's hooks on an output (FSDP gathers parameters there) belong to the module's backward. And a module
     around this one hooks the same tensor later and has to begin earlier.

@@ -1,4 +1,4 @@
-"""Which modules a process has, under the names by which people know them.
+"""Names of the modules of a process, without wrappers.
 
 The models are found by asking Python's garbage collector for all modules and keeping those that no other module
 holds: no framework has to be known and no constructor hooked. What wraps a model without being one (DDP, FSDP, a

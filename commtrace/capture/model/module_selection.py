@@ -1,4 +1,4 @@
-"""Which modules are recorded when: those of the configuration, and others while a trigger asks for them.
+"""Selects the modules to record: those of the configuration, and others while a trigger requests them.
 
 :mod:`commtrace.capture.model.modules` is imported when the first module is chosen, not before.
 """

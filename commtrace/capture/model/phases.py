@@ -1,4 +1,4 @@
-"""What a training loop does beside its model: waiting for data, clipping gradients, saving and loading checkpoints.
+"""Phases of a training loop beside its model: waiting for data, clipping gradients, saving and loading checkpoints.
 
 ``import commtrace.auto`` is all that a script needs. Every call of these that the training thread makes is a span:
 

@@ -29,7 +29,7 @@ a critic that is trained five times as often as its generator is waited for."""
 
 
 class StepMarker(Protocol):
-    """What a finder needs of the tracer."""
+    """The part of the tracer that a finder needs."""
 
     def begin_step(self, number: int | None = None, *, is_users: bool = False, is_found: bool = False) -> None:
         """Close the current step and open the next one."""
@@ -38,10 +38,10 @@ class StepMarker(Protocol):
         """The current step begins only now."""
 
     def leave_step(self) -> None:
-        """What comes now belongs to no step."""
+        """Assign the following rows to no step."""
 
     def return_to_step(self) -> None:
-        """What comes now belongs to the current step again."""
+        """Assign the following rows to the current step again."""
 
     def discard_step(self, *, frees_number: bool = False) -> None:
         """The current step was none."""

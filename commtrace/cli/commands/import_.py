@@ -79,7 +79,7 @@ def import_(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Path], None]]:
-    """What is shown of each file before it is read: on a terminal its name, elsewhere nothing."""
+    """Return a function that shows each file's name before it is read, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda path: None
         return

@@ -133,7 +133,7 @@ def _written_since(directory: str, began_ns: int) -> set[Path]:
 
 
 def _tell_what_was_recorded(noted: set[Path], began_ns: int, environment: Mapping[str, str], exit_code: int) -> None:
-    """Where the run is and what to do next, on stderr: stdout is the command's."""
+    """Print the place of the run and the next command on stderr: stdout is the command's."""
     from commtrace.trace.files.writer import segment_paths
 
     directory = environment["COMMTRACE_DIR"]

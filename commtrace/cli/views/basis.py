@@ -1,4 +1,4 @@
-"""What the numbers of a run rest on: how its clocks were brought together, and what is wrong with its files."""
+"""The basis of a run's numbers: the alignment of its clocks, and problems of its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def basis_of(recorded: Run, alignment: Alignment) -> dict[str, Any]:
 
 
 def print_basis(console: Console, told: Mapping[str, Any]) -> None:
-    """What :func:`basis_of` told, in lines that stand above the numbers."""
+    """Print the result of :func:`basis_of` above the numbers."""
     console.print(clock_line(told["alignment"]), style="dim")
     if told["alignment"]["refused"]:
         console.print(f"[yellow]! Clocks are not aligned:[/] {escape(told['alignment']['refused'])}")

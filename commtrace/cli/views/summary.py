@@ -244,7 +244,7 @@ def _stage_cell(stage: Mapping[str, Any], name: str) -> str:
 
 
 def _print_bubble_causes(console: Console, stages: Sequence[Mapping[str, Any]]) -> None:
-    """What each stage's bubble is due to; a cause that shortens it is negative."""
+    """Print the causes of each stage's bubble; a cause that shortens it is negative."""
     if not all(name in stage for stage in stages for name in _CAUSES):
         return
     table = _table([])
@@ -260,7 +260,7 @@ def _print_bubble_causes(console: Console, stages: Sequence[Mapping[str, Any]]) 
 
 
 def _print_coverage(console: Console, summary: Summary) -> None:
-    """What is not visible is named, and never counted as nothing."""
+    """Print what is not visible, which is never counted as nothing."""
     coverage = summary["coverage"]
     captured = ", ".join(f"{count} {kind}" for kind, count in coverage["captured"].items())
     dropped = sum(coverage["dropped"].values())

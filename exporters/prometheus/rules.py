@@ -178,7 +178,8 @@ def _straggler() -> Alert:
         description=(
             "Its own work takes {{ $value | humanize }} times that of the ranks of its stage; the others wait for it. "
             f"Cause, cost and what to do: commtrace straggler {_DIRECTORY}. On {{{{ $labels.node }}}}, look at clocks, "
-            "throttling and errors of its device and at other processes; move the rank to see whether it moves along."
+            "throttling and errors of its device and at other processes; move the rank to see whether "
+            "the slowness moves with it."
         ),
     )
 
@@ -211,8 +212,8 @@ def _stalled(timing: Timing) -> Alert:
         summary="{{ $labels.run_id }} has completed no step for {{ $value | humanizeDuration }}",
         description=(
             "Its processes still answer. Where it stands, and which rank the others wait for: commtrace doctor "
-            f"{_DIRECTORY}. Without CommtraceHung something still moves: it loads, compiles, or tries something again "
-            "and again. While a rank saves a checkpoint or evaluates (commtrace_open_phase), ten times "
+            f"{_DIRECTORY}. Without CommtraceHung the job still makes progress: it loads, compiles, or retries. "
+            "While a rank saves a checkpoint or evaluates (commtrace_open_phase), ten times "
             "as long is waited."
         ),
     )
@@ -225,11 +226,11 @@ def _hung() -> Alert:
         expr=f"{hung} > 0\nunless {_PAUSING}",
         operands=(hung,),
         severity="critical",
-        summary="{{ $labels.run_id }} hangs: {{ $value | humanize }} of its ranks say that nothing moves in them",
+        summary="{{ $labels.run_id }} hangs: {{ $value | humanize }} of its ranks report no progress",
         description=(
-            f"Which rank did not arrive where, and where in the program it is: commtrace doctor {_DIRECTORY}; with the "
+            f"The missing rank, and its place in the program: commtrace doctor {_DIRECTORY}; with the "
             "monitor, the log of rank 0 says it. Take the stacks of that rank (py-spy dump) before the job is "
-            "restarted; nothing ends by itself."
+            "restarted; the job does not end on its own."
         ),
     )
 
@@ -242,7 +243,7 @@ def _gone(timing: Timing) -> Alert:
         expr=silent,
         operands=(_TARGETS,),
         severity="critical",
-        summary="{{ $value | humanize }} ranks of {{ $labels.run_id }} do not answer any more",
+        summary="{{ $value | humanize }} ranks of {{ $labels.run_id }} no longer answer",
         description=(
             "They did not end in order: their processes were killed, their nodes are gone, or nothing lets their "
             f'threads run. Which: up{{run_id="{{{{ $labels.run_id }}}}"}} == 0. What they did last: commtrace doctor '
@@ -261,8 +262,9 @@ def _dropped(timing: Timing) -> Alert:
         severity="warning",
         summary="commtrace loses {{ $labels.kind }} spans on rank {{ $labels.rank }} of {{ $labels.run_id }}",
         description=(
-            "{{ $value | humanize }} of them lately: what is computed from them is too small; training is not "
-            "concerned. The rank's log says why: free the disk if it is full; set COMMTRACE_BUFFER_SPANS higher, or "
+            "{{ $value | humanize }} of them lately: numbers computed from them are too low; training is "
+            "not affected. The rank's log says why: free the disk if it is full; set "
+            "COMMTRACE_BUFFER_SPANS higher, or "
             "record less (COMMTRACE_SAMPLE), if the buffer is."
         ),
     )
@@ -275,10 +277,10 @@ def _clock(timing: Timing) -> Alert:
         expr=f"{residual} > 0.0001",
         operands=(residual,),
         severity="warning",
-        summary="The clock of rank {{ $labels.rank }} on {{ $labels.node }} cannot be read closely",
+        summary="The clock of rank {{ $labels.rank }} on {{ $labels.node }} cannot be read precisely",
         description=(
-            "Its readings are only good to {{ $value | humanizeDuration }}: times of its node cannot be compared with "
-            "those of others more closely than that; training is not concerned. Look for a node that is overloaded or "
+            "Its readings are exact only to {{ $value | humanizeDuration }}: times of its node cannot be compared with "
+            "those of others more precisely than that; training is not affected. Look for a node that is overloaded or "
             "has a slow clock source (/sys/devices/system/clocksource/clocksource0/current_clocksource, tsc is fast)."
         ),
     )

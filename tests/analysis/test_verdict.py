@@ -122,7 +122,7 @@ def test_a_cause_that_is_not_known_is_called_so() -> None:
     assert [cause_in_words(cause) for cause in ("unknown", "stage_imbalance", "gc")] == [
         "cause unknown",
         "stage imbalance",
-        "gc",
+        "garbage collection",
     ]
 
 

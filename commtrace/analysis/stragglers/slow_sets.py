@@ -43,13 +43,13 @@ from commtrace.analysis.stragglers.slow_ranks import (
     rare_ns,
 )
 from commtrace.analysis.stragglers.verdict import (
-    ACTIVITY,
     NOW_AND_THEN,
     ONLY_PHASE,
     PHASES,
     RANKS,
     Member,
     Verdict,
+    cause_in_words,
     next_step,
 )
 from commtrace.trace import schema
@@ -392,9 +392,9 @@ def _details(bench: Bench, slow: SlowRank) -> str:
         return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms of work per step"
     if slow.cause in RARE:
         mean_ns = mean_per_step(bench, rare_ns(bench.program.segments, slow.cause))[slow.rank]
-        return f"{mean_ns / 1e6:.1f} ms per step for {ACTIVITY[slow.cause]}"
+        return f"{mean_ns / 1e6:.1f} ms per step for {cause_in_words(slow.cause)}"
     if slow.cause == "unknown":
-        return "more time outside of forward and backward"
+        return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms per step, more of it outside of forward and backward"
     parts = [
         f"{own / 1e6:.1f} ms per {name} (peers {peers / 1e6:.1f})"
         for kind, phase in _PHASES.items()

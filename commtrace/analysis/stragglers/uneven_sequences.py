@@ -54,7 +54,7 @@ def uneven_sequences(bench: Bench) -> Verdict | None:
         host="",
         place=JOB,
         cause=SEQUENCES,
-        who="no single rank: it moves",
+        who="changing ranks",
         cost_ms_per_step=cost.ms,
         gpu_hours_per_day=bench.gpu_hours_per_day(cost),
         persistence=cost.persistence,

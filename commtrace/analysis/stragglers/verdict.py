@@ -143,6 +143,8 @@ def cause_in_words(cause: str) -> str:
     """Return ``stage imbalance``, ``slow backward``; ``cause unknown`` where the evidence does not tell."""
     if cause in PHASES:
         return f"slow {PHASES[cause]}"
+    if cause in _NOUNS:
+        return _NOUNS[cause]
     return "cause unknown" if cause == "unknown" else cause.replace("_", " ")
 
 
@@ -154,6 +156,8 @@ def on_gpu(run: Run) -> bool:
 
 PHASES: Final = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
 """The causes that are one phase, in words."""
+
+_NOUNS: Final = {"data": "input", "gc": "garbage collection"}
 
 ACTIVITY: Final = {
     "data": "waiting for input",

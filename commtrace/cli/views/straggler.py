@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from commtrace.analysis.clocks.time_of_day import date_and_time
-from commtrace.analysis.stragglers.verdict import HOST, cause_in_words
+from commtrace.analysis.stragglers.verdict import HOST, LINK, cause_in_words
 from commtrace.cli.units import milliseconds
 
 _MOST_STRETCHES = 4
@@ -29,13 +29,14 @@ def print_stragglers(
         typical = "mean" if rare or straggler["stretches"] else "median"
         cost = f"costs {milliseconds(straggler['cost_ms_per_step'] * 1e6)} ms per step ({typical}){hours}"
         if straggler["occurrence"]:
-            cost = f"{straggler['occurrence']}, which spread over all steps {cost}"
+            cost = f"{straggler['occurrence']}; spread over all steps, it {cost}"
         console.print(
             f"[bold red]Straggler: {escape(straggler['who'])}[/], {cause_in_words(straggler['cause'])}: {cost}"
         )
         told = [_when(straggler), straggler["evidence"], _members(straggler) if with_next_step else ""]
         if with_next_step and (straggler["cause"] in _OF_A_NODE or straggler["place"] == HOST):
-            told += [", ".join(straggler["devices"]), f"To keep the next job off it: {straggler['keep_out']}"]
+            end = "one of its ends" if straggler["place"] == LINK else "it"
+            told += [", ".join(straggler["devices"]), f"To keep the next job off {end}: {straggler['keep_out']}"]
         for text in (*filter(None, told), *([straggler["next_step"]] if with_next_step else [])):
             # Not rich's padding, which fills every line with blanks up to the width.
             indented = textwrap.fill(text, console.width - 2, initial_indent="  ", subsequent_indent="  ")
@@ -50,7 +51,7 @@ def _when(straggler: Mapping[str, Any]) -> str:
     since = straggler["since_utc"]
     if straggler["occurrence"]:
         return f"First in step {straggler['since_step']}, which began at {date_and_time(since)}." if since else ""
-    return f"Since step {straggler['since_step']}, the first that was compared" + (
+    return f"Since step {straggler['since_step']}, the first one compared" + (
         f": {date_and_time(since)}." if since else "."
     )
 
@@ -81,7 +82,7 @@ def _members(straggler: Mapping[str, Any]) -> str:
         f"({milliseconds(one['alone_ms_per_step'] * 1e6)})"
         for one in members
     )
-    return f"Cost of each in ms per step once the others are mended (and saved if only it is): {', '.join(shares)}."
+    return f"Cost of each rank in ms per step if the others are fixed (saved if only it is): {', '.join(shares)}."
 
 
 def print_awaited(

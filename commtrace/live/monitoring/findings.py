@@ -117,7 +117,8 @@ def changed(straggler: LiveStraggler, before: LiveStraggler, now: float, device:
 def _in_words(straggler: LiveStraggler, now: float, device: str) -> str:
     cost = f"{straggler.cost_ms_per_step:.1f} ms per step"
     if straggler.occurrence:
-        cost = f"{straggler.occurrence}, {_since(straggler)}, which spread over {straggler.steps} steps costs {cost}"
+        first = clock_time(_ns(straggler.since))
+        cost = f"{straggler.occurrence} (from {first} on); spread over {straggler.steps} steps, it costs {cost}"
     else:
         hours = f"{straggler.gpu_hours_per_day:.3g} {device}-hours per day"
         cost = f"costs {cost}, {hours}, for {_lasted(straggler, now)}, {_since(straggler)}"

@@ -31,7 +31,7 @@ from commtrace.analysis.stragglers.limits import (
 )
 from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, judge
 from commtrace.analysis.stragglers.search import NO_PEERS
-from commtrace.analysis.stragglers.verdict import ACTIVITY, Member, Verdict, next_step
+from commtrace.analysis.stragglers.verdict import Member, Verdict, cause_in_words, next_step
 from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler
 from commtrace.live.monitoring.pause_memory import PauseMemory, SlowPauses
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay, price
@@ -267,7 +267,7 @@ class Watch:
             return several_pause_longer(self._places, one.place, one.cause, ranks, excess_ms)
         (member,) = one.members
         return (
-            f"Rank {member.rank} needs {member.mean_ns / 1e6:.1f} ms per step for {ACTIVITY[one.cause]} (mean of "
+            f"Rank {member.rank} needs {member.mean_ns / 1e6:.1f} ms per step for {cause_in_words(one.cause)} (mean of "
             f"{one.when.num_steps} steps), the other ranks of its stage {member.normal_ns / 1e6:.1f} ms."
         )
 

@@ -122,4 +122,4 @@ def test_the_share_of_each_of_several_slow_ranks_is_printed(tmp_path: Path) -> N
     ).output
 
     assert "Straggler: ranks 1, 3 on node0, compute: costs 49" in shown
-    assert "Cost of each in ms per step once the others are mended (and saved if only it is): rank 3 4" in shown
+    assert "Cost of each rank in ms per step if the others are fixed (saved if only it is): rank 3 4" in shown

@@ -13,6 +13,7 @@ from referencing import Registry, Resource
 from typer.testing import CliRunner
 
 from commtrace.analysis.stragglers.links import Link, SlowLinks, Traffic
+from commtrace.analysis.stragglers.verdict import CAUSES, PLACES
 from commtrace.cli.main import app
 from tests.cli.recorded import record
 from tests.pipeline_factory import PipelineJob
@@ -55,8 +56,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("runs")
     nodes = ["--dp", "6", "--gpus-per-host", "2", "--steps", "6"]
     assert CliRunner().invoke(app, ["synth", "-o", str(folder / "nodes"), *nodes]).exit_code == 0
+    late = ["--dp", "4", "--steps", "24", "--fault", "slow-rank=1:1.5@12:24"]
+    assert CliRunner().invoke(app, ["synth", "-o", str(folder / "slow"), *late]).exit_code == 0
     made = {
         "nodes": folder / "nodes",
+        "slow": folder / "slow",
         "pipeline": record(PipelineJob(stages=2, microbatches=4, steps=4).run(), folder / "pipeline"),
         "two": write_two_ranks(folder / "two", steps=12),
     }
@@ -79,12 +83,22 @@ def test_a_schema_is_one(name: str) -> None:
         ("bandwidth", ["nodes", "--by=size"]),
         ("bandwidth", ["nodes", "--by=group"]),
         ("bandwidth", ["two"]),
+        ("straggler", ["slow"]),
+        ("straggler", ["pipeline"]),
     ],
 )
 def test_what_is_printed_is_what_the_schema_says(command: str, names: list[str], runs: dict[str, str]) -> None:
     told = _told(command, *(runs.get(name, name) for name in names))
 
     assert list(_errors(command, told)) == []
+
+
+def test_the_words_for_where_and_why_are_those_of_verdicts(runs: dict[str, str]) -> None:
+    (verdict,) = _told("straggler", runs["slow"])["verdicts"]
+    words = _schemas()["straggler.schema.json"]["properties"]["verdicts"]["items"]["properties"]
+
+    assert (words["place"]["enum"], words["cause"]["enum"]) == (list(PLACES), list(CAUSES))
+    assert (verdict["place"], verdict["cause"], len(verdict["stretches"])) == ("ranks", "compute", 1)
 
 
 def test_slow_links_and_clocks_that_were_stepped_have_their_place_in_the_schema(runs: dict[str, str]) -> None:

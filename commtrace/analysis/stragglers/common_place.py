@@ -15,7 +15,7 @@ from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.long_microbatches import SEQUENCES
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
-from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, RANKS, TENSOR_GROUP
+from commtrace.analysis.stragglers.verdict import ACTIVITY, HOST, RANKS, TENSOR_GROUP, cause_in_words
 from commtrace.trace.run import Run
 
 _MOST_HOSTS: Final = 3
@@ -199,7 +199,7 @@ def several_pause_longer(
         ranks: which.
         excess_ms: by how much, per step.
     """
-    what = f" for {ACTIVITY[cause]}" if cause in ACTIVITY else ""
+    what = f" for {cause_in_words(cause)}" if cause in ACTIVITY else ""
     return (
         f"{_subject(places, place, ranks)} need {range_in_words(excess_ms)} ms per step more{what} than "
         "other ranks of their stages (means)."

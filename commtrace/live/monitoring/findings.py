@@ -69,7 +69,7 @@ class LiveEvent:
     """Something that the person on call wants to know.
 
     Attributes:
-        kind: ``straggler``, ``changed`` (one that was told is told otherwise: more or fewer ranks, another cause),
+        kind: ``straggler``, ``changed`` (one that was told holds other ranks, or is a host by now),
             ``recovered``, ``silent`` (a rank stopped reporting) or ``back``.
         time: epoch seconds.
         rank, host: whom it is about.
@@ -103,7 +103,7 @@ def found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:
 
 
 def changed(straggler: LiveStraggler, before: LiveStraggler, now: float, device: str) -> LiveEvent:
-    """Return the event that something that was told holds other ranks, or has another cause, than it had.
+    """Return the event that something that was told holds other ranks, or is at another place, than it was.
 
     Args:
         straggler, before: how it is, and how it was told.

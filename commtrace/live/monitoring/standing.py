@@ -80,7 +80,7 @@ class StandingFindings:
             if one.windows >= self._windows_to_name:
                 one.told = one.straggler
                 yield found(one.straggler, now, device)
-        elif _identity(one.told) != _identity(one.straggler):
+        elif _where(one.told) != _where(one.straggler):
             yield changed(one.straggler, one.told, now, device)
             one.told = one.straggler
 
@@ -98,8 +98,9 @@ def _continued(known: Sequence[_Known], stragglers: Sequence[LiveStraggler]) -> 
     return found
 
 
-def _identity(one: LiveStraggler) -> tuple[str, str, tuple[int, ...]]:
-    return one.place, one.cause, one.ranks
+def _where(one: LiveStraggler) -> tuple[str, tuple[int, ...]]:
+    """Not the cause, which may be one thing in this window and another in the next."""
+    return one.place, one.ranks
 
 
 def _has_same_name(one: LiveStraggler, other: LiveStraggler) -> bool:

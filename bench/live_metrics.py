@@ -26,8 +26,9 @@ from commtrace.live.summary import StepSummary
 from commtrace.recorder import mark_row
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
-from commtrace.trace.files.writer import Row, SegmentWriter
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.rows import Row
 
 PASSES = 15
 CALLS_PER_STEP = (3, 30, 300, 3_000)
@@ -53,9 +54,8 @@ class Adding:
 
 def row(kind: int, name: str, lane: int, step: int, start: int, end: int, number: int = -1, on: int = -1) -> Row:
     place = (step, -1, -1, -1)
-    return (
+    return Row(
         kind, name, lane, start, end, *place, GROUP, number, 0, 1_000, -1, "bfloat16", -1, True, number, on,
-        schema.HOST_TIMING, None,
     )  # fmt: skip
 
 

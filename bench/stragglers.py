@@ -53,7 +53,7 @@ from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.synth import Fault, Job, Synthetic, synthesize
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
 
@@ -633,7 +633,7 @@ def _rows(spans: Spans, names: Sequence[str]) -> list[Row]:
     columns = {name: getattr(spans, name).tolist() for name in schema.SCHEMA.names if name != "detail"}
     for name in ("name", "dtype"):
         columns[name] = [names[code] if code >= 0 else None for code in columns[name]]
-    return list(zip(*columns.values(), [None] * len(spans), strict=True))
+    return [Row(*values) for values in zip(*columns.values(), strict=True)]
 
 
 def _named_live(one: LiveStraggler) -> Named:

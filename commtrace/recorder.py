@@ -22,8 +22,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
-from commtrace.trace.files.writer import Row
-from commtrace.trace.mark_rows import mark_row as mark_row
+from commtrace.trace.rows import Row
+from commtrace.trace.rows import mark_row as mark_row
 
 _logger = logging.getLogger("commtrace")
 
@@ -246,7 +246,7 @@ class Recorder:
             self._drops_told, self._untold_marks = dropped, []
             self._is_end_written = last
         else:
-            self._untold_marks = [row for row in rows if row[0] == schema.MARK and row[1] not in _TOLD_AGAIN]
+            self._untold_marks = [row for row in rows if row.kind == schema.MARK and row.name not in _TOLD_AGAIN]
 
     def _marks(self) -> list[Row]:
         """Return what is to be written beside spans. That it cannot be found out costs no span."""
@@ -364,7 +364,7 @@ class Recorder:
             return False
         self._sink_failed = False
         for row in rows:
-            self.captured[row[0]] += 1
+            self.captured[row.kind] += 1
         return True
 
     def _hand_to(self, sink: Sink, rows: list[Row]) -> bool:
@@ -380,8 +380,8 @@ class Recorder:
 
     def _count_lost(self, rows: list[Row]) -> None:
         for row in rows:
-            if row[0] != schema.MARK:
-                self._lost_in_sink[row[0]] += 1
+            if row.kind != schema.MARK:
+                self._lost_in_sink[row.kind] += 1
 
     def _tell_bad_entry(self) -> None:
         if not self._bad_entry_told:

@@ -13,8 +13,7 @@ import pytest
 import commtrace.recorder as recorder_module
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
-from commtrace.trace.mark_rows import mark_row
+from commtrace.trace.rows import Row, mark_row
 
 
 class Disk:

@@ -34,6 +34,7 @@ from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.verdict import verdict
 from commtrace.trace.files.reader import load_earlier_attempts
+from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.run import Run
 
 
@@ -93,7 +94,7 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> dict[st
         "pipeline": pipeline,
         "stragglers": stragglers,
         "abstentions": list(findings.abstentions),
-        "coverage": {**tables.coverage.to_json(), "missing": tables.missing},
+        "coverage": {**fields_to_json(tables.coverage), "missing": tables.missing},
         "verdict": verdict(
             ranks,
             stragglers,

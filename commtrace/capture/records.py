@@ -3,23 +3,24 @@
 An entry of the buffer is a tuple: the function that makes its rows (or returns None while the device has not
 reached one of its marks), the kind of span as which it is counted if it is dropped, and what the function needs. What a
 hot path appends is as flat as it can be: a plain tuple costs a fifth of an object.
-
-A *launch* is what is known when a communication starts, as the plain tuple
-``(operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, coordinates, members, start)``.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from commtrace.capture.collectives.nccl import NcclBackend
+from commtrace.capture.collectives.operations import Operation
 from commtrace.capture.device.clock import DeviceClock, Mark
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.recorder import mark_row
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
+from commtrace.trace.groups import Group
+from commtrace.trace.rows import Row, row_of
 
 _NO = schema.NOT_APPLICABLE
 
@@ -29,7 +30,8 @@ SHORTEST_STALL_NS: Final = 10_000
 Entry: TypeAlias = tuple[Any, ...]
 """``(make_rows, kind, …)``: see the functions below."""
 
-Launch: TypeAlias = tuple[Any, ...]
+_NO_COMMUNICATION: Final = Row(0, "", 0, 0, 0)[Row._fields.index("group") : Row._fields.index("timing")]
+"""The columns of a communication in the row of something else."""
 
 NUMBER, WAITED, ENDED = range(3)
 """What there is of a communication whose completion calls back, in a list: its id, the end of the wait for it, and what
@@ -51,14 +53,56 @@ class Coordinates(NamedTuple):
     stage: int = _NO
 
 
+class LaunchGroup(Protocol):
+    """What a launch knows of its process group: see :class:`commtrace.capture.collectives.groups.GroupState`."""
+
+    group: Group
+    nccl: NcclBackend
+    ranks_by_group_rank: tuple[int, ...]
+    bracket: list[DeviceCall] | None
+
+    def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int: ...
+
+    def queue(self, peer: int) -> Queue: ...
+
+
+class Launch(NamedTuple):
+    """What is known when a communication starts.
+
+    Attributes:
+        operation: which one.
+        state: of its process group on this rank.
+        seq: its number in the group or, of point-to-point, between the two ranks.
+        num_bytes, self_bytes, dtype: of its tensors; see ``schema.SCHEMA``.
+        peer: global rank of the partner or the root; −1 if it has none.
+        is_async: the caller goes on before it has ended.
+        coordinates: where in the schedule it starts.
+        members: how many operations it coalesces; None or 0 if it is a single one.
+        start: when it starts; None as long as a coalescing bracket is open.
+    """
+
+    operation: Operation
+    state: LaunchGroup
+    seq: int
+    num_bytes: int
+    self_bytes: int
+    dtype: Any
+    peer: int
+    is_async: bool
+    coordinates: Coordinates
+    members: Any
+    start: Mark | None
+
+
+_Fields: TypeAlias = "tuple[Operation, LaunchGroup, int, int, int, Any, int, bool, Coordinates, Any, Mark | None]"
+
+launch_of: Final[Callable[[_Fields], Launch]] = functools.partial(tuple.__new__, Launch)
+"""Makes a launch of all its fields: for the hot path, in half of the time of ``Launch(…)``."""
+
+
 def kind_of(launch: Launch) -> int:
-    """Kind of a communication's row."""
-    return schema.P2P if launch[0].is_p2p else schema.COLLECTIVE
-
-
-def waited_kinds(launch: Launch) -> tuple[int, int]:
-    """Kinds of the rows that :func:`waited_rows` makes."""
-    return P2P_AND_STALL if launch[0].is_p2p else COLLECTIVE_AND_STALL
+    """Return the kind of a communication's row."""
+    return schema.P2P if launch.operation.is_p2p else schema.COLLECTIVE
 
 
 def waited_rows(entry: Entry) -> list[Row]:
@@ -67,12 +111,12 @@ def waited_rows(entry: Entry) -> list[Row]:
     Entry: ``(waited_rows, kind, launch, coordinates at the wait, wait start, wait end)`` and perhaps an id.
     """
     launch, coordinates, start, end = entry[2:6]
-    if not launch[7]:
-        start = launch[-1]  # the caller of a synchronous operation does nothing between its launch and its wait
+    if not launch.is_async:
+        start = launch.start  # the caller of a synchronous operation does nothing between its launch and its wait
     number = entry[6] if len(entry) > 6 else next_id()
     timing = schema.HOST_TIMING
     return [
-        communication_row(launch, launch[-1], end, number, timing, False),
+        communication_row(launch, launch.start, end, number, timing, False),
         _stall_row(launch, coordinates, start, end, number, timing),
     ]
 
@@ -87,7 +131,7 @@ def completed_rows(entry: Entry) -> list[Row]:
     if completion and completion[WAITED]:
         # The callback runs when it gets the GIL; a wait that returned earlier saw the end earlier.
         end = min(end, completion[WAITED])
-    return [communication_row(launch, launch[-1], end, number, schema.HOST_TIMING, False)]
+    return [communication_row(launch, launch.start, end, number, schema.HOST_TIMING, False)]
 
 
 def stall_rows(entry: Entry) -> list[Row]:
@@ -102,7 +146,7 @@ def stall_rows(entry: Entry) -> list[Row]:
 def forgotten_rows(entry: Entry) -> list[Row]:
     """Communication whose end nobody saw. Entry: ``(forgotten_rows, kind, launch, id)``."""
     _, _, launch, number = entry
-    start = launch[-1] if isinstance(launch[-1], int) else 0
+    start = launch.start if isinstance(launch.start, int) else 0
     return [communication_row(launch, start, start, number, schema.HOST_TIMING, True)]
 
 
@@ -238,7 +282,7 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
     if queue is not None and queue.unreached is not None and queue.unreached.id < call.id:
         return None
     resolve = call.clock.resolve
-    start = resolve(call.launch[-1])
+    start = resolve(call.launch.start)
     waited_from = start if call.waited_from is None else resolve(call.waited_from)
     end = start if call.end is None else resolve(call.end)
     if start is None or waited_from is None or end is None:
@@ -246,7 +290,7 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
             queue.unreached = call
         return None
     end = max(start, end)
-    timing = _timing(call.clock, call.launch[-1], call.end)
+    timing = _timing(call.clock, call.launch.start, call.end)
     if queue is not None:
         if queue.unreached is call:
             queue.unreached = None
@@ -284,9 +328,9 @@ def marked_stall_rows(entry: Entry) -> list[Row] | None:
     return [_stall_row(launch, coordinates, start, end, number, _timing(clock, start_mark, end_mark))]
 
 
-def _timing(clock: DeviceClock, *marks: Mark) -> int:
-    """How the time between marks was obtained: a mark that is an int was read from the host's clock."""
-    return schema.HOST_TIMING if any(isinstance(mark, int) for mark in marks) else clock.timing
+def _timing(clock: DeviceClock, start: Mark, end: Mark) -> int:
+    """Return how the time between two marks was obtained: one that is an int was read from the host's clock."""
+    return schema.HOST_TIMING if isinstance(start, int) or isinstance(end, int) else clock.timing
 
 
 class Span:
@@ -313,12 +357,22 @@ def span_rows(entry: Entry) -> list[Row] | None:
     start, end = span.clock.resolve(span.start), span.clock.resolve(span.end)
     if start is None or end is None:
         return None
+    timing = _timing(span.clock, span.start, span.end)
     return [
-        (
-            span.kind, span.name, span.lane, start, max(start, end), *span.coordinates, _NO, _NO, 0, _NO, _NO, None,
-            _NO, False, _NO, _NO, _timing(span.clock, span.start, span.end), None,
+        row_of(
+            (
+                span.kind,
+                span.name,
+                span.lane,
+                start,
+                max(start, end),
+                *span.coordinates,
+                *_NO_COMMUNICATION,
+                timing,
+                None,
+            )
         )
-    ]  # fmt: skip
+    ]
 
 
 def count_rows(entry: Entry) -> list[Row]:
@@ -330,8 +384,11 @@ def count_rows(entry: Entry) -> list[Row]:
 def failed_rows(entry: Entry) -> list[Row]:
     """A communication that raised. Entry: ``(failed_rows, kind, launch, type of the exception, instant)``."""
     _, _, launch, exception, at_ns = entry
-    told = {"operation": launch[0].name, "group": launch[1].group.id, "seq": launch[2], "peer": launch[6]}
-    return [mark_row("failed", {**told, "exception": exception, "at_ns": at_ns}, at_ns=at_ns)]
+    told = {
+        "operation": launch.operation.name, "group": launch.state.group.id, "seq": launch.seq, "peer": launch.peer,
+        "exception": exception, "at_ns": at_ns,
+    }  # fmt: skip
+    return [mark_row("failed", told, at_ns=at_ns)]
 
 
 def module_rows(clock: DeviceClock) -> Callable[[Entry], list[Row] | None]:
@@ -346,12 +403,10 @@ def module_rows(clock: DeviceClock) -> Callable[[Entry], list[Row] | None]:
         start, end = resolve(start_mark), resolve(end_mark)
         if start is None or end is None:
             return None
+        timing = _timing(clock, start_mark, end_mark)
         return [
-            (
-                kind, name, schema.COMPUTE, start, max(start, end), *coordinates, _NO, _NO, 0, _NO, _NO, None,
-                _NO, False, _NO, _NO, _timing(clock, start_mark, end_mark), None,
-            )
-        ]  # fmt: skip
+            row_of((kind, name, schema.COMPUTE, start, max(start, end), *coordinates, *_NO_COMMUNICATION, timing, None))
+        ]
 
     return rows
 
@@ -366,23 +421,25 @@ def communication_row(
         extras["members"] = members
     if unfinished:
         extras["unfinished"] = True
-    return (
-        schema.P2P if operation.is_p2p else schema.COLLECTIVE, operation.name, schema.COMMUNICATION, start, end,
-        *coordinates, state.group.id, seq, op_in_seq, num_bytes, self_bytes, dtype_name(dtype), peer, bool(is_async),
-        number, _NO, timing, json.dumps(extras, separators=(",", ":")) if extras else None,
-    )  # fmt: skip
+    kind = schema.P2P if operation.is_p2p else schema.COLLECTIVE
+    detail = json.dumps(extras, separators=(",", ":")) if extras else None
+    return row_of((
+        kind, operation.name, schema.COMMUNICATION, start, end, *coordinates, state.group.id, seq, op_in_seq,
+        num_bytes, self_bytes, dtype_name(dtype), peer, bool(is_async), number, _NO, timing, detail,
+    ))  # fmt: skip
 
 
 def _stall_row(
     launch: Launch, coordinates: Coordinates, start: int, end: int, number: int, timing: int, op_in_seq: int = 0
 ) -> Row:
     operation, state, seq, _, _, _, peer, is_async, _, _, _ = launch
-    return (
+    return row_of((
         schema.STALL, operation.name, schema.COMPUTE, start, max(start, end), *coordinates, state.group.id, seq,
         op_in_seq, _NO, _NO, None, peer, bool(is_async), _NO, number, timing, None,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
+@functools.cache
 def dtype_name(dtype: Any) -> str | None:
     """``torch.bfloat16`` → ``bfloat16``."""
     return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -17,9 +17,9 @@ from typing import Any
 
 from commtrace.errors import ImportFileError
 from commtrace.importers.flight_record import Entry, FlightRecord, read_flight_record
-from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
+from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 
 _USUAL_RANKS_PER_HOST = 8
 
@@ -91,7 +91,7 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
         else:
             op_in_seq = places[group, seq]
             places[group, seq] += 1
-        yield span_row(
+        yield Row(
             schema.P2P if entry.is_p2p else schema.COLLECTIVE,
             entry.operation,
             schema.COMMUNICATION,
@@ -100,7 +100,7 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
             group=group,
             seq=seq,
             op_in_seq=op_in_seq,
-            num_bytes=entry.num_bytes,
+            bytes=entry.num_bytes,
             dtype=entry.dtype,
             peer=entry.peer,
             is_async=True,

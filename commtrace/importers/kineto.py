@@ -18,11 +18,11 @@ from typing import Any, Final
 from commtrace.errors import ConfigurationError, ImportFileError
 from commtrace.importers.device_events import DeviceTrace, Work, integer, read_device_trace
 from commtrace.importers.nccl_calls import Call, describe, plain_name, qualified_name
-from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
+from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
 from commtrace.importers.trace_events import TraceFile
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group
+from commtrace.trace.rows import Row
 
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[-_.]?(\d+)", re.IGNORECASE)
 _USUAL_DEVICES_PER_HOST: Final = 8
@@ -176,7 +176,7 @@ class _Steps:
 
     def rows(self, base: int) -> Iterator[Row]:
         for number, begin, end in zip(self.number, self.begin, [*self.begin[1:], self.end], strict=True):
-            yield span_row(
+            yield Row(
                 schema.STEP,
                 "step",
                 schema.COMPUTE,
@@ -193,7 +193,7 @@ def _rows(trace: DeviceTrace, calls: Sequence[Call], steps: _Steps) -> Iterator[
     yield from _work_rows(schema.KERNEL, trace.kernels, trace.names, base, steps)
     yield from _work_rows(schema.MEMORY, trace.memory, trace.names, base, steps)
     for number, call in enumerate(calls):
-        yield span_row(
+        yield Row(
             schema.P2P if call.is_p2p else schema.COLLECTIVE,
             call.operation,
             schema.COMMUNICATION,
@@ -203,7 +203,7 @@ def _rows(trace: DeviceTrace, calls: Sequence[Call], steps: _Steps) -> Iterator[
             group=call.group,
             seq=call.seq,
             op_in_seq=call.op_in_seq,
-            num_bytes=call.num_bytes,
+            bytes=call.num_bytes,
             self_bytes=call.self_bytes,
             dtype=call.dtype,
             peer=call.peer,
@@ -215,14 +215,14 @@ def _rows(trace: DeviceTrace, calls: Sequence[Call], steps: _Steps) -> Iterator[
 
 def _work_rows(kind: int, work: Work, names: Sequence[str], base: int, steps: _Steps) -> Iterator[Row]:
     for start, end, name, num_bytes in zip(work.start, work.end, work.name, work.bytes, strict=True):
-        yield span_row(
+        yield Row(
             kind,
             names[name],
             schema.COMPUTE,
             base + start,
             base + end,
             step=steps.containing(start),
-            num_bytes=num_bytes,
+            bytes=num_bytes,
             timing=schema.KERNEL_TIMING,
         )
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from commtrace.errors import ConfigurationError
 from commtrace.trace import schema
-from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
+from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import IMPORTED, ClockAnchor, RankMetadata
+from commtrace.trace.rows import Row
 from commtrace.trace.spans import Spans
 
 _ROWS_PER_BATCH: Final = 20_000
@@ -37,41 +38,8 @@ class Imported(NamedTuple):
     num_spans: int
 
 
-def span_row(
-    kind: int,
-    name: str,
-    lane: int,
-    start: int,
-    end: int,
-    *,
-    timing: int,
-    step: int = -1,
-    microbatch: int = -1,
-    chunk: int = -1,
-    stage: int = -1,
-    group: int = -1,
-    seq: int = -1,
-    op_in_seq: int = 0,
-    num_bytes: int = -1,
-    self_bytes: int = -1,
-    dtype: str | None = None,
-    peer: int = -1,
-    is_async: bool = False,
-    id: int = -1,
-    stalled_on: int = -1,
-    detail: str | None = None,
-) -> Row:
-    """Return a row in the order of the schema; what is not given does not apply."""
-    return (
-        kind, name, lane, start, end, step, microbatch, chunk, stage, group, seq, op_in_seq, num_bytes, self_bytes,
-        dtype, peer, is_async, id, stalled_on, timing, detail,
-    )  # fmt: skip
-
-
 def mark_row(name: str, detail: Any) -> Row:
-    return span_row(
-        schema.MARK, name, schema.HOST, 0, 0, timing=schema.HOST_TIMING, detail=json.dumps(detail, sort_keys=True)
-    )
+    return Row(schema.MARK, name, schema.HOST, 0, 0, detail=json.dumps(detail, sort_keys=True))
 
 
 def group_rows(groups: Iterable[Group]) -> list[Row]:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from commtrace.errors import ImportFileError
-from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, span_row, write_rank
+from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group, group_id
 from commtrace.trace.inputs import open_file
+from commtrace.trace.rows import Row
 
 _JOB: Final = re.compile(
     r"Profiler Info: Job \(\d+\), type = (?P<type>[a-zA-Z_]{1,100}?)(?P<chunk>[0-9]{0,4}), "
@@ -239,7 +239,7 @@ def _rows(rank: int, log: _Log, messages: Sequence[_Message], group: Group) -> I
     yield from _step_rows(log)
     for job in log.jobs:
         kind = _KINDS.get(job.type, schema.PHASE)
-        yield span_row(
+        yield Row(
             kind,
             job.type,
             schema.COMPUTE,
@@ -261,7 +261,7 @@ def _step_rows(log: _Log) -> Iterator[Row]:
         begins.setdefault(job.step, job.start)
     ends = [*list(begins.values())[1:], max(job.end for job in log.jobs)]
     for (step, begin), end in zip(begins.items(), ends, strict=True):
-        yield span_row(
+        yield Row(
             schema.STEP, "step", schema.COMPUTE, begin, end, step=log.first_step + step, timing=schema.HOST_TIMING
         )
 
@@ -270,13 +270,13 @@ def _message_rows(rank: int, log: _Log, message: _Message, number: int, group: G
     name = "send" if message.is_send else "recv"
     job = message.job
     step = log.first_step + job.step
-    yield span_row(
+    yield Row(
         schema.P2P, name, schema.COMMUNICATION, message.start, message.end, step=step, microbatch=job.microbatch,
         chunk=job.chunk, stage=rank, group=group.id, seq=message.number, peer=message.peer, is_async=message.is_send,
         id=number, timing=schema.UNKNOWN_TIMING,
     )  # fmt: skip
     if message.end > message.start:
-        yield span_row(
+        yield Row(
             schema.STALL, name, schema.COMPUTE, message.start, message.end, step=step, microbatch=job.microbatch,
             chunk=job.chunk, stage=rank, group=group.id, seq=message.number, peer=message.peer, stalled_on=number,
             timing=schema.UNKNOWN_TIMING,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -22,16 +22,13 @@ from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 from commtrace.trace.spans import Int64, Spans
 
 _logger = logging.getLogger("commtrace")
 
 MOST_ROWS: Final = 100_000
 """So many rows are kept for steps that are not complete; of more, the oldest are let go, which is said once."""
-
-_KIND, _NAME, _STEP = 0, 1, 5
-_ID: Final = schema.SCHEMA.get_field_index("id")
 
 
 class StepCollector:
@@ -94,7 +91,7 @@ class StepCollector:
             listener.abandon_after_fork()
 
     def _take(self, rows: RowBatch) -> None:
-        marks = [row for row in rows if row[_KIND] == schema.MARK]
+        marks = [row for row in rows if row.kind == schema.MARK]
         for mark in marks:
             self.rank.learn(mark)
         self.rank.spans += len(rows) - len(marks)
@@ -105,7 +102,7 @@ class StepCollector:
         self.rank.overhead_ns = self._thread_ns()
         if self._steps_are_ripe:
             self._close_steps(before)
-        self._steps_are_ripe = schema.STEP in map(itemgetter(_KIND), rows)
+        self._steps_are_ripe = schema.STEP in map(attrgetter("kind"), rows)
         self._bound()
 
     def _close_steps(self, before: int) -> None:
@@ -123,7 +120,7 @@ class StepCollector:
         owner = owners(spans, steps)
         owner[handed] = NOBODY
         owned = self._rows_of_steps(owner, len(steps))
-        detailed = {row[_ID]: row[-1] for row in pending.rows if row[-1] and row[_KIND] != schema.MARK}
+        detailed = {row.id: row.detail for row in pending.rows if row.detail and row.kind != schema.MARK}
         window = StepWindow(pending.names, spans, steps, owner, detailed)
         summaries = summarise(window, self.rank, self._told(spans, owner, len(steps)), self._breath)
         # What reaches beyond the steps that are closed is a part of the next one's partition as well.
@@ -206,6 +203,6 @@ def _close(listener: StepListener) -> None:
 
 def _count(counts: dict[str, float], mark: Row) -> None:
     """Add what the script told of a step."""
-    if mark[_NAME] == "count":
-        for name, number in json.loads(mark[-1]).items():
+    if mark.name == "count":
+        for name, number in json.loads(mark.detail or "{}").items():
             counts[name] = counts.get(name, 0) + number

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from commtrace.live.summary import StepSummary
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 
 
 class StepListener(Protocol):

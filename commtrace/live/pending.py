@@ -10,7 +10,7 @@ import numpy as np
 from commtrace.live.gil import Breath
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 from commtrace.trace.spans import Bool, Int64, Spans
 
 _SPARE_NAMES: Final = 1_000

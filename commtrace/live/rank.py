@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.run_budget import LiveBudget
-from commtrace.trace.files.writer import Row
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.rows import Row
 
-_NAME: Final = 1
 _MOST_EVENTS: Final = 100
 
 
@@ -79,7 +78,7 @@ class LiveRank:
 
     def learn(self, mark: Row) -> None:
         """Take what a row of kind ``mark`` tells."""
-        self.marks.read(mark[_NAME], json.loads(mark[-1]) if mark[-1] else {})
+        self.marks.read(mark.name, json.loads(mark.detail) if mark.detail else {})
 
     @property
     def anchor(self) -> ClockAnchor:

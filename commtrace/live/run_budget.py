@@ -12,11 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.analysis.breakdown.run_budget import PART_OF_KIND, PARTS, START, TRAINING, PartIntervals, divide
-from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 
 KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start", "unknown")
-_KIND, _START, _END = (schema.SCHEMA.get_field_index(name) for name in ("kind", "start", "end"))
 
 
 class LiveBudget:
@@ -35,7 +33,7 @@ class LiveBudget:
             rows: of any kind.
             topology: what the rank has told of itself: when its process began, and whether it records all steps.
         """
-        found = [(PART_OF_KIND[row[_KIND]], row[_START], row[_END]) for row in rows if row[_KIND] in PART_OF_KIND]
+        found = [(PART_OF_KIND[row.kind], row.start, row.end) for row in rows if row.kind in PART_OF_KIND]
         self._pending += found
         step_ends = [end for part, _, end in found if part == TRAINING]
         if step_ends:

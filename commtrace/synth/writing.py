@@ -15,8 +15,9 @@ import numpy as np
 from commtrace.errors import ConfigurationError
 from commtrace.synth.synthesis import Synthetic
 from commtrace.trace import schema
-from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, Row, SegmentWriter
+from commtrace.trace.files.writer import RANK_DIRECTORY_PATTERN, SegmentWriter
 from commtrace.trace.groups import Group
+from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace
 
 TRUTH_FILE: Final = "truth.json"
@@ -82,8 +83,4 @@ def _group(one: Group) -> dict[str, Any]:
 
 
 def _mark(name: str, detail: Any) -> Row:
-    """Return a row of the schema, of which only kind, name, lane and detail say something."""
-    values: dict[str, Any] = dict.fromkeys(schema.SCHEMA.names, schema.NOT_APPLICABLE)
-    values |= {"kind": schema.MARK, "name": name, "lane": schema.HOST, "start": 0, "end": 0, "op_in_seq": 0}
-    values |= {"dtype": None, "is_async": False, "timing": schema.HOST_TIMING, "detail": json.dumps(detail)}
-    return tuple(values[column] for column in schema.SCHEMA.names)
+    return Row(schema.MARK, name, schema.HOST, 0, 0, detail=json.dumps(detail))

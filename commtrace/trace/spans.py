@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.trace import schema
+from commtrace.trace.rows import Row
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
@@ -96,9 +97,8 @@ class Spans:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in DTYPE_OF_COLUMN))
 
     @classmethod
-    def from_tuples(cls, rows: Sequence[tuple[Any, ...]], names: list[str]) -> Spans:
-        """Return spans from rows in the order of the schema, as the recorder makes them; new names are appended to
-        ``names``.
+    def from_tuples(cls, rows: Sequence[Row], names: list[str]) -> Spans:
+        """Return the columns of rows as the recorder makes them; new names are appended to ``names``.
 
         Args:
             rows: kind, lane and timing as codes, name and dtype as words or None.

@@ -41,7 +41,7 @@ from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.recorder import uncaught_exception
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 
 _logger = logging.getLogger("commtrace")
 

@@ -247,7 +247,7 @@ def hang_event(
     unheard = sorted(set(range(world_size)) - named)
     # Every rank that speaks has stood still for longer than is usual: judged like a job that will not go on.
     told = examine(run, now_ns=round(now * 1e9), ask=ask, goes_on=False, silent=silent)
-    roots = [root["rank"] for root in told["hang"]["chains"]["roots"]]
+    roots = [root.rank for root in told.hang.chains.roots]
     going_on, ended = sorted(others.going_on), sorted(others.ended)
     sentences = [
         f"Training has stopped: {len(run.ranks)} of {world_size} ranks say so.",

@@ -10,7 +10,7 @@ from typing import Final
 from commtrace.config import Config
 from commtrace.options import OTLP_LEVELS
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 from commtrace.trace.selection.step_range import StepRange
 
 _ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
@@ -33,8 +33,6 @@ _ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
     "communication": frozenset({schema.COLLECTIVE, schema.P2P, schema.STALL}),
     "modules": frozenset({schema.MODULE}),
 }
-
-_KIND, _STEP = 0, 5
 
 
 @dataclass(frozen=True)
@@ -87,5 +85,5 @@ class Choice:
         """
         kinds = self.kinds
         if self.every == 1:
-            return [row for row in rows if row[_KIND] in kinds]
-        return [row for row in rows if row[_KIND] in kinds and self.takes_step(step if row[_STEP] < 0 else row[_STEP])]
+            return [row for row in rows if row.kind in kinds]
+        return [row for row in rows if row.kind in kinds and self.takes_step(step if row.step < 0 else row.step)]

@@ -38,7 +38,7 @@ from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -57,7 +57,6 @@ _GATHERING_SECONDS: Final = 0.05
 """So long a step that does not fill a request waits for others of the same pass of the harvester."""
 
 _IDLE_SECONDS: Final = 5.0
-_KIND, _STEP = 0, 5
 
 
 def open_otlp(config: Config, rank: LiveRank) -> StepListener | None:
@@ -219,8 +218,8 @@ class OtlpExporter:
 
     def _job(self, summary: StepSummary, rows: Sequence[Row]) -> Job:
         chosen = self._choice.rows(rows, summary.step)
-        chosen.sort(key=lambda row: row[_KIND] != schema.STEP)  # stable: only the step itself comes first
-        steps = sum(row[_KIND] == schema.STEP for row in chosen)
+        chosen.sort(key=lambda row: row.kind != schema.STEP)  # stable: only the step itself comes first
+        steps = sum(row.kind == schema.STEP for row in chosen)
         assert steps <= 1, "every closed step is handed out with its own row"
         events = tuple(self._rank.events)
         findings, self._seen = self._seen.news(events), _Seen(frozenset(map(_key, events)))

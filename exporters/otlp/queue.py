@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from commtrace.live.summary import StepSummary
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 
 MOST_SPANS: Final = 50_000
 """So many spans wait for the receiver; of more, the newest are dropped and counted."""

@@ -28,8 +28,8 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.live.trace_id import trace_id
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group
+from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
 
@@ -42,11 +42,6 @@ _MOST_STEPS_REMEMBERED: Final = 1_000
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _NAMED_BY_KIND: Final = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
 _NUMBER: Final = re.compile(r"\d+")
-
-(
-    _KIND, _NAME, _LANE, _START, _END, _STEP, _MICROBATCH, _CHUNK, _STAGE, _GROUP, _SEQ, _OP_IN_SEQ, _BYTES,
-    _SELF_BYTES, _DTYPE, _PEER, _IS_ASYNC, _ID, _STALLED_ON, _TIMING, _DETAIL,
-) = range(len(schema.SCHEMA))  # fmt: skip
 
 
 class SpanMaker:
@@ -105,11 +100,11 @@ class _StepSpans:
 
     def make(self) -> Iterator[ReadableSpan]:
         for row in self._job.rows:
-            if row[_KIND] == schema.STEP:
+            if row.kind == schema.STEP:
                 yield from self._steps(row)
-            elif row[_KIND] in (schema.COLLECTIVE, schema.P2P):
+            elif row.kind in (schema.COLLECTIVE, schema.P2P):
                 yield self._communication(row)
-            elif row[_KIND] == schema.STALL:
+            elif row.kind == schema.STALL:
                 yield self._stall(row)
             else:
                 yield self._phase(row)
@@ -117,7 +112,7 @@ class _StepSpans:
             yield self._finding(finding)
 
     def _steps(self, row: Row) -> Iterator[ReadableSpan]:
-        step = row[_STEP]
+        step = row.step
         repetition = self._maker.repetition(step, begins=True)
         trace = trace_id(self._rank.run_id, step)
         job_step = _context(trace, self._ids.job_step(step, repetition), is_remote=not self._job.is_root)
@@ -125,7 +120,7 @@ class _StepSpans:
         if self._job.is_root:
             size: Attributes = {"commtrace.world_size": self._rank.metadata.world_size}
             yield self._span("job step", job_step, None, row, {**named, **size})
-        attributes = {**named, "commtrace.timing.source": schema.TIMINGS[row[_TIMING]]}
+        attributes = {**named, "commtrace.timing.source": schema.TIMINGS[row.timing]}
         if step == self._job.summary.step:
             attributes.update(_breakdown(self._job.summary))
             attributes["commtrace.clock.error_ns"] = self._job.clock_error_ns
@@ -134,7 +129,7 @@ class _StepSpans:
         yield self._span("step", own, job_step, row, attributes)
 
     def _communication(self, row: Row) -> ReadableSpan:
-        name = row[_NAME]
+        name = row.name
         trace, parent = self._place(row)
         attributes = {**self._where(row), **self._what(row)}
         kind = {"send": SpanKind.PRODUCER, "recv": SpanKind.CONSUMER}.get(name, SpanKind.INTERNAL)
@@ -146,12 +141,12 @@ class _StepSpans:
         trace, parent = self._place(row)
         waited_for = self._communication_id(row)
         links = (Link(_context(trace, waited_for)),) if waited_for else ()
-        attributes = {**self._where(row), "commtrace.collective.operation": row[_NAME]}
-        name = f"stall {row[_NAME]} {self._role(row)}"
+        attributes = {**self._where(row), "commtrace.collective.operation": row.name}
+        name = f"stall {row.name} {self._role(row)}"
         return self._span(name, _context(trace, self._maker.next_own_id()), parent, row, attributes, links)
 
     def _phase(self, row: Row) -> ReadableSpan:
-        kind, name = row[_KIND], row[_NAME]
+        kind, name = row.kind, row.name
         attributes = self._where(row)
         if kind == schema.MODULE:
             attributes["commtrace.module.name"] = name
@@ -208,14 +203,14 @@ class _StepSpans:
             attributes=attributes,
             links=links,
             kind=kind,
-            start_time=row[_START] + offset,
-            end_time=row[_END] + offset,
+            start_time=row.start + offset,
+            end_time=row.end + offset,
             instrumentation_scope=self._scope,
         )
 
     def _place(self, row: Row) -> tuple[int, SpanContext]:
         """Trace and parent of a row: those of its own step, which need not be the one that closed."""
-        return self._step_context(row[_STEP] if row[_STEP] >= 0 else self._job.summary.step)
+        return self._step_context(row.step if row.step >= 0 else self._job.summary.step)
 
     def _step_context(self, step: int) -> tuple[int, SpanContext]:
         known = self._contexts.get(step)
@@ -228,44 +223,44 @@ class _StepSpans:
     def _where(self, row: Row) -> Attributes:
         """Return where in the schedule, and how the times were obtained."""
         named: Attributes = {
-            "commtrace.stream": schema.LANES[row[_LANE]],
-            "commtrace.timing.source": schema.TIMINGS[row[_TIMING]],
+            "commtrace.stream": schema.LANES[row.lane],
+            "commtrace.timing.source": schema.TIMINGS[row.timing],
         }
-        if row[_STEP] >= 0:
-            named["commtrace.step"] = row[_STEP]
-        if row[_MICROBATCH] >= 0:
-            named["commtrace.microbatch"] = named["dl.microbatch_id"] = row[_MICROBATCH]
-        if row[_STAGE] >= 0:
-            named["commtrace.pipeline.stage"] = row[_STAGE]
-        if row[_CHUNK] >= 0:
-            named["commtrace.pipeline.chunk"] = row[_CHUNK]
+        if row.step >= 0:
+            named["commtrace.step"] = row.step
+        if row.microbatch >= 0:
+            named["commtrace.microbatch"] = named["dl.microbatch_id"] = row.microbatch
+        if row.stage >= 0:
+            named["commtrace.pipeline.stage"] = row.stage
+        if row.chunk >= 0:
+            named["commtrace.pipeline.chunk"] = row.chunk
         return named
 
     def _what(self, row: Row) -> Attributes:
         """Return what a communication is."""
-        group = self._groups.get(row[_GROUP])
+        group = self._groups.get(row.group)
         named: Attributes = {
-            "commtrace.collective.operation": row[_NAME],
-            "commtrace.collective.is_async": row[_IS_ASYNC],
+            "commtrace.collective.operation": row.name,
+            "commtrace.collective.is_async": row.is_async,
             "commtrace.process_group.role": self._role(row),
         }
-        if row[_BYTES] >= 0:
-            named["commtrace.collective.size"] = row[_BYTES]
-        if row[_DTYPE]:
-            named["commtrace.collective.dtype"] = row[_DTYPE]
-        if row[_SEQ] >= 0:
-            named["commtrace.collective.sequence"] = row[_SEQ]
-        if row[_PEER] >= 0:
-            named["commtrace.peer.rank"] = row[_PEER]
+        if row.bytes >= 0:
+            named["commtrace.collective.size"] = row.bytes
+        if row.dtype:
+            named["commtrace.collective.dtype"] = row.dtype
+        if row.seq >= 0:
+            named["commtrace.collective.sequence"] = row.seq
+        if row.peer >= 0:
+            named["commtrace.peer.rank"] = row.peer
         if group is not None:
             named["commtrace.process_group.name"] = group.description or group.name
             named["commtrace.process_group.size"] = group.size
-        if row[_DETAIL] and json.loads(row[_DETAIL]).get("unfinished"):
+        if row.detail and json.loads(row.detail).get("unfinished"):
             named["commtrace.collective.unfinished"] = True
         return named
 
     def _role(self, row: Row) -> str:
-        key = (row[_GROUP], row[_PEER] if row[_NAME] in ("send", "recv") else schema.NOT_APPLICABLE)
+        key = (row.group, row.peer if row.name in ("send", "recv") else schema.NOT_APPLICABLE)
         known = self._roles.get(key)
         if known is None:
             known = self._roles[key] = role_of(self._run, self._run.ranks[self._rank.rank], *key)
@@ -273,33 +268,33 @@ class _StepSpans:
 
     def _communication_id(self, row: Row) -> int:
         """Of the communication that a row is or names; 0 where it has no identity that others know."""
-        if row[_GROUP] < 0 or row[_SEQ] < 0:
+        if row.group < 0 or row.seq < 0:
             return 0
-        if row[_NAME] in ("send", "recv"):
-            return self._message_id(row, row[_NAME] == "send")
-        return self._ids.collective(self._rank.rank, row[_GROUP], row[_SEQ], row[_OP_IN_SEQ])
+        if row.name in ("send", "recv"):
+            return self._message_id(row, row.name == "send")
+        return self._ids.collective(self._rank.rank, row.group, row.seq, row.op_in_seq)
 
     def _message_id(self, row: Row, is_send: bool) -> int:
         """One of the two sides of the message of a row."""
-        own, peer = self._rank.rank, row[_PEER]
+        own, peer = self._rank.rank, row.peer
         if peer < 0:
             return 0
-        sender, receiver = (own, peer) if row[_NAME] == "send" else (peer, own)
-        return self._ids.message(is_send, row[_GROUP], sender, receiver, row[_SEQ])
+        sender, receiver = (own, peer) if row.name == "send" else (peer, own)
+        return self._ids.message(is_send, row.group, sender, receiver, row.seq)
 
     def _partners(self, row: Row, trace: int) -> tuple[Link, ...]:
         """Links to the same communication on other ranks, as far as they export."""
-        if row[_GROUP] < 0 or row[_SEQ] < 0:
+        if row.group < 0 or row.seq < 0:
             return ()
-        if row[_KIND] == schema.P2P:
-            peer = row[_PEER]
-            other = self._message_id(row, row[_NAME] != "send")
+        if row.kind == schema.P2P:
+            peer = row.peer
+            other = self._message_id(row, row.name != "send")
             return (_link(trace, other, peer),) if other and self._choice.takes_rank(peer) else ()
-        group = self._groups.get(row[_GROUP])
+        group = self._groups.get(row.group)
         members = self._exporting(group) if group else ()
         chosen = members[1 : MOST_LINKS + 1] if members[:1] == (self._rank.rank,) else members[:1]
         return tuple(
-            _link(trace, self._ids.collective(rank, row[_GROUP], row[_SEQ], row[_OP_IN_SEQ]), rank) for rank in chosen
+            _link(trace, self._ids.collective(rank, row.group, row.seq, row.op_in_seq), rank) for rank in chosen
         )
 
     def _exporting(self, group: Group) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 
 _logger = logging.getLogger("commtrace")
 

@@ -14,7 +14,8 @@ from commtrace.analysis.matched import match_run
 from commtrace.analysis.path_totals import PathTotals
 from commtrace.errors import RunNotFoundError
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row, SegmentWriter
+from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
 from tests.pipeline_factory import PipelineJob
 from tests.trace.rows import mark
@@ -62,7 +63,7 @@ def _row(run: Run, trace: RankTrace, at: int) -> Row:
     values: dict[str, Any] = {name: getattr(trace.spans, name)[at].item() for name in _COLUMNS}
     for name in ("name", "dtype"):
         values[name] = run.names[values[name]] if values[name] >= 0 else None
-    return tuple(values.get(field.name) for field in schema.SCHEMA)
+    return Row(*(values.get(field.name) for field in schema.SCHEMA))
 
 
 def whole(path: Path, steps: str) -> CriticalPath:

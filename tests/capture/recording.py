@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,8 @@ from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.tracer import Tracer
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 from commtrace.trace.selection.step_range import StepRange
-
-RowView = NamedTuple("RowView", [(name, Any) for name in schema.SCHEMA.names])  # type: ignore[misc]
 
 
 class MemorySink:
@@ -54,7 +52,7 @@ class Recording:
     def rows(self, *kinds: int) -> list[Any]:
         """The rows so far, but for marks; only those of ``kinds`` if any are given."""
         self.recorder.flush()
-        rows = [RowView(*row) for row in self.sink.rows if row[0] != schema.MARK]
+        rows = [row for row in self.sink.rows if row.kind != schema.MARK]
         return [row for row in rows if not kinds or row.kind in kinds]
 
     def communications(self) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from commtrace.trace import schema
 from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
 
 
@@ -19,8 +20,8 @@ def record(run: Run, directory: Path) -> Path:
     return directory
 
 
-def _row(run: Run, trace: RankTrace, row: int) -> tuple[Any, ...]:
-    return tuple(_value(run, trace, field.name, row) for field in schema.SCHEMA)
+def _row(run: Run, trace: RankTrace, row: int) -> Row:
+    return Row(*(_value(run, trace, field.name, row) for field in schema.SCHEMA))
 
 
 def _value(run: Run, trace: RankTrace, column: str, row: int) -> Any:

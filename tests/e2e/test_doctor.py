@@ -30,7 +30,7 @@ class Jobs:
         self.running: dict[str, dict[str, Any]] = {}
 
     def told(self, name: str) -> dict[str, Any]:
-        return examine(self.folder / name, now_ns=time.time_ns(), ask=process_state)
+        return examine(self.folder / name, now_ns=time.time_ns(), ask=process_state).to_json()
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from commtrace.analysis.breakdown.run_budget import run_budget
 from commtrace.live.run_budget import KNOWN_PARTS, LiveBudget
 from commtrace.trace import schema
+from commtrace.trace.rows import Row
 from tests.factory import make_run, span
 
 TOLD = {"process_start_ns": 0}
 
 
-def row(kind: int, start: int, end: int) -> tuple[Any, ...]:
-    return (kind, "", schema.COMPUTE, start, end)
+def row(kind: int, start: int, end: int) -> Row:
+    return Row(kind, "", schema.COMPUTE, start, end)
 
 
 PASSES = [
@@ -38,7 +37,7 @@ def test_it_agrees_with_what_is_read_afterwards() -> None:
     budget = LiveBudget()
     for rows in PASSES:
         budget.add(rows, TOLD)
-    rows = [span(schema.KINDS[kind], start, end, step=-1) for one in PASSES for kind, _, _, start, end in one]
+    rows = [span(schema.KINDS[kind], start, end, step=-1) for one in PASSES for kind, _, _, start, end, *_ in one]
     run = make_run({0: rows})
     run.ranks[0].topology.update(TOLD)  # type: ignore[attr-defined]
     job = run_budget(run).job

@@ -16,7 +16,7 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 from tests.factory import group
 from tests.live.test_summarise import Listener, told
 from tests.trace.rows import metadata, row

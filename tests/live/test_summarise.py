@@ -15,8 +15,8 @@ from commtrace.live.rank import LiveRank
 from commtrace.live.summary import GroupSummary, OperationSummary, StepSummary
 from commtrace.live.trace_id import trace_id
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group
+from commtrace.trace.rows import Row
 from tests.factory import group
 from tests.trace.rows import mark, metadata, row
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row, SegmentWriter
+from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.rows import Row
 
 _DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(schema.SCHEMA.names, schema.NOT_APPLICABLE),
@@ -28,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
 def row(**columns: Any) -> Row:
     """One span; columns that are not given do not apply, and it takes no time if its end is not given."""
     assert set(columns) <= set(_DEFAULTS), columns
-    return tuple({**_DEFAULTS, "end": columns.get("start", 0), **columns}[name] for name in schema.SCHEMA.names)
+    return Row(**{**_DEFAULTS, "end": columns.get("start", 0), **columns})
 
 
 def steps(first: int, end: int) -> list[Row]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from commtrace.trace import schema
+from commtrace.trace.rows import Row
 from commtrace.trace.spans import DTYPE_OF_COLUMN
 
 
@@ -26,3 +27,7 @@ def test_words_of_recorded_files_keep_their_codes() -> None:
 
 def test_spans_in_memory_have_every_column_but_the_detail() -> None:
     assert [*DTYPE_OF_COLUMN, "detail"] == schema.SCHEMA.names
+
+
+def test_a_row_has_the_columns_of_the_schema_in_its_order() -> None:
+    assert Row._fields == tuple(schema.SCHEMA.names)

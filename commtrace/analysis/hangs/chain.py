@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from commtrace.analysis.hangs.liveness import ENDED, SILENT, Ending
 from commtrace.analysis.hangs.stops import SHORTEST_HANG_NS, Stop
@@ -21,16 +21,20 @@ class Link:
 
     Attributes:
         ranks: the ranks.
-        stop: position, among the stops, of what they are stuck in; None where the chain ends with them.
+        stuck_in_stop: position, among the stops, of what they are stuck in; None where the chain ends with them.
         sure: training is known to stand still for it.
     """
 
     ranks: tuple[int, ...]
-    stop: int | None
+    stuck_in_stop: int | None
     sure: bool
 
-    def to_json(self) -> dict[str, Any]:
-        return {"ranks": list(self.ranks), "stuck_in_stop": self.stop, "sure": self.sure}
+
+class Root(NamedTuple):
+    """A rank that others wait for and that waits for nobody; how many ranks it holds up, through others too."""
+
+    rank: int
+    ranks_held_up: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +43,13 @@ class Chains:
 
     Attributes:
         links: by position of a stop, what keeps its missing ranks away.
-        roots: ranks that others wait for and that wait for nobody; by rank how many ranks are held up by them, through
-            others too.
+        roots: ranks that others wait for and that wait for nobody, those that hold up most first.
         cycles: stops that wait for each other in a circle, in that order: a deadlock.
     """
 
     links: Mapping[int, tuple[Link, ...]]
-    roots: Mapping[int, int]
+    roots: tuple[Root, ...]
     cycles: tuple[tuple[int, ...], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "links": {str(position): [link.to_json() for link in links] for position, links in self.links.items()},
-            "roots": [{"rank": rank, "ranks_held_up": count} for rank, count in self.roots.items()],
-            "cycles": [list(cycle) for cycle in self.cycles],
-        }
 
 
 def find_chains(stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> Chains:
@@ -66,8 +62,8 @@ def find_chains(stops: Sequence[Stop], arrivals: Mapping[int, RankArrivals], end
     for position in range(len(stops)):
         for rank in _roots(position, links, in_cycle):
             held.setdefault(rank, set()).update(stops[position].arrived)
-    roots = {rank: len(ranks) for rank, ranks in held.items()}
-    return Chains(links, dict(sorted(roots.items(), key=lambda item: (-item[1], item[0]))), cycles)
+    roots = [Root(rank, len(ranks)) for rank, ranks in held.items()]
+    return Chains(links, tuple(sorted(roots, key=lambda root: (-root.ranks_held_up, root.rank))), cycles)
 
 
 def _stuck_in(
@@ -92,7 +88,7 @@ def _stuck_in(
 
 def _links(stop: Stop, stuck: Mapping[int, tuple[int, bool]]) -> tuple[Link, ...]:
     by_reason: dict[tuple[int | None, bool], list[int]] = {}
-    for rank in (*stop.missing, *stop.unknown):
+    for rank in (*(one.rank for one in stop.missing), *stop.unknown):
         by_reason.setdefault(stuck.get(rank, (None, True)), []).append(rank)
     return tuple(Link(tuple(ranks), position, sure) for (position, sure), ranks in by_reason.items())
 
@@ -125,7 +121,7 @@ def _cycles(links: Mapping[int, Sequence[Link]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _next(links: Sequence[Link]) -> list[int]:
-    return [link.stop for link in links if link.stop is not None and link.sure]
+    return [link.stuck_in_stop for link in links if link.stuck_in_stop is not None and link.sure]
 
 
 def _roots(begin: int, links: Mapping[int, Sequence[Link]], in_cycle: set[int]) -> set[int]:
@@ -136,11 +132,11 @@ def _roots(begin: int, links: Mapping[int, Sequence[Link]], in_cycle: set[int]) 
     while waiting:
         position = waiting.pop()
         for link in links[position]:
-            if link.stop is None:
+            if link.stuck_in_stop is None:
                 roots.update(link.ranks)
-            elif link.stop not in seen:
-                seen.add(link.stop)
-                waiting.append(link.stop)
-            elif not link.sure and link.stop not in in_cycle:
+            elif link.stuck_in_stop not in seen:
+                seen.add(link.stuck_in_stop)
+                waiting.append(link.stuck_in_stop)
+            elif not link.sure and link.stuck_in_stop not in in_cycle:
                 roots.update(link.ranks)
     return roots

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from commtrace.analysis.hangs.liveness import ENDED, RUNNING, SILENT, STOPPED, Ending
 from commtrace.analysis.matching.arrivals import RankArrivals, known_groups
@@ -50,15 +50,6 @@ class FirstFailure:
     cut_off: tuple[int, ...]
     together: bool = False
     ended: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "ranks": list(self.ranks),
-            "raised": self.raised,
-            "cut_off": list(self.cut_off),
-            "together": self.together,
-            "ended": self.ended,
-        }
 
 
 def find_first_failure(

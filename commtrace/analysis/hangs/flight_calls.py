@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.hangs.stops import Stop
-from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, known_groups
+from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
 from commtrace.trace import schema
 from commtrace.trace.run import Run
 
@@ -151,30 +151,70 @@ def with_flight_calls(
     return refined
 
 
-def describe_flight(
+class FlightFit(NamedTuple):
+    """How a group of the dumps fits one of the run; see :class:`FlightGroup`."""
+
+    group: GroupLabel
+    offset: int
+    agreed: int
+    compared: int
+
+
+class FlightState(NamedTuple):
+    """What a dump says of one rank at a stop.
+
+    Attributes:
+        rank: whose.
+        arrived: it had enqueued the collective at which others stopped.
+        seq: of that one, or else of the last one before it.
+        collective_seq_id, operation, state, frames: as torch has it.
+    """
+
+    rank: int
+    arrived: bool
+    seq: int
+    collective_seq_id: int
+    operation: str
+    state: str
+    frames: tuple[str, ...]
+
+
+class FlightEvidence(NamedTuple):
+    """What dumps of torch's flight recorder add.
+
+    Attributes:
+        ranks: whose dumps there are.
+        groups: how their groups fit those of the run.
+        stops: by position among the stops, what the dumps say of each rank.
+    """
+
+    ranks: tuple[int, ...]
+    groups: tuple[FlightFit, ...]
+    stops: Mapping[int, tuple[FlightState, ...]]
+
+
+def flight_evidence(
     run: Run, groups: Mapping[int, FlightGroup], stops: Sequence[Stop], ranks: Iterable[int]
-) -> dict[str, Any]:
-    """What the dumps say of every stop, as plain values."""
+) -> FlightEvidence:
+    """Return what the dumps of ``ranks`` say of every stop."""
     known = known_groups(run)
-    return {
-        "ranks": sorted(set(ranks)),
-        "groups": [
-            {
-                "group": describe_group(known.get(number), number),
-                "offset": group.offset,
-                "agreed": group.agreed,
-                "compared": group.compared,
-            }
+    return FlightEvidence(
+        ranks=tuple(sorted(set(ranks))),
+        groups=tuple(
+            FlightFit(describe_group(known.get(number), number), group.offset, group.agreed, group.compared)
             for number, group in groups.items()
-        ],
-        "stops": {
-            str(position): [
-                _told(rank, call, stop.seq, seq) for rank, seq, call in _of_stop(groups[stop.group_id], stop)
-            ]
+        ),
+        stops={
+            position: tuple(
+                FlightState(
+                    rank, seq == stop.seq, seq, call.seq, call.operation, call.state, call.frames[:_MOST_FRAMES]
+                )
+                for rank, seq, call in _of_stop(groups[stop.group_id], stop)
+            )
             for position, stop in enumerate(stops)
             if stop.message is None and stop.group_id in groups
         },
-    }
+    )
 
 
 def _of_stop(group: FlightGroup, stop: Stop) -> Iterable[tuple[int, int, FlightCall]]:
@@ -185,15 +225,3 @@ def _of_stop(group: FlightGroup, stop: Stop) -> Iterable[tuple[int, int, FlightC
             last[rank] = max(last.get(rank, seq), seq)
     for rank in sorted(last):
         yield rank, last[rank], group.calls[rank, last[rank]]
-
-
-def _told(rank: int, call: FlightCall, stopped_at: int, seq: int) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "arrived": seq == stopped_at,
-        "seq": seq,
-        "collective_seq_id": call.seq,
-        "operation": call.operation,
-        "state": call.state,
-        "frames": list(call.frames[:_MOST_FRAMES]),
-    }

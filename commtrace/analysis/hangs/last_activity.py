@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, says_now
+from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, says_now
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.run import RankTrace, Run
@@ -33,42 +33,111 @@ _WORK: Final = (
 _MOST_IN_FLIGHT: Final = 8
 
 
-def doing(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[int, Group]) -> dict[str, Any]:
-    """What one rank was doing when it wrote its last word, as plain values; None for what it does not tell.
+class OpenPhase(NamedTuple):
+    """A phase that had begun and not ended; for how long, ns."""
 
-    Times are ages in ns before that last word.
+    kind: str
+    name: str
+    for_ns: int | None
+
+
+class LastSpan(NamedTuple):
+    """The last piece of work or communication that ended.
+
+    Attributes:
+        kind, name, step, microbatch: of it.
+        role, seq: of a communication.
+        ago_ns: before the last word of its rank.
     """
+
+    kind: str
+    name: str
+    step: int | None
+    microbatch: int | None
+    role: str | None
+    seq: int | None
+    ago_ns: int | None
+
+
+class OpenCall(NamedTuple):
+    """A communication that had been launched and had not ended.
+
+    Attributes:
+        operation, group, seq, peer, bytes, dtype: of it.
+        for_ns: how long it had been under way.
+        blocking: training stands still for it; None if that is not known.
+        state: on a device, ``scheduled`` or ``started``.
+    """
+
+    operation: str
+    group: GroupLabel
+    seq: int
+    peer: int | None
+    bytes: int | None
+    dtype: str | None
+    for_ns: int
+    blocking: bool | None
+    state: str | None
+
+
+class LastActivity(NamedTuple):
+    """What a rank was doing when it wrote its last word; None for what it does not say.
+
+    Attributes:
+        step, microbatch, chunk, stage: where in the schedule.
+        stood_still_ns: for how long nothing had moved.
+        open: phases, the innermost first.
+        at: the innermost frame that is not a library's.
+        frames: where in the program, innermost first.
+        last: the last thing that it recorded.
+        in_flight: communications under way, the one that blocks training first.
+    """
+
+    step: int | None
+    microbatch: int | None
+    chunk: int | None
+    stage: int | None
+    stood_still_ns: int | None
+    open: tuple[OpenPhase, ...]
+    at: str | None
+    frames: tuple[str, ...]
+    last: LastSpan | None
+    in_flight: tuple[OpenCall, ...]
+
+
+def last_activity(run: Run, trace: RankTrace, arrivals: RankArrivals, groups: Mapping[int, Group]) -> LastActivity:
+    """Return what a rank was doing when it wrote its last word."""
     now = says_now(trace) and not trace.closed
-    frames = list(trace.activity.get("frames", ())) if now else []
+    frames = tuple(trace.activity.get("frames", ())) if now else ()
     place = list(trace.activity.get("at", ())) if now else []
-    return {
-        "step": place[0] if place and place[0] >= 0 else _last_step(trace),
-        "microbatch": place[1] if place and place[1] >= 0 else None,
-        "chunk": place[2] if place and place[2] >= 0 else None,
-        "stage": place[3] if place and place[3] >= 0 else None,
-        "stood_still_ns": arrivals.stood_still_ns if now else None,
-        "open": [
-            {"kind": span["kind"], "name": span["name"], "for_ns": _age(trace, span["since"])}
+    return LastActivity(
+        step=place[0] if place and place[0] >= 0 else _last_step(trace),
+        microbatch=place[1] if place and place[1] >= 0 else None,
+        chunk=place[2] if place and place[2] >= 0 else None,
+        stage=place[3] if place and place[3] >= 0 else None,
+        stood_still_ns=arrivals.stood_still_ns if now else None,
+        open=tuple(
+            OpenPhase(span["kind"], span["name"], _age(trace, span["since"]))
             for span in (trace.activity.get("open", ()) if now else ())
-        ],
-        "at": own_frame(frames),
-        "frames": frames,
-        "last": _last_span(run, trace, groups),
-        "in_flight": [
-            {
-                "operation": one.operation,
-                "group": describe_group(groups.get(one.group), one.group),
-                "seq": one.number if one.is_p2p and one.seq >= 0 else one.seq,
-                "peer": one.peer if one.peer >= 0 else None,
-                "bytes": one.num_bytes if one.num_bytes >= 0 else None,
-                "dtype": one.dtype,
-                "for_ns": one.age_ns,
-                "blocking": one.blocking,
-                "state": one.state or None,
-            }
+        ),
+        at=own_frame(frames),
+        frames=frames,
+        last=_last_span(run, trace, groups),
+        in_flight=tuple(
+            OpenCall(
+                operation=one.operation,
+                group=describe_group(groups.get(one.group), one.group),
+                seq=one.number if one.is_p2p and one.seq >= 0 else one.seq,
+                peer=one.peer if one.peer >= 0 else None,
+                bytes=one.num_bytes if one.num_bytes >= 0 else None,
+                dtype=one.dtype,
+                for_ns=one.age_ns,
+                blocking=one.blocking,
+                state=one.state or None,
+            )
             for one in arrivals.in_flight[:_MOST_IN_FLIGHT]
-        ],
-    }
+        ),
+    )
 
 
 def own_frame(frames: Sequence[str]) -> str | None:
@@ -88,20 +157,20 @@ def _last_step(trace: RankTrace) -> int | None:
     return int(steps.max()) if len(steps) and steps.max() >= 0 else None
 
 
-def _last_span(run: Run, trace: RankTrace, groups: Mapping[int, Group]) -> dict[str, Any] | None:
-    """The last piece of work or communication that ended."""
+def _last_span(run: Run, trace: RankTrace, groups: Mapping[int, Group]) -> LastSpan | None:
+    """Return the last piece of work or communication that ended."""
     spans = trace.spans
     rows = np.flatnonzero(np.isin(spans.kind, _WORK))
     if not len(rows):
         return None
     row = rows[np.argmax(spans.end[rows])]
     group = int(spans.group[row])
-    return {
-        "kind": schema.KINDS[spans.kind[row]],
-        "name": run.names[spans.name[row]] if spans.name[row] >= 0 else "",
-        "step": int(spans.step[row]) if spans.step[row] >= 0 else None,
-        "microbatch": int(spans.microbatch[row]) if spans.microbatch[row] >= 0 else None,
-        "role": groups[group].role if group in groups else None,
-        "seq": int(spans.seq[row]) if group >= 0 else None,
-        "ago_ns": _age(trace, int(spans.end[row])),
-    }
+    return LastSpan(
+        kind=schema.KINDS[spans.kind[row]],
+        name=run.names[spans.name[row]] if spans.name[row] >= 0 else "",
+        step=int(spans.step[row]) if spans.step[row] >= 0 else None,
+        microbatch=int(spans.microbatch[row]) if spans.microbatch[row] >= 0 else None,
+        role=groups[group].role if group in groups else None,
+        seq=int(spans.seq[row]) if group >= 0 else None,
+        ago_ns=_age(trace, int(spans.end[row])),
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from commtrace.analysis.clocks.time_of_day import wall_clock_ns
 from commtrace.trace.processes import GONE, SUSPENDED, AskProcess, unknown_process
@@ -46,15 +46,6 @@ class Ending:
     behind_ns: int | None
     process: str | None
     exception: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "last_written_ns": self.last_ns,
-            "behind_ns": self.behind_ns,
-            "process": self.process,
-            "exception": self.exception or None,
-        }
 
 
 def find_endings(

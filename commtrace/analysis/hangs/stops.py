@@ -8,11 +8,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from commtrace.analysis.hangs.liveness import ENDED, RUNNING, SILENT, Ending
-from commtrace.analysis.matching.arrivals import InFlight, Message, RankArrivals, describe_group, known_groups
+from commtrace.analysis.matching.arrivals import (
+    GroupLabel,
+    InFlight,
+    Message,
+    RankArrivals,
+    describe_group,
+    known_groups,
+)
 from commtrace.trace.groups import Group
+from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.processes import GONE, SUSPENDED
 from commtrace.trace.run import Run
 
@@ -30,52 +38,59 @@ _FIRST_NS: Final = 60_000_000_000
 """While a job runs, a group that has completed nothing may take so long: communicators are set up, graphs compiled."""
 
 
+class MissingRank(NamedTuple):
+    """A rank that had not arrived, and the last number that it had launched; None for none."""
+
+    rank: int
+    last_seq: int | None
+
+
+class Between(NamedTuple):
+    """Who sends a message to whom; the sender is −1 for anybody."""
+
+    sender: int
+    receiver: int
+    tag: int
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """A communication that did not come to its end.
 
     Attributes:
         kind: ``hung``; ``waiting``, which may be usual; or ``unequal``: all ranks ended, but not after equally many.
-        group: of the communication; None where no rank told what it is.
+        group: of the communication.
         group_id: its number.
         seq: the number at which it stopped; of a message, its number among those of its direction and tag.
-        operation: what those who arrived had called, by operation the ranks.
+        operations: what those who arrived had called, by operation the ranks.
         arrived: ranks that had launched it.
-        missing: ranks that had not, each with the last number that it had launched, −1 for none.
+        missing: ranks that had not.
         unknown: members that have no files.
         waited_ns: how long the first of those who arrived had waited when it last wrote; None if it cannot be told.
-        longest_ns: the longest collective, or of a message the longest message, that those who arrived had completed
-            in this group before; None if there was none.
+        longest_before_ns: the longest collective, or of a message the longest message, that those who arrived had
+            completed in this group before; None if there was none.
         message: of a point-to-point operation: who sends to whom, and the tag.
     """
 
     kind: str
-    group: Group | None
+    group: GroupLabel
     group_id: int
     seq: int
-    operation: Mapping[str, tuple[int, ...]]
+    operations: Mapping[str, tuple[int, ...]]
     arrived: tuple[int, ...]
-    missing: Mapping[int, int]
+    missing: tuple[MissingRank, ...]
     unknown: tuple[int, ...]
     waited_ns: int | None
-    longest_ns: int | None
-    message: tuple[int, int, int] | None = None
+    longest_before_ns: int | None
+    message: Between | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
-            "kind": self.kind,
-            "group": describe_group(self.group, self.group_id),
-            "seq": self.seq,
-            "operations": {operation: list(ranks) for operation, ranks in self.operation.items()},
-            "arrived": list(self.arrived),
-            "missing": [{"rank": rank, "last_seq": last if last >= 0 else None} for rank, last in self.missing.items()],
-            "unknown": list(self.unknown),
-            "waited_ns": self.waited_ns,
-            "longest_before_ns": self.longest_ns,
-        }
-        if self.message is not None:
-            told["message"] = dict(zip(("sender", "receiver", "tag"), self.message, strict=True))
-        return told
+    def to_json(self) -> JsonObject:
+        """Return the fields, the number of the group within it; ``message`` only of a message."""
+        parts = fields_to_json(self)
+        del parts["group_id"]
+        if self.message is None:
+            del parts["message"]
+        return parts
 
 
 def find_stops(run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]) -> list[Stop]:
@@ -126,16 +141,21 @@ def _collective(
         operations[one.operation].append(rank)
     return Stop(
         kind=kind,
-        group=group,
+        group=describe_group(group, number),
         group_id=number,
         seq=behind,
-        operation={operation: tuple(ranks) for operation, ranks in operations.items()},
+        operations={operation: tuple(ranks) for operation, ranks in operations.items()},
         arrived=there,
-        missing=absent,
+        missing=_missing(absent),
         unknown=tuple(rank for rank in (group.ranks if group else ()) if rank not in arrivals),
         waited_ns=waited,
-        longest_ns=longest if longest >= 0 else None,
+        longest_before_ns=longest if longest >= 0 else None,
     )
+
+
+def _missing(absent: Mapping[int, int]) -> tuple[MissingRank, ...]:
+    """Return those who are absent, of whom the last number that they launched is known, −1 for none."""
+    return tuple(MissingRank(rank, last if last >= 0 else None) for rank, last in absent.items())
 
 
 def _waits(number: int, members: Sequence[int], arrivals: Mapping[int, RankArrivals]) -> dict[int, InFlight]:
@@ -215,16 +235,16 @@ def _messages(
         stops.append(
             Stop(
                 kind=kind,
-                group=groups.get(number),
+                group=describe_group(groups.get(number), number),
                 group_id=number,
                 seq=seq,
-                operation={operation: tuple(ranks) for operation, ranks in operations.items()},
+                operations={operation: tuple(ranks) for operation, ranks in operations.items()},
                 arrived=there,
-                missing=known,
+                missing=_missing(known),
                 unknown=tuple(rank for rank in (sender, receiver) if rank >= 0 and rank not in arrivals),
                 waited_ns=waited,
-                longest_ns=longest if longest >= 0 else None,
-                message=(sender, receiver, tag),
+                longest_before_ns=longest if longest >= 0 else None,
+                message=Between(sender, receiver, tag),
             )
         )
     return stops

@@ -2,119 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
+from commtrace.analysis.hangs.chain import Link
+from commtrace.analysis.hangs.examination import Diagnosis, ExaminedRank
+from commtrace.analysis.hangs.last_activity import LastActivity
 from commtrace.analysis.hangs.liveness import ENDED, SILENT
-from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING
+from commtrace.analysis.hangs.stops import HUNG, UNEQUAL, WAITING, Stop
+from commtrace.analysis.matching.arrivals import GroupLabel
 from commtrace.analysis.rank_words import ranks_in_words, seconds_in_words
 from commtrace.trace.groups import UNKNOWN_ROLE
 from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
-
-Told = Mapping[str, Any]
 
 _MOST_STOPS: Final = 8
 MOST_ROOTS: Final = 8
 
 
-def group_words(group: Mapping[str, Any]) -> str:
+def group_words(group: GroupLabel) -> str:
     """``tp group of ranks 0–3``; ``group of ranks 0–3`` where nobody said what it is for."""
-    ranks = ranks_in_words(group["ranks"]) if group["ranks"] else f"id {group['id']}"
-    return f"group of {ranks}" if group["role"] == UNKNOWN_ROLE else f"{group['role']} group of {ranks}"
+    ranks = ranks_in_words(group.ranks) if group.ranks else f"id {group.id}"
+    return f"group of {ranks}" if group.role == UNKNOWN_ROLE else f"{group.role} group of {ranks}"
 
 
-def hang_sentences(told: Told, unheard: str = "which left no files") -> list[str]:
+def hang_sentences(diagnosis: Diagnosis, unheard: str = "which left no files") -> list[str]:
     """Of every stop who arrived, who did not and why; then who is at the root of it.
 
     Args:
-        told: see :func:`commtrace.analysis.hangs.diagnosis.examine`.
+        diagnosis: what was found, without its sentences.
         unheard: what ranks did of which nothing is known.
     """
-    hang = told["hang"]
+    hang = diagnosis.hang
     sentences = [
         sentence
-        for position, stop in enumerate(hang["stops"][:_MOST_STOPS])
+        for position, stop in enumerate(hang.stops[:_MOST_STOPS])
         for sentence in (
-            *_stop_sentences(told, stop, hang["chains"]["links"][str(position)], unheard),
-            *_flight_sentences(told, stop, position),
+            *_stop_sentences(diagnosis, stop, hang.chains.links[position], unheard),
+            *_flight_sentences(diagnosis, stop, position),
         )
     ]
-    more = len(hang["stops"]) - _MOST_STOPS
+    more = len(hang.stops) - _MOST_STOPS
     if more > 0:
         sentences.append(f"{more} more communications did not end; --json lists all of them.")
-    for cycle in hang["chains"]["cycles"]:
-        places = " → ".join(place_words(hang["stops"][position]) for position in (*cycle, cycle[0]))
+    for cycle in hang.chains.cycles:
+        places = " → ".join(place_words(hang.stops[position]) for position in (*cycle, cycle[0]))
         sentences.append(f"Deadlock: they wait for each other in a circle: {places}.")
-    roots = hang["chains"]["roots"]
+    roots = hang.chains.roots
     for root in roots[:MOST_ROOTS]:
-        held = f"{root['ranks_held_up']} rank{'s' * (root['ranks_held_up'] != 1)}"
+        held = f"{root.ranks_held_up} rank{'s' * (root.ranks_held_up != 1)}"
         sentences.append(
-            f"Root: rank {root['rank']}, for which {held} wait{'s' * (root['ranks_held_up'] == 1)} in the "
-            f"end. {_last_seen(told, root['rank'], unheard)}"
+            f"Root: rank {root.rank}, for which {held} wait{'s' * (root.ranks_held_up == 1)} in the "
+            f"end. {_last_seen(diagnosis, root.rank, unheard)}"
         )
     if len(roots) > MOST_ROOTS:
-        sentences.append(
-            f"Ranks that wait for nobody, besides: {ranks_in_words(r['rank'] for r in roots[MOST_ROOTS:])}."
-        )
+        sentences.append(f"Ranks that wait for nobody, besides: {ranks_in_words(r.rank for r in roots[MOST_ROOTS:])}.")
     return sentences
 
 
-def place_words(stop: Mapping[str, Any]) -> str:
-    if "message" in stop:
-        message = stop["message"]
-        tag = f", tag {message['tag']}" if message["tag"] else ""
-        sender = "anybody" if message["sender"] < 0 else f"rank {message['sender']}"
-        number = "" if stop["seq"] < 0 else f"message {stop['seq']} "
-        return f"{number or 'a message '}from {sender} to rank {message['receiver']} ({stop['group']['role']}{tag})"
-    return f"seq {stop['seq']} of the {group_words(stop['group'])}"
+def place_words(stop: Stop) -> str:
+    message = stop.message
+    if message is not None:
+        tag = f", tag {message.tag}" if message.tag else ""
+        sender = "anybody" if message.sender < 0 else f"rank {message.sender}"
+        number = "" if stop.seq < 0 else f"message {stop.seq} "
+        return f"{number or 'a message '}from {sender} to rank {message.receiver} ({stop.group.role}{tag})"
+    return f"seq {stop.seq} of the {group_words(stop.group)}"
 
 
-def _stop_sentences(
-    told: Told, stop: Mapping[str, Any], links: Sequence[Mapping[str, Any]], unheard: str
-) -> Iterable[str]:
-    verb = {HUNG: "Hung at", WAITING: "Not ended:", UNEQUAL: "Called by some only:"}[stop["kind"]]
-    called = ", ".join(f"{operation} by {ranks_in_words(ranks)}" for operation, ranks in stop["operations"].items())
-    there = f" ({called})" if len(stop["operations"]) > 1 else ""
-    operation = f" in {next(iter(stop['operations']))}" if len(stop["operations"]) == 1 else ""
-    waited = stop["waited_ns"]
+def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], unheard: str) -> Iterable[str]:
+    verb = {HUNG: "Hung at", WAITING: "Not ended:", UNEQUAL: "Called by some only:"}[stop.kind]
+    called = ", ".join(f"{operation} by {ranks_in_words(ranks)}" for operation, ranks in stop.operations.items())
+    there = f" ({called})" if len(stop.operations) > 1 else ""
+    operation = f" in {next(iter(stop.operations))}" if len(stop.operations) == 1 else ""
+    waited = stop.waited_ns
     since = f", waiting for {seconds_in_words(waited)}" if waited else ""
-    longest = stop["longest_before_ns"]
+    longest = stop.longest_before_ns
     usual = f" (the longest before took {seconds_in_words(longest)})" if waited and longest is not None else ""
-    yield f"{verb} {place_words(stop)}. Arrived: {ranks_in_words(stop['arrived'])}{operation}{there}{since}{usual}."
-    if not stop["missing"] and not stop["unknown"]:
-        inside = sorted(rank for ranks in stop["operations"].values() for rank in ranks)
+    yield f"{verb} {place_words(stop)}. Arrived: {ranks_in_words(stop.arrived)}{operation}{there}{since}{usual}."
+    if not stop.missing and not stop.unknown:
+        inside = sorted(rank for ranks in stop.operations.values() for rank in ranks)
         yield (
             f"  Nobody is missing: all have called it; not come out of it: {ranks_in_words(inside)}. Compare what they "
             "called, and look at the network."
         )
         return
     for link in links:
-        yield f"  {_link_sentence(told, stop, link, unheard)}"
+        yield f"  {_link_sentence(diagnosis, stop, link, unheard)}"
 
 
-def _flight_sentences(told: Told, stop: Mapping[str, Any], position: int) -> Iterable[str]:
+def _flight_sentences(diagnosis: Diagnosis, stop: Stop, position: int) -> Iterable[str]:
     """What the flight recorder says: ranks in the same state at the same place together."""
-    flight = told.get("flight_recorder")
+    flight = diagnosis.flight_recorder
     alike: dict[tuple[bool, int, str, str, str], list[int]] = {}
-    for one in flight["stops"].get(str(position), ()) if flight else ():
-        place = next(iter(one["frames"]), "")
-        key = (one["arrived"], one["collective_seq_id"], one["operation"], one["state"], place)
-        alike.setdefault(key, []).append(one["rank"])
+    for one in flight.stops.get(position, ()) if flight else ():
+        place = next(iter(one.frames), "")
+        key = (one.arrived, one.collective_seq_id, one.operation, one.state, place)
+        alike.setdefault(key, []).append(one.rank)
     for (arrived, seq, operation, state, place), ranks in alike.items():
         what = f"{operation} {state} (collective_seq_id {seq})" + (f" from {place}" if place else "")
         when = "" if arrived else "not there; last "
         yield f"  Flight recorder: {ranks_in_words(ranks)}: {when}{what}."
 
 
-def _link_sentence(told: Told, stop: Mapping[str, Any], link: Mapping[str, Any], unheard: str) -> str:
-    ranks = link["ranks"]
-    unknown = [rank for rank in ranks if rank in stop["unknown"]]
+def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, unheard: str) -> str:
+    ranks = link.ranks
+    unknown = [rank for rank in ranks if rank in stop.unknown]
     if unknown:
-        told_of = {one["rank"] for one in told["ranks"]}
+        told_of = {one.rank for one in diagnosis.ranks}
         why = "silent: see below" if told_of.issuperset(unknown) else unheard
         return f"Not known to have arrived: {ranks_in_words(unknown)}, {why}."
-    last = {one["rank"]: one["last_seq"] for one in stop["missing"]}
-    numbers = sorted({-1 if last[rank] is None else last[rank] for rank in ranks})
+    last = {one.rank: one.last_seq for one in stop.missing}
+    numbers = sorted({-1 if (seq := last[rank]) is None else seq for rank in ranks})
     reached = (
         "none there yet"
         if numbers[-1] < 0
@@ -123,82 +121,79 @@ def _link_sentence(told: Told, stop: Mapping[str, Any], link: Mapping[str, Any],
         else (f"last there: seq {numbers[0]} to {numbers[-1]}")
     )
     missing = f"Missing: {ranks_in_words(ranks)} ({reached})"
-    if link["stuck_in_stop"] is None:
-        told_below = {root["rank"] for root in told["hang"]["chains"]["roots"][:MOST_ROOTS]}
+    if link.stuck_in_stop is None:
+        told_below = {root.rank for root in diagnosis.hang.chains.roots[:MOST_ROOTS]}
         if set(ranks) <= told_below:
             return f"{missing}, in no communication that is stuck: see the root below."
-        return f"{missing}. {_last_seen(told, ranks[0], unheard)}"
-    other = told["hang"]["stops"][link["stuck_in_stop"]]
+        return f"{missing}. {_last_seen(diagnosis, ranks[0], unheard)}"
+    other = diagnosis.hang.stops[link.stuck_in_stop]
     verb = "because it is" if len(ranks) == 1 else "because they are"
-    perhaps = "" if link["sure"] else " perhaps"
+    perhaps = "" if link.sure else " perhaps"
     return f"{missing},{perhaps} {verb} inside {place_words(other)}."
 
 
-def _last_seen(told: Told, rank: int, unheard: str) -> str:
+def _last_seen(diagnosis: Diagnosis, rank: int, unheard: str) -> str:
     """What a rank that others wait for was doing."""
-    own = next((one for one in told["ranks"] if one["rank"] == rank), None)
+    own = diagnosis.rank(rank)
     if own is None:
         return f"Nothing is known of rank {rank}, {unheard}."
-    activity = activity_words(told["hang"]["doing"].get(str(rank)))
-    if own["state"] == ENDED:
-        how = f"with {exception_words(own)}" if own["exception"] else "in order"
+    activity = activity_words(diagnosis.hang.doing.get(rank))
+    if own.state == ENDED:
+        how = f"with {exception_words(own)}" if own.exception else "in order"
         return f"Rank {rank} ended {how} and will not come any more; {activity}."
-    if own["state"] == SILENT:
+    if own.state == SILENT:
         return f"{silence_words(own)} The last it could write, its final second or so being lost: {activity}."
     return f"Rank {rank}: {activity}."
 
 
-def exception_words(rank: Mapping[str, Any]) -> str:
+def exception_words(rank: ExaminedRank) -> str:
     """``an uncaught RuntimeError in all_reduce 302 of the world group of ranks 0–3, at train.py:18 main``."""
-    words = f"an uncaught {rank['exception']}"
-    last = next(reversed(rank["failures"]), None)
-    if last is not None and last["exception"] == rank["exception"]:
-        words += f" in {last['operation']} {last['seq']} of the {group_words(last['group'])}"
-        return f"{words}, at {rank['exception_at']}" if rank["exception_at"] else words
-    return f"{words} at {rank['exception_at']}" if rank["exception_at"] else words
+    words = f"an uncaught {rank.exception}"
+    last = next(reversed(rank.failures), None)
+    if last is not None and last.exception == rank.exception:
+        words += f" in {last.operation} {last.seq} of the {group_words(last.group)}"
+        return f"{words}, at {rank.exception_at}" if rank.exception_at else words
+    return f"{words} at {rank.exception_at}" if rank.exception_at else words
 
 
-def silence_words(rank: Mapping[str, Any]) -> str:
+def silence_words(rank: ExaminedRank) -> str:
     """Return that a rank is silent, for how long, why, and what to do about it."""
-    process = f"process {rank['pid']} on {rank['host']}" if rank["pid"] else "its process"
+    process = f"process {rank.pid} on {rank.host}" if rank.pid else "its process"
     why = {
-        SUSPENDED: f"{process} is suspended, by SIGSTOP or a debugger; kill -CONT {rank['pid']} lets it go on",
+        SUSPENDED: f"{process} is suspended, by SIGSTOP or a debugger; kill -CONT {rank.pid} lets it go on",
         IN_KERNEL: f"{process} is in a call of the kernel that nothing interrupts: a file system or a driver (dmesg)",
-        RUNS: f"{process} lives and lets no other thread of Python run; py-spy dump --native --pid {rank['pid']} "
+        RUNS: f"{process} lives and lets no other thread of Python run; py-spy dump --native --pid {rank.pid} "
         "shows where",
         GONE: f"{process} is gone",
-    }.get(rank["process"], f"dead, suspended, or in code that lets no thread run; look for {process}")
-    since = "" if rank["behind_ns"] is None else f" {seconds_in_words(rank['behind_ns'])} before the others"
-    return f"Rank {rank['rank']} gave its last sign of life{since}: {why}."
+    }.get(rank.process or "", f"dead, suspended, or in code that lets no thread run; look for {process}")
+    since = "" if rank.behind_ns is None else f" {seconds_in_words(rank.behind_ns)} before the others"
+    return f"Rank {rank.rank} gave its last sign of life{since}: {why}."
 
 
-def activity_words(doing: Mapping[str, Any] | None) -> str:
+def activity_words(doing: LastActivity | None) -> str:
     """``in forward, microbatch 3 of step 17, for 41 s, at train.py:12 main``."""
     if doing is None:
         return "it says nothing of what it did"
     words = []
-    spans = [f"{one['kind']} {one['name']}" if one["name"] != one["kind"] else one["kind"] for one in doing["open"]]
+    spans = [f"{one.kind} {one.name}" if one.name != one.kind else one.kind for one in doing.open]
     if spans:
         words.append("inside " + " in ".join(spans[:3]))
-    place = [f"{name} {doing[name]}" for name in ("step", "microbatch", "chunk", "stage") if doing[name] is not None]
+    at = (("step", doing.step), ("microbatch", doing.microbatch), ("chunk", doing.chunk), ("stage", doing.stage))
+    place = [f"{name} {number}" for name, number in at if number is not None]
     if place:
         words.append(", ".join(place))
-    blocking = next((one for one in doing["in_flight"] if one["blocking"]), None)
+    blocking = next((one for one in doing.in_flight if one.blocking), None)
     if blocking is not None:
-        words.append(f"blocked in {blocking['operation']} {blocking['seq']} of the {group_words(blocking['group'])}")
-    if doing["at"]:
-        words.append(f"at {doing['at']}")
-    if doing["stood_still_ns"]:
-        words.append(f"nothing new for {seconds_in_words(doing['stood_still_ns'])}")
-    last = doing["last"]
+        words.append(f"blocked in {blocking.operation} {blocking.seq} of the {group_words(blocking.group)}")
+    if doing.at:
+        words.append(f"at {doing.at}")
+    if doing.stood_still_ns:
+        words.append(f"nothing new for {seconds_in_words(doing.stood_still_ns)}")
+    last = doing.last
     if last is not None and not (spans and blocking):
-        number = f" {last['seq']}" if last["seq"] is not None else ""
-        role = f" ({last['role']})" if last["role"] else ""
-        name = (
-            last["name"]
-            if last["kind"] in ("collective", "p2p")
-            else " ".join(dict.fromkeys((last["kind"], last["name"])))
-        )
-        ago = "" if last["ago_ns"] is None else f", ended {seconds_in_words(last['ago_ns'])} before its last word"
+        number = f" {last.seq}" if last.seq is not None else ""
+        role = f" ({last.role})" if last.role else ""
+        name = last.name if last.kind in ("collective", "p2p") else " ".join(dict.fromkeys((last.kind, last.name)))
+        ago = "" if last.ago_ns is None else f", ended {seconds_in_words(last.ago_ns)} before its last word"
         words.append(f"the last it recorded is {name}{number}{role}{ago}")
     return "; ".join(words) or "it recorded nothing"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -271,8 +271,24 @@ def _in_flight(trace: RankTrace) -> Iterable[InFlight]:
         )
 
 
-def describe_group(group: Group | None, number: int) -> dict[str, Any]:
-    """A group as results name it; its id as a word, because JSON's numbers end at 2⁵³ in many readers."""
+class GroupLabel(NamedTuple):
+    """A process group as results name it.
+
+    Attributes:
+        id: its number as a word, because JSON's numbers end at 2⁵³ in many readers.
+        role: what it is for.
+        ranks: its members; empty where no rank said who they are.
+        name: torch's.
+    """
+
+    id: str
+    role: str
+    ranks: tuple[int, ...]
+    name: str
+
+
+def describe_group(group: Group | None, number: int) -> GroupLabel:
+    """Return how results name a group; of one of which nothing is known, its number."""
     if group is None:
-        return {"id": str(number), "role": UNKNOWN_ROLE, "ranks": [], "name": ""}
-    return {"id": str(group.id), "role": group.role, "ranks": list(group.ranks), "name": group.name}
+        return GroupLabel(str(number), UNKNOWN_ROLE, (), "")
+    return GroupLabel(str(group.id), group.role, tuple(group.ranks), group.name)

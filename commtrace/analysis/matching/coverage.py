@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -36,9 +36,6 @@ class Coverage:
     captured: dict[str, int]
     dropped: dict[str, int]
     not_visible: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"captured": self.captured, "dropped": self.dropped, "not_visible": list(self.not_visible)}
 
 
 def find_coverage(run: Run, roles: Roles) -> Coverage:

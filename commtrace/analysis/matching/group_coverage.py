@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.keys import grouped_rows, pack, sort_groups
-from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, known_groups
+from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.metadata import IMPORTED
@@ -41,9 +41,6 @@ class Seen(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
     unwritten: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {**self._asdict(), "ranges": [list(one) for one in self.ranges]}
-
 
 class GroupCoverage(NamedTuple):
     """What was seen of a group.
@@ -53,20 +50,13 @@ class GroupCoverage(NamedTuple):
         collectives, messages: by rank, of the ranks that recorded or launched any.
     """
 
-    group: dict[str, Any]
-    collectives: Sequence[Seen]
-    messages: Sequence[Seen]
+    group: GroupLabel
+    collectives: tuple[Seen, ...]
+    messages: tuple[Seen, ...]
 
     @property
     def missing(self) -> int:
         return sum(seen.missing for seen in (*self.collectives, *self.messages))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "group": self.group,
-            "collectives": [seen.to_json() for seen in self.collectives],
-            "messages": [seen.to_json() for seen in self.messages],
-        }
 
 
 def cover_groups(run: Run, arrivals: Mapping[int, RankArrivals]) -> list[GroupCoverage]:
@@ -82,7 +72,11 @@ def cover_groups(run: Run, arrivals: Mapping[int, RankArrivals]) -> list[GroupCo
     numbers = {*groups, *collectives, *messages}
     ordered = sorted(numbers, key=lambda number: (-(groups[number].size if number in groups else 0), number))
     return [
-        GroupCoverage(describe_group(groups.get(number), number), collectives.get(number, ()), messages.get(number, ()))
+        GroupCoverage(
+            describe_group(groups.get(number), number),
+            tuple(collectives.get(number, ())),
+            tuple(messages.get(number, ())),
+        )
         for number in ordered
     ]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.matching.arrivals import InFlight, RankArrivals, describe_group, known_groups
+from commtrace.analysis.matching.arrivals import GroupLabel, InFlight, RankArrivals, describe_group, known_groups
 from commtrace.analysis.matching.join import IDENTITY, Rows, bucket, concatenate, gather
 from commtrace.analysis.matching.match import differences
 from commtrace.trace import schema
+from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
 
@@ -20,6 +21,15 @@ _COMPARED: Final = IDENTITY | {"name", "bytes", "self_bytes", "dtype"}
 
 MOST_MISMATCHES: Final = 20
 """So many are described; the others are counted."""
+
+
+class Call(NamedTuple):
+    """What some of the members called; ``bytes`` is None where its payload is not known."""
+
+    operation: str
+    bytes: int | None
+    dtype: str | None
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +44,10 @@ class Mismatch:
         ended: every member that called it came to its end.
     """
 
-    group: dict[str, Any]
+    group: GroupLabel
     seq: int
     differ: tuple[str, ...]
-    calls: tuple[tuple[str, int, str | None, tuple[int, ...]], ...]
+    calls: tuple[Call, ...]
     ended: bool
 
     @property
@@ -45,23 +55,9 @@ class Mismatch:
         """Sparse tensors rightly differ in size: what ended, and differs in nothing else, is told and no more."""
         return self.ended and self.differ == ("bytes",)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "group": self.group,
-            "seq": self.seq,
-            "differ": list(self.differ),
-            "calls": [
-                {
-                    "operation": operation,
-                    "bytes": num_bytes if num_bytes >= 0 else None,
-                    "dtype": dtype,
-                    "ranks": [*ranks],
-                }
-                for operation, num_bytes, dtype, ranks in self.calls
-            ],
-            "ended": self.ended,
-            "may_be_right": self.may_be_right,
-        }
+    def to_json(self) -> JsonObject:
+        """Return the fields, and ``may_be_right``."""
+        return {**fields_to_json(self), "may_be_right": self.may_be_right}
 
 
 def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[list[Mismatch], int]:
@@ -97,14 +93,17 @@ def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[lis
     return described, len(which)
 
 
-def _calls(run: Run, rows: Rows, members: Any) -> tuple[tuple[str, int, str | None, tuple[int, ...]], ...]:
+def _calls(run: Run, rows: Rows, members: Any) -> tuple[Call, ...]:
     spans = rows.spans
     ranks_of_call: dict[tuple[str, int, str | None], list[int]] = {}
     for row in members:
         name, dtype = int(spans.name[row]), int(spans.dtype[row])
         call = (run.names[name] if name >= 0 else "", int(spans.bytes[row]), run.names[dtype] if dtype >= 0 else None)
         ranks_of_call.setdefault(call, []).append(int(rows.rank[row]))
-    return tuple((*call, tuple(sorted(ranks))) for call, ranks in ranks_of_call.items())
+    return tuple(
+        Call(operation, num_bytes if num_bytes >= 0 else None, dtype, tuple(sorted(ranks)))
+        for (operation, num_bytes, dtype), ranks in ranks_of_call.items()
+    )
 
 
 def _in_flight(run: Run, arrivals: Mapping[int, RankArrivals]) -> Run:

@@ -67,13 +67,13 @@ def p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, ..
 
 
 def from_anybody(launch: Launch, work: Any) -> Launch:
-    """The launch of a receive from anybody, with the sender that its Work knows once it is over."""
-    operation, state, _, *payload, _, is_async, coordinates, members, start = launch
+    """Return the launch of a receive from anybody, with the sender that its Work knows once it is over."""
+    state = launch.state
     try:
         peer = state.ranks_by_group_rank[work._source_rank()]
     except RuntimeError:  # This backend does not tell.
         return launch
-    return (operation, state, state.next_p2p(False, peer), *payload, peer, is_async, coordinates, members, start)
+    return launch._replace(seq=state.next_p2p(False, peer), peer=peer)
 
 
 def barrier_device(arguments: tuple[Any, ...]) -> Any:

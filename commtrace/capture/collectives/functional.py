@@ -28,6 +28,7 @@ from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NO_SELF_BYTES, Operation
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.records import Launch
 from commtrace.capture.tracer import Tracer
 
 EVERY_OPERATOR: Final = frozenset({*FUNCTIONAL, *FUNCTIONAL_P2P})
@@ -208,7 +209,7 @@ class FunctionalCapture:
         self, operation: Operation, state: GroupState, seq: int, payload: FunctionalPayload, peer: int, tensor: Any
     ) -> Awaited | None:
         num_bytes, self_bytes, dtype, members = payload
-        launch = (
+        launch = Launch(
             operation, state, seq, num_bytes, self_bytes, dtype, peer, True, self._tracer.coordinates, members,
             now_ns(),
         )  # fmt: skip

@@ -171,7 +171,7 @@ class FunctionalWaits:
 
     def _about_to_wait(self, tensor: Any) -> tuple[Awaited | None, Mark]:
         pending = self._pending.pop(storage_of(tensor), None)
-        if pending is None or (pending.waited and pending.launch[0].is_p2p):
+        if pending is None or (pending.waited and pending.launch.operation.is_p2p):
             # A message that has been waited for: torch did not wait either, tensor and result have one Work.
             return None, None
         self._tracer.blocked[0] = pending.launch

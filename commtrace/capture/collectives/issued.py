@@ -84,7 +84,7 @@ class IssuedCalls:
         num_bytes, self_bytes, dtype, tensor, members = payload
         is_member = root is not None and 0 <= root < len(state.ranks_by_group_rank)  # else its backend will refuse it
         peer = state.ranks_by_group_rank[root] if root is not None and is_member else -1
-        launch = (
+        launch = Launch(
             operation, state, seq, num_bytes, self_bytes, dtype, peer, True, tracer.coordinates, members, now_ns(),
         )  # fmt: skip
         if self._devices is not None and tensor is not None and tensor.is_cuda:
@@ -118,7 +118,7 @@ class IssuedCalls:
                 unfinished.pop(call.id, None)
                 append((completed_rows, kind_of(call.launch), call.launch, call.id, end, call.completion))
                 if stalls_until_end:
-                    append((stall_rows, schema.STALL, call.launch, call.id, coordinates, call.launch[-1], end))
+                    append((stall_rows, schema.STALL, call.launch, call.id, coordinates, call.launch.start, end))
             except Exception as error:  # torch would only write it to the log
                 failed(PART, error)
 

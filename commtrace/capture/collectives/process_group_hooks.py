@@ -207,7 +207,7 @@ class ProcessGroupHooks:
         issued = found.issued
         if issued is None:
             return
-        issued.launch = (*issued.launch[:2], seq, *issued.launch[3:])
+        issued.launch = issued.launch._replace(seq=seq)
         thread, in_backward = self._tracer.thread, graph_task() != -1
         if thread.waits_in_cpp or (in_backward and self._reducer.has_seen_ddp and _is_of_the_reducer()):
             if thread.waits_in_cpp:  # In a backward they are the reducer's buckets, which live as long as it.

@@ -27,16 +27,18 @@ from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.records import (
+    COLLECTIVE_AND_STALL,
     ENDED,
     NUMBER,
+    P2P_AND_STALL,
     WAITED,
     Launch,
     completed_rows,
     forgotten_rows,
     kind_of,
+    launch_of,
     next_id,
     stall_rows,
-    waited_kinds,
     waited_rows,
 )
 from commtrace.capture.tracer import Tracer
@@ -189,7 +191,7 @@ class ProcessGroupCapture:
         skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
         number = p2p_number if operation.is_p2p else collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
-        launched, forgotten, unrecorded = self._launching(), self._forgotten, self._unrecorded
+        launched, forgotten, unrecorded = self._launching(operation), self._forgotten, self._unrecorded
         refused, blocked, thread, unmeasured = self._refused, tracer.blocked, tracer.thread, tracer.unmeasured
 
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
@@ -205,10 +207,10 @@ class ProcessGroupCapture:
                         num_bytes, self_bytes, dtype, tensor, members = measure(positional, process_group)
                     except Exception as error:
                         num_bytes, self_bytes, dtype, tensor, members = unmeasured(operation, positional, error)
-                    launch = (
+                    launch = launch_of((
                         operation, state, seq, num_bytes, self_bytes, dtype, peer, is_async, tracer.coordinates,
                         members, now_ns(),
-                    )  # fmt: skip
+                    ))  # fmt: skip
                     if devices is not None:
                         device = tensor.device if tensor is not None else barrier_device(positional)
                         if device is not None and device.type == "cuda":
@@ -275,7 +277,7 @@ class ProcessGroupCapture:
         else:
             state.take_back(seq)
 
-    def _launching(self) -> Callable[[Launch, Any], None]:
+    def _launching(self, operation: Operation) -> Callable[[Launch, Any], None]:
         """What is done after the launch of an operation that is over already, or whose completion will call back."""
         tracer, pending, completions, completed = (
             self._tracer,
@@ -283,13 +285,15 @@ class ProcessGroupCapture:
             self._tracer.completions,
             self._completing(),
         )
+        append = tracer.append
+        kinds = P2P_AND_STALL if operation.is_p2p else COLLECTIVE_AND_STALL
         # Torch's own method: what stands in for it (capture.futures) is for those who wait for the future.
         get_future, forgotten = self._get_future, self._forgotten
 
         def launched(launch: Launch, work: Any) -> None:
             if work is None:  # It was blocking.
                 tracer.last_mark = end = now_ns()
-                tracer.append((waited_rows, waited_kinds(launch), launch, tracer.coordinates, launch[-1], end))
+                append((waited_rows, kinds, launch, tracer.coordinates, launch.start, end))
                 return
             key = id(work)
             if key in pending:

@@ -131,7 +131,7 @@ class ReducerCapture:
         """A function has returned that waits in C++, outside of a backward, for what it has sent."""
         sent, self._sent_outside = self._sent_outside, None
         if isinstance(sent, DeviceCall):
-            self._issued.stalled(sent, sent.launch[-1], self._issued.mark(sent))
+            self._issued.stalled(sent, sent.launch.start, self._issued.mark(sent))
 
     def _watch_from_now_on(self) -> None:
         self.has_seen_ddp = True

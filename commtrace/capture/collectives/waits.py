@@ -80,10 +80,10 @@ def waiting(original: Any, tracer: Tracer, pending: dict[int, tuple[Launch, Any]
             launch, completion = waited_for
             entry: tuple[Any, ...]
             tracer.last_mark = end
-            if launch[2] < 0 and launch[0].is_p2p:
+            if launch.seq < 0 and launch.operation.is_p2p:
                 launch = from_anybody(launch, work)
             if completion is None:
-                kinds = P2P_AND_STALL if launch[0].is_p2p else COLLECTIVE_AND_STALL
+                kinds = P2P_AND_STALL if launch.operation.is_p2p else COLLECTIVE_AND_STALL
                 entry = (waited_rows, kinds, launch, tracer.coordinates, start, end)
             else:
                 completion[WAITED] = end
@@ -139,7 +139,7 @@ def waiting_beside(
             if waited_for is None or stall_end is None:
                 return result
             launch, completion = waited_for
-            if launch[2] < 0 and launch[0].is_p2p:
+            if launch.seq < 0 and launch.operation.is_p2p:
                 launch = from_anybody(launch, work)
             if completion is None:
                 number = next_id()

@@ -35,6 +35,7 @@ from commtrace.capture.records import (
     Queue,
     device_call_rows,
     device_stall_rows,
+    launch_of,
     marked_stall_rows,
 )
 from commtrace.capture.tracer import Tracer
@@ -79,7 +80,7 @@ class DeviceCalls:
             launch: without its start.
             device: index of the device of its tensors; the current one if None.
         """
-        operation, state = launch[:2]
+        operation, state = launch.operation, launch.state
         clock = self._clock
         if clock.is_off:
             return None
@@ -89,12 +90,12 @@ class DeviceCalls:
         if state.bracket is not None:
             is_first_to_run = not state.bracket and state.nccl.launches_in_brackets and not operation.is_p2p
             start = clock.mark(device) if is_first_to_run else None
-            call = self._followed(DeviceCall((*launch[:-1], start), clock, device, state.queue(-1)))
+            call = self._followed(DeviceCall(launch_of((*launch[:-1], start)), clock, device, state.queue(-1)))
             call.op_in_seq = len(state.bracket)
             state.bracket.append(call)
             return None
-        queue = state.queue(launch[6] if operation.is_p2p and state.nccl.has_stream_per_pair else -1)
-        return self._followed(DeviceCall((*launch[:-1], clock.mark(device)), clock, device, queue))
+        queue = state.queue(launch.peer if operation.is_p2p and state.nccl.has_stream_per_pair else -1)
+        return self._followed(DeviceCall(launch_of((*launch[:-1], clock.mark(device))), clock, device, queue))
 
     def _followed(self, call: DeviceCall) -> DeviceCall:
         if self.hidden_ends is not None:
@@ -273,13 +274,11 @@ class DeviceCalls:
         collective_seq = next(state.collective_seq) if state.bracket_is_collective else -1
         if not calls or self._clock.is_capturing():
             return ()
-        start = calls[0].launch[-1] or self._clock.mark(calls[0].device)
+        start = calls[0].launch.start or self._clock.mark(calls[0].device)
         for call in calls:
-            operation, own_state, seq = call.launch[:3]
+            seq = call.launch.seq if call.launch.operation.is_p2p else collective_seq
             call.batch = calls[0].id
-            call.launch = (
-                operation, own_state, seq if operation.is_p2p else collective_seq, *call.launch[3:-1], start,
-            )  # fmt: skip
+            call.launch = call.launch._replace(seq=seq, start=start)
         return calls
 
     def _launched(self, calls: tuple[DeviceCall, ...], work: Any) -> None:
@@ -307,7 +306,7 @@ class DeviceCalls:
         for call in calls:
             call.queue, call.end = None, end
             self._ended(call)
-        self._stood_still(first, first.launch[-1], end)
+        self._stood_still(first, first.launch.start, end)
 
     def _remember(self, work: Any, calls: tuple[DeviceCall, ...]) -> None:
         self.forget(work)
@@ -329,10 +328,10 @@ class DeviceCalls:
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
     def _ended(self, call: DeviceCall) -> None:
-        kind = schema.P2P if call.launch[0].is_p2p else schema.COLLECTIVE
+        kind = schema.P2P if call.launch.operation.is_p2p else schema.COLLECTIVE
         self._tracer.append((device_call_rows, kind, call))
 
 
 def _runs_on_current_stream(call: DeviceCall) -> bool:
-    operation, state, is_async = call.launch[0], call.launch[1], call.launch[7]
-    return bool(state.nccl.runs_on_current_stream(operation, is_async))
+    launch = call.launch
+    return bool(launch.state.nccl.runs_on_current_stream(launch.operation, launch.is_async))

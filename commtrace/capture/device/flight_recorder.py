@@ -58,8 +58,8 @@ class FlightRecorder:
     def durations_ns(self, calls: Sequence[DeviceCall]) -> dict[int, int]:
         """Return how long operations took on the device, by the id of the call: of those that are known."""
         found: dict[int, int] = {}
-        for backend in {call.launch[1].nccl.name for call in calls}:
-            own = [call for call in calls if call.launch[1].nccl.name == backend]
+        for backend in {call.launch.state.nccl.name for call in calls}:
+            own = [call for call in calls if call.launch.state.nccl.name == backend]
             found.update(match(own, list(entries_of(self._dump(backend)))))
         return found
 
@@ -122,7 +122,7 @@ def match(calls: Sequence[DeviceCall], entries: Sequence[Entry]) -> dict[int, in
     returned: dict[str, int] = {}  # by group: when the call before had been handed on
     for members in sorted(batches.values(), key=_launched_at):
         first, last = _launched_at(members), max(call.returned_at for call in members)
-        group = members[0].launch[1].group.name
+        group = members[0].launch.state.group.name
         before = returned.get(group, 0)
         returned[group] = max(before, last)
         if group not in groups or first < kept_since or not last:

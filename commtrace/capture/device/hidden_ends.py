@@ -21,7 +21,7 @@ from commtrace.capture.records import SHORTEST_STALL_NS, DeviceCall, Entry, Plac
 from commtrace.capture.tracer import Tracer
 from commtrace.recorder import mark_row
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 
 PART: Final = "true ends of hidden communication"
 
@@ -93,7 +93,7 @@ class HiddenEnds:
 
     def follow(self, call: DeviceCall) -> None:
         """A call is about to be launched. On the training thread."""
-        step = call.launch[8].step
+        step = call.launch.coordinates.step
         if not self._is_off and self._tracer.is_in_window(step):
             call.holder = self
             call.launched_at = self.system_ns()

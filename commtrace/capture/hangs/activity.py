@@ -134,11 +134,11 @@ class Activity:
         return list({id(call): call for call in calls}.values())
 
     def _described(self, launch: Launch, since: int, blocking: bool, call: DeviceCall | None) -> dict[str, Any]:
-        operation, state, seq, num_bytes, _, dtype, peer, is_async, _, _, start = launch
+        start = launch.start
         told = {
-            "operation": operation.name, "group": state.group.id, "seq": seq, "peer": peer, "bytes": num_bytes,
-            "dtype": dtype_name(dtype), "is_async": bool(is_async), "start": start if isinstance(start, int) else since,
-            "blocking": blocking,
+            "operation": launch.operation.name, "group": launch.state.group.id, "seq": launch.seq, "peer": launch.peer,
+            "bytes": launch.num_bytes, "dtype": dtype_name(launch.dtype), "is_async": bool(launch.is_async),
+            "start": start if isinstance(start, int) else since, "blocking": blocking,
         }  # fmt: skip
         if call is not None:
             started = call.clock.resolve(start) is not None

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from commtrace.analysis.hangs.diagnosis import examine, is_healthy
+from commtrace.analysis.hangs.diagnosis import examine
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.flight_records import read_flight_calls
@@ -44,10 +44,10 @@ def doctor(
     """
     run = run_directory(runs)
     flight_calls = read_flight_calls(flight_recorder or [])
-    told = examine(run, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
+    diagnosis = examine(run, now_ns=time.time_ns(), ask=process_state, all_ranks=all_ranks, flight_calls=flight_calls)
     if json_output:
-        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(diagnosis.to_json(), allow_nan=False) + "\n")
     else:
-        print_doctor(wide_console(), told, now_ns=time.time_ns())
-    if not is_healthy(told):
+        print_doctor(wide_console(), diagnosis, now_ns=time.time_ns())
+    if not diagnosis.is_healthy:
         raise typer.Exit(_FINDINGS)

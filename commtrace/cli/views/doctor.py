@@ -3,109 +3,108 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from commtrace.analysis.hangs.examination import Diagnosis, Drops
 from commtrace.analysis.hangs.liveness import SILENT, STOPPED
 from commtrace.analysis.hangs.story import activity_words
+from commtrace.analysis.matching.arrivals import GroupLabel
+from commtrace.analysis.matching.group_coverage import Seen
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
 from commtrace.cli.views.basis import clock_line
 from commtrace.trace.groups import UNKNOWN_ROLE
 from commtrace.trace.processes import SUSPENDED
-
-Told = Mapping[str, Any]
 
 _MOST_GROUPS: Final = 24
 _MOST_DOING: Final = 16
 _MOST_FRAMES: Final = 4
 
 
-def print_doctor(console: Console, told: Told, *, now_ns: int) -> None:
+def print_doctor(console: Console, diagnosis: Diagnosis, *, now_ns: int) -> None:
     """Print everything that :func:`commtrace.analysis.hangs.diagnosis.examine` found."""
-    for line in _header(told, now_ns):
+    for line in _header(diagnosis, now_ns):
         console.print(line)
     console.print()
-    _print_groups(console, told)
-    _print_invisible(console, told)
-    _print_doing(console, told)
-    for sentence in told["hang"]["sentences"]:
+    _print_groups(console, diagnosis)
+    _print_invisible(console, diagnosis)
+    _print_doing(console, diagnosis)
+    for sentence in diagnosis.hang.sentences:
         style = "bold red" if not sentence.startswith(" ") else ""
         console.print(escape(sentence), style=style, soft_wrap=True)
-    if told["hang"]["sentences"]:
+    if diagnosis.hang.sentences:
         console.print()
-    for note in told["notes"]:
+    for note in diagnosis.notes:
         console.print(f"note: {escape(note)}", style="dim", soft_wrap=True)
-    for finding in told["findings"]:
+    for finding in diagnosis.findings:
         console.print(f"[yellow]![/] {escape(finding)}", soft_wrap=True)
-    if not told["findings"]:
+    if not diagnosis.findings:
         console.print("[bold green]Nothing was found.[/]")
 
 
-def _header(told: Told, now_ns: int) -> Iterable[str]:
-    run = told["run"]
-    hosts = ", ".join(run["hosts"][:4]) + (" …" if len(run["hosts"]) > 4 else "")
-    recorded = run["world_size"] - len(run["missing_ranks"])
-    attempt = f", attempt {run['attempt'] + 1}" if run["attempt"] else ""
+def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
+    run = diagnosis.run
+    hosts = ", ".join(run.hosts[:4]) + (" …" if len(run.hosts) > 4 else "")
+    recorded = run.world_size - len(run.missing_ranks)
+    attempt = f", attempt {run.attempt + 1}" if run.attempt else ""
     yield (
-        f"[bold]Run {escape(run['id'])}[/]{attempt} · {recorded} of {run['world_size']} ranks have files · "
-        f"{escape(run['backend'] or 'no backend')} · {escape(hosts)}"
+        f"[bold]Run {escape(run.id)}[/]{attempt} · {recorded} of {run.world_size} ranks have files · "
+        f"{escape(run.backend or 'no backend')} · {escape(hosts)}"
     )
-    states = run["states"]
-    last = run["last_written_ns"]
-    if states.get("running"):
+    states = run.states
+    last = run.last_written_ns
+    if states.get("running") and last is not None:
         yield f"Still running: last write {seconds_in_words(max(0, now_ns - last))} ago."
     elif last is not None:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last / 1e9))
         yield f"Not running: last write {when}, {seconds_in_words(max(0, now_ns - last))} ago."
     words = {"ended": "ended in order", "stopped": "stopped without ending", "silent": "went silent before others"}
-    by_state = {words.get(state, state): _ranges_of(told, state) for state in states}
-    suspended = [one["rank"] for one in told["ranks"] if one["process"] == SUSPENDED]
+    by_state = {words.get(state, state): _ranges_of(diagnosis, state) for state in states}
+    suspended = [one.rank for one in diagnosis.ranks if one.process == SUSPENDED]
     if suspended:
         by_state["suspended"] = ranges(suspended)
-    raised = ranges(one["rank"] for one in told["ranks"] if one["exception"])
+    raised = ranges(one.rank for one in diagnosis.ranks if one.exception)
     if raised:
         by_state["ended with an uncaught exception"] = raised
     yield "Ranks: " + "; ".join(f"{state}: {ranges_in_words(own)}" for state, own in by_state.items() if own)
-    if run["missing_ranks"]:
-        yield f"[yellow]No files of {ranks_in_words(run['missing_ranks'])}.[/]"
-    yield clock_line(told["alignment"])
+    if run.missing_ranks:
+        yield f"[yellow]No files of {ranks_in_words(run.missing_ranks)}.[/]"
+    yield clock_line(diagnosis.alignment.to_json())
 
 
-def _ranges_of(told: Told, state: str) -> list[tuple[int, int]]:
+def _ranges_of(diagnosis: Diagnosis, state: str) -> list[tuple[int, int]]:
     return ranges(
-        one["rank"]
-        for one in told["ranks"]
-        if one["state"] == state and not one["exception"] and one["process"] != SUSPENDED
+        one.rank for one in diagnosis.ranks if one.state == state and not one.exception and one.process != SUSPENDED
     )
 
 
-def _name(group: Mapping[str, Any]) -> str:
-    return ranks_in_words(group["ranks"]) if group["role"] == UNKNOWN_ROLE and group["ranks"] else group["role"]
+def _name(group: GroupLabel) -> str:
+    return ranks_in_words(group.ranks) if group.role == UNKNOWN_ROLE and group.ranks else group.role
 
 
-def _print_groups(console: Console, told: Told) -> None:
+def _print_groups(console: Console, diagnosis: Diagnosis) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("group", "members", "ranks", "what", "seen", "numbers", "in flight", "missing", "not written"):
         table.add_column(heading, justify="right" if heading in ("seen", "in flight") else "left", overflow="fold")
-    groups = [group for group in told["groups"] if group["collectives"] or group["messages"]]
-    broken_off = {one["rank"] for one in told["ranks"] if one["state"] in (STOPPED, SILENT)}
+    groups = [group for group in diagnosis.groups if group.collectives or group.messages]
+    broken_off = {one.rank for one in diagnosis.ranks if one.state in (STOPPED, SILENT)}
     for group in groups[:_MOST_GROUPS]:
-        members = ranges_in_words(ranges(group["group"]["ranks"])) or "not known"
-        for what, seen in (("collectives", group["collectives"]), ("messages", group["messages"])):
+        members = ranges_in_words(ranges(group.group.ranks)) or "not known"
+        for what, seen in (("collectives", group.collectives), ("messages", group.messages)):
             for ranks, example in _alike(seen, broken_off):
-                numbers = "" if example["first"] is None else f"{example['first']}–{example['last']}"
+                numbers = "" if example.first is None else f"{example.first}–{example.last}"
                 table.add_row(
-                    escape(group["group"]["role"]),
+                    escape(group.group.role),
                     members,
                     ranges_in_words(ranges(ranks)),
                     what,
-                    str(example["recorded"]),
+                    str(example.recorded),
                     numbers,
-                    str(example["in_flight"] or ""),
+                    str(example.in_flight or ""),
                     _missing(example),
                     _not_written(example) if ranks[0] in broken_off else "",
                 )
@@ -113,61 +112,59 @@ def _print_groups(console: Console, told: Told) -> None:
     console.print(table)
     if len(groups) > _MOST_GROUPS:
         console.print(f"({len(groups) - _MOST_GROUPS} more groups: --json)", style="dim")
-    silent = [group["group"] for group in told["groups"] if not group["collectives"] and not group["messages"]]
+    silent = [group.group for group in diagnosis.groups if not group.collectives and not group.messages]
     if silent:
         named = ", ".join(dict.fromkeys(_name(group) for group in silent))
         console.print(
             f"{len(silent)} group{'s' * (len(silent) != 1)} in which nothing was seen: {escape(named)}", style="dim"
         )
-    for drop in told["drops"]:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in drop["dropped"].items())
-        console.print(f"[yellow]Dropped on rank {drop['rank']}:[/] {escape(kinds)}{_between(drop)}")
-    for one in told["recording"]:
-        where = "every rank" if len(one["ranks"]) == len(told["ranks"]) else ranks_in_words(one["ranks"])
-        console.print(f"Left out on purpose: {escape(one['option'])}: {escape(one['value'])} on {where}", style="dim")
+    for drop in diagnosis.drops:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in drop.dropped.items())
+        console.print(f"[yellow]Dropped on rank {drop.rank}:[/] {escape(kinds)}{_between(drop)}")
+    for one in diagnosis.recording:
+        where = "every rank" if len(one.ranks) == len(diagnosis.ranks) else ranks_in_words(one.ranks)
+        console.print(f"Left out on purpose: {escape(one.option)}: {escape(one.value)} on {where}", style="dim")
     console.print()
 
 
-def _between(drop: Mapping[str, Any]) -> str:
-    if drop["first_ns"] is None:
+def _between(drop: Drops) -> str:
+    if drop.first_ns is None or drop.last_ns is None:
         return ""
-    first, last = (time.strftime("%H:%M:%S", time.localtime(drop[name] / 1e9)) for name in ("first_ns", "last_ns"))
+    first, last = (time.strftime("%H:%M:%S", time.localtime(at_ns / 1e9)) for at_ns in (drop.first_ns, drop.last_ns))
     return f", between {first} and {last}"
 
 
-def _alike(
-    seen: Sequence[Mapping[str, Any]], broken_off: Collection[int]
-) -> Iterable[tuple[list[int], Mapping[str, Any]]]:
+def _alike(seen: Sequence[Seen], broken_off: Collection[int]) -> Iterable[tuple[list[int], Seen]]:
     """Return ranks that saw the same and ended alike, with one of them."""
-    by_sight: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
+    by_sight: dict[tuple[Seen, bool], list[Seen]] = {}
     for one in seen:
-        by_sight.setdefault((str({**one, "rank": 0}), one["rank"] in broken_off), []).append(one)
-    return [([one["rank"] for one in alike], alike[0]) for alike in by_sight.values()]
+        by_sight.setdefault((one._replace(rank=0), one.rank in broken_off), []).append(one)
+    return [([one.rank for one in alike], alike[0]) for alike in by_sight.values()]
 
 
-def _missing(seen: Mapping[str, Any]) -> str:
-    if not seen["missing"]:
+def _missing(seen: Seen) -> str:
+    if not seen.missing:
         return "none"
-    which = ranges_in_words([(first, last) for first, last in seen["ranges"]])
-    return f"{seen['missing']}" + (f": {which}" if which else "")
+    which = ranges_in_words(list(seen.ranges))
+    return f"{seen.missing}" + (f": {which}" if which else "")
 
 
-def _not_written(seen: Mapping[str, Any]) -> str:
+def _not_written(seen: Seen) -> str:
     """Return, of a rank whose files break off, how many more others got through with it."""
-    if seen["unwritten"] is None:
+    if seen.unwritten is None:
         return ""
-    return f"at least {seen['unwritten']}" if seen["unwritten"] else "unknown"
+    return f"at least {seen.unwritten}" if seen.unwritten else "unknown"
 
 
-def _print_invisible(console: Console, told: Told) -> None:
-    for path in told["coverage"]["not_visible"]:
+def _print_invisible(console: Console, diagnosis: Diagnosis) -> None:
+    for path in diagnosis.coverage.not_visible:
         console.print(f"[yellow]Not visible:[/] {escape(path)}", soft_wrap=True)
-    if told["coverage"]["not_visible"]:
+    if diagnosis.coverage.not_visible:
         console.print()
 
 
-def _print_doing(console: Console, told: Told) -> None:
-    doing = told["hang"]["doing"]
+def _print_doing(console: Console, diagnosis: Diagnosis) -> None:
+    doing = diagnosis.hang.doing
     if not doing:
         return
     console.print("[bold]What each rank was doing last[/]")
@@ -175,10 +172,11 @@ def _print_doing(console: Console, told: Told) -> None:
         console.print(f"rank {rank}: {escape(activity_words(own))}", soft_wrap=True)
     if len(doing) > _MOST_DOING:
         console.print(f"({len(doing) - _MOST_DOING} more: --json)", style="dim")
-    for root in told["hang"]["chains"]["roots"][:2]:
-        frames = doing.get(str(root["rank"]), {}).get("frames", [])
+    for root in diagnosis.hang.chains.roots[:2]:
+        own_last = doing.get(root.rank)
+        frames = own_last.frames if own_last else ()
         if frames:
-            console.print(f"rank {root['rank']} is at, innermost first:", style="dim")
+            console.print(f"rank {root.rank} is at, innermost first:", style="dim")
             for frame in frames[:_MOST_FRAMES]:
                 console.print(f"    {escape(frame)}", style="dim", soft_wrap=True)
     console.print()

@@ -27,9 +27,9 @@ from commtrace.live.rank import LiveRank
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
 from commtrace.trace.files.row_checks import possible_rows
-from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
+from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Int64, Spans
 
@@ -116,7 +116,7 @@ class StepSampler:
         """Take the rows of a step that has ended."""
         if step % self._stride:
             return
-        self._steps.append((step, [row for row in rows if row[0] in _REPLAYED]))
+        self._steps.append((step, [row for row in rows if row.kind in _REPLAYED]))
         while len(self._steps) > MOST_STEPS or sum(len(own) for _, own in self._steps) > self._most_rows:
             self._stride *= 2
             self._steps = [(step, own) for step, own in self._steps if step % self._stride == 0]

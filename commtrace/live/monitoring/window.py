@@ -22,7 +22,7 @@ from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.trace.files.writer import Row
+from commtrace.trace.rows import Row
 from commtrace.trace.spans import Int64
 
 WORK: Final = ("compute", "data", "gc", "checkpoint", "evaluation", "unknown")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
+from commtrace.trace.rows import Row
 from commtrace.trace.spans import Spans
 
 _ROWS_AT_A_TIME: Final = 500
 
 
-class RowBatch(list[tuple[Any, ...]]):
+class RowBatch(list[Row]):
     """A list of rows that must not be changed any more.
 
     Attributes:

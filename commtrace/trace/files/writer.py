@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,12 +28,9 @@ from commtrace.trace.files.checksums import SegmentFile
 from commtrace.trace.files.losses import write_losses
 from commtrace.trace.files.messages import custom_metadata
 from commtrace.trace.files.row_batch import RowBatch
-from commtrace.trace.mark_rows import mark_row
 from commtrace.trace.metadata import RankMetadata
+from commtrace.trace.rows import Row, mark_row
 from commtrace.trace.spans import Spans
-
-Row = tuple[Any, ...]
-"""One span in the order of ``schema.SCHEMA``; kind, lane and timing as codes, name and dtype as words (or None)."""
 
 SEGMENT_PATTERN: Final = re.compile(r"^spans-(\d+)\.arrows$")
 RANK_DIRECTORY_PATTERN: Final = re.compile(r"^rank-(\d+)$")
@@ -53,9 +50,6 @@ _LASTING_MARKS: Final = frozenset({"process_group", "topology", "problem"})
 """Told once and true from then on: later segments repeat them, so that they can be read without the earlier ones."""
 _LATEST_MARKS: Final = frozenset({"clock_anchor", "in_flight", "trigger"})
 """Of these, later segments repeat the last one, for the same reason."""
-
-_STEP_COLUMN: Final = schema.SCHEMA.get_field_index("step")
-_step_of: Final = itemgetter(_STEP_COLUMN)
 
 
 def rank_directory(run_directory: Path, rank: int) -> Path:
@@ -118,16 +112,16 @@ class SegmentWriter:
         """Append rows as one record batch per segment they fall into."""
         while rows:
             if self._stream is None:
-                steps = (row[_STEP_COLUMN] for row in rows if row[_STEP_COLUMN] >= 0)
+                steps = (row.step for row in rows if row.step >= 0)
                 # Never below what the segment before holds: readers take its last step to be this first one.
                 self._open(max(self._last_step, min(steps, default=self._first_step)))
                 rows = [*self._lasting, *self._latest.values(), *self._discarded(), *rows]
             end = self._first_step + self._steps_per_segment
-            if max(map(_step_of, rows)) < end:
+            if max(map(attrgetter("step"), rows)) < end:
                 current, rows = rows, []
             else:
-                current = [row for row in rows if row[_STEP_COLUMN] < end]
-                rows = [row for row in rows if row[_STEP_COLUMN] >= end]
+                current = [row for row in rows if row.step < end]
+                rows = [row for row in rows if row.step >= end]
             if current:
                 self._append(current)
             if rows:
@@ -163,8 +157,8 @@ class SegmentWriter:
 
     def _append(self, rows: Sequence[Row]) -> None:
         self._write_batch(self._batch(rows))
-        self._last_step = max(self._last_step, max(map(_step_of, rows)))
-        self._remember([row for row in rows if row[0] == schema.MARK])
+        self._last_step = max(self._last_step, max(map(attrgetter("step"), rows)))
+        self._remember([row for row in rows if row.kind == schema.MARK])
         if 0 < self._bytes_per_segment < self._file.num_bytes or self._is_to_be_compacted(len(rows)):
             self._end_segment()
 
@@ -193,8 +187,8 @@ class SegmentWriter:
         self._num_rows += batch.num_rows
 
     def _remember(self, marks: Sequence[Row]) -> None:
-        self._lasting.update(dict.fromkeys(mark for mark in marks if mark[1] in _LASTING_MARKS))
-        self._latest.update({mark[1]: mark for mark in marks if mark[1] in _LATEST_MARKS})
+        self._lasting.update(dict.fromkeys(mark for mark in marks if mark.name in _LASTING_MARKS))
+        self._latest.update({mark.name: mark for mark in marks if mark.name in _LATEST_MARKS})
 
     def _discarded(self) -> list[Row]:
         discarded = self._discards.to_json()
@@ -276,7 +270,7 @@ class SegmentWriter:
         """Make a batch from columns that another sink has already requested."""
         columns, names = rows.columns, rows.names
         arrays = [
-            pa.array([row[-1] for row in rows], field.type)
+            pa.array([row.detail for row in rows], field.type)
             if field.name == "detail"
             else self._column(field, getattr(columns, field.name), names)
             for field in schema.SCHEMA
@@ -291,7 +285,7 @@ class SegmentWriter:
             names = list(names)  # to which those of the marks are added
             marks = Spans.from_tuples([*before, *after], names)
             spans = Spans.concatenate([marks.take(slice(len(before))), spans, marks.take(slice(len(before), None))])
-            mark_details = [pa.array([mark[-1] for mark in part], pa.string()) for part in (before, after)]
+            mark_details = [pa.array([mark.detail for mark in part], pa.string()) for part in (before, after)]
             details = pa.concat_arrays([mark_details[0], details, mark_details[1]])
         arrays = [
             details if field.name == "detail" else self._column(field, getattr(spans, field.name), names)

@@ -11,16 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
 from commtrace.trace.inputs import printable
-from commtrace.trace.mark_rows import mark_row
+from commtrace.trace.rows import Row, mark_row
 
 AGGREGATE: Final = "aggregate"
 """Name of the mark."""
 
-_KIND, _NAME, _START, _END, _STEP, _GROUP, _BYTES, _PEER = (
-    schema.SCHEMA.get_field_index(name) for name in ("kind", "name", "start", "end", "step", "group", "bytes", "peer")
-)
 _POINT_TO_POINT: Final = frozenset({"send", "recv"})
 _OUTSIDE: Final = -1
 
@@ -118,16 +114,16 @@ class AggregatingSink:
         handed_on: list[Row] = []
         decided: dict[int, bool] = {}
         for row in rows:
-            step = row[_STEP]
+            step = row.step
             kept = decided.get(step)
             if kept is None:
                 kept = decided[step] = self._in_detail(step) if step >= 0 else False
-            if row[_KIND] == schema.STEP:
+            if row.kind == schema.STEP:
                 handed_on.append(row)
                 self._last_ended = max(self._last_ended, step)
                 if not kept:
                     handed_on.append(self._aggregate_mark(step))
-            elif kept or row[_KIND] == schema.MARK or (step < 0 and self._last_ended < 0):
+            elif kept or row.kind == schema.MARK or (step < 0 and self._last_ended < 0):
                 handed_on.append(row)
             else:
                 self._add(step, row)
@@ -135,16 +131,16 @@ class AggregatingSink:
         return handed_on
 
     def _add(self, step: int, row: Row) -> None:
-        peer = row[_PEER] if row[_NAME] in _POINT_TO_POINT else schema.NOT_APPLICABLE
-        key = (row[_KIND], row[_NAME], row[_GROUP], peer)
+        peer = row.peer if row.name in _POINT_TO_POINT else schema.NOT_APPLICABLE
+        key = (row.kind, row.name, row.group, peer)
         own = self._sums.setdefault(step, {})
         sums = own.get(key)
         if sums is None:
             sums = own[key] = [0, 0, 0, 0]
-        duration = row[_END] - row[_START]
+        duration = row.end - row.start
         sums[0] += 1
         sums[1] += duration
-        sums[2] += max(0, row[_BYTES])
+        sums[2] += max(0, row.bytes)
         sums[3] = max(sums[3], duration)
 
     def _aggregate_mark(self, step: int) -> Row:

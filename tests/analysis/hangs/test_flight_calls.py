@@ -32,8 +32,8 @@ def hung() -> Run:
 def test_what_each_rank_had_enqueued_and_from_where() -> None:
     told = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 5)])
 
-    assert told["flight_recorder"]["groups"][0]["offset"] == 1
-    assert told["flight_recorder"]["stops"]["0"] == [
+    assert told.flight_recorder.groups[0].offset == 1
+    assert told.flight_recorder.stops[0] == [
         {
             "rank": 0, "arrived": True, "seq": 5, "collective_seq_id": 6, "operation": "all_reduce", "state": "started",
             "frames": ["train.py:6 step"],
@@ -43,7 +43,7 @@ def test_what_each_rank_had_enqueued_and_from_where() -> None:
             "state": "completed", "frames": ["train.py:5 step"],
         },
     ]  # fmt: skip
-    story = told["hang"]["sentences"]
+    story = told.hang.sentences
     assert "  Flight recorder: rank 0: all_reduce started (collective_seq_id 6) from train.py:6 step." in story
     assert (
         "  Flight recorder: rank 1: not there; last all_reduce completed (collective_seq_id 5) from train.py:5 step."
@@ -53,14 +53,14 @@ def test_what_each_rank_had_enqueued_and_from_where() -> None:
 
 def test_a_dump_knows_of_an_arrival_of_which_the_files_do_not() -> None:
     told = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 6, state="scheduled")])
-    (stop,) = told["hang"]["stops"]
-    assert (stop["arrived"], stop["missing"]) == ([0, 1], [])
+    (stop,) = told.hang.stops
+    assert (stop.arrived, dict(stop.missing)) == ((0, 1), ())
 
 
 def test_a_rank_without_files_is_known_by_its_dump() -> None:
     run = stopped_run({0: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, world_size=2)
     told = examine(run, now_ns=NOW_NS, flight_calls=calls(1, 5))
-    assert [one["rank"] for one in told["flight_recorder"]["stops"]["0"]] == [1]
+    assert [one.rank for one in told.flight_recorder.stops[0]] == [1]
 
 
 @pytest.mark.parametrize("before", [0, 3, 1000])

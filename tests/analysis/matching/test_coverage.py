@@ -4,6 +4,7 @@ from typing import Any
 
 from commtrace.analysis.matching.coverage import find_coverage
 from commtrace.analysis.matching.roles import find_roles
+from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.run import Run
 from tests.factory import collective, group, make_run, span
 
@@ -11,7 +12,7 @@ PAIR = group("dp-cp", 0, 1)
 
 
 def coverage(run: Run) -> dict[str, Any]:
-    return find_coverage(run, find_roles(run)).to_json()
+    return fields_to_json(find_coverage(run, find_roles(run)))
 
 
 def test_rows_and_drops_are_added_up_over_the_ranks() -> None:

@@ -11,7 +11,7 @@ TP = group("tp", 0, 1)
 
 
 def seen(run: Run) -> Seen:
-    (covered,) = [one for one in cover_groups(run, find_arrivals(run)) if one.group["role"] == "tp"]
+    (covered,) = [one for one in cover_groups(run, find_arrivals(run)) if one.group.role == "tp"]
     return covered.collectives[0]
 
 
@@ -61,6 +61,6 @@ def test_messages_are_counted() -> None:
 def test_gaps_that_nothing_explains_are_a_finding() -> None:
     rows = [row for row in done({TP: 20}) if row["seq"] != 5]
     run = stopped_run({0: rows, 1: done({TP: 20})}, [TP], closed=[0, 1])
-    assert examine(run, now_ns=NOW_NS)["findings"] == [
+    assert [*examine(run, now_ns=NOW_NS).findings] == [
         "1 collectives were launched and are not in the files, and nothing says why."
     ]

@@ -284,7 +284,7 @@ def test_methods_called_directly_are_captured(captured: Recording) -> None:
 def test_what_nobody_waited_for_is_unfinished(recording: Recording, world: None) -> None:
     with recording.capturing() as capture:
         work = dist.isend(ones(8), 2)
-        assert [launch[0].name for launch in capture.unfinished()] == ["send"]
+        assert [launch.operation.name for launch in capture.unfinished()] == ["send"]
         del work
 
     (row,) = recording.communications()

@@ -21,7 +21,7 @@ from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.collectives.reducer import ReducerCapture
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
-from commtrace.capture.records import next_id
+from commtrace.capture.records import Launch, next_id
 from commtrace.trace import schema
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import MICROSECOND, MILLISECOND, SimulatedCuda
@@ -339,7 +339,7 @@ def test_a_work_of_a_synchronous_operation_takes_the_place_of_a_forgotten_one(jo
     calls = devices._pending.pop(id(forgotten))
     work = job.nccl.launch(False, -1)
     devices._pending[id(work)] = calls
-    call = devices.launch((*calls[0].launch[:7], False, *calls[0].launch[8:]))
+    call = devices.launch(calls[0].launch._replace(is_async=False))
     assert call is not None
     devices.launched(call, work)
     job.finish()
@@ -436,7 +436,7 @@ def test_a_graph_capture_is_stepped_around_and_noted(job: Job) -> None:
 
 def test_what_nobody_waits_for_is_unfinished(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     work = job.all_reduce(asynchronous=True)
-    assert [launch[2] for launch in job.devices.unfinished()] == [0]
+    assert [launch.seq for launch in job.devices.unfinished()] == [0]
     del work
     job.devices.forget_all()
     job.finish()
@@ -477,7 +477,7 @@ def of_the_host(job: Job, work: HostWork, method: str, seq: int, peer: int) -> N
     job.capture.install()  # meets the new class
     state = job.recording.tracer.groups.state(job.group)
     coordinates = job.recording.tracer.coordinates
-    launch = (OPERATIONS[method], state, seq, 8, -1, torch.float32, peer, True, coordinates, None, 5)
+    launch = Launch(OPERATIONS[method], state, seq, 8, -1, torch.float32, peer, True, coordinates, None, 5)
     job.capture._pending[id(work)] = (launch, None)
 
 

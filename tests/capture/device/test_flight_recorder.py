@@ -22,7 +22,7 @@ def call(
     return SimpleNamespace(
         id=number,
         batch=number if batch is None else batch,
-        launch=(None, state),
+        launch=SimpleNamespace(state=state),
         launched_at=launched,
         returned_at=returned,
     )

@@ -93,7 +93,7 @@ def test_the_open_phases_are_told_innermost_first() -> None:
 
 def launch(seq: int, *, is_async: bool = False, start: int = 7) -> Launch:
     state = GroupState(group("dp", 0, 1), (0, 1))
-    return (
+    return Launch(
         OPERATIONS["allreduce"], state, seq, 40, -1, torch.float32, -1, is_async, Coordinates(), None, start,
     )  # fmt: skip
 

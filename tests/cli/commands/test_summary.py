@@ -202,6 +202,7 @@ def write_run(directory: Path, run: Run) -> Path:
     """The run as files, as a recorder leaves them."""
     from commtrace.trace import schema
     from commtrace.trace.files.writer import SegmentWriter
+    from commtrace.trace.rows import Row
 
     columns = [field.name for field in schema.SCHEMA]
     for rank, trace in run.ranks.items():
@@ -211,7 +212,7 @@ def write_run(directory: Path, run: Run) -> Path:
             values = {name: getattr(trace.spans, name)[position].item() for name in columns if name != "detail"}
             for name in ("name", "dtype"):
                 values[name] = run.names[values[name]] if values[name] >= 0 else None
-            table.append(tuple(values.get(name) for name in columns))
+            table.append(Row(*(values.get(name) for name in columns)))
         writer.write(table)
         writer.close()
         assert rank == trace.rank

@@ -26,7 +26,8 @@ import torch
 import torch.distributed as dist
 
 import commtrace
-from commtrace.trace.files.writer import Row, SegmentWriter
+from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.rows import Row
 
 FOLDER = Path(sys.argv[1])
 AT_ONCE = 4

@@ -17,9 +17,9 @@ from commtrace.exporters.otlp.spans import SpanMaker
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import ClockAnchor
+from commtrace.trace.rows import Row
 from tests.factory import group
 from tests.trace.rows import mark, metadata, row
 

@@ -9,7 +9,8 @@ import pytest
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.row_batch import RowBatch
-from commtrace.trace.files.writer import Row, SegmentWriter
+from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.rows import Row
 from tests.trace.rows import mark, metadata, row
 
 

@@ -1,0 +1,47 @@
+"""Results as JSON has them. Inside, a result is a frozen dataclass or a named tuple; it becomes JSON at the edge only.
+
+>>> to_json(Aggregate("gc", "collection", -1, -1, 2, 50, 0, 30))["total_ns"]   # doctest: +SKIP
+50
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+JsonValue: TypeAlias = "str | int | float | bool | dict[str, JsonValue] | list[JsonValue] | None"
+JsonObject: TypeAlias = dict[str, JsonValue]
+
+
+@runtime_checkable
+class HasJson(Protocol):
+    """A result whose JSON is not simply its fields."""
+
+    def to_json(self) -> JsonObject:
+        """Return what ``--json`` prints."""
+
+
+def to_json(value: object) -> JsonValue:
+    """Return a value that JSON can hold: an object of a result, a list of a tuple or list, else the value.
+
+    Raises:
+        TypeError: JSON has nothing of the kind.
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, HasJson):
+        return value.to_json()
+    if is_dataclass(value) or hasattr(value, "_fields"):
+        return fields_to_json(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(one) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(one) for one in value]
+    raise TypeError(f"{type(value).__name__} is no part of a result")
+
+
+def fields_to_json(result: object) -> JsonObject:
+    """Return the fields of a dataclass or a named tuple by name, in their order."""
+    names = [field.name for field in fields(result)] if is_dataclass(result) else list(getattr(result, "_fields", ()))
+    return {name: to_json(getattr(result, name)) for name in names}

@@ -52,7 +52,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def entry(name: str = "work") -> tuple[Any, ...]:
-    row = (schema.USER, name, *mark_row("", {})[2:])
+    row = mark_row(name, {})._replace(kind=schema.USER)
     return (lambda _entry: [row], schema.USER)
 
 
@@ -167,7 +167,7 @@ class Device:
 
     def entry(self, number: int, kind: int = schema.USER) -> tuple[Any, ...]:
         def make_rows(_entry: Any) -> list[Row] | None:
-            return [(kind, str(number), *mark_row("", {})[2:])] if number <= self.reached else None
+            return [mark_row(str(number), {})._replace(kind=kind)] if number <= self.reached else None
 
         return (make_rows, kind)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commtrace.analysis.hangs.diagnosis import examine
-from commtrace.analysis.hangs.flight_calls import FlightCall, fit_flight_calls
+from commtrace.analysis.hangs.flight_calls import FlightCall, FlightState, fit_flight_calls
 from commtrace.analysis.matching.arrivals import find_arrivals
 from commtrace.trace.run import Run
 from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
@@ -33,16 +33,10 @@ def test_what_each_rank_had_enqueued_and_from_where() -> None:
     told = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 5)])
 
     assert told.flight_recorder.groups[0].offset == 1
-    assert told.flight_recorder.stops[0] == [
-        {
-            "rank": 0, "arrived": True, "seq": 5, "collective_seq_id": 6, "operation": "all_reduce", "state": "started",
-            "frames": ["train.py:6 step"],
-        },
-        {
-            "rank": 1, "arrived": False, "seq": 4, "collective_seq_id": 5, "operation": "all_reduce",
-            "state": "completed", "frames": ["train.py:5 step"],
-        },
-    ]  # fmt: skip
+    assert told.flight_recorder.stops[0] == (
+        FlightState(0, True, 5, 6, "all_reduce", "started", ("train.py:6 step",)),
+        FlightState(1, False, 4, 5, "all_reduce", "completed", ("train.py:5 step",)),
+    )
     story = told.hang.sentences
     assert "  Flight recorder: rank 0: all_reduce started (collective_seq_id 6) from train.py:6 step." in story
     assert (
@@ -54,7 +48,7 @@ def test_what_each_rank_had_enqueued_and_from_where() -> None:
 def test_a_dump_knows_of_an_arrival_of_which_the_files_do_not() -> None:
     told = examine(hung(), now_ns=NOW_NS, flight_calls=[*calls(0, 6, state="started"), *calls(1, 6, state="scheduled")])
     (stop,) = told.hang.stops
-    assert (stop.arrived, dict(stop.missing)) == ((0, 1), ())
+    assert (stop.arrived, stop.missing) == ((0, 1), ())
 
 
 def test_a_rank_without_files_is_known_by_its_dump() -> None:

@@ -574,4 +574,4 @@ def test_in_a_running_job_a_message_is_waited_for_too_long_by_those_that_came_be
     run = stopped_run({0: received, 1: []}, [PAIR], in_flight={0: [waiting]})
     running = find_endings(run, NOW_NS - 3600 * SECOND, lambda metadata: "runs")
     (stop,) = find_stops(run, find_arrivals(run), running)
-    assert (stop.kind, stop.waited_ns, stop.longest_ns) == ("hung", 10 * SECOND, 2_000_000)
+    assert (stop.kind, stop.waited_ns, stop.longest_before_ns) == ("hung", 10 * SECOND, 2_000_000)

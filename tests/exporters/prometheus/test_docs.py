@@ -16,6 +16,7 @@ from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.device import Device
 from commtrace.live.monitoring.waits import Split
 from commtrace.trace import schema
+from commtrace.trace.rows import Row
 from tests.exporters.prometheus.steps import rank, summary
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -36,7 +37,7 @@ def test_every_metric_is_documented() -> None:
         1.0,
         ({"rank": 1, "place": "ranks", "cause": "compute", "cost_ms_per_step": 1.0},),
     )
-    live.budget.add([(schema.STEP, "step", schema.COMPUTE, 0, 1)], {})
+    live.budget.add([Row(schema.STEP, "step", schema.COMPUTE, 0, 1)], {})
     live.split = {("all_reduce", "dp"): Split(1, 1)}
     names = {
         sample.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from commtrace.trace import schema
-from commtrace.trace.files.writer import Row, SegmentWriter
+from commtrace.trace.files.writer import SegmentWriter
+from commtrace.trace.rows import Row
 from commtrace.trace.run import RankTrace, Run
 from tests.trace.rows import mark
 

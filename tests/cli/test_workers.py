@@ -70,6 +70,7 @@ def test_windows_in_processes_find_the_same(runs: list[Path]) -> None:
     assert told("bandwidth", runs[0], "--workers", 2) == WHOLE["operation"]
 
 
+@pytest.mark.filterwarnings("default")  # Dask warns where a machine is busy
 @pytest.mark.usefixtures("in_windows")
 def test_windows_on_a_cluster_find_the_same(runs: list[Path]) -> None:
     distributed = pytest.importorskip("distributed")

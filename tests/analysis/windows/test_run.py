@@ -72,6 +72,7 @@ def by_step(directory: Path, measure: Callable[[Analysis], Told], executor: Exec
     return measure_run(directory, measure, workers=Workers(executor, 2), most_bytes=0, most_rows=1)
 
 
+@pytest.mark.filterwarnings("default")  # Dask warns where a machine is busy
 @pytest.mark.parametrize("workers", [processes, dask])
 def test_workers_find_what_this_process_finds(workers: Any, directory: Path) -> None:
     with workers() as executor:

@@ -240,7 +240,11 @@ def _wait_for_failure(launcher: subprocess.Popen[bytes], folder: Path) -> float:
 
 def launch(case: Case, victim: int, seconds: float, folder: Path) -> None:
     """Fork the ranks; end them as torchrun does once one has failed."""
-    import torch.nn.parallel  # noqa: F401 -- once, not in every rank
+    # Once, and not in every rank.
+    import torch.nn.parallel  # noqa: F401
+
+    import commtrace.capture.instrumentation
+    import commtrace.exporters.monitor.exporter  # noqa: F401
 
     ranks = {}
     for rank in range(case.ranks):

@@ -426,7 +426,7 @@ def _pauses() -> Iterator[Case]:
     yield Case("checkpoint", "2 s, every 20th step", _with(DP4, "checkpoint=1:2000@19:60:20"), ("checkpoint",))
     yield Case("checkpoint", "8 s, once", _with(DP4, "checkpoint=2:8000@30:31"), ("checkpoint",))
     yield Case("evaluation", "100 ms, every step", _with(DP4, "evaluation=0:100"), ("evaluation",))
-    late = ("late_launch", "unknown")
+    late = ("late_launch",)
     for ms in (20, 60, 150):
         yield Case("late launch", f"{ms} ms", _with(DP4, f"late-launch=1:{ms}"), late)
     yield Case("late launch", "100 ms, of a stage", _with(PP4, "late-launch=2:100"), late)

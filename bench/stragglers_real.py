@@ -120,7 +120,7 @@ FAULTS: Final = (
     RealFault(REPLICAS, "backward 40 %", {1: Pace(backward=0.084)}, ("backward",)),
     RealFault(REPLICAS, "data 25 ms", {1: Pace(data=0.027)}, ("data",)),
     RealFault(REPLICAS, "garbage collection", {3: Pace(garbage=5_000)}, ("gc",)),
-    RealFault(REPLICAS, "late launch 25 ms", {2: Pace(launch=0.025)}, ("late_launch", "unknown")),
+    RealFault(REPLICAS, "late launch 25 ms", {2: Pace(launch=0.025)}, ("late_launch",)),
     RealFault(REPLICAS, "checkpoint 1 s, every 40th step", {0: Pace(save=1.0)}, ("checkpoint",)),
     RealFault(REPLICAS, "evaluation 30 ms", {1: Pace(evaluation=0.03)}, ("evaluation",)),
     RealFault(PIPELINE, "uneven stage 40 %", {2: slower(40), 3: slower(40)}, ("stage_imbalance",)),

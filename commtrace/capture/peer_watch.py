@@ -48,11 +48,11 @@ class PeerWatch:
         self._thread: threading.Thread | None = None
         self._own: RankMetadata | None = None
         self._run_directory = Path()
-        self._noted: set[int] = set()
+        self._has_noted = False
 
     def start(self, run_directory: Path, metadata: RankMetadata) -> None:
         """Begin to watch, where the system can."""
-        if metadata.world_size < 2 or not hasattr(os, "pidfd_open"):
+        if metadata.world_size < 2 or not _can_watch():
             return
         self._own, self._run_directory = metadata, run_directory
         try:
@@ -80,7 +80,7 @@ class PeerWatch:
         if not thread.is_alive():
             for end in self._stop:
                 os.close(end)
-        if in_order and self._noted:
+        if in_order and self._has_noted:
             try:
                 forget_gone_peers(rank_directory(self._run_directory, self._own.rank), self._own.session)
             except OSError as error:
@@ -101,35 +101,63 @@ class PeerWatch:
                 os.close(process)
 
     def _watch(self, stop: int, watched: dict[int, int]) -> None:
-        """Until there is something to read from ``stop``; by descriptor of its process, every rank that is watched."""
+        """Watch until there is something to read from ``stop``.
+
+        Args:
+            stop: descriptor.
+            watched: rank by the descriptor of its process; empty at first.
+        """
         assert self._own is not None
+        directory = rank_directory(self._run_directory, self._own.rank)
         poll = select.poll()
         poll.register(stop, select.POLLIN)
-        peers: dict[int, RankMetadata] = {}
         unknown = _ranks_nearby(self._own)
         give_up_at = time.monotonic() + _SEARCH_SECONDS
         while True:
+            gone = set()
             for rank in sorted(unknown):
                 peer = _of_rank(self._run_directory, rank, self._own)
                 if peer is None:
                     continue
                 unknown.discard(rank)
-                if peer.node == self._own.node and process_state(peer) is not None:
-                    peers[rank] = peer
-                    _watch_process(peer.pid, rank, poll, watched)
+                state = process_state(peer) if peer.node == self._own.node else None
+                process = _opened(peer.pid) if state not in (None, GONE) else None
+                if process is not None:
+                    watched[process] = rank
+                    poll.register(process, select.POLLIN)
+                elif state is not None:
+                    gone.add(rank)
             if time.monotonic() > give_up_at:
                 unknown.clear()
-            gone = {rank for rank, peer in peers.items() if rank not in self._noted and process_state(peer) == GONE}
             if gone:
-                self._noted |= gone
-                note_gone_peers(rank_directory(self._run_directory, self._own.rank), self._own.session, gone)
+                self._note(directory, gone)
             ready = [descriptor for descriptor, _ in poll.poll(1000 * _LOOK_SECONDS if unknown else None)]
+            ended = [descriptor for descriptor in ready if descriptor != stop]
+            if ended:
+                # Before anything else: every call of the system lets another thread take Python's lock for 5 ms.
+                self._note(directory, {watched[descriptor] for descriptor in ended})
             if stop in ready:
                 return
-            for descriptor in ready:
+            for descriptor in ended:
                 poll.unregister(descriptor)
                 del watched[descriptor]
                 os.close(descriptor)
+
+    def _note(self, directory: Path, gone: set[int]) -> None:
+        assert self._own is not None
+        self._has_noted = True
+        note_gone_peers(directory, self._own.session, gone)
+
+
+def _can_watch() -> bool:
+    """Return whether this system, and the container, let a process wait for others."""
+    if not hasattr(os, "pidfd_open"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 def _ranks_nearby(own: RankMetadata) -> set[int]:
@@ -138,13 +166,12 @@ def _ranks_nearby(own: RankMetadata) -> set[int]:
     return set(range(first, min(first + _MOST_PEERS, own.world_size))) - {own.rank}
 
 
-def _watch_process(pid: int, rank: int, poll: select.poll, watched: dict[int, int]) -> None:
+def _opened(pid: int) -> int | None:
+    """Return a descriptor that can be read once the process has ended; None where it has."""
     try:
-        process = os.pidfd_open(pid)
+        return os.pidfd_open(pid)
     except ProcessLookupError:
-        return  # Who looks for its state next finds that it is gone.
-    watched[process] = rank
-    poll.register(process, select.POLLIN)
+        return None
 
 
 def _of_rank(run_directory: Path, rank: int, own: RankMetadata) -> RankMetadata | None:

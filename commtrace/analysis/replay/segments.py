@@ -66,6 +66,11 @@ class Segments:
         return self.work_ns + self.data_ns + self.gc_ns + self.checkpoint_ns + self.evaluation_ns
 
 
+def ends_with_a_phase(kind: Int32) -> Bool:
+    """Return which kinds are stretches before a phase: the host has come late to it, or did something else first."""
+    return np.asarray((kind >= BETWEEN) & ((kind - BETWEEN) % 4 > 0))
+
+
 def same_work(segments: Segments) -> Int64:
     """Return numbers from 0 that are equal for segments that are the same work."""
     _, number = grouped(pack([segments.stage, segments.chunk, segments.kind, segments.stalls, segments.ordinal]))

@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 
 from commtrace.analysis.replay.peers import Float64
-from commtrace.analysis.replay.segments import BETWEEN, Segments
+from commtrace.analysis.replay.segments import BETWEEN, Segments, ends_with_a_phase
 from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.cusum import drift
 from commtrace.analysis.stragglers.limits import DEPENDENCE, RECORDED, STRUCK
 from commtrace.analysis.stragglers.long_microbatches import SEQUENCES, LongMicrobatches, is_input_longer, replicas
 from commtrace.analysis.stragglers.normal import PAST, Judged, Work, judge
-from commtrace.trace.spans import Bool, Int64
+from commtrace.trace.spans import Bool, Int32, Int64
 
 WORK: Final = "work"
 DATA: Final = "data"
@@ -41,8 +41,8 @@ class SlowRank:
     """A rank and what it does beyond normal, ns per step; one that stands out in several things is several of these.
 
     Attributes:
-        excess_ns: of WORK and SELDOM by ``compute``, or by longer input, and ``unknown`` (outside of forward and
-            backward), else by the cause.
+        excess_ns: of WORK and SELDOM by ``compute``, or by longer input, ``late_launch`` (before a phase) and
+            ``unknown`` (elsewhere outside of phases), else by the cause.
         beyond: what it stands out in: WORK, SELDOM, MICROBATCHES or one of RARE.
         normal_ns: normal work.
         told_by: what told normal.
@@ -161,14 +161,26 @@ def _slow_in_work(bench: Bench, judged: Judged) -> Iterator[SlowRank]:
     segments_excess = bench.work.excess_ns()
     for row in np.flatnonzero(judged.is_slow).tolist():
         rank, own = int(judged.rank[row]), bench.work.rank == judged.rank[row]
-        in_phase = own & (bench.work.kind < BETWEEN)
-        excess = {
-            "compute": float(segments_excess[in_phase].sum()),
-            "unknown": float(segments_excess[own & ~in_phase].sum()),
-        }
+        excess = _by_cause(bench.work.kind[own], segments_excess[own])
         persistence = float(_works_longer(bench, rank)[bench.steady].mean())
         if persistence >= bench.thresholds.persistence:
             yield SlowRank(rank, excess, WORK, float(judged.normal_ns[row]), judged.told_by[row], persistence)
+
+
+def _by_cause(kind: Int32, excess_ns: Float64) -> dict[str, float]:
+    in_phase, launches = kind < BETWEEN, ends_with_a_phase(kind)
+    return {
+        "compute": float(excess_ns[in_phase].sum()),
+        "late_launch": float(excess_ns[launches].sum()),
+        "unknown": float(excess_ns[~in_phase & ~launches].sum()),
+    }
+
+
+def launches_late(bench: Bench, rank: int) -> bool:
+    """Return whether most of what a rank works beyond its peers lies before its phases."""
+    own = bench.work.rank == rank
+    excess = _by_cause(bench.work.kind[own], bench.work.excess_ns()[own])
+    return excess["late_launch"] > 0 and max(excess, key=lambda cause: excess[cause]) == "late_launch"
 
 
 def _seldom_ns(bench: Bench) -> Float64:
@@ -200,11 +212,7 @@ def _slow_seldom(bench: Bench, work: Work, seldom_ns: Float64, but: Collection[i
         rank = int(judged.rank[row])
         if rank not in but:
             own = (segments.rank == rank) & bench.counted
-            in_phase = own & (segments.kind < BETWEEN)
-            excess = {
-                "compute": float(seldom_ns[in_phase].sum()) / bench.num_steps,
-                "unknown": float(seldom_ns[own & ~in_phase].sum()) / bench.num_steps,
-            }
+            excess = _by_cause(segments.kind[own], seldom_ns[own] / bench.num_steps)
             persistence = float((steps[row] > 0).mean())
             yield SlowRank(rank, excess, SELDOM, float(work.total_ns[row]), judged.told_by[row], persistence)
 

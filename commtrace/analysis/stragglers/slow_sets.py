@@ -393,6 +393,8 @@ def _details(bench: Bench, slow: SlowRank) -> str:
     if slow.cause in RARE:
         mean_ns = mean_per_step(bench, rare_ns(bench.program.segments, slow.cause))[slow.rank]
         return f"{mean_ns / 1e6:.1f} ms per step for {cause_in_words(slow.cause)}"
+    if slow.cause == "late_launch":
+        return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms per step, more of it before its phases, in no span"
     if slow.cause == "unknown":
         return f"{(slow.normal_ns + slow.total_ns) / 1e6:.1f} ms per step, more of it outside of forward and backward"
     parts = [

@@ -31,11 +31,13 @@ CAUSES: Final = (
     "gc",
     "checkpoint",
     "evaluation",
+    "late_launch",
     "stage_imbalance",
     "sequence_length_imbalance",
     "unknown",
 )
-"""Why: ``forward``, ``backward`` and ``optimizer`` where only that phase is slow, ``compute`` where all work is."""
+"""Why: ``forward``, ``backward`` and ``optimizer`` where only that phase is slow, ``compute`` where all work is;
+``late_launch`` where a phase begins late, and nothing that has a span came before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,10 @@ NEXT_STEP: Final = {
         "Move layers from this stage to others, or count embedding and output layer as layers when the model is cut."
     ),
     "sequence_length_imbalance": "Balance microbatches by the work of their sequences, not by their number of tokens.",
+    "late_launch": (
+        "See what this process does on the CPU before that phase (py-spy record), and what else runs on its cores; "
+        "if the script does it, as reading input without a DataLoader, commtrace.span(...) gives it a name."
+    ),
     "unknown": (
         "Put commtrace.span(...) around what this rank does outside forward and backward, so that the time gets a name."
     ),
@@ -218,6 +224,10 @@ _NEXT_STEP_OF_SEVERAL: Final = {
     "data": (
         "Give the input pipelines of these ranks more workers or a deeper prefetch, and check the storage that they "
         "read."
+    ),
+    "late_launch": (
+        "See what these processes do on the CPU before that phase (py-spy record), and what else runs on their cores; "
+        "if the script does it, as reading input without a DataLoader, commtrace.span(...) gives it a name."
     ),
     "unknown": (
         "Put commtrace.span(...) around what these ranks do outside forward and backward, so that the time gets a name."
@@ -263,7 +273,7 @@ def next_step(cause: str, num_ranks: int, place: str = RANKS) -> str:
     """Return what to do about a cause that so many ranks of a place have."""
     if cause in PHASES:
         return SLOW_PHASE.format(phase=PHASES[cause])
-    if cause in ("compute", "unknown") and place in _NEXT_STEP_AT:
+    if cause in ("compute", "late_launch", "unknown") and place in _NEXT_STEP_AT:
         return _NEXT_STEP_AT[place]
     if cause == "data" and place == HOST:
         return _INPUT_OF_HOST

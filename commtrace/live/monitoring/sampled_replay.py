@@ -25,7 +25,15 @@ from commtrace.analysis.steps.window import Window
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
 from commtrace.analysis.stragglers.search import of_no_single_rank
-from commtrace.analysis.stragglers.slow_ranks import CHECKPOINT, RARE, WORK, SlowRanks, at_normal_speed, find_slow_ranks
+from commtrace.analysis.stragglers.slow_ranks import (
+    CHECKPOINT,
+    RARE,
+    WORK,
+    SlowRanks,
+    at_normal_speed,
+    find_slow_ranks,
+    launches_late,
+)
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES, slow_phase
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.live.gil import Breath
@@ -146,6 +154,7 @@ class Priced:
         verdicts: on stages, sequences and links, dearest first.
         explained_ns: of each rank, what it works beyond what is normal in work that its peers do as well.
         phases: of each slow rank the one phase in which its set is slow; empty where it is not one.
+        late: slow ranks most of whose excess lies before their phases.
         not_looked_for: causes of such verdicts that cannot be told while ranks or a stage are slow.
     """
 
@@ -153,6 +162,7 @@ class Priced:
     verdicts: Sequence[Verdict]
     explained_ns: Mapping[int, float]
     phases: Mapping[int, str]
+    late: frozenset[int]
     not_looked_for: tuple[str, ...] = ()
 
     def price(self, rank: int, excess_ns: float) -> Price | None:
@@ -211,6 +221,7 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced
         sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step),
         _explained_ns(found),
         {rank: slow_phase(found.bench, one) for one in slow for rank in one},
+        frozenset(rank for rank in everybody if launches_late(found.bench, rank)),
         _UNKNOWN_THEN if slow or has_stage else (),
     )
 

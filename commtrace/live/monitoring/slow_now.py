@@ -105,6 +105,8 @@ def straggler_of(
     prices: Mapping[int, Price],
     phase: str,
     world_size: int,
+    *,
+    late: bool = False,
 ) -> LiveStraggler:
     """Return a set as the monitor tells it.
 
@@ -115,6 +117,7 @@ def straggler_of(
         prices: by rank, as far as steps were replayed.
         phase: the one phase in which they are slow, if they compute for too long; empty where it is not one.
         world_size: ranks of the job.
+        late: they launch their phases late, if nothing else says what they do.
     """
     first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
     cause, earliest = cause_of(members), min(members, key=lambda one: one.since)
@@ -122,6 +125,8 @@ def straggler_of(
     if cause == "compute" and phase:
         cause = phase
         evidence += f" {ONLY_PHASE.format(phase=PHASES[phase])}"
+    elif cause == "unknown" and late:
+        cause = "late_launch"
     return LiveStraggler(
         rank=first.rank,
         host=places[first.rank].host,

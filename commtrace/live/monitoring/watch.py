@@ -57,6 +57,7 @@ class _Record:
         slow: by how much, in the newest window that tells; None while nobody suspects it.
         price: what it costs, as far as steps were replayed since.
         phase: the one in which alone it is slow, as the newest replayed steps tell; else empty.
+        launches_late: most of its excess lies before its phases, by the same steps.
         well_ns: its work when that was last known to be normal.
         windows: its work in the last few, and the standard error of it.
     """
@@ -69,6 +70,7 @@ class _Record:
     slow: SlowNow | None = None
     price: Price | None = None
     phase: str = ""
+    launches_late: bool = False
     is_named: bool = False
     well_ns: float = np.nan
     windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
@@ -214,7 +216,7 @@ class Watch:
         for rank, one in slow.items():
             record = self._records[rank]
             record.price = priced.price(rank, one.excess_ns) or record.price
-            record.phase = priced.phases[rank]
+            record.phase, record.launches_late = priced.phases[rank], rank in priced.late
         return priced
 
     def _together(self, *, is_due: bool) -> Iterator[tuple[str, list[SlowNow]]]:
@@ -231,8 +233,10 @@ class Watch:
         prices = {rank: record.price for rank, record in self._records.items() if record.price is not None}
         found = []
         for place, members in self._together(is_due=True):
-            phase = self._records[members[0].rank].phase
-            straggler = straggler_of(self._places, place, members, prices, phase, self._world_size)
+            slowest = self._records[members[0].rank]
+            straggler = straggler_of(
+                self._places, place, members, prices, slowest.phase, self._world_size, late=slowest.launches_late
+            )
             own = [self._records[one.rank] for one in members]
             if any(record.is_named for record in own) or _is_worth_naming(straggler, members[0].duration_ns):
                 found.append(straggler)

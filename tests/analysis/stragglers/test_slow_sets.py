@@ -210,7 +210,8 @@ def test_a_rank_whose_host_launches_late_is_named_with_all_of_its_pauses() -> No
     findings, cost_ms = judged(["late-launch=1:60"], dp=4, steps=12)
 
     (verdict,) = findings.verdicts
-    assert (verdict.ranks, verdict.cause) == ((1,), "unknown")
+    assert (verdict.ranks, verdict.cause) == ((1,), "late_launch")
+    assert " more of it before its phases, in no span: " in verdict.evidence
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1)
 
 

@@ -150,7 +150,8 @@ def _with_long_microbatches(slow: Sequence[SlowRank], microbatches: LongMicrobat
         elif len(ranks) > 1 and all(one.beyond == WORK for one in own) and is_input_longer(bench, ranks):
             changed |= {
                 one.rank: replace(
-                    one, excess_ns={SEQUENCES: one.excess_ns["compute"], "unknown": one.excess_ns["unknown"]}
+                    one,
+                    excess_ns={SEQUENCES if cause == "compute" else cause: ns for cause, ns in one.excess_ns.items()},
                 )
                 for one in own
             }

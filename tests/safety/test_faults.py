@@ -370,7 +370,6 @@ NOT_REACHED = {
     "capture/announcement.py": "the harvester says where it writes when it opens the files",
     "capture/device/clock.py": "its clocks are functions of C's",
     "capture/device/cuda_driver.py": "only a CUDA device reaches it",
-    "capture/peer_watch.py": "a thread of its own is in it, and no hook",
     "capture/collectives/untraced_paths.py": "the harvester asks it",
 }
 """Modules that no job breaks, and why."""

@@ -36,4 +36,4 @@ def _row(run: Run, trace: RankTrace, at: int) -> Row:
     for name in ("name", "dtype"):
         values[name] = run.names[values[name]] if values[name] >= 0 else None
     values["detail"] = trace.details.get(values["id"])
-    return tuple(values[name] for name in _COLUMNS)
+    return Row(*(values[name] for name in _COLUMNS))

@@ -45,6 +45,25 @@ LINKS: Final = Limits(share=1.0, least_ns=0.0, sigmas=2.5, clearly=1.0)
 FEWEST_TRANSFERS: Final = 8
 """Over a link, of a kind: of fewer it is not told how long they take."""
 
+LONG_TOGETHER: Final = 0.7
+"""Forward and backward of a microbatch lengthen together when its sequences do.
+
+Of Megatron's example on a machine with more processes than cores, where single microbatches take ten times as long, the
+ranks of both have a correlation of 0.1 to 0.3, and of 0.8 to 0.95 with sequences of different length.
+"""
+
+FAR_LONGER: Final = 0.5
+"""A microbatch is far longer than usual by this share of it."""
+
+FEWEST_LONG: Final = 8
+SCATTER_OF_MICROBATCHES: Final = 0.1
+FEWEST_MICROBATCHES: Final = 16
+"""So many must be far longer, or differ by so much among so many, before sequences are called uneven."""
+
+MOST_OF_PHASE: Final = 0.9
+ONE_PHASE: Final = 0.7
+"""Only one phase is slow if it has so much of the excess, and no more than so much of the work."""
+
 LONG_MICROBATCH: Final = 0.2
 """A microbatch is long whose forward and backward both take longer than is normal by this share."""
 

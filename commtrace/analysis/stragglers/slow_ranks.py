@@ -10,7 +10,7 @@ import numpy as np
 
 from commtrace.analysis.replay.peers import Float64
 from commtrace.analysis.replay.segments import BETWEEN, Segments, ends_with_a_phase
-from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART
+from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTILES_APART, error_of_means
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.cusum import drift
 from commtrace.analysis.stragglers.limits import DEPENDENCE, RECORDED, STRUCK
@@ -205,7 +205,7 @@ def _slow_seldom(bench: Bench, work: Work, seldom_ns: Float64, but: Collection[i
     """Yield ranks, but not these, that are struck more often, or by more, than chance strikes the ranks of a stage."""
     stage = np.array([bench.stage_of_rank[rank] for rank in work.rank.tolist()], np.int64)
     steps = of_steps(bench, seldom_ns)
-    error = DEPENDENCE * _error_of_mean(steps, stage)
+    error = DEPENDENCE * error_of_means(steps.var(axis=1), steps.shape[1], stage)
     struck = replace(work, peers=stage, total_ns=steps.mean(axis=1), error_ns=error, before_ns=None)
     judged = judge(struck, RECORDED)
     segments = bench.program.segments
@@ -361,19 +361,11 @@ def _judge_rare(bench: Bench, work: Work, cause: str) -> Judged:
             peers = place
     steps = of_steps(bench, values_ns)
     # What a program does on purpose is no chance. What strikes by chance may strike one rank more often than its peers.
-    error = np.zeros(len(steps)) if cause in MEANT else _error_of_mean(steps, peers)
+    error = np.zeros(len(steps)) if cause in MEANT else error_of_means(steps.var(axis=1), steps.shape[1], peers)
     return judge(
         replace(work, peers=peers, total_ns=steps.mean(axis=1), error_ns=error, before_ns=None),
         RECORDED,
     )
-
-
-def _error_of_mean(steps: Float64, peers: Int64) -> Float64:
-    """By rank: the standard error of its mean over steps, if all ranks of its class are struck equally often."""
-    variance, error = steps.var(axis=1), np.zeros(len(steps))
-    for one in np.unique(peers):
-        error[peers == one] = np.sqrt(variance[peers == one].mean() / steps.shape[1])
-    return error
 
 
 def mean_per_step(bench: Bench, values_ns: Int64) -> dict[int, float]:

@@ -7,10 +7,8 @@ side, each alone costs nothing. A member without which the set costs as much is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import eq, ne
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,6 +26,7 @@ from commtrace.analysis.stragglers.common_place import (
 )
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.device_evidence import DeviceEvidence, device_evidence
+from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
 from commtrace.analysis.stragglers.long_microbatches import SEQUENCES, replicas_in_words
 from commtrace.analysis.stragglers.normal import Float64
 from commtrace.analysis.stragglers.prices import mean_ms, price_of
@@ -64,10 +63,6 @@ THROTTLED: Final = "throttled_device"
 _PHASES: Final = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 _DIFFERS: Final = 0.01
 """From this share on a phase is told as longer than that of the peers."""
-
-_MOST_OF_IT: Final = 0.9
-_SLOW_PHASE: Final = 0.7
-"""A rank is slow in one phase if that has most of its excess, and no more than this share of its work."""
 
 
 class _Key(NamedTuple):
@@ -251,39 +246,62 @@ def _verdict(
     if price is None:
         return None
     dearest = next(part for part in parts if part.stretch == price.dearest)
-    cost, found, bench = price.cost, replay.stretches[dearest.stretch], replay.whole
-    lasts = len(replay.stretches) == 1
+    found, run = replay.stretches[dearest.stretch], replay.whole.run
     members = sorted(dearest.members, key=lambda member: -member.total_ns)
     first = members[0]
-    persistence = cost.persistence if rare or len(members) > 1 else first.persistence
-    when = None if lasts else _time_of(found.bench)
-    devices = [] if rare else [device_evidence(bench.run, member.rank, when) for member in members]
-    cause = _cause_of(members)
-    device = devices[0] if devices and (cause == "compute" or key.place != RANKS) else None
-    if cause == "compute" and devices and all(one and one.is_throttled for one in devices):
-        cause = THROTTLED
-    evidence = _evidence(found, key.place, cause, members, persistence)
-    if cause == "compute" and not rare:
-        cause = slow_phase(found.bench, {member.rank for member in members}) or cause
-    if cause in PHASES:
-        evidence += f" {ONLY_PHASE.format(phase=PHASES[cause])}"
-    in_few_steps = rare and cost.when.is_rare
+    devices = [] if rare else _devices_of(replay, found.bench, members)
+    cause = _cause(found.bench, members, devices)
+    persistence = price.cost.persistence if rare or len(members) > 1 else first.persistence
+    in_few_steps = rare and price.cost.when.is_rare
     return Verdict(
         rank=first.rank,
-        host=bench.run.ranks[first.rank].metadata.node,
+        host=run.ranks[first.rank].metadata.node,
         place=key.place,
         cause=cause,
-        who=_who(bench.run, key),
+        who=_who(run, key),
         cost_ms_per_step=price.ms,
         gpu_hours_per_day=price.gpu_hours_per_day,
         persistence=persistence,
-        evidence=evidence if device is None else f"{evidence} {_of_device(members, device)}",
+        evidence=" ".join(_sentences(found, key.place, cause, members, persistence, devices)),
         next_step=_next_step(key.place, cause, members),
-        occurrence=cost.when.in_words() if in_few_steps else "",
+        occurrence=price.cost.when.in_words() if in_few_steps else "",
         members=_members(replay, dearest, members, slow),
         stretches=price.stretches,
-        since_step=cost.when.steps[0] if in_few_steps else -1,
+        since_step=price.cost.when.steps[0] if in_few_steps else -1,
     )
+
+
+def _devices_of(replay: _Replay, bench: Bench, members: Sequence[SlowRank]) -> list[DeviceEvidence | None]:
+    """What the drivers of the members' devices say of these steps."""
+    when = None if len(replay.stretches) == 1 else _time_of(bench)
+    return [device_evidence(bench.run, member.rank, when) for member in members]
+
+
+def _cause(bench: Bench, members: Sequence[SlowRank], devices: Sequence[DeviceEvidence | None]) -> str:
+    """What most of the members' excess is due to; of compute, a clock that is held down or the only slow phase."""
+    cause = _cause_of(members)
+    if cause != "compute" or not devices:  # without devices: what strikes now and then
+        return cause
+    if all(one is not None and one.is_throttled for one in devices):
+        return THROTTLED
+    return slow_phase(bench, {member.rank for member in members}) or cause
+
+
+def _sentences(
+    found: SlowRanks,
+    place: str,
+    cause: str,
+    members: Sequence[SlowRank],
+    persistence: float,
+    devices: Sequence[DeviceEvidence | None],
+) -> Iterator[str]:
+    """What speaks for a verdict: the numbers, the only slow phase, the device of the slowest member."""
+    yield _evidence(found, place, cause, members, persistence)
+    if cause in PHASES:
+        yield ONLY_PHASE.format(phase=PHASES[cause])
+    is_of_device = cause in ("compute", THROTTLED, *PHASES) or place != RANKS
+    if is_of_device and devices and devices[0] is not None:
+        yield _of_device(members, devices[0])
 
 
 def _cause_of(members: Sequence[SlowRank]) -> str:
@@ -299,20 +317,24 @@ def _members(
 ) -> tuple[Member, ...]:
     """The members with their shares, in the stretch that is dearest."""
     bench = replay.stretches[part.stretch].bench
-    everybody = {_who_and_what(one) for own in slow for one in own}
-
-    def mended(is_mended: Callable[[_WhoAndWhat], bool]) -> float:
-        chosen = [tuple(one for one in own if is_mended(_who_and_what(one))) for own in slow]
-        return mean_ms(bench.steady, replay.saved_ns(chosen))
-
-    told = []
+    everybody = frozenset(_who_and_what(one) for own in slow for one in own)
+    run, told = bench.run, []
     for one in members:
         share = alone = None
         if len(everybody) <= MOST_SHARES:
-            share = mended(lambda _: True) - mended(partial(ne, _who_and_what(one)))
-            alone = mended(partial(eq, _who_and_what(one)))
-        told.append(Member(one.rank, bench.run.ranks[one.rank].metadata.node, one.total_ns / 1e6, share, alone))
+            own = frozenset([_who_and_what(one)])
+            share = _saved_ms(replay, bench, slow, everybody) - _saved_ms(replay, bench, slow, everybody - own)
+            alone = _saved_ms(replay, bench, slow, own)
+        told.append(Member(one.rank, run.ranks[one.rank].metadata.node, one.total_ns / 1e6, share, alone))
     return tuple(told)
+
+
+def _saved_ms(
+    replay: _Replay, bench: Bench, slow: Sequence[Sequence[SlowRank]], mended: frozenset[_WhoAndWhat]
+) -> float:
+    """What a step of these saves in the mean with these of the slow ranks mended."""
+    chosen = [tuple(one for one in own if _who_and_what(one) in mended) for own in slow]
+    return mean_ms(bench.steady, replay.saved_ns(chosen))
 
 
 def _time_of(bench: Bench) -> tuple[int, int] | None:
@@ -425,7 +447,7 @@ def slow_phase(bench: Bench, ranks: Collection[int]) -> str:
     all_excess, all_work = float(excess[in_phase].sum()), float(typical[in_phase].sum())
     for kind, name in _PHASES.items():
         here = own & (work.kind == kind)
-        if excess[here].sum() >= _MOST_OF_IT * all_excess > 0 and typical[here].sum() <= _SLOW_PHASE * all_work:
+        if excess[here].sum() >= MOST_OF_PHASE * all_excess > 0 and typical[here].sum() <= ONE_PHASE * all_work:
             return name
     return ""
 

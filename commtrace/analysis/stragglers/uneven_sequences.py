@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from commtrace.analysis.keys import pack
@@ -11,34 +9,27 @@ from commtrace.analysis.replay.ideal import mean_segments
 from commtrace.analysis.replay.peers import Float64, grouped_median
 from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.stragglers.costs import Bench
+from commtrace.analysis.stragglers.limits import (
+    FAR_LONGER,
+    FEWEST_LONG,
+    FEWEST_MICROBATCHES,
+    LONG_TOGETHER,
+    SCATTER_OF_MICROBATCHES,
+)
 from commtrace.analysis.stragglers.long_microbatches import SEQUENCES
 from commtrace.analysis.stragglers.verdict import JOB, NEXT_STEP, Verdict
-
-_CORRELATION: Final = 0.7
-"""Forward and backward of a microbatch lengthen together when its sequences do.
-
-Of Megatron's example on a machine with more processes than cores, where single microbatches take ten times as long, the
-ranks of both have a correlation of 0.1 to 0.3, and of 0.8 to 0.95 with sequences of different length.
-"""
-
-_LONG: Final = 0.5
-"""A microbatch is far longer than usual by this share of it."""
-
-_FEWEST_LONG: Final = 8
-_SCATTER_OF_MICROBATCHES: Final = 0.1
-_FEWEST_MICROBATCHES: Final = 16
 
 
 def uneven_sequences(bench: Bench) -> Verdict | None:
     """Microbatches whose forwards and backwards are long together, on changing ranks."""
     forward, backward = _microbatch_times(bench)
-    if len(forward) < _FEWEST_MICROBATCHES:
+    if len(forward) < FEWEST_MICROBATCHES:
         return None
     spread = float(np.std(forward))
-    if spread < _SCATTER_OF_MICROBATCHES or float(np.std(backward)) == 0.0:
+    if spread < SCATTER_OF_MICROBATCHES or float(np.std(backward)) == 0.0:
         return None
     correlation, alike = _rank_correlation(forward, backward), _share_long_in_both(forward, backward)
-    if correlation < _CORRELATION and alike < _CORRELATION:
+    if correlation < LONG_TOGETHER and alike < LONG_TOGETHER:
         return None
     segments = bench.program.segments
     in_phase = np.isin(segments.kind, (FORWARD, BACKWARD))
@@ -68,13 +59,13 @@ def _share_long_in_both(forward: Float64, backward: Float64) -> float:
 
     Where only single microbatches are long, ranks of all the others, which are noise, hide them from a correlation.
     """
-    longer, also_longer = forward > _LONG, backward > _LONG
+    longer, also_longer = forward > FAR_LONGER, backward > FAR_LONGER
     either = int((longer | also_longer).sum())
-    return float((longer & also_longer).sum()) / either if either >= _FEWEST_LONG else 0.0
+    return float((longer & also_longer).sum()) / either if either >= FEWEST_LONG else 0.0
 
 
 def _how_alike(correlation: float, alike: float) -> str:
-    if correlation >= _CORRELATION:
+    if correlation >= LONG_TOGETHER:
         return f"rank correlation {correlation:.2f}"
     return f"so are {alike:.0%} of those that take half as long again as usual"
 

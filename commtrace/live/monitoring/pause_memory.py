@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.breakdown.occurrence import Occurrence
+from commtrace.analysis.statistics import error_of_means
 from commtrace.analysis.stragglers.common_place import Place, by_common_place
 from commtrace.analysis.stragglers.limits import LIVE_PAUSES, Thresholds
-from commtrace.analysis.stragglers.normal import Float64, Work, judge
+from commtrace.analysis.stragglers.normal import Work, judge
 from commtrace.analysis.stragglers.slow_ranks import MEANT
 from commtrace.live.monitoring.window import PAUSES, WORK, Pause, WindowReport
-from commtrace.trace.spans import Int64
 
 _WINDOWS: Final = 15
 """A minute, with windows of the usual length."""
@@ -118,13 +118,14 @@ class PauseMemory:
         _, host = np.unique([one.host for one in reports], return_inverse=True)
         duration = np.array([one.duration_ns for one in reports], np.float64)
         mean = np.array(lost) / np.maximum(steps, 1)
+        error = error_of_means(squares / np.maximum(steps, 1), steps, stage)
         judged = judge(
             Work(
                 rank=np.array([one.rank for one in reports], np.int64),
                 peers=stage,
                 host=host.reshape(-1).astype(np.int64),
                 total_ns=mean,
-                error_ns=np.zeros(len(mean)) if WORK[kind] in MEANT else _error_of_mean(squares, steps, stage),
+                error_ns=np.zeros(len(mean)) if WORK[kind] in MEANT else error,
                 scale_ns=duration,
             ),
             LIVE_PAUSES,
@@ -209,15 +210,6 @@ def _at_least(some: int, all_of_them: int, share: float) -> float:
         if term < 1e-6 * tail:
             break
     return tail
-
-
-def _error_of_mean(squares: Float64, steps: Int64, peers: Int64) -> Float64:
-    """By rank: the standard error of what it loses per step, if all ranks of its class are struck equally often."""
-    error = np.zeros(len(squares))
-    for one in np.unique(peers):
-        own = peers == one
-        error[own] = np.sqrt(squares[own].mean()) / np.maximum(steps[own], 1)
-    return error
 
 
 def _cost(lost_ns: Sequence[tuple[int, float]], steps: int) -> tuple[float, int]:

@@ -196,8 +196,9 @@ def main() -> None:
     time.sleep(SECONDS_OF_HANGING)
     (FOLDER / "hanging").touch()
     time.sleep(SECONDS_OF_HANGING)
-    for process in processes:
-        os.kill(process, signal.SIGKILL)
+    for signal_sent in (signal.SIGSTOP, signal.SIGKILL):  # as if all at once: none sees another one go
+        for process in processes:
+            os.kill(process, signal_sent)
     for process in processes:
         os.waitpid(process, 0)
 

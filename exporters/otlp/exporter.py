@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.exporters.otlp import messages
 from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.process import HelperError, HelperSender
 from commtrace.exporters.otlp.provider import installed_provider, processor_of
@@ -29,10 +30,10 @@ from commtrace.exporters.otlp.queue import (
     SPANS_PER_REQUEST,
     UNANSWERED,
     Account,
-    Counts,
     Job,
     JobQueue,
     Settle,
+    SignalCounts,
 )  # fmt: skip
 from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
@@ -41,8 +42,6 @@ from commtrace.trace import schema
 from commtrace.trace.rows import Row
 
 if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
     from commtrace.exporters.otlp import sinks
 
 _logger = logging.getLogger("commtrace")
@@ -93,8 +92,8 @@ class SpanSender(Protocol):
     def send(self, jobs: Sequence[Job], settled: Settle) -> None:
         """Every span of these steps is told to ``settled`` once, unless it is interrupted."""
 
-    def send_metrics(self, families: Sequence[Metric], counts: Counts, start_ns: int, now_ns: int) -> None:
-        """Send the metrics of this instant."""
+    def send_metrics(self, metrics: messages.Metrics, settled: Settle) -> None:
+        """Send the metrics of an instant, as one request that is told to ``settled`` once, unless it is interrupted."""
 
     def interrupt(self) -> None:
         """From another thread: :meth:`send` must come back."""
@@ -142,6 +141,10 @@ class OtlpExporter:
         rank: this rank.
         spans, metrics: make the sinks, on the exporter's thread; without, what the configuration asks for.
         most_spans: bound of the queue.
+
+    Attributes:
+        account: of spans.
+        metric_account: of requests with metrics.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ class OtlpExporter:
         self._choice = Choice.of(config, rank.metadata.world_size)
         self._takes_spans = config.otlp.level != "none" and self._choice.takes_rank(rank.rank)
         self._open_spans, self._open_metrics = spans, metrics
-        self.account = Account()
+        self.account, self.metric_account = Account(), Account()
         self._queue = JobQueue(self.account, most_spans)
         self._metrics = _Metrics(rank) if config.otlp.metrics else None
         self._seen = _Seen()
@@ -168,7 +171,7 @@ class OtlpExporter:
         self._ends = threading.Event()
         self._gave_up = threading.Event()
         self._is_off = False
-        self._drops_told = False
+        self._drops_told: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="commtrace-otlp", daemon=True)
         self._thread.start()
 
@@ -177,7 +180,9 @@ class OtlpExporter:
             self._metrics.totals.add(summary)
         if self._takes_spans:
             self._produce(self._job(summary, rows))
-        self._tell_drops()
+        advice = "Fewer: COMMTRACE_OTLP_LEVEL, COMMTRACE_OTLP_SAMPLE, COMMTRACE_OTLP_RANKS"
+        self._tell_drops("spans", self.account, f"; training, the trace files and later steps go on. {advice}")
+        self._tell_drops("metrics", self.metric_account, "; later ones hold the same sums")
 
     def close(self) -> None:
         self._ends.set()
@@ -189,25 +194,23 @@ class OtlpExporter:
             self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             self._gave_up.set()
-            self.account.finish()
+            self._finish()
             sender = self._sender or self._helper
             if sender is not None:
                 sender.interrupt()
             self._thread.join(ABORT_SECONDS)
-        self.account.finish()
-        if self.account.total_dropped:
-            _logger.warning(
-                "commtrace: %d of %d spans were not exported (%s)%s; the trace files hold them all",
-                self.account.total_dropped,
-                self.account.produced,
-                ", ".join(f"{reason}: {count}" for reason, count in self.account.dropped.items() if count),
-                ", the unanswered ones as far as is known" if self.account.dropped[UNANSWERED] else "",
-            )
+        self._finish()
+        _tell_total("spans", self.account, "; the trace files hold them all")
+        _tell_total("requests with metrics", self.metric_account)
 
     def abandon_after_fork(self) -> None:
         """Thread and connections are the parent's. A lock of the connections may be held for ever: touch nothing."""
         if self._helper is not None:
             self._helper.abandon_after_fork()
+
+    def _finish(self) -> None:
+        self.account.finish()
+        self.metric_account.finish()
 
     def _produce(self, job: Job) -> None:
         if self._is_off:
@@ -234,9 +237,10 @@ class OtlpExporter:
             dropped=self.account.total_dropped,
         )
 
-    def _tell_drops(self) -> None:
-        if not self._drops_told and self.account.total_dropped:
-            self._drops_told = True
+    def _tell_drops(self, what: str, account: Account, then: str) -> None:
+        """Once for each signal."""
+        if what not in self._drops_told and account.total_dropped:
+            self._drops_told.add(what)
             why = [
                 text
                 for reason, text in (
@@ -244,13 +248,13 @@ class OtlpExporter:
                     (REFUSED, "it is not there, or refuses them"),
                     (UNANSWERED, "it does not answer in time; some may have arrived"),
                 )
-                if self.account.dropped[reason]
+                if account.dropped[reason]
             ]
             _logger.warning(
-                "commtrace: the OpenTelemetry receiver does not get all spans (%s). They are counted; training, the "
-                "trace files and later steps go on. Fewer: COMMTRACE_OTLP_LEVEL, COMMTRACE_OTLP_SAMPLE, "
-                "COMMTRACE_OTLP_RANKS",
+                "commtrace: the OpenTelemetry receiver does not get all %s (%s). They are counted%s",
+                what,
                 "; ".join(why),
+                then,
             )
 
     def _run(self) -> None:
@@ -303,9 +307,14 @@ class OtlpExporter:
                     self._sender.send(self._jobs_of_a_request(job), self.account.settle)
                 ends = job is None and self._ends.is_set()
                 if self._metrics is not None and (ends or self._metrics.is_due()):
-                    self._sender.send_metrics(*self._metrics.newest(self.account.counts))
+                    self._send_metrics(self._sender, self._metrics)
                 if ends:
                     return
+
+    def _send_metrics(self, sender: SpanSender, metrics: _Metrics) -> None:
+        counts = SignalCounts(self.account.counts, self.metric_account.counts)
+        self.metric_account.produce(1)
+        sender.send_metrics(metrics.newest(counts), self.metric_account.settle)
 
     def _next_job(self, sender: SpanSender | None) -> Job | None:
         """Return the oldest step; None where there is something else to do."""
@@ -336,6 +345,20 @@ class OtlpExporter:
         return Sender(self._config, self._rank, told, processor, spans=self._open_spans, metrics=self._open_metrics)
 
 
+def _tell_total(what: str, account: Account, then: str = "") -> None:
+    """At the end: what was not exported, if anything."""
+    if account.total_dropped:
+        _logger.warning(
+            "commtrace: %d of %d %s were not exported (%s)%s%s",
+            account.total_dropped,
+            account.produced,
+            what,
+            ", ".join(f"{reason}: {count}" for reason, count in account.dropped.items() if count),
+            ", the unanswered ones as far as is known" if account.dropped[UNANSWERED] else "",
+            then,
+        )
+
+
 class _Metrics:
     """The metrics of the Prometheus endpoint, and when they are to be sent."""
 
@@ -361,9 +384,9 @@ class _Metrics:
         self._due = time.monotonic() + self._seconds
         return True
 
-    def newest(self, counts: Counts) -> tuple[list[Metric], Counts, int, int]:
-        """Return what to send now, with what became of spans."""
-        return list(self._collector.collect()), counts, self._start_ns, time.time_ns()
+    def newest(self, counts: SignalCounts) -> messages.Metrics:
+        """Return what to send now, with what became of spans and of the requests before."""
+        return messages.Metrics(list(self._collector.collect()), counts, self._start_ns, time.time_ns())
 
 
 def _metric_seconds() -> float:

@@ -62,10 +62,14 @@ def serve(pipe: messages.Pipe) -> None:
 
 def _sent(sender: Sender, message: messages.Message) -> messages.Settled:
     settled: list[tuple[int, bool | None]] = []
+
+    def settle(count: int, was_sent: bool | None) -> None:
+        settled.append((count, was_sent))
+
     if isinstance(message, messages.Spans):
-        sender.send(message.jobs, lambda count, was_sent: settled.append((count, was_sent)))
+        sender.send(message.jobs, settle)
     elif isinstance(message, messages.Metrics):
-        sender.send_metrics(*message)
+        sender.send_metrics(message, settle)
     return tuple(settled)
 
 

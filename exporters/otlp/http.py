@@ -39,11 +39,7 @@ class HttpSpans:
         self._exporter: Any = _made(OTLPSpanExporter, self._session)
 
     def export(self, spans: Sequence[ReadableSpan]) -> bool | None:
-        if self._session is not None:
-            self._session.is_unanswered = False
-        if _is_taken(lambda: self._exporter.export(spans) is SpanExportResult.SUCCESS):
-            return True
-        return None if self._session is not None and self._session.is_unanswered else False
+        return _outcome(self._session, lambda: self._exporter.export(spans) is SpanExportResult.SUCCESS)
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
@@ -53,10 +49,11 @@ class HttpMetrics:
     """The same for metrics."""
 
     def __init__(self) -> None:
-        self._exporter = _made(OTLPMetricExporter, _session())
+        self._session = _session()
+        self._exporter = _made(OTLPMetricExporter, self._session)
 
-    def export(self, metrics: MetricsData) -> bool:
-        return _is_taken(lambda: self._exporter.export(metrics) is MetricExportResult.SUCCESS)
+    def export(self, metrics: MetricsData) -> bool | None:
+        return _outcome(self._session, lambda: self._exporter.export(metrics) is MetricExportResult.SUCCESS)
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
@@ -128,11 +125,15 @@ def _made(exporter: Callable[..., _Exporter], session: BoundedSession | None) ->
         raise ConfigurationError("one of the variables OTEL_EXPORTER_OTLP_… has a value that cannot be used") from None
 
 
-def _is_taken(export: Callable[[], bool]) -> bool:
-    """Return whether a batch is; if not, it is counted. Errors of requests repeat the address, so that none is
-    logged.
+def _outcome(session: BoundedSession | None, export: Callable[[], bool]) -> bool | None:
+    """Return whether a batch is taken; None where no answer came. If not, it is counted: errors of requests repeat the
+    address, so that none is logged.
     """
+    if session is not None:
+        session.is_unanswered = False
     try:
-        return export()
+        if export():
+            return True
     except requests.RequestException:
-        return False
+        pass
+    return None if session is not None and session.is_unanswered else False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from commtrace.config import Config
-from commtrace.exporters.otlp.queue import Counts, Job
+from commtrace.exporters.otlp.queue import Job, SignalCounts
 from commtrace.trace.groups import Group
 from commtrace.trace.metadata import RankMetadata
 
@@ -52,10 +52,10 @@ class Spans(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Send these metrics. Answered by :data:`Settled` of none."""
+    """Send these metrics. Answered by :data:`Settled` of one request."""
 
     families: Sequence[Metric]
-    counts: Counts
+    counts: SignalCounts
     start_ns: int
     now_ns: int
 
@@ -63,7 +63,8 @@ class Metrics(NamedTuple):
 Message: TypeAlias = Introduction | Known | Spans | Metrics
 
 Settled: TypeAlias = tuple[tuple[int, "bool | None"], ...]
-"""What became of each batch: its spans, and whether they were taken. Also the helper's first word, when it is ready."""
+"""What became of each batch: how many spans, or one request with metrics, and whether they were taken. Also the
+helper's first word, when it is ready."""
 
 
 class Pipe:

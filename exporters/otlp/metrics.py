@@ -27,7 +27,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.metrics_core import Metric as Family
 
-from commtrace.exporters.otlp.queue import Counts
+from commtrace.exporters.otlp.queue import Counts, SignalCounts
 
 _UNITS: Final[Mapping[str, str]] = {
     "_bytes_per_second": "By/s",
@@ -42,19 +42,20 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
 
 def metrics_data(
-    families: Iterable[Family], counts: Counts | None, resource: Resource, start_ns: int, now_ns: int
+    families: Iterable[Family], counts: SignalCounts | None, resource: Resource, start_ns: int, now_ns: int
 ) -> MetricsData:
     """Return what to send now.
 
     Args:
         families: of a Prometheus collector.
-        counts: what became of spans; None of whoever sends none.
+        counts: what became of spans and of metrics; None of whoever does not count.
         resource: of the rank, or of the run.
         start_ns, now_ns: epoch; since when sums count, and this moment.
     """
     metrics = [metric for family in families if (metric := _metric(family, start_ns, now_ns)) is not None]
     if counts is not None:
-        metrics += _of_spans(counts, start_ns, now_ns)
+        metrics += _of_signal("spans", "Spans", counts.spans, start_ns, now_ns)
+        metrics += _of_signal("metric_requests", "Requests with metrics", counts.metric_requests, start_ns, now_ns)
     scope = ScopeMetrics(InstrumentationScope("commtrace"), metrics, "")
     return MetricsData([ResourceMetrics(resource, [scope], "")])
 
@@ -99,10 +100,10 @@ def _histogram_point(family: Family, start_ns: int, now_ns: int) -> HistogramDat
     )
 
 
-def _of_spans(counts: Counts, start_ns: int, now_ns: int) -> list[Metric]:
+def _of_signal(name: str, what: str, counts: Counts, start_ns: int, now_ns: int) -> list[Metric]:
     sent = NumberDataPoint({}, start_ns, now_ns, counts.sent)
     dropped = [NumberDataPoint({"reason": reason}, start_ns, now_ns, count) for reason, count in counts.dropped.items()]
     return [
-        Metric("commtrace.otlp.spans.sent", "Spans that were taken.", "", Sum([sent], _CUMULATIVE, True)),
-        Metric("commtrace.otlp.spans.dropped", "Spans that were not.", "", Sum(dropped, _CUMULATIVE, True)),
+        Metric(f"commtrace.otlp.{name}.sent", f"{what} that were taken.", "", Sum([sent], _CUMULATIVE, True)),
+        Metric(f"commtrace.otlp.{name}.dropped", f"{what} that were not.", "", Sum(dropped, _CUMULATIVE, True)),
     ]

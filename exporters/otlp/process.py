@@ -15,16 +15,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
 from commtrace.exporters.otlp import messages
-from commtrace.exporters.otlp.queue import Counts, Job, Settle
+from commtrace.exporters.otlp.queue import Job, Settle
 from commtrace.live.rank import LiveRank
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 _logger = logging.getLogger("commtrace")
 
@@ -107,15 +104,11 @@ class HelperSender:
     def send(self, jobs: Sequence[Job], settled: Settle) -> None:
         """Have the spans of some steps sent. Every span is told to ``settled`` once, also where the helper dies."""
         count = sum(job.num_spans for job in jobs)
-        for number, was_sent in self._asked(messages.Spans([job.lean() for job in jobs])):
-            settled(number, was_sent)
-            count -= number
-        if count:
-            settled(count, None)  # the helper may have sent them before it died
+        self._settle(messages.Spans([job.lean() for job in jobs]), count, settled)
 
-    def send_metrics(self, families: Sequence[Metric], counts: Counts, start_ns: int, now_ns: int) -> None:
-        """Have metrics sent."""
-        self._asked(messages.Metrics(families, counts, start_ns, now_ns))
+    def send_metrics(self, metrics: messages.Metrics, settled: Settle) -> None:
+        """Have metrics sent, as one request that is told to ``settled``, also where the helper dies."""
+        self._settle(metrics, 1, settled)
 
     def close(self, seconds: float) -> None:
         """Let the helper end, for so long."""
@@ -138,6 +131,13 @@ class HelperSender:
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
             pipe.close()
+
+    def _settle(self, message: messages.Spans | messages.Metrics, count: int, settled: Settle) -> None:
+        for number, was_sent in self._asked(message):
+            settled(number, was_sent)
+            count -= number
+        if count:
+            settled(count, None)  # the helper may have sent them before it died
 
     def _asked(self, message: messages.Spans | messages.Metrics) -> messages.Settled:
         """Return the answer; nothing where the helper is gone, which is replaced with the next request."""

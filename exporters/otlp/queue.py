@@ -23,7 +23,8 @@ it has them; recording ended first."""
 
 
 Settle: TypeAlias = Callable[[int, "bool | None"], None]
-"""Told what became of spans: how many, and whether they were taken; None where no answer came."""
+"""Told what became of spans, or of requests with metrics: how many, and whether they were taken; None where no answer
+came."""
 
 
 class Counts(NamedTuple):
@@ -31,6 +32,18 @@ class Counts(NamedTuple):
 
     sent: int
     dropped: Mapping[str, int]
+
+
+class SignalCounts(NamedTuple):
+    """What became of both signals so far.
+
+    Attributes:
+        spans: one by one.
+        metric_requests: requests, each with all metrics of the rank.
+    """
+
+    spans: Counts
+    metric_requests: Counts
 
 
 class Job(NamedTuple):
@@ -64,7 +77,10 @@ class Job(NamedTuple):
 
 
 class Account:
-    """Produced = sent + dropped + what waits. Several threads count; nobody holds the lock for long."""
+    """What became of one signal: of spans, or of requests with metrics. Produced = sent + dropped + what waits.
+
+    Several threads count; nobody holds the lock for long.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,13 +95,13 @@ class Account:
 
     @property
     def waiting(self) -> int:
-        """Spans of which nothing is known yet."""
+        """How many there are of which nothing is known yet."""
         with self._lock:
             return self.produced - self.sent - sum(self.dropped.values())
 
     @property
     def counts(self) -> Counts:
-        """Return what became of spans so far."""
+        """Return what became of them so far."""
         with self._lock:
             return Counts(self.sent, dict(self.dropped))
 

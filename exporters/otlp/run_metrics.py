@@ -28,7 +28,7 @@ class RunMetrics:
         detected = Resource.create({"commtrace.run.id": run_id, "service.instance.id": run_id})
         named = {} if _has_name(detected) else {SERVICE_NAME: "commtrace"}
         resource = detected.merge(Resource(named))
-        return self._sink.export(metrics_data(families, None, resource, self._start_ns, time.time_ns()))
+        return self._sink.export(metrics_data(families, None, resource, self._start_ns, time.time_ns())) is True
 
 
 def _has_name(resource: Resource) -> bool:

@@ -17,13 +17,12 @@ from opentelemetry.context import attach, detach, set_value
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.util.types import AttributeValue
-from prometheus_client.metrics_core import Metric
 
 from commtrace.config import Config
-from commtrace.exporters.otlp import file, sinks
+from commtrace.exporters.otlp import file, messages, sinks
 from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.metrics import metrics_data
-from commtrace.exporters.otlp.queue import SPANS_PER_REQUEST, Counts, Job, Settle
+from commtrace.exporters.otlp.queue import SPANS_PER_REQUEST, Job, Settle
 from commtrace.exporters.otlp.resource import NOTHING_TOLD, resource_of
 from commtrace.exporters.otlp.spans import SpanMaker
 from commtrace.live.gil import Breath
@@ -97,11 +96,13 @@ class Sender:
             settled(len(batch), self._span_sink_open.export(batch))
         assert left == 0, "jobs know how many spans they make"
 
-    def send_metrics(self, families: Sequence[Metric], counts: Counts, start_ns: int, now_ns: int) -> None:
-        """Send the metrics of this instant; what is not taken is sent the next time, as all of them are sums."""
+    def send_metrics(self, metrics: messages.Metrics, settled: Settle) -> None:
+        """Send the metrics of an instant, as one request that is told to ``settled``."""
         if self._metric_sink_open is None:
             self._metric_sink_open = self._open_metrics()
-        self._metric_sink_open.export(metrics_data(families, counts, self._current_resource(), start_ns, now_ns))
+        families, counts, start_ns, now_ns = metrics
+        data = metrics_data(families, counts, self._current_resource(), start_ns, now_ns)
+        settled(1, self._metric_sink_open.export(data))
 
     def interrupt(self) -> None:
         """Give up what is held; from another thread, it interrupts an exporter that waits to try again."""

@@ -25,8 +25,8 @@ class SpanSink(Protocol):
 class MetricSink(Protocol):
     """The same for metrics."""
 
-    def export(self, metrics: MetricsData) -> bool:
-        """Return whether they were taken."""
+    def export(self, metrics: MetricsData) -> bool | None:
+        """Return whether they were taken; None if that is not known, as no answer came."""
 
     def shutdown(self) -> None:
         """Give up what is held."""

@@ -118,7 +118,11 @@ class _StepSpans:
         job_step = _context(trace, self._ids.job_step(step, repetition), is_remote=not self._job.is_root)
         named: Attributes = {"commtrace.step": step, "dl.iteration": step, "commtrace.run.id": self._rank.run_id}
         if self._job.is_root:
-            size: Attributes = {"commtrace.world_size": self._rank.metadata.world_size}
+            # Its times are those of this rank's step alone.
+            size: Attributes = {
+                "commtrace.world_size": self._rank.metadata.world_size,
+                "commtrace.step.ranks_seen": 1,
+            }
             yield self._span("job step", job_step, None, row, {**named, **size})
         attributes = {**named, "commtrace.timing.source": schema.TIMINGS[row.timing]}
         if step == self._job.summary.step:

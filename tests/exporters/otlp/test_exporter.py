@@ -22,7 +22,7 @@ from commtrace.exporters.otlp.exporter import OtlpExporter, open_otlp
 from commtrace.live.trace_id import trace_id
 from commtrace.recorder import Recorder
 from tests.exporters.otlp.made import RUN, SECONDS, is_settled, job_spans, live_rank, run_steps, until
-from tests.exporters.otlp.receiver import attributes, receiving
+from tests.exporters.otlp.receiver import attributes, free_port, receiving
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
@@ -222,15 +222,41 @@ def test_metrics_of_every_rank_also_of_those_that_send_no_spans(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         exporter = opened(rank=1, config=Config(otlp=OtlpConfig(metrics=True, ranks="0")))
         run_steps(exporter, 0, 5)
-        until(lambda: len(receiver.metrics) >= 2)
+        until(lambda: exporter.metric_account.sent >= 2)
         exporter.close()
 
     assert receiver.spans == []
     (of_resource,) = receiver.metrics[-1].resource_metrics
     assert attributes(of_resource.resource)["dl.rank"] == 1
+    requests = exporter.metric_account
+    assert requests.produced == requests.sent + requests.total_dropped
+    assert 2 <= requests.sent <= len(receiver.metrics)
     metrics = {one.name: one for one in of_resource.scope_metrics[0].metrics}
     assert metrics["commtrace.step.duration"].histogram.data_points[0].count == 5
     assert metrics["commtrace.compute"].sum.is_monotonic
+
+
+def test_requests_with_metrics_that_are_refused_are_counted_apart_from_spans(
+    opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "0.3")
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+        exporter = opened(config=Config(otlp=OtlpConfig(level="steps", metrics=True)))
+        run_steps(exporter, 0, 1)
+        until(lambda: is_settled(exporter) and exporter.metric_account.dropped["refused"] >= 2)
+        run_steps(exporter, 1, 1)
+        until(lambda: is_settled(exporter))
+        exporter.close()
+
+    spans, requests = exporter.account, exporter.metric_account
+    assert (spans.produced, spans.sent, spans.total_dropped) == (4, 4, 0)
+    assert (requests.sent, requests.total_dropped) == (0, requests.produced)
+    assert len([one for one in caplog.records if "does not get all metrics" in one.message]) == 1
+    assert f"{requests.produced} of {requests.produced} requests with metrics were not exported" in caplog.text
+    assert "spans were not exported" not in caplog.text
 
 
 def test_findings_of_the_monitor_are_told_once(opened: Callable[..., OtlpExporter], tmp_path: Path) -> None:

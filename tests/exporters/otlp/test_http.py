@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from opentelemetry.sdk.metrics.export import MetricsData
 
 from commtrace.config import Config, OtlpConfig
 from commtrace.errors import ConfigurationError
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.http import HttpMetrics, HttpSpans
 from tests.exporters.otlp.made import SECONDS, is_settled, job_spans, run_steps, until
-from tests.exporters.otlp.receiver import receiving
+from tests.exporters.otlp.receiver import free_port, receiving
 
 SECRET = "s3cret"
 SECONDS_OF_A_REQUEST = 1.0
@@ -109,23 +110,18 @@ def test_no_more_is_read_of_an_answer_than_matters(name: str, monkeypatch: pytes
     assert server.sent < 32 * MIB, "buffers of the two sockets, and headers of at most 6 MiB"
 
 
-def test_of_spans_that_were_sent_and_not_answered_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("signal", ["spans", "metrics"])
+def test_of_what_was_sent_and_not_answered_nobody_knows(signal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(SECONDS_OF_A_REQUEST))
     outcomes = []
     with answering(b"") as silent, answering(b"HTTP/1.1 400 no\r\nContent-Length: 0\r\n\r\n") as unwilling:
         for port in (silent.port, unwilling.port, free_port()):
             monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-            sink = HttpSpans()
-            outcomes.append(sink.export(job_spans()[0]))
+            sink = HttpSpans() if signal == "spans" else HttpMetrics()
+            outcomes.append(sink.export(job_spans()[0] if signal == "spans" else MetricsData([])))  # type: ignore[arg-type]
             sink.shutdown()
 
     assert outcomes == [None, False, False]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_after_a_short_answer_the_connection_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:

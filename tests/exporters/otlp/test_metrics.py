@@ -8,7 +8,7 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.sdk.metrics.export import Histogram, MetricsData
 
 from commtrace.exporters.otlp.metrics import metrics_data
-from commtrace.exporters.otlp.queue import QUEUE_FULL, Account
+from commtrace.exporters.otlp.queue import QUEUE_FULL, REFUSED, Account, SignalCounts
 from commtrace.exporters.prometheus.metrics import RankCollector
 from commtrace.exporters.prometheus.totals import StepTotals
 from tests.exporters.otlp.made import RESOURCE
@@ -18,14 +18,18 @@ _SUFFIX = {"s": "_seconds", "By": "_bytes", "By/s": "_bytes_per_second", "1": "_
 
 
 def made(steps: int = 3) -> tuple[MetricsData, RankCollector]:
-    totals, account = StepTotals(), Account()
+    totals, account, requests = StepTotals(), Account(), Account()
     for step in range(steps):
         totals.add(summary(step))
     account.produce(9)
     account.settle(5, True)
     account.drop(4, QUEUE_FULL)
+    requests.produce(3)
+    requests.settle(2, True)
+    requests.drop(1, REFUSED)
     collector = RankCollector(rank(), totals)
-    return metrics_data(collector.collect(), account.counts, RESOURCE, 10, 20), collector
+    counts = SignalCounts(account.counts, requests.counts)
+    return metrics_data(collector.collect(), counts, RESOURCE, 10, 20), collector
 
 
 def by_name(data: MetricsData) -> dict[str, Any]:
@@ -68,16 +72,20 @@ def test_the_duration_of_steps_is_a_histogram() -> None:
     assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
 
 
-def test_what_became_of_spans_is_told_exactly() -> None:
+def test_what_became_of_each_signal_is_told_exactly() -> None:
     metrics = by_name(made()[0])
+    dropped = {
+        name: {
+            one.attributes["reason"]: one.value for one in metrics[f"commtrace.otlp.{name}.dropped"].data.data_points
+        }
+        for name in ("spans", "metric_requests")
+    }
 
     assert metrics["commtrace.otlp.spans.sent"].data.data_points[0].value == 5
-    dropped = metrics["commtrace.otlp.spans.dropped"].data.data_points
-    assert {one.attributes["reason"]: one.value for one in dropped} == {
-        "queue_full": 4,
-        "refused": 0,
-        "unanswered": 0,
-        "at_the_end": 0,
+    assert metrics["commtrace.otlp.metric_requests.sent"].data.data_points[0].value == 2
+    assert dropped == {
+        "spans": {"queue_full": 4, "refused": 0, "unanswered": 0, "at_the_end": 0},
+        "metric_requests": {"queue_full": 0, "refused": 1, "unanswered": 0, "at_the_end": 0},
     }
 
 

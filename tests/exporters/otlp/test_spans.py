@@ -54,6 +54,16 @@ def test_all_spans_of_a_step_are_in_one_trace_with_times_in_epoch_ns() -> None:
     ]
 
 
+def test_the_job_step_says_that_its_times_are_those_of_one_rank() -> None:
+    assert told(named(job_spans(step=7)[0], "job step")) == {
+        "commtrace.step": 7,
+        "dl.iteration": 7,
+        "commtrace.run.id": RUN,
+        "commtrace.world_size": 4,
+        "commtrace.step.ranks_seen": 1,
+    }
+
+
 def test_every_step_is_a_child_of_the_job_step_and_the_parent_of_the_rest() -> None:
     of_rank = job_spans()
     root = span_id(named(of_rank[0], "job step"))

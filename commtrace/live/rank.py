@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
 from commtrace.live.run_budget import LiveBudget
 from commtrace.trace.marks import Marks
@@ -41,6 +42,8 @@ class LiveRank:
             has not.
         events: what it found so far, the newest few.
         budget: what its wall time went to so far.
+        job_steps: by number and repetition, when the newest steps of the job began and ended, as the monitor last told;
+            empty on ranks that do not ask for it.
         split: by operation and role, the exposed time of which the monitor knows how much was waiting.
     """
 
@@ -65,6 +68,7 @@ class LiveRank:
         self.stragglers: tuple[Mapping[str, Any], ...] = ()
         self.score: float | None = None
         self.budget = LiveBudget()
+        self.job_steps: Mapping[tuple[int, int], JobStep] = {}
         self.split: Mapping[tuple[str, str], Split] = {}
         self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
 

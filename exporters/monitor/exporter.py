@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from commtrace.config import Config
 from commtrace.errors import CommtraceError
+from commtrace.exporters.live import exporter_names
 from commtrace.exporters.monitor import rendezvous
 from commtrace.exporters.monitor.address import Address
 from commtrace.exporters.monitor.aggregator import Aggregator, AlertSink
@@ -36,6 +37,7 @@ from commtrace.exporters.monitor.server import MonitorServer
 from commtrace.exporters.monitor.sinks import FileSink, LiveSink, LogSink, WebhookSink
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.exporters.monitor.tokens import checked_token, new_token, read_token, token_path
+from commtrace.exporters.otlp.choice import Choice
 from commtrace.live.listener import StepListener
 from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank
@@ -97,7 +99,10 @@ class MonitorExporter:
         self._job = Job(rank.run_id, rank.metadata.attempt, rank.metadata.world_size, config.monitor.seconds)
         own = rank.metadata
         self._process = Process(own.host, own.boot_id, own.pid, own.session)
-        self._window = Window(rank)
+        shows_steps = "otlp" in exporter_names(config.export) and config.otlp.level != "none"
+        choice = Choice.of(config, rank.metadata.world_size)
+        self._asks_job_steps = shows_steps and rank.rank == choice.first_rank
+        self._window = Window(rank, times_every=choice.every if shows_steps else 0)
         self._worked_ns: dict[int, int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -229,8 +234,12 @@ class MonitorExporter:
             report = self._window.close(number, self._monotonic_ns())
             groups = tuple(self._window.waits.groups[:MOST_GROUPS_ASKED]) if self._shows_more else ()
         asks_findings = self._shows_more and self._rank.rank == 0 and bool(self._config.monitor.store)
-        reply = self._exchange(Report(self._job, report, groups, asks_findings, self._process))
+        reply = self._exchange(
+            Report(self._job, report, groups, asks_findings, self._process, self._asks_job_steps),
+        )
         self._failures = 0
+        if self._asks_job_steps:
+            self._rank.job_steps = {step.key: step for step in reply.job_steps}
         if self._shows_more:
             self._learn(report, reply)
         if asks_findings:

@@ -22,6 +22,7 @@ from commtrace.errors import CommtraceError
 from commtrace.live.monitoring.declared import Count, Instant, Key, Number, Rank, Text, WorldSize
 from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
 from commtrace.live.monitoring.group_members import GroupMembers
+from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
 
@@ -80,6 +81,7 @@ class Report(Struct, frozen=True, tag="report"):
         groups: process groups whose least times it asks for.
         asks_findings: whether it asks what the monitor has found.
         process: that reports; what it is in can be seen on its own host when it says nothing any more.
+        asks_job_steps: whether it asks when the steps of the job began and ended.
     """
 
     job: Job
@@ -87,6 +89,7 @@ class Report(Struct, frozen=True, tag="report"):
     groups: Annotated[tuple[Key, ...], Meta(max_length=MOST_GROUPS_ASKED)] = ()
     asks_findings: bool = False
     process: Process | None = None
+    asks_job_steps: bool = False
 
 
 class InFlight(Struct, frozen=True, omit_defaults=True):
@@ -200,12 +203,14 @@ class Reply(Struct, frozen=True):
         baseline: of the other ranks.
         least: of the groups that were asked for.
         findings: if they were asked for.
+        job_steps: the newest, if they were asked for.
     """
 
     refused: Text = ""
     baseline: PeerBaseline = PeerBaseline()
     least: Annotated[tuple[Least, ...], Meta(max_length=MOST_LEAST)] = ()
     findings: Findings = Findings()
+    job_steps: Annotated[tuple[JobStep, ...], Meta(max_length=MOST_JOINED)] = ()
 
 
 def encoded(message: Request | Reply) -> bytes:

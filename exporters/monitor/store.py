@@ -18,6 +18,7 @@ from commtrace.exporters.monitor.messages import (
     Report,
     Request,
 )
+from commtrace.live.monitoring.job_steps import JobSteps
 from commtrace.live.monitoring.waits import Least, by_group
 from commtrace.live.monitoring.watch import SILENT_WINDOWS
 from commtrace.live.monitoring.window import WindowReport
@@ -58,6 +59,7 @@ class MonitorStore:
         self._block_steps, self._window = 0, -1
         self._least: dict[int, Sequence[Least]] = {}
         self._findings = Findings()
+        self._job_steps = JobSteps()
 
     @property
     def job(self) -> Job | None:
@@ -77,6 +79,7 @@ class MonitorStore:
             if isinstance(request, Hang):
                 return self._take_hang(request)
             self._reports[request.window.rank] = request
+            self._job_steps.add(request.window.step_times)
             return self._reply_to(request)
 
     def windows(self) -> list[WindowReport]:
@@ -152,6 +155,7 @@ class MonitorStore:
             baseline=PeerBaseline(self._block_steps, self._window, work_ns),
             least=tuple(least for group in report.groups for least in self._least.get(group, ()))[:MOST_LEAST],
             findings=self._findings if report.asks_findings else Findings(),
+            job_steps=self._job_steps.newest if report.asks_job_steps else (),
         )
 
 

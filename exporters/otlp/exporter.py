@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError, MissingExtraError
+from commtrace.exporters.live import exporter_names
 from commtrace.exporters.otlp import messages
 from commtrace.exporters.otlp.choice import Choice
+from commtrace.exporters.otlp.held_job_steps import WINDOWS, HeldJobSteps
 from commtrace.exporters.otlp.process import HelperError, HelperSender
 from commtrace.exporters.otlp.provider import installed_provider, processor_of
 from commtrace.exporters.otlp.queue import (
@@ -36,6 +38,7 @@ from commtrace.exporters.otlp.queue import (
     SignalCounts,
 )  # fmt: skip
 from commtrace.live.listener import StepListener
+from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
@@ -165,6 +168,10 @@ class OtlpExporter:
         self._queue = JobQueue(self.account, most_spans)
         self._metrics = _Metrics(rank) if config.otlp.metrics else None
         self._seen = _Seen()
+        has_monitor = "monitor" in exporter_names(config.export)
+        self._held = HeldJobSteps(rank, WINDOWS * config.monitor.seconds if has_monitor else 0.0)
+        self._repetitions = Repetitions()
+        self._newest: StepSummary | None = None
         self._helper: HelperSender | None = None
         self._sender: SpanSender | None = None
         self._is_ready = threading.Event()
@@ -179,12 +186,14 @@ class OtlpExporter:
         if self._metrics is not None:
             self._metrics.totals.add(summary)
         if self._takes_spans:
+            self._newest = summary
             self._produce(self._job(summary, rows))
         advice = "Fewer: COMMTRACE_OTLP_LEVEL, COMMTRACE_OTLP_SAMPLE, COMMTRACE_OTLP_RANKS"
         self._tell_drops("spans", self.account, f"; training, the trace files and later steps go on. {advice}")
         self._tell_drops("metrics", self.metric_account, "; later ones hold the same sums")
 
     def close(self) -> None:
+        self._release_job_steps(all_of_them=True)
         self._ends.set()
         self._queue.close()
         if self._metrics is not None or self.account.waiting:
@@ -222,20 +231,31 @@ class OtlpExporter:
     def _job(self, summary: StepSummary, rows: Sequence[Row]) -> Job:
         chosen = self._choice.rows(rows, summary.step)
         chosen.sort(key=lambda row: row.kind != schema.STEP)  # stable: only the step itself comes first
-        steps = sum(row.kind == schema.STEP for row in chosen)
-        assert steps <= 1, "every closed step is handed out with its own row"
+        steps = [row for row in chosen if row.kind == schema.STEP]
+        assert len(steps) <= 1, "every closed step is handed out with its own row"
+        if steps and self._rank.rank == self._choice.first_rank:
+            self._held.hold(self._own_job_step(steps[0]))
         events = tuple(self._rank.events)
         findings, self._seen = self._seen.news(events), _Seen(frozenset(map(_key, events)))
-        anchor = self._rank.anchor
         return Job(
             summary=summary,
             rows=chosen,
-            is_root=steps > 0 and self._rank.rank == self._choice.first_rank,
+            job_steps=self._held.release(),
             findings=findings,
-            epoch_offset_ns=anchor.realtime_ns - anchor.monotonic_ns,
+            epoch_offset_ns=self._rank.epoch_ns(0),
             clock_error_ns=self._rank.clock()[1],
             dropped=self.account.total_dropped,
         )
+
+    def _own_job_step(self, row: Row) -> JobStep:
+        begin_ns, end_ns = self._rank.epoch_ns(row.start), self._rank.epoch_ns(row.end)
+        return JobStep(row.step, self._repetitions.begin(row.step), begin_ns, end_ns, 1)
+
+    def _release_job_steps(self, *, all_of_them: bool = False) -> None:
+        """Without a new step: where training stands still, or has ended."""
+        released, newest = self._held.release(all_of_them=all_of_them), self._newest
+        if released and newest is not None:
+            self._produce(Job(newest, (), released, (), self._rank.epoch_ns(0), 0, self.account.total_dropped))
 
     def _tell_drops(self, what: str, account: Account, then: str) -> None:
         """Once for each signal."""
@@ -320,6 +340,7 @@ class OtlpExporter:
         """Return the oldest step; None where there is something else to do."""
         if sender is not None:
             self._ends.wait(sender.pause_seconds)
+        self._release_job_steps()
         return self._queue.get(_IDLE_SECONDS if self._metrics is None else min(self._metrics.due_in(), _IDLE_SECONDS))
 
     def _jobs_of_a_request(self, first: Job) -> list[Job]:

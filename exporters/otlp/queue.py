@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import StepSummary
 from commtrace.trace.rows import Row
 
@@ -52,7 +53,8 @@ class Job(NamedTuple):
     Attributes:
         summary: of the step.
         rows: those that become spans, the ``step`` row first if it is among them.
-        is_root: the span that holds the steps of all ranks is this rank's to send.
+        job_steps: those whose span, which holds the steps of all ranks, is to be sent now; other steps than this, where
+            they have waited for the times of other ranks.
         findings: of the monitor, since the step before.
         epoch_offset_ns: what turns the times of rows into epoch ns.
         clock_error_ns: of that.
@@ -61,7 +63,7 @@ class Job(NamedTuple):
 
     summary: StepSummary
     rows: Sequence[Row]
-    is_root: bool
+    job_steps: Sequence[JobStep]
     findings: Sequence[Mapping[str, Any]]
     epoch_offset_ns: int
     clock_error_ns: int
@@ -69,7 +71,7 @@ class Job(NamedTuple):
 
     @property
     def num_spans(self) -> int:
-        return len(self.rows) + self.is_root + len(self.findings)
+        return len(self.rows) + len(self.job_steps) + len(self.findings)
 
     def lean(self) -> Job:
         """Without what spans are not made of."""
@@ -134,7 +136,7 @@ class Account:
 
 
 class JobQueue:
-    """Steps that wait. One thread puts, one gets; a put never blocks.
+    """Steps that wait. Any thread puts, one gets; a put never blocks.
 
     Args:
         account: what is produced and dropped is counted there.
@@ -194,7 +196,7 @@ class JobQueue:
         room = self._most_spans - self._waiting
         if job.num_spans <= room:
             return job
-        room -= job.is_root + len(job.findings)
+        room -= len(job.job_steps) + len(job.findings)
         if room < 0:
-            return job._replace(rows=(), is_root=False, findings=())
+            return job._replace(rows=(), job_steps=(), findings=())
         return job._replace(rows=job.rows[:room])

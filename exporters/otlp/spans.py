@@ -1,7 +1,7 @@
 """Rows as OpenTelemetry spans: times in epoch ns, ids that other ranks know, links to what happened there.
 
-Every rank's ``step`` is a child of one ``job step``, which the lowest exporting rank sends, with the times of its own
-step: it does not know those of others. Everything else of a rank is a child of its ``step``. Names are low in
+Every rank's ``step`` is a child of one ``job step``, which the lowest exporting rank sends, with the times of as many
+ranks as it knows of. Everything else of a rank is a child of its ``step``. Names are low in
 cardinality (``forward``, ``all_reduce tp``); numbers are attributes.
 """
 
@@ -24,6 +24,7 @@ from commtrace.analysis.matching.roles import role_of
 from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.span_ids import SpanIds
+from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.live.trace_id import trace_id
@@ -38,7 +39,6 @@ Attributes = dict[str, AttributeValue]
 MOST_LINKS: Final = 8
 """Members of a collective link to the lowest one that exports, and this one to so many of the others."""
 
-_MOST_STEPS_REMEMBERED: Final = 1_000
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _NAMED_BY_KIND: Final = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
 _NUMBER: Final = re.compile(r"\d+")
@@ -59,20 +59,12 @@ class SpanMaker:
         self._resource = resource
         self._ids = SpanIds(rank.run_id, rank.metadata.attempt)
         self._scope = InstrumentationScope("commtrace", rank.metadata.versions.get("commtrace", ""))
-        self._seen: dict[int, int] = {}
+        self._repetitions = Repetitions()
         self._number = 0
 
     def spans(self, job: Job) -> Iterator[ReadableSpan]:
         """Yield the spans of a step."""
         yield from _StepSpans(self, job).make()
-
-    def repetition(self, step: int, *, begins: bool = False) -> int:
-        """Return how often a step of this number was there before the one that is there now."""
-        if begins:
-            self._seen[step] = self._seen.pop(step, -1) + 1
-            if len(self._seen) > _MOST_STEPS_REMEMBERED:
-                del self._seen[next(iter(self._seen))]
-        return self._seen.get(step, 0)
 
     def next_own_id(self) -> int:
         """For a span that no other rank links to."""
@@ -89,6 +81,7 @@ class _StepSpans:
         self._rank = maker._rank
         self._choice = maker._choice
         self._ids = maker._ids
+        self._repetitions = maker._repetitions
         self._resource = maker._resource()
         self._scope = maker._scope
         self._groups = dict(self._rank.marks.groups)
@@ -99,9 +92,11 @@ class _StepSpans:
         self._contexts: dict[int, tuple[int, SpanContext]] = {}
 
     def make(self) -> Iterator[ReadableSpan]:
+        for job_step in self._job.job_steps:
+            yield self._job_step(job_step)
         for row in self._job.rows:
             if row.kind == schema.STEP:
-                yield from self._steps(row)
+                yield self._step(row)
             elif row.kind in (schema.COLLECTIVE, schema.P2P):
                 yield self._communication(row)
             elif row.kind == schema.STALL:
@@ -111,26 +106,38 @@ class _StepSpans:
         for finding in self._job.findings:
             yield self._finding(finding)
 
-    def _steps(self, row: Row) -> Iterator[ReadableSpan]:
-        step = row.step
-        repetition = self._maker.repetition(step, begins=True)
-        trace = trace_id(self._rank.run_id, step)
-        job_step = _context(trace, self._ids.job_step(step, repetition), is_remote=not self._job.is_root)
-        named: Attributes = {"commtrace.step": step, "dl.iteration": step, "commtrace.run.id": self._rank.run_id}
-        if self._job.is_root:
-            # Its times are those of this rank's step alone.
-            size: Attributes = {
+    def _job_step(self, job_step: JobStep) -> ReadableSpan:
+        return ReadableSpan(
+            name="job step",
+            context=self._job_step_context(*job_step.key),
+            resource=self._resource,
+            attributes={
+                **self._named(job_step.step),
                 "commtrace.world_size": self._rank.metadata.world_size,
-                "commtrace.step.ranks_seen": 1,
-            }
-            yield self._span("job step", job_step, None, row, {**named, **size})
-        attributes = {**named, "commtrace.timing.source": schema.TIMINGS[row.timing]}
+                "commtrace.step.ranks_seen": job_step.ranks,
+            },
+            start_time=job_step.begin_ns,
+            end_time=job_step.end_ns,
+            instrumentation_scope=self._scope,
+        )
+
+    def _job_step_context(self, step: int, repetition: int) -> SpanContext:
+        is_remote = self._rank.rank != self._choice.first_rank
+        return _context(trace_id(self._rank.run_id, step), self._ids.job_step(step, repetition), is_remote=is_remote)
+
+    def _named(self, step: int) -> Attributes:
+        return {"commtrace.step": step, "dl.iteration": step, "commtrace.run.id": self._rank.run_id}
+
+    def _step(self, row: Row) -> ReadableSpan:
+        step = row.step
+        repetition = self._repetitions.begin(step)
+        attributes = {**self._named(step), "commtrace.timing.source": schema.TIMINGS[row.timing]}
         if step == self._job.summary.step:
             attributes.update(_breakdown(self._job.summary))
             attributes["commtrace.clock.error_ns"] = self._job.clock_error_ns
             attributes["commtrace.otlp.dropped_spans"] = self._job.dropped
-        own = _context(trace, self._ids.step(self._rank.rank, step, repetition))
-        yield self._span("step", own, job_step, row, attributes)
+        own = _context(trace_id(self._rank.run_id, step), self._ids.step(self._rank.rank, step, repetition))
+        return self._span("step", own, self._job_step_context(step, repetition), row, attributes)
 
     def _communication(self, row: Row) -> ReadableSpan:
         name = row.name
@@ -220,7 +227,7 @@ class _StepSpans:
         known = self._contexts.get(step)
         if known is None:
             trace = trace_id(self._rank.run_id, step)
-            own = _context(trace, self._ids.step(self._rank.rank, step, self._maker.repetition(step)))
+            own = _context(trace, self._ids.step(self._rank.rank, step, self._repetitions.of(step)))
             known = self._contexts[step] = (trace, own)
         return known
 

@@ -103,7 +103,15 @@ def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
     tmp_path: Path, hook: tuple[str, list[dict[str, Any]]]
 ) -> None:
     url, received = hook
-    job = Job(tmp_path / "run", 120, COMMTRACE_MONITOR_WEBHOOK=url)
+    spans = tmp_path / "spans"
+    job = Job(
+        tmp_path / "run",
+        120,
+        COMMTRACE_MONITOR_WEBHOOK=url,
+        COMMTRACE_EXPORT="monitor,otlp",
+        COMMTRACE_OTLP_LEVEL="steps",
+        COMMTRACE_OTLP_FILE=str(spans),
+    )
     try:
         job.wait_until_it_trains()
         assert job.events() == []
@@ -130,6 +138,25 @@ def test_a_rank_that_becomes_slow_by_a_fifth_is_named_and_cleared(
     assert "is as quick as its peers again" in job.completed.stdout
     assert [event["kind"] for event in job.events()] == ["straggler", "recovered"], job.events()
     assert [event["kind"] for event in received] == ["straggler", "recovered"]
+    _job_steps_hold_the_steps_of_all_ranks(spans)
+
+
+def _job_steps_hold_the_steps_of_all_ranks(directory: Path) -> None:
+    """Each that says that it rests on all of them; the others are too new, or of the job's end."""
+    of_trace: dict[str, list[dict[str, Any]]] = {}
+    for path in directory.glob("*-traces-*"):
+        for line in path.read_text().splitlines():
+            for span in json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+                of_trace.setdefault(span["traceId"], []).append(span)
+    num_complete = 0
+    for spans in of_trace.values():
+        (job_step,) = (span for span in spans if span["name"] == "job step")
+        steps = [span for span in spans if span["name"] == "step"]
+        if {"key": "commtrace.step.ranks_seen", "value": {"intValue": "4"}} in job_step["attributes"]:
+            num_complete += 1
+            assert int(job_step["startTimeUnixNano"]) == min(int(span["startTimeUnixNano"]) for span in steps)
+            assert int(job_step["endTimeUnixNano"]) == max(int(span["endTimeUnixNano"]) for span in steps)
+    assert num_complete >= 20
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final, NamedTuple
@@ -18,6 +19,7 @@ from commtrace.analysis.breakdown.occurrence import occurrence
 from commtrace.analysis.statistics import MAD_TO_SIGMA
 from commtrace.analysis.stragglers.common_place import tensor_group_of
 from commtrace.live.monitoring.declared import Count, Duration, Number, Rank, Text, WindowNumber
+from commtrace.live.monitoring.job_steps import MOST_TOLD, Repetitions, StepTimes
 from commtrace.live.monitoring.sampled_steps import StepSample, StepSampler
 from commtrace.live.monitoring.waits import NO_BLOCK, Block, BlockWaits
 from commtrace.live.rank import LiveRank
@@ -78,6 +80,7 @@ class WindowReport:
         block: times in flight of the newest complete block of steps, for whoever finds the least of all ranks.
         sample: some of the steps, row by row, for whoever replays them.
         tensor_group: equal for the ranks of one tensor-parallel group; empty where it is in none.
+        step_times: when the steps that ended in it began and ended; the newest few, and none where nobody shows them.
     """
 
     rank: Rank
@@ -99,6 +102,7 @@ class WindowReport:
     block: Block = NO_BLOCK
     sample: StepSample | None = None
     tensor_group: Text = ""
+    step_times: Annotated[tuple[StepTimes, ...], Meta(max_length=MOST_TOLD)] = ()
 
     @property
     def steady_ns(self) -> list[float]:
@@ -123,17 +127,24 @@ class WindowReport:
 class Window:
     """Gathers the steps of a window. Not for several threads at a time.
 
+    Args:
+        rank: whose.
+        times_every: tell the times of the steps whose number it divides; 0: of none.
+
     Attributes:
         waits: gathers them in blocks, too.
     """
 
-    def __init__(self, rank: LiveRank) -> None:
+    def __init__(self, rank: LiveRank, times_every: int = 0) -> None:
         self.waits = BlockWaits()
         self._rank = rank
         self._sampler = StepSampler(rank)
         self._steps: list[StepSummary] = []
         self._last_step = -1
         self._last_end_ns = 0
+        self._times_every = times_every
+        self._times: deque[StepTimes] = deque(maxlen=MOST_TOLD)
+        self._repetitions = Repetitions()
 
     def add(self, summary: StepSummary, rows: Sequence[Row] = ()) -> None:
         """A step has ended.
@@ -146,6 +157,10 @@ class Window:
         self._sampler.add(summary.step, rows)
         self.waits.add(summary)
         self._last_step, self._last_end_ns = summary.step, summary.end_ns
+        if self._times_every and summary.step % self._times_every == 0:
+            epoch = self._rank.epoch_ns
+            repetition = self._repetitions.begin(summary.step)
+            self._times.append(StepTimes(summary.step, repetition, epoch(summary.start_ns), epoch(summary.end_ns)))
 
     def close(self, number: int, now_ns: int) -> WindowReport:
         """The report of what was gathered, if that is more than one step; then gathering begins anew.
@@ -157,6 +172,8 @@ class Window:
         steps: list[StepSummary] = []
         if len(self._steps) >= _FEWEST_STEPS:
             steps, self._steps = self._steps, []
+        step_times = tuple(self._times)
+        self._times.clear()
         work = np.array([work_of(step) for step in steps], np.int64).reshape(len(steps), len(WORK))
         compute, data, garbage, checkpoint, evaluation, unknown = (_mean(column) for column in work.T.tolist())
         return WindowReport(
@@ -177,6 +194,7 @@ class Window:
             block=self.waits.newest,
             sample=self._sampler.take() if steps else None,
             tensor_group=tensor_group_of(self._rank.marks.coordinates, self._rank.marks.parallel),
+            step_times=step_times,
         )
 
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from commtrace.config import Config, MonitorConfig
+from commtrace.config import Config, MonitorConfig, OtlpConfig
 from commtrace.errors import CommtraceError
 from commtrace.exporters.monitor.address import Address
 from commtrace.exporters.monitor.client import MonitorClient
 from commtrace.exporters.monitor.exporter import MonitorExporter
-from commtrace.exporters.monitor.messages import Job, PeerBaseline, Reply, Report
+from commtrace.exporters.monitor.messages import Job, PeerBaseline, Reply, Report, Request
+from commtrace.live.monitoring.job_steps import JobStep, StepTimes
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.live.rank import LiveRank
+from commtrace.live.summary import StepSummary
 from tests.e2e.launch import REPOSITORY
 from tests.exporters.monitor.conftest import TOKEN
 from tests.factory import metadata
@@ -44,6 +46,39 @@ def report(window: int, work_ms: int, steps: int = 40) -> WindowReport:
 
 def reply(window: int, work_ms: float) -> Reply:
     return Reply(baseline=PeerBaseline(0, window, work_ms * MS))
+
+
+@pytest.mark.parametrize(
+    ("otlp", "export", "tells", "asks"),
+    [
+        (OtlpConfig(), "monitor,otlp", True, False),
+        (OtlpConfig(ranks="3,1"), "monitor,otlp", True, True),
+        (OtlpConfig(level="none", metrics=True), "monitor,otlp", False, False),
+        (OtlpConfig(), "monitor,prometheus", False, False),
+    ],
+)
+def test_times_of_steps_are_told_for_spans_and_asked_for_by_the_rank_that_sends_those_of_the_job(
+    otlp: OtlpConfig, export: str, tells: bool, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(export=export, otlp=otlp, monitor=MonitorConfig(store="127.0.0.1:1", token=TOKEN, seconds=FOREVER))
+    one = MonitorExporter(config, LiveRank(metadata(1, world_size=4), tmp_path))
+    requests: list[Request] = []
+    of_all = JobStep(5, 0, 90, 210, 4)
+
+    def exchange(request: Request) -> Reply:
+        requests.append(request)
+        return Reply(job_steps=(of_all,))
+
+    monkeypatch.setattr(one, "_exchange", exchange)
+    one.step(StepSummary("run", 1, 5, 100, 100, {}, {}), ())
+    one._report(7)
+    one.close()
+
+    (told,) = requests
+    assert isinstance(told, Report)
+    epoch = one._rank.epoch_ns
+    assert told.window.step_times == ((StepTimes(5, 0, epoch(100), epoch(200)),) if tells else ())
+    assert (told.asks_job_steps, one._rank.job_steps) == (asks, {(5, 0): of_all} if asks else {})
 
 
 def test_it_is_the_work_of_the_window_that_was_joined_last(exporter: MonitorExporter) -> None:

@@ -17,6 +17,7 @@ from commtrace.exporters.monitor.messages import (
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.group_members import GroupMembers, RankRange
+from commtrace.live.monitoring.job_steps import MOST_JOINED, JobStep, StepTimes
 from commtrace.live.monitoring.waits import Least
 from commtrace.live.monitoring.window import WindowReport
 from tests.exporters.monitor.conftest import JOB
@@ -54,6 +55,22 @@ def test_findings_are_for_who_asks(store: MonitorStore) -> None:
     store.publish_findings(findings)
     assert store.answer(report(1, 1)).findings == Findings()
     assert store.answer(report(0, 1, findings=True)).findings == findings
+
+
+def test_who_asks_is_told_when_the_steps_of_the_job_began_and_ended(store: MonitorStore) -> None:
+    for rank in range(JOB.world_size):
+        times = (StepTimes(7, 0, 1_000 - rank, 2_000 + rank),)
+        assert store.answer(Report(JOB, WindowReport(rank, "node0", 0, 1, step_times=times))).job_steps == ()
+    asked = Report(JOB, WindowReport(0, "node0", 0, 2), asks_job_steps=True)
+    assert store.answer(asked).job_steps == (JobStep(7, 0, 997, 2_003, 4),)
+
+
+def test_no_more_steps_are_kept_than_are_told(store: MonitorStore) -> None:
+    for window in range(10):
+        times = tuple(StepTimes(64 * window + number, 0, 1, 2) for number in range(64))
+        store.answer(Report(JOB, WindowReport(0, "node0", 0, window, step_times=times)))
+    asked = Report(JOB, WindowReport(0, "node0", 0, 10), asks_job_steps=True)
+    assert [one.step for one in store.answer(asked).job_steps] == list(range(640 - MOST_JOINED, 640))
 
 
 def test_another_job_and_a_rank_that_the_job_does_not_have_are_refused(store: MonitorStore) -> None:

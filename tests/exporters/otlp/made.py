@@ -14,6 +14,7 @@ from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.spans import SpanMaker
+from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema
@@ -83,6 +84,11 @@ def step_rows(rank: int, step: int) -> list[Row]:
     ]  # fmt: skip
 
 
+def own_job_step(one: Row) -> JobStep:
+    """A step of the job as the rank knows it that sends its span, without a monitor."""
+    return JobStep(one.step, 0, EPOCH_NS + one.start, EPOCH_NS + one.end, 1)
+
+
 def spans_of(
     live: LiveRank, rows: Sequence[Row], step: int = 0, choice: Choice | None = None, **changes: Any
 ) -> list[ReadableSpan]:
@@ -91,7 +97,7 @@ def spans_of(
     job = Job(
         summary=summary(live.rank, step),
         rows=chosen.rows(rows, step),
-        is_root=live.rank == chosen.first_rank,
+        job_steps=[own_job_step(one) for one in rows if one.kind == schema.STEP and live.rank == chosen.first_rank],
         findings=(),
         epoch_offset_ns=EPOCH_NS,
         clock_error_ns=20,

@@ -19,9 +19,20 @@ from commtrace.errors import ConfigurationError
 from commtrace.exporters.live import live_view
 from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp.exporter import OtlpExporter, open_otlp
+from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.trace_id import trace_id
 from commtrace.recorder import Recorder
-from tests.exporters.otlp.made import RUN, SECONDS, is_settled, job_spans, live_rank, run_steps, until
+from tests.exporters.otlp.made import (
+    EPOCH_NS,
+    RUN,
+    SECONDS,
+    WORLD_SIZE,
+    is_settled,
+    job_spans,
+    live_rank,
+    run_steps,
+    until,
+)  # fmt: skip
 from tests.exporters.otlp.receiver import attributes, free_port, receiving
 
 
@@ -150,6 +161,20 @@ def test_steps_that_have_waited_are_sent_together(opened: Callable[..., OtlpExpo
     assert exporter.account.sent == 54
 
 
+class Kept:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def export(self, spans: Sequence[ReadableSpan]) -> bool:
+        self.spans += spans
+        return True
+
+    def shutdown(self) -> None:
+        pass
+
+
 class Broken:
     """A sink that is."""
 
@@ -273,6 +298,32 @@ def test_findings_of_the_monitor_are_told_once(opened: Callable[..., OtlpExporte
     (path,) = tmp_path.glob("*traces*")
     lines = path.read_text()
     assert (lines.count('"name":"silent"'), lines.count('"name":"back"')) == (1, 1)
+
+
+def test_with_a_monitor_the_job_step_is_sent_when_the_times_of_all_ranks_are_known(
+    opened: Callable[..., OtlpExporter],
+) -> None:
+    sink = Kept()
+    exporter = opened(config=Config(export="monitor,otlp", otlp=OtlpConfig(level="steps")), spans=lambda: sink)
+    run_steps(exporter, 0, 2)
+    until(lambda: is_settled(exporter))
+    assert [span.name for span in sink.spans] == ["step", "step"]
+
+    exporter._rank.job_steps = {(0, 0): JobStep(0, 0, EPOCH_NS - 39, EPOCH_NS + 1_020, WORLD_SIZE)}
+    run_steps(exporter, 2, 1)
+    until(lambda: is_settled(exporter))
+    exporter.close()
+
+    job_steps = [span for span in sink.spans if span.name == "job step"]
+    ranks_seen = [dict(span.attributes or {})["commtrace.step.ranks_seen"] for span in job_steps]
+    times = [(span.start_time, span.end_time) for span in job_steps]
+    assert list(zip(times, ranks_seen, strict=True)) == [
+        ((EPOCH_NS - 39, EPOCH_NS + 1_020), 4),
+        ((EPOCH_NS + 1_000, EPOCH_NS + 2_000), 1),  # the end of the job waits for nobody
+        ((EPOCH_NS + 2_000, EPOCH_NS + 3_000), 1),
+    ]
+    assert [span.name for span in sink.spans].count("step") == 3
+    assert (exporter.account.produced, exporter.account.sent) == (6, 6)
 
 
 def test_what_leaves_nothing_to_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

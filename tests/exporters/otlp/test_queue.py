@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtrace.exporters.otlp.queue import AT_THE_END, QUEUE_FULL, REFUSED, UNANSWERED, Account, Job, JobQueue
+from commtrace.live.monitoring.job_steps import JobStep
 from tests.exporters.prometheus.steps import summary
 from tests.trace.rows import row
 
 
 def job(rows: int, *, is_root: bool = False, findings: int = 0) -> Job:
     told: list[dict[str, Any]] = [{}] * findings
-    return Job(summary(), [row(start=number) for number in range(rows)], is_root, told, 0, 0, 0)
+    roots = (JobStep(0, 0, 0, 1, 1),) if is_root else ()
+    return Job(summary(), [row(start=number) for number in range(rows)], roots, told, 0, 0, 0)
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:

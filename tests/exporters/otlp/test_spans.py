@@ -9,7 +9,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind
 
 from commtrace.exporters.otlp.choice import Choice
+from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker
+from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.trace_id import trace_id
 from commtrace.trace import schema
 from commtrace.trace.selection.step_range import StepRange
@@ -54,14 +56,21 @@ def test_all_spans_of_a_step_are_in_one_trace_with_times_in_epoch_ns() -> None:
     ]
 
 
-def test_the_job_step_says_that_its_times_are_those_of_one_rank() -> None:
-    assert told(named(job_spans(step=7)[0], "job step")) == {
-        "commtrace.step": 7,
-        "dl.iteration": 7,
+def test_the_job_step_has_the_times_of_as_many_ranks_as_it_says() -> None:
+    rows = [one for one in step_rows(0, 7) if one.kind == schema.STEP]
+    of_all = JobStep(6, 0, EPOCH_NS + 5_900, EPOCH_NS + 7_100, 4)
+    job_step, step = spans_of(live_rank(0), rows, step=7, job_steps=(of_all,))
+
+    assert (job_step.name, job_step.start_time, job_step.end_time) == ("job step", EPOCH_NS + 5_900, EPOCH_NS + 7_100)
+    assert told(job_step) == {
+        "commtrace.step": 6,
+        "dl.iteration": 6,
         "commtrace.run.id": RUN,
         "commtrace.world_size": 4,
-        "commtrace.step.ranks_seen": 1,
+        "commtrace.step.ranks_seen": 4,
     }
+    assert (context(job_step).trace_id, context(step).trace_id) == (trace_id(RUN, 6), trace_id(RUN, 7))
+    assert span_id(job_step) == span_id(named(job_spans(step=6)[0], "job step")), "whenever it is sent"
 
 
 def test_every_step_is_a_child_of_the_job_step_and_the_parent_of_the_rest() -> None:
@@ -159,10 +168,10 @@ def test_late_rows_go_to_the_trace_of_their_own_step_and_those_of_no_step_to_the
 
 def test_a_step_that_is_repeated_is_another_span() -> None:
     maker = SpanMaker(live_rank(0), Choice("steps", world_size=4), lambda: RESOURCE)
-    from commtrace.exporters.otlp.queue import Job
-
-    job = Job(summary(0, 1), step_rows(0, 1)[:1], True, (), 0, 0, 0)
-    first, second = [list(maker.spans(job)) for _ in range(2)]
+    job = Job(summary(0, 1), step_rows(0, 1)[:1], (), (), 0, 0, 0)
+    first, second = [
+        list(maker.spans(job._replace(job_steps=(JobStep(1, repetition, 1_000, 2_000, 1),)))) for repetition in range(2)
+    ]
 
     assert len({span_id(span) for span in (*first, *second)}) == 4
     assert [span.parent and span.parent.span_id for span in second] == [None, span_id(second[0])]

@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from commtrace.live.monitoring.job_steps import MOST_TOLD, StepTimes
 from commtrace.live.monitoring.waits import CALLS_OF_A_BLOCK, MOST_GROUPS, Block, BlockTime
 from commtrace.live.monitoring.window import Window, WindowReport, work_of
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
+from commtrace.trace.metadata import ClockAnchor
 from tests.factory import metadata
 
 MS = 1_000_000
@@ -82,6 +84,32 @@ def test_a_step_longer_than_a_window_is_told_together_with_the_next_one() -> Non
     assert (alone.steps, alone.last_step, alone.work_ns) == (0, 4, (0,) * 6)
     assert (report.steps, report.last_step, report.work_ns[0]) == (2, 5, 62 * MS)
     assert report.error_ns == round(1.4826 * 2 * MS / 2**0.5)
+
+
+def test_the_times_of_chosen_steps_are_told_once_on_the_wall_clock() -> None:
+    anchor = ClockAnchor(monotonic_ns=0, realtime_ns=10**18, bracket_ns=40)
+    gathered = Window(LiveRank(metadata(3, world_size=8, anchor=anchor), Path("run")), times_every=2)
+    for number in (1, 2, 3, 2):
+        gathered.add(step(number))
+    assert gathered.close(17, now_ns=0).step_times == (
+        StepTimes(2, 0, 10**18 + 2_000 * MS, 10**18 + 2_100 * MS),
+        StepTimes(2, 1, 10**18 + 2_000 * MS, 10**18 + 2_100 * MS),
+    )
+    gathered.add(step(4))
+    assert [one.step for one in gathered.close(18, now_ns=0).step_times] == [4], "a single step, too"
+    assert gathered.close(19, now_ns=0).step_times == ()
+
+
+def test_of_very_short_steps_the_newest_are_told() -> None:
+    gathered = Window(LiveRank(metadata(3, world_size=8), Path("run")), times_every=1)
+    for number in range(100):
+        gathered.add(step(number))
+    report = gathered.close(17, now_ns=0)
+
+    assert [one.step for one in report.step_times] == list(range(100 - MOST_TOLD, 100))
+    message = msgspec.json.encode(report)
+    assert len(message) < 5_000
+    assert msgspec.json.decode(message, type=WindowReport) == report
 
 
 def test_a_report_survives_its_message_and_stays_small() -> None:

@@ -1,0 +1,100 @@
+"""When the steps of the job began and ended: the earliest begin and the latest end of its ranks, on the wall clock.
+
+>>> steps = JobSteps()
+>>> steps.add([StepTimes(7, 0, 100, 200)])
+>>> steps.add([StepTimes(7, 0, 90, 180)])
+>>> steps.newest
+(JobStep(step=7, repetition=0, begin_ns=90, end_ns=200, ranks=2),)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from commtrace.live.monitoring.declared import Count, Instant, Number
+
+MOST_TOLD: Final = 64
+"""Of so many steps a rank tells the times in one report, the newest."""
+
+MOST_JOINED: Final = 256
+"""Of so many steps the times of all ranks are kept, the newest."""
+
+_MOST_REMEMBERED: Final = 1_000
+
+
+class StepTimes(NamedTuple):
+    """One step on one rank.
+
+    Attributes:
+        step: its number.
+        repetition: how often the rank had a step of this number before.
+        begin_ns, end_ns: epoch.
+    """
+
+    step: Number
+    repetition: Count
+    begin_ns: Instant
+    end_ns: Instant
+
+
+class JobStep(NamedTuple):
+    """One step on those ranks whose times are known.
+
+    Attributes:
+        step, repetition: as in :class:`StepTimes`.
+        begin_ns, end_ns: epoch; the earliest begin and the latest end.
+        ranks: how many.
+    """
+
+    step: Number
+    repetition: Count
+    begin_ns: Instant
+    end_ns: Instant
+    ranks: Count
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What the step is known by on all ranks."""
+        return self.step, self.repetition
+
+
+class JobSteps:
+    """Joins the times that ranks tell, each of them once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], JobStep] = {}
+
+    def add(self, told: Iterable[StepTimes]) -> None:
+        """Take the times of one rank."""
+        for one in told:
+            key = (one.step, one.repetition)
+            known = self._known.get(key)
+            begin_ns = min(one.begin_ns, known.begin_ns) if known else one.begin_ns
+            end_ns = max(one.end_ns, known.end_ns) if known else one.end_ns
+            self._known[key] = JobStep(*key, begin_ns, end_ns, 1 + (known.ranks if known else 0))
+        while len(self._known) > MOST_JOINED:
+            del self._known[next(iter(self._known))]
+
+    @property
+    def newest(self) -> tuple[JobStep, ...]:
+        """Return the steps, at most ``MOST_JOINED``, in the order in which they were first told."""
+        return tuple(self._known.values())
+
+
+class Repetitions:
+    """How often a rank had a step of the same number before, of the newest thousand numbers."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+
+    def begin(self, step: int) -> int:
+        """Return it for a step that is new."""
+        self._seen[step] = self._seen.pop(step, -1) + 1
+        if len(self._seen) > _MOST_REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return self._seen[step]
+
+    def of(self, step: int) -> int:
+        """Return it for the newest step of this number."""
+        return self._seen.get(step, 0)

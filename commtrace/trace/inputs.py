@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,6 +29,12 @@ MOST_RANKS: Final = 1 << 20
 
 LONGEST_WORD: Final = 8_192
 """Characters of a name; kernels of C++ templates have some thousand."""
+
+_DECODERS: Final[dict[Any, Any]] = {}
+"""Of msgspec, by type."""
+
+_MAKING: Final = threading.Lock()
+"""msgspec 0.22 lets a thread decode with what another one is still finding out of a type, and crashes the process."""
 
 _KINDS_OF_FILE: Final = {
     stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -74,8 +81,11 @@ def decode_json(text: str | bytes, kind: type[_T] | Any = Any) -> _T:
     """
     import msgspec  # here: a training process reads no files of others, but for requests of detail
 
+    with _MAKING:
+        if kind not in _DECODERS:
+            _DECODERS[kind] = msgspec.json.Decoder(kind)
     try:
-        decoded: _T = msgspec.json.decode(text, type=kind)
+        decoded: _T = _DECODERS[kind].decode(text)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise ValueError(str(error)) from None
     except RecursionError:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from commtrace.trace.inputs import LONGEST_WORD, all_printable, decode_json, open_file, printable, read_file
@@ -67,3 +70,18 @@ def test_json_of_the_declared_type_comes_back() -> None:
 def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert all_printable({text: [text, 1, None]}) == {shown: [shown, 1, None]}
+
+
+def slow_type() -> type[int]:
+    """An annotation that lets other threads run while msgspec looks at it."""
+    time.sleep(0.05)
+    return int
+
+
+def test_threads_decode_the_first_of_a_type_at_once() -> None:
+    """With msgspec alone the second one crashes the process: of what the first one makes it sees half."""
+    inner = msgspec.defstruct("Inner", [("number", "slow_type()")], module=__name__)
+    outer = msgspec.defstruct("Outer", [("inner", inner), ("word", str)], module=__name__)
+    with ThreadPoolExecutor(4) as pool:
+        decoded = list(pool.map(lambda _: decode_json('{"inner": {"number": 3}, "word": "a"}', outer), range(4)))
+    assert decoded == [outer(inner(3), "a")] * 4

@@ -214,6 +214,8 @@ def _subject(places: Mapping[int, Place], place: str, ranks: Collection[int]) ->
 
 
 def _how_many(some: int, all_of_them: int) -> str:
+    if some == all_of_them == 2:
+        return "Both"
     return f"All {some}" if some == all_of_them else f"{some} of the {all_of_them}"
 
 

@@ -29,7 +29,7 @@ from commtrace.analysis.stragglers.device_evidence import DeviceEvidence, device
 from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
 from commtrace.analysis.stragglers.long_microbatches import SEQUENCES, replicas_in_words
 from commtrace.analysis.stragglers.normal import Float64
-from commtrace.analysis.stragglers.prices import mean_ms, price_of
+from commtrace.analysis.stragglers.prices import Price, mean_ms, price_of
 from commtrace.analysis.stragglers.slow_ranks import (
     MEANT,
     MICROBATCHES,
@@ -262,7 +262,9 @@ def _verdict(
         cost_ms_per_step=price.ms,
         gpu_hours_per_day=price.gpu_hours_per_day,
         persistence=persistence,
-        evidence=" ".join(_sentences(found, key.place, cause, members, persistence, devices)),
+        evidence=" ".join(
+            _sentences(found, key.place, cause, members, _how_often(found.bench, persistence, price), devices)
+        ),
         next_step=_next_step(key.place, cause, members),
         occurrence=price.cost.when.in_words() if in_few_steps else "",
         members=_members(replay, dearest, members, slow),
@@ -292,11 +294,11 @@ def _sentences(
     place: str,
     cause: str,
     members: Sequence[SlowRank],
-    persistence: float,
+    how_often: str,
     devices: Sequence[DeviceEvidence | None],
 ) -> Iterator[str]:
     """What speaks for a verdict: the numbers, the only slow phase, the device of the slowest member."""
-    yield _evidence(found, place, cause, members, persistence)
+    yield _evidence(found, place, cause, members, how_often)
     if cause in PHASES:
         yield ONLY_PHASE.format(phase=PHASES[cause])
     is_of_device = cause in ("compute", THROTTLED, *PHASES) or place != RANKS
@@ -356,12 +358,20 @@ def _who(run: Run, key: _Key) -> str:
     )
 
 
-def _evidence(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], persistence: float) -> str:
+def _how_often(bench: Bench, persistence: float, price: Price) -> str:
+    """``so in 9 of 9 steps``; with their numbers where they are only some of a stretch."""
+    steps = bench.program.steps[bench.steady]
+    first, last = int(steps[0]), int(steps[-1])
+    told = f"so in {round(persistence * len(steps))} of {len(steps)} steps"
+    whole = not price.stretches or any((one.first, one.last) == (first, last) for one in price.stretches)
+    return told if whole else f"{told} from {first} to {last}"
+
+
+def _evidence(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], how_often: str) -> str:
     bench, first = found.bench, members[0]
     if cause == SEQUENCES:
         return _evidence_of_input(found, members)
     others = compared_with(first.told_by)
-    how_often = f"so in {round(persistence * bench.num_steps)} of {bench.num_steps} steps"
     if len(members) > 1:
         ranks, excess_ms = [member.rank for member in members], [member.total_ns / 1e6 for member in members]
         places = places_of(bench.run)

@@ -24,7 +24,7 @@ from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST, Float6
 from commtrace.analysis.stragglers.prices import Price, price_of
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work, of_steps
 from commtrace.analysis.stragglers.stretches import cut_at
-from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE, Verdict
+from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE, STAGE_THAT_CHANGED, Verdict
 from commtrace.trace.spans import Int64
 
 _CAUSE: Final = "stage_imbalance"
@@ -261,6 +261,7 @@ def _verdict(bench: Bench, found: _Stages, own: Sequence[int], price: Price) -> 
     ranks = [rank for rank, stage in bench.stage_of_rank.items() if stage in own]
     slowest = max(own, key=lambda stage: found.judged.excess_ns[found.row(stage)])
     first = min(rank for rank in ranks if bench.stage_of_rank[rank] == slowest)
+    changed = found.judged.told_by[found.row(slowest)] in (PAST, BASELINE) or _lasts_for_a_part(bench, price)
     return Verdict(
         rank=first,
         host=bench.run.ranks[first].metadata.node,
@@ -271,9 +272,16 @@ def _verdict(bench: Bench, found: _Stages, own: Sequence[int], price: Price) -> 
         gpu_hours_per_day=price.gpu_hours_per_day,
         persistence=price.cost.persistence,
         evidence=_evidence(found, slowest) + _or_slow_instead(bench, ranks),
-        next_step=NEXT_STEP[_CAUSE],
+        next_step=STAGE_THAT_CHANGED if changed else NEXT_STEP[_CAUSE],
         stretches=price.stretches,
     )
+
+
+def _lasts_for_a_part(bench: Bench, price: Price) -> bool:
+    """Return whether there are steps in which it does not hold."""
+    steps = bench.program.steps[bench.steady]
+    within = [(steps >= one.first) & (steps <= one.last) for one in price.stretches]
+    return bool(within) and not np.logical_or.reduce(within).all()
 
 
 def _evidence(found: _Stages, stage: int) -> str:

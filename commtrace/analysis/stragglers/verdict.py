@@ -263,6 +263,12 @@ _NEXT_STEP_AT: Final = {
 }
 """What to do where all ranks of a place are slow in all that they do."""
 
+STAGE_THAT_CHANGED: Final = (
+    "Its layers are the same as before: look at the devices and hosts of this stage (clocks, power, other processes), "
+    "and at what its layers do that they did not do before (a recompilation, other kernels, more tokens for an expert)."
+)
+"""What to do where a stage is slower than it was: to move layers is for one that has had too many from the start."""
+
 _INPUT_OF_HOST: Final = (
     "Look at the storage that this host reads its input from (mount, cache, network), and give its ranks more workers "
     "or a deeper prefetch."

@@ -52,7 +52,7 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     recorded = run.world_size - len(run.missing_ranks)
     attempt = f", attempt {run.attempt + 1}" if run.attempt else ""
     yield (
-        f"[bold]Run {escape(run.id)}[/]{attempt} · {recorded} of {run.world_size} ranks have files · "
+        f"[bold]Run {escape(run.id)}[/]{attempt} · {recorded} of {run.world_size} ranks have readable files · "
         f"{escape(run.backend or 'no backend')} · {escape(hosts)}"
     )
     states = run.states
@@ -72,7 +72,7 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
         by_state["ended with an uncaught exception"] = raised
     yield "Ranks: " + "; ".join(f"{state}: {ranges_in_words(own)}" for state, own in by_state.items() if own)
     if run.missing_ranks:
-        yield f"[yellow]No files of {ranks_in_words(run.missing_ranks)}.[/]"
+        yield f"[yellow]No readable files of {ranks_in_words(run.missing_ranks)}.[/]"
     yield clock_line(diagnosis.alignment.to_json())
 
 

@@ -115,3 +115,12 @@ def test_of_two_ranks_a_few_slow_steps_are_told_and_named_nobody() -> None:
     assert "rank 1 on node0" in findings.waited_for
     assert "In most steps its own work takes as long" in findings.waited_for
     assert "takes longer, by 5% in the mean over all steps" in findings.waited_for
+
+
+def test_evidence_of_some_steps_of_a_stretch_says_which() -> None:
+    """Another rank's input cuts the run in two, and the evidence is that of one part."""
+    findings, _ = judged(("gc=3:60", "data=5:40@10:24"), steps=24)
+
+    (collecting,) = (verdict for verdict in findings.verdicts if verdict.cause == "gc")
+    assert [stretch[:2] for stretch in collecting.stretches] == [(1, 23)]
+    assert collecting.evidence.endswith(("so in 9 of 9 steps from 1 to 9.", "so in 14 of 14 steps from 10 to 23."))

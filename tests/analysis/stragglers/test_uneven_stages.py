@@ -26,6 +26,7 @@ def test_uneven_stages_are_named_at_any_size_that_costs_enough(faults: Sequence[
     (verdict,) = findings.verdicts
     assert (verdict.who, verdict.cause) == (stages, "stage_imbalance")
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2, abs=1)
+    assert verdict.next_step.startswith("Move layers from this stage to others")
     assert ("the output layer and the loss are part of that" in verdict.evidence) == ("stage 3" in stages)
 
 
@@ -63,6 +64,7 @@ def test_a_stage_that_is_uneven_in_a_part_of_the_run_is_named_with_these_steps(f
     assert (verdict.who, verdict.cause) == ("stage 1 (ranks 2–3)", "stage_imbalance")
     ((begin, end, in_stretch_ms, *_),) = verdict.stretches
     assert (begin, end) == (max(first, 1), last - 1)  # the first step warms up
+    assert verdict.next_step.startswith("Its layers are the same as before")
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.1, abs=1)
     assert in_stretch_ms == pytest.approx(cost_ms * 40 / (last - first), rel=0.1, abs=1)
 

@@ -234,9 +234,8 @@ class MonitorExporter:
             report = self._window.close(number, self._monotonic_ns())
             groups = tuple(self._window.waits.groups[:MOST_GROUPS_ASKED]) if self._shows_more else ()
         asks_findings = self._shows_more and self._rank.rank == 0 and bool(self._config.monitor.store)
-        reply = self._exchange(
-            Report(self._job, report, groups, asks_findings, self._process, self._asks_job_steps),
-        )
+        request = Report(self._job, report, groups, asks_findings, self._process, self._asks_job_steps)
+        reply = self._exchange(request)
         self._failures = 0
         if self._asks_job_steps:
             self._rank.job_steps = {step.key: step for step in reply.job_steps}

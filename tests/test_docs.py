@@ -159,3 +159,10 @@ def test_names_in_the_glossary_exist() -> None:
 
     assert len(names) > 50
     assert sorted(names - words) == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    present = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+
+    assert set(re.findall(r"\btest_\w+\.py", page.read_text())) - present == set()

@@ -270,15 +270,15 @@ def judge(case: Case, victim: int, failed_at: float, folder: Path) -> Outcome:
     from commtrace.analysis.hangs.diagnosis import examine
     from commtrace.trace.processes import process_state
 
-    told = examine(folder / "run", now_ns=time.time_ns(), ask=process_state)
-    sentences = [f"doctor: {one}" for one in (*told["findings"], *told["hang"]["sentences"])]
+    diagnosis = examine(folder / "run", now_ns=time.time_ns(), ask=process_state)
+    sentences = [f"doctor: {one}" for one in (*diagnosis.findings, *diagnosis.hang.sentences)]
     if not case.hangs:
-        first = told["first_failure"]
-        return Outcome(first is not None and first["ranks"] == [victim], None, None, None, tuple(sentences))
-    roots = [root["rank"] for root in told["hang"]["chains"]["roots"]]
-    is_right = told["hang"]["is_hung"] and roots == [victim]
-    doing = told["hang"]["doing"].get(str(victim), {})
-    place = None if case.fault != "stuck in data" else f"{__file__}:" in (doing.get("at") or "")
+        first = diagnosis.first_failure
+        return Outcome(first is not None and list(first.ranks) == [victim], None, None, None, tuple(sentences))
+    is_right = diagnosis.hang.is_hung and [root.rank for root in diagnosis.hang.chains.roots] == [victim]
+    doing = diagnosis.hang.doing.get(victim)
+    at = doing.at if doing is not None else None
+    place = None if case.fault != "stuck in data" else f"{__file__}:" in (at or "")
     path = folder / "run" / "monitor.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     hangs = [event for event in events if event["kind"] == "hang"]
@@ -339,7 +339,11 @@ def _line(case: Case, outcomes: list[Outcome]) -> str:
 
     seconds = sorted(one.seconds for one in outcomes if one.seconds is not None)
     times = f"{seconds[len(seconds) // 2]:.1f} (at most {seconds[-1]:.1f})" if seconds else "-"
-    columns = [[one.doctor for one in outcomes], [one.monitor for one in outcomes], [one.place for one in outcomes]]
+    columns: list[list[bool | None]] = [
+        [one.doctor for one in outcomes],
+        [one.monitor for one in outcomes],
+        [one.place for one in outcomes],
+    ]
     return f"{case.name:28s} " + " ".join(f"{right(answers):>9s}" for answers in columns) + f"  {times}"
 
 

@@ -387,7 +387,7 @@ def _offline(fault: RealFault, true_ms: float, folder: Path, first: int) -> Any:
     analysis = analyse(folder / "run", f"{first + SETTLED}:{first + STEPS - SETTLED}")
     findings = find_stragglers(analysis.run, analysis.matches)
     named = [
-        Named(ranks_in(one.who, one.rank).union(one.ranks), one.place, one.cause, one.cost_ms_per_step,
+        Named(ranks_in(one.who, one.rank).union(one.ranks), one.who, one.place, one.cause, one.cost_ms_per_step,
               f"{one.who}: {one.cause}, {one.cost_ms_per_step:.1f} ms. {one.evidence}")
         for one in findings.verdicts
     ]  # fmt: skip
@@ -408,7 +408,7 @@ def _live(fault: RealFault, true_ms: float, events: Sequence[Mapping[str, Any]],
         who = straggler["who"]
         if event["kind"] == "straggler":
             ranks, cost_ms = _named_in(straggler), straggler["cost_ms_per_step"]
-            current[who] = Named(ranks, straggler["place"], straggler["cause"], cost_ms, event["sentence"])
+            current[who] = Named(ranks, who, straggler["place"], straggler["cause"], cost_ms, event["sentence"])
         else:
             current.pop(who, None)
             seconds_to_clear = event["time"] - end

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from commtrace.analysis.summary import summarise
 from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.trace import blocks
+from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.run import Run
 
 JOBS = st.builds(
@@ -54,12 +55,11 @@ def test_a_summary_does_not_depend_on_the_zero_of_the_clocks(job: Job, offset: i
         rank: replace(
             trace,
             spans=trace.spans.replace(start=trace.spans.start + offset, end=trace.spans.end + offset),
-            metadata=replace(trace.metadata, anchor=trace.metadata.anchor.__class__(
-                trace.metadata.anchor.monotonic_ns + offset, trace.metadata.anchor.realtime_ns
-            )),
+            metadata=replace(trace.metadata, anchor=_moved(trace.metadata.anchor, offset)),
+            anchors=tuple(_moved(anchor, offset) for anchor in trace.anchors),
         )
         for rank, trace in run.ranks.items()
-    }  # fmt: skip
+    }
     told, expected = summarise(replace(run, ranks=moved)), summarise(run)
 
     for host in told["alignment"]["hosts"]:
@@ -81,6 +81,10 @@ def test_a_summary_does_not_depend_on_which_ranks_are_in_one_block(job: Job, row
         divided = replace(run)
         assert rows > 1 or len(divided.blocks) == len(run.ranks)
         assert summarise(divided) == expected
+
+
+def _moved(anchor: ClockAnchor, offset: int) -> ClockAnchor:
+    return replace(anchor, monotonic_ns=anchor.monotonic_ns + offset)
 
 
 def _recoded(spans: Any, count: int) -> Any:

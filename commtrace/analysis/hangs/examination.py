@@ -190,7 +190,7 @@ class Diagnosis:
         return not self.findings
 
     def to_json(self) -> JsonObject:
-        """Return what ``commtrace doctor --json`` prints (docs/json/doctor.schema.json)."""
+        """Return what ``commtrace doctor --json`` prints."""
         return fields_to_json(self)
 
     def rank(self, rank: int) -> ExaminedRank | None:

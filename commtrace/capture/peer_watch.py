@@ -2,7 +2,9 @@
 
 Launchers kill the ranks that are left a tenth of a second after one has died: then all files break off alike, and on a
 GPU the others have not even noticed by then. So a thread waits for the processes of the others (pidfd_open(2), Linux
-5.3), and writes at once whose has ended. It needs neither the training thread nor the harvester for that.
+5.3), and writes at once whose has ended, and a little later that this rank is still there: whoever ends all ranks from
+outside leaves no time for that. It needs neither the training thread nor the harvester, and sleeps as long as nobody
+ends.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ _LOOK_SECONDS: Final = 1.0
 _SEARCH_SECONDS: Final = 60.0
 """So long the files of the others are looked for: they say which process each of them is."""
 
+_STILL_THERE_MS: Final = 12
+"""After an end. More than analysis/hangs/first_failure.py asks for, less than launchers take to kill the others."""
+
 _JOIN_SECONDS: Final = 1.0
 
 
@@ -49,6 +54,13 @@ class PeerWatch:
         self._own: RankMetadata | None = None
         self._run_directory = Path()
         self._has_noted = False
+        self._watched: dict[int, int] = {}
+        """Rank by the descriptor of its process. Descriptors are closed after they have left it: a fork may come."""
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """Return the ranks whose end will be noted."""
+        return frozenset(self._watched.values())
 
     def start(self, run_directory: Path, metadata: RankMetadata) -> None:
         """Begin to watch, where the system can."""
@@ -87,66 +99,63 @@ class PeerWatch:
                 self._failed(PART, error)
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: the thread is not there."""
+        """In a forked child: the thread is not there, and its descriptors are of no use."""
+        if self._thread is None or self._stop is None:
+            return
         self._thread = None
+        for descriptor in (*self._stop, *self._watched):
+            os.close(descriptor)
+        self._watched.clear()
 
     def _run(self, stop: int) -> None:
-        watched: dict[int, int] = {}
         try:
-            self._watch(stop, watched)
+            self._watch(stop)
         except Exception as error:
             self._failed(PART, error)
         finally:
-            for process in watched:
-                os.close(process)
+            while self._watched:
+                os.close(self._watched.popitem()[0])
 
-    def _watch(self, stop: int, watched: dict[int, int]) -> None:
-        """Watch until there is something to read from ``stop``.
-
-        Args:
-            stop: descriptor.
-            watched: rank by the descriptor of its process; empty at first.
-        """
+    def _watch(self, stop: int) -> None:
+        """Watch until there is something to read from the descriptor ``stop``."""
         assert self._own is not None
         directory = rank_directory(self._run_directory, self._own.rank)
         poll = select.poll()
         poll.register(stop, select.POLLIN)
         unknown = _ranks_nearby(self._own)
         give_up_at = time.monotonic() + _SEARCH_SECONDS
+        is_told = True
         while True:
-            gone = set()
             for rank in sorted(unknown):
                 peer = _of_rank(self._run_directory, rank, self._own)
                 if peer is None:
                     continue
                 unknown.discard(rank)
-                state = process_state(peer) if peer.node == self._own.node else None
-                process = _opened(peer.pid) if state not in (None, GONE) else None
+                # One that is gone already is not noted: in another container its number may be that of nobody here.
+                process = _opened(peer) if peer.node == self._own.node else None
                 if process is not None:
-                    watched[process] = rank
+                    self._watched[process] = rank
                     poll.register(process, select.POLLIN)
-                elif state is not None:
-                    gone.add(rank)
             if time.monotonic() > give_up_at:
                 unknown.clear()
-            if gone:
-                self._note(directory, gone)
-            ready = [descriptor for descriptor, _ in poll.poll(1000 * _LOOK_SECONDS if unknown else None)]
+            patience = None if not unknown else 1000 * _LOOK_SECONDS
+            ready = [descriptor for descriptor, _ in poll.poll(patience if is_told else _STILL_THERE_MS)]
             ended = [descriptor for descriptor in ready if descriptor != stop]
-            if ended:
+            if ended or not is_told:
                 # Before anything else: every call of the system lets another thread take Python's lock for 5 ms.
-                self._note(directory, {watched[descriptor] for descriptor in ended})
+                self._note(directory, {self._watched[descriptor] for descriptor in ended})
+                is_told = not ended
             if stop in ready:
                 return
             for descriptor in ended:
                 poll.unregister(descriptor)
-                del watched[descriptor]
+                del self._watched[descriptor]
                 os.close(descriptor)
 
-    def _note(self, directory: Path, gone: set[int]) -> None:
+    def _note(self, directory: Path, ended: set[int]) -> None:
         assert self._own is not None
         self._has_noted = True
-        note_gone_peers(directory, self._own.session, gone)
+        note_gone_peers(directory, self._own.session, time.monotonic_ns(), ended)
 
 
 def _can_watch() -> bool:
@@ -166,12 +175,17 @@ def _ranks_nearby(own: RankMetadata) -> set[int]:
     return set(range(first, min(first + _MOST_PEERS, own.world_size))) - {own.rank}
 
 
-def _opened(pid: int) -> int | None:
-    """Return a descriptor that can be read once the process has ended; None where it has."""
+def _opened(peer: RankMetadata) -> int | None:
+    """Return a descriptor that can be read once the rank's process has ended; None where it has, or is not here."""
     try:
-        return os.pidfd_open(pid)
+        process = os.pidfd_open(peer.pid)
     except ProcessLookupError:
         return None
+    # Only now: the number of one that ended before may belong to another process.
+    if process_state(peer) not in (None, GONE):
+        return process
+    os.close(process)
+    return None
 
 
 def _of_rank(run_directory: Path, rank: int, own: RankMetadata) -> RankMetadata | None:

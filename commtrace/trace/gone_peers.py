@@ -1,8 +1,8 @@
 """The ranks of its host that a rank saw end, in order, kept beside its segments.
 
-A file of its own, ``gone-SESSION``, with a line for each look that found somebody gone: a list of ranks. Rows would
-come too late: the launcher kills the rank a tenth of a second after it has seen that, or sooner. Who ends in order
-removes its file.
+A file of its own, ``gone-SESSION``, with a line for each look that found somebody gone, ``[at_ns, [ranks]]``, and one
+without ranks a little later: whoever wrote it was still there. Rows would come too late: the launcher kills the rank a
+tenth of a second after it has seen that, or sooner. Who ends in order removes its file.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from commtrace.trace.run import RankTrace
+from commtrace.trace.inputs import decode_json
+from commtrace.trace.run import PeerLook, RankTrace
 
 _MOST_BYTES: Final = 65_536
 
 
-def note_gone_peers(rank_directory: Path, session: int, ranks: Collection[int]) -> None:
+def note_gone_peers(rank_directory: Path, session: int, at_ns: int, ranks: Collection[int]) -> None:
     """Add a look.
 
     Args:
         rank_directory: of the rank that looked.
         session: of its recording.
-        ranks: whose processes it found gone, those of earlier looks left out.
+        at_ns: when, on the host's monotonic clock.
+        ranks: whose processes it found gone, those of earlier looks left out; none to tell that it is still there.
 
     Raises:
         OSError: it cannot be written.
     """
     file = os.open(_path(rank_directory, session), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
-        os.write(file, f"{json.dumps(sorted(ranks))}\n".encode())
+        os.write(file, f"{json.dumps([at_ns, sorted(ranks)])}\n".encode())
     finally:
         os.close(file)
 
@@ -51,17 +53,13 @@ def with_gone_peers(trace: RankTrace, rank_directory: Path) -> RankTrace:
     path = _path(rank_directory, trace.metadata.session)
     try:
         text = path.read_text(encoding="ascii") if path.stat().st_size <= _MOST_BYTES else ""
-        looks = [json.loads(line) for line in text.splitlines()]
-    except (OSError, ValueError, RecursionError):
+        looks: list[PeerLook] = [decode_json(line, PeerLook) for line in text.splitlines()]
+    except (OSError, ValueError):
         return trace  # Most have none; of a damaged one nothing is believed.
-    world_size = trace.metadata.world_size
-    if not all(isinstance(look, list) and all(_is_rank(rank, world_size) for rank in look) for look in looks):
+    ranks = range(trace.metadata.world_size)
+    if not all(0 <= look.at_ns < 2**63 and all(rank in ranks for rank in look.ended) for look in looks):
         return trace
-    return replace(trace, gone_peers=tuple(map(tuple, looks)))
-
-
-def _is_rank(value: object, world_size: int) -> bool:
-    return type(value) is int and 0 <= value < world_size
+    return replace(trace, gone_peers=tuple(looks))
 
 
 def _path(rank_directory: Path, session: int) -> Path:

@@ -27,6 +27,18 @@ class Drop(NamedTuple):
     counts: Mapping[str, int]
 
 
+class PeerLook(NamedTuple):
+    """A look of a rank at the processes of the other ranks of its host.
+
+    Attributes:
+        at_ns: on the host's monotonic clock.
+        ended: ranks that had ended since the look before; none where the rank only tells that it is still there.
+    """
+
+    at_ns: int
+    ended: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class RankTrace:
     """Everything that one rank recorded.
@@ -51,7 +63,7 @@ class RankTrace:
         exception: type of an uncaught exception that ended the rank; else empty.
         exception_frames: where it was raised, innermost first, as ``file:line function``.
         failures: communications that raised, as the ``failed`` marks have them.
-        gone_peers: ranks of the same host that it saw end, look by look.
+        gone_peers: looks at which it saw other ranks of its host end, in order.
         aggregates: by step that is not in detail, the texts of its ``aggregate`` marks (:mod:`.aggregates`).
         discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
         progress: (step, ns) while nothing was recorded, of a rank that records only some steps.
@@ -77,7 +89,7 @@ class RankTrace:
     exception: str = ""
     exception_frames: tuple[str, ...] = ()
     failures: tuple[Mapping[str, Any], ...] = ()
-    gone_peers: tuple[tuple[int, ...], ...] = ()
+    gone_peers: tuple[PeerLook, ...] = ()
     aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     discarded: Mapping[str, Any] = field(default_factory=dict)
     progress: tuple[tuple[int, int], ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -41,7 +42,18 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def looks(run: Path) -> tuple[tuple[int, ...], ...]:
-    return load_run(run).ranks[0].gone_peers
+    return tuple(look.ended for look in load_run(run).ranks[0].gone_peers)
+
+
+def open_descriptors() -> set[str]:
+    """Those of pipes and processes, which a fork or a read file of another thread does not change."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            kind = os.readlink(f"/proc/self/fd/{name}")
+            if kind.startswith(("pipe:", "anon_inode:[pidfd]")):
+                found.add(name)
+    return found
 
 
 @pytest.fixture
@@ -62,17 +74,19 @@ def test_ranks_of_this_host_are_noted_as_they_end(tmp_path: Path, processes: lis
     watch = PeerWatch(fail)
     watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
     try:
+        wait_until(lambda: watch.watched == {1})
         first.communicate()
-        wait_until(lambda: looks(tmp_path) == ((1,),))
+        wait_until(lambda: looks(tmp_path) == ((1,), ()))
         write_rank(tmp_path, [mark("end", {})], rank=4, **here(second.pid))  # begins to record later
+        wait_until(lambda: watch.watched == {4})
         second.communicate()
-        wait_until(lambda: looks(tmp_path) == ((1,), (4,)))
+        wait_until(lambda: looks(tmp_path) == ((1,), (), (4,), ()))
     finally:
         watch.stop(in_order=False)
         for process in processes:
             process.kill()
             process.wait()
-    assert looks(tmp_path) == ((1,), (4,))
+    assert looks(tmp_path) == ((1,), (), (4,), ())
 
 
 def test_who_ends_in_order_leaves_no_word(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
@@ -80,9 +94,49 @@ def test_who_ends_in_order_leaves_no_word(tmp_path: Path, processes: list[subpro
         write_rank(tmp_path, [mark("end", {})], rank=rank, **here(pid))
     watch = PeerWatch(fail)
     watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
+    wait_until(lambda: watch.watched == {1})
     for process in processes:
         process.communicate()
-    wait_until(lambda: looks(tmp_path) == ((1,),))
+    wait_until(lambda: looks(tmp_path)[:1] == ((1,),))
     watch.stop(in_order=True)
     assert looks(tmp_path) == ()
     watch.stop(in_order=True)
+
+
+def test_a_rank_that_cannot_be_found_is_not_said_to_have_ended(tmp_path: Path) -> None:
+    """In another container of a host whose name both have, its number is nobody's."""
+    nobody = subprocess.Popen([sys.executable, "-c", ""])
+    nobody.wait()
+    write_rank(tmp_path, [mark("end", {})], rank=0, **here(os.getpid()))
+    write_rank(tmp_path, [mark("end", {})], rank=1, **here(nobody.pid))
+    watch = PeerWatch(fail)
+    watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
+    watch.stop(in_order=False)
+    assert (watch.watched, looks(tmp_path)) == (frozenset(), ())
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_nothing_stays_open_after_the_end_nor_in_a_forked_child(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    for rank, pid in enumerate((os.getpid(), processes[0].pid, processes[1].pid)):
+        write_rank(tmp_path, [mark("end", {})], rank=rank, **here(pid))
+
+    before = open_descriptors()
+    watch = PeerWatch(fail)
+    watch.start(tmp_path, metadata(rank=0, local_rank=0, **here(os.getpid())))
+    wait_until(lambda: watch.watched == {1, 2})
+    child = os.fork()
+    if child == 0:
+        leaks = True
+        try:
+            watch.abandon_after_fork()
+            leaks = open_descriptors() != before
+        finally:
+            os._exit(leaks)
+    status = os.waitpid(child, 0)[1]
+    watch.stop(in_order=False)
+    assert open_descriptors() == before
+    for process in processes:
+        process.communicate()
+    assert (os.waitstatus_to_exitcode(status), watch.watched) == (0, frozenset())

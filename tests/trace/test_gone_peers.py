@@ -8,12 +8,13 @@ import pytest
 
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.gone_peers import forget_gone_peers, note_gone_peers
+from commtrace.trace.run import PeerLook
 from tests.trace.rows import mark, write_rank
 
 SESSION = 7
 
 
-def noted(tmp_path: Path) -> tuple[tuple[int, ...], ...]:
+def noted(tmp_path: Path) -> tuple[PeerLook, ...]:
     return load_run(tmp_path).ranks[0].gone_peers
 
 
@@ -24,20 +25,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_looks_are_read_in_their_order(tmp_path: Path, folder: Path) -> None:
-    note_gone_peers(folder, SESSION, {2})
-    note_gone_peers(folder, SESSION, {3, 1})
-    note_gone_peers(folder, SESSION + 1, {1})
-    assert noted(tmp_path) == ((2,), (1, 3)), "the one of another session is not this one's"
+    note_gone_peers(folder, SESSION, 10, {2})
+    note_gone_peers(folder, SESSION, 12, {3, 1})
+    note_gone_peers(folder, SESSION, 24, ())
+    note_gone_peers(folder, SESSION + 1, 11, {1})
+    assert noted(tmp_path) == ((10, (2,)), (12, (1, 3)), (24, ())), "the one of another session is not this one's"
 
 
 def test_who_forgets_has_noted_nothing(tmp_path: Path, folder: Path) -> None:
-    note_gone_peers(folder, SESSION, {2})
+    note_gone_peers(folder, SESSION, 10, {2})
     forget_gone_peers(folder, SESSION)
     assert noted(tmp_path) == ()
     forget_gone_peers(folder, SESSION)
 
 
-@pytest.mark.parametrize("text", ["[4]", "[-1]", "[true]", '{"ranks": 1}', "[1", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["[11, [4]]", "[11, [-1]]", "[11, [true]]", "[-1, [1]]", "[11]", '{"ranks": 1}', "[1", "[" * 100_000]
+)
 def test_of_a_damaged_file_nothing_is_believed(tmp_path: Path, folder: Path, text: str) -> None:
-    (folder / f"gone-{SESSION}").write_text(f"[2]\n{text}\n")
+    (folder / f"gone-{SESSION}").write_text(f"[10, [2]]\n{text}\n")
     assert noted(tmp_path) == ()

@@ -93,7 +93,7 @@ def examine(
     }
     arrivals = {**arrivals, **{trace.rank: RankArrivals() for trace in silent}}
     shown = list(heard.ranks) if all_ranks else sorted(concerned & set(heard.ranks))
-    first = find_first_failure(heard, arrivals, endings)
+    first = find_first_failure(heard, arrivals, endings, stops)
     evidence = flight_evidence(run, flight, stops, (call.rank for call in flight_calls)) if flight_calls else None
     diagnosis = Diagnosis(
         run=_identity(run, endings),

@@ -74,6 +74,9 @@ def _first_failure(diagnosis: Diagnosis) -> Iterable[str]:
     if len(own) < len(first.ranks):
         yield _unheard(first, own)
         return
+    if first.ahead_ns is not None:
+        yield _ended_first(first, own)
+        return
     if len(own) > 1:
         yield _several_first(first, own)
         return
@@ -99,6 +102,18 @@ def _left_early(diagnosis: Diagnosis, first: FirstFailure) -> str:
         f"Left first: {ranks} ended in order, and {them} never came to {last.operation} {last.seq} of the "
         f"{group_words(last.group)}, in which {ranks_in_words(first.cut_off)} failed. See why the script ended "
         "earlier there: fewer batches, a return, sys.exit."
+    )
+
+
+def _ended_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
+    milliseconds = round((first.ahead_ns or 0) / 1e6)
+    how_long = f"{milliseconds} ms before the next one" if milliseconds else "right before the others"
+    hosts = ", ".join(dict.fromkeys(one.host for one in own))
+    one_of = "one of " if len(own) > 1 else ""
+    return (
+        f"Ended first: {one_of}{ranks_in_words(first.ranks)} on {hosts}, {how_long}: they were probably all "
+        "ended from outside (scancel, kill, the end of the allocation). If not, the launcher's log says which one "
+        "failed."
     )
 
 
@@ -157,7 +172,10 @@ def _endings(diagnosis: Diagnosis) -> Iterable[str]:
     for exception, own in raised.items():
         yield f"{ranks_in_words(own).capitalize()} ended with {exception}: its message is in the log."
     stopped = [one.rank for one in diagnosis.ranks if one.state == STOPPED and one.rank not in first]
-    if stopped and first:
+    is_failure = diagnosis.first_failure is not None and diagnosis.first_failure.ahead_ns is None
+    if stopped and first and not is_failure:
+        yield f"The files of {ranks_in_words(stopped)} break off as well."
+    elif stopped and first:
         yield (
             f"The files of {ranks_in_words(stopped)} break off as well: launchers kill the other ranks once one has "
             "failed."

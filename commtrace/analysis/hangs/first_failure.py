@@ -2,7 +2,9 @@
 
 A rank whose own communication failed was cut off by another one, and a rank that raised what torch raises for a lost
 peer may have been: neither comes before a rank that broke off without a word, nor before one that ended in order and
-never came to that communication. Launchers kill what is left once one has failed, a tenth of a second later.
+never came to that communication. Launchers kill what is left once one has failed, a tenth of a second later. What
+ranks noted of each other's ends decides alone only where it looks like that, and not like ranks that were all ended
+from outside, one right after the other.
 
 >>> find_first_failure(run, arrivals, endings)                  # doctest: +SKIP
 """
@@ -10,17 +12,26 @@ never came to that communication. Launchers kill what is left once one has faile
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from commtrace.analysis.hangs.liveness import ENDED, RUNNING, SILENT, STOPPED, Ending
+from commtrace.analysis.hangs.stops import HUNG, Stop
 from commtrace.analysis.matching.arrivals import RankArrivals, known_groups
 from commtrace.trace.processes import GONE
-from commtrace.trace.run import RankTrace, Run
+from commtrace.trace.run import PeerLook, RankTrace, Run
 
 _SURELY_EARLIER_NS: Final = 1_000_000_000
 """A rank at work writes twice a second: of two that are killed together, one's last word may be so much earlier."""
+
+_LAUNCHER_NS: Final = 10_000_000
+"""scancel, or a kill of them all, comes to all ranks within milliseconds; torchrun looks every 100 ms, and most others
+less often."""
+
+_TIMES_LATER: Final = 2
+"""Who ends the ranks one by one, and waits for each, leaves about as long between them all; a launcher kills the rest
+without waiting."""
 
 _OF_COMMUNICATION: Final = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistQueueEmptyError"})
 """What torch raises where another rank, or the network, is at fault."""
@@ -43,6 +54,8 @@ class FirstFailure:
         cut_off: ranks whose communication failed because of it.
         together: the ranks, if several, were gone at the same time.
         ended: they ended in order, and never came to the communication in which the others failed.
+        ahead_ns: nothing says that they failed: they only ended so long before the next one, 0 if that was right after.
+            None otherwise.
     """
 
     ranks: tuple[int, ...]
@@ -50,10 +63,11 @@ class FirstFailure:
     cut_off: tuple[int, ...]
     together: bool = False
     ended: bool = False
+    ahead_ns: int | None = None
 
 
 def find_first_failure(
-    run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending]
+    run: Run, arrivals: Mapping[int, RankArrivals], endings: Mapping[int, Ending], stops: Sequence[Stop]
 ) -> FirstFailure | None:
     """Return who failed first; None if nobody did, all did alike, or nothing tells."""
     if run.world_size < 2:
@@ -67,6 +81,12 @@ def find_first_failure(
     lost = tuple(sorted((*cut_off, *victims)))
     earliest = _surely_first(broken, endings)
     gone, agreed = _gone_at_first(run, earliest or broken, lost)
+    if not lost and not raised and _hung_before(gone or earliest, stops, endings):
+        return None  # Whoever ended a job that hung says nothing of why it did.
+    if gone and not (earliest or lost or raised):
+        ahead_ns, is_alone = _ahead(run, gone)
+        if not is_alone:
+            return FirstFailure(gone, False, (), ahead_ns=ahead_ns)
     if gone or earliest:
         together = len(gone or earliest) > 1 and (agreed or not gone)
         return FirstFailure(gone or earliest, False, lost, together)
@@ -118,11 +138,53 @@ def _gone_at_first(run: Run, broken: Collection[int], lost: Collection[int]) -> 
     """
     seen = []
     for one in run.ranks.values():
-        look = next((look for look in one.gone_peers if not {*broken, *lost}.isdisjoint(look)), ())
+        look = next((look.ended for look in one.gone_peers if not {*broken, *lost}.isdisjoint(look.ended)), ())
         if look and set(lost).isdisjoint(look):
             seen.append(set(broken) & set(look))
     agreed = set.intersection(*seen) if seen else set[int]()
     return tuple(sorted(agreed or set[int]().union(*seen))), bool(agreed)
+
+
+def _ahead(run: Run, first: Collection[int]) -> tuple[int, bool]:
+    """How long before the next end the first one was seen, and whether the launcher may have made that next one.
+
+    Where no other end was seen, it is how long somebody was still there.
+    """
+    ahead, is_alone = [], []
+    for looks in _looks_by_node(run):
+        seen = sorted((look.at_ns, rank) for look in looks for rank in look.ended)
+        ends = dict[int, int]()
+        for at_ns, rank in seen:
+            ends.setdefault(rank, at_ns)
+        own = [at_ns for rank, at_ns in ends.items() if rank in first]
+        if not own:
+            continue
+        others = sorted(at_ns for rank, at_ns in ends.items() if rank not in first)
+        times = [min(own), *others, max(look.at_ns for look in looks)]
+        gap, *later = [after - before for before, after in itertools.pairwise(times)]
+        ahead.append(gap)
+        is_alone.append(gap >= _LAUNCHER_NS and gap >= _TIMES_LATER * max(later, default=0))
+    return min(ahead, default=0), bool(is_alone) and all(is_alone)
+
+
+def _looks_by_node(run: Run) -> list[list[PeerLook]]:
+    """What the ranks of each host saw: by one clock."""
+    looks: dict[str, list[PeerLook]] = {}
+    for trace in run.ranks.values():
+        looks.setdefault(trace.metadata.node, []).extend(trace.gone_peers)
+    return list(looks.values())
+
+
+def _hung_before(ranks: Collection[int], stops: Sequence[Stop], endings: Mapping[int, Ending]) -> bool:
+    """Whether these ranks still wrote when others had waited long in what is a hang."""
+    last = [ending.last_ns for rank in ranks if (ending := endings[rank]).last_ns is not None]
+    for stop in stops:
+        words = [ending.last_ns for rank in stop.arrived if (ending := endings[rank]).last_ns is not None]
+        if stop.kind != HUNG or stop.waited_ns is None or not (last and words):
+            continue
+        if max(words) - stop.waited_ns < min(last) - _SURELY_EARLIER_NS:
+            return True
+    return False
 
 
 def _left_early(

@@ -15,7 +15,7 @@ from commtrace.analysis.hangs.last_activity import own_frame
 from commtrace.analysis.hangs.liveness import find_endings
 from commtrace.analysis.hangs.stops import Stop, find_stops
 from commtrace.analysis.matching.arrivals import find_arrivals
-from commtrace.trace.run import Run
+from commtrace.trace.run import PeerLook, Run
 from tests.analysis.hung_runs import NOW_NS, SECOND, activity, done, flight, stopped_run
 from tests.factory import group, p2p
 
@@ -168,13 +168,16 @@ def test_where_nothing_tells_two_killed_ranks_apart_both_are_named() -> None:
 
 def test_who_was_gone_when_communication_failed_died_before_those_that_the_launcher_killed() -> None:
     run = job_of_three({1: "RuntimeError"}, cut_off=[1])
-    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=((2,), (0,)))})
+    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(PeerLook(0, (2,)), PeerLook(1, (0,))))})
     assert examine(run, now_ns=NOW_NS).first_failure == FirstFailure((2,), raised=False, cut_off=(1,))
 
 
 def seen_by(run: Run, looks: Mapping[int, tuple[tuple[int, ...], ...]]) -> Run:
     """Whom ranks saw end."""
-    seen = {rank: replace(run.ranks[rank], gone_peers=own) for rank, own in looks.items()}
+    seen = {
+        rank: replace(run.ranks[rank], gone_peers=tuple(PeerLook(at_ns, ended) for at_ns, ended in enumerate(own)))
+        for rank, own in looks.items()
+    }
     return replace(run, ranks={**run.ranks, **seen})
 
 
@@ -192,15 +195,110 @@ def test_whom_the_others_saw_end_first(looks: Mapping[int, tuple[tuple[int, ...]
     assert (told.first_failure.ranks, told.first_failure.together) == (tuple(first), False)
 
 
-def test_nobody_raised_and_all_break_off_but_it_was_seen_who_was_first() -> None:
+MS = 1_000_000
+KILLED = (
+    "whose files break off: killed or crashed below Python; its log and dmesg say which. Until it is known why, keep "
+    "its node out of the next job: start it on another host."
+)
+LAUNCHER = "break off as well: launchers kill the other ranks once one has failed."
+OUTSIDE = (
+    "they were probably all ended from outside (scancel, kill, the end of the allocation). If not, the launcher's log "
+    "says which one failed."
+)
+
+Looks = Mapping[int, tuple[PeerLook, ...]]
+"""By rank, as it wrote them down."""
+
+
+def broken_off(looks: Looks, **changes: object) -> Run:
+    """Ranks of a host that break off at the same time, none of which had noticed anything but what they saw end."""
+    run = stopped_run({rank: done({WORLD: 5}) for rank in range(3)}, [WORLD], **changes)  # type: ignore[arg-type]
+    return replace(run, ranks={rank: replace(own, gone_peers=looks.get(rank, ())) for rank, own in run.ranks.items()})
+
+
+@pytest.mark.parametrize(
+    ("looks", "sentences"),
+    [
+        pytest.param(
+            {0: (PeerLook(0, (2,)), PeerLook(12 * MS, ())), 1: (PeerLook(2 * MS, (2,)), PeerLook(14 * MS, ()))},
+            [f"Failed first: rank 2 on node0, {KILLED}", f"The files of ranks 0–1 {LAUNCHER}"],
+            id="torchrun killed the rest together",
+        ),
+        pytest.param(
+            {
+                0: (PeerLook(0, (2,)), PeerLook(12 * MS, ()), PeerLook(90 * MS, (1,)), PeerLook(102 * MS, ())),
+                1: (PeerLook(0, (2,)), PeerLook(12 * MS, ())),
+            },
+            [f"Failed first: rank 2 on node0, {KILLED}", f"The files of ranks 0–1 {LAUNCHER}"],
+            id="the launcher killed one after another",
+        ),
+        pytest.param(
+            {1: (PeerLook(0, (0,)),), 2: (PeerLook(0, (0,)), PeerLook(3 * MS, (1,)))},
+            [
+                f"Ended first: rank 0 on node0, 3 ms before the next one: {OUTSIDE}",
+                "The files of ranks 1–2 break off as well.",
+            ],
+            id="scancel",
+        ),
+        pytest.param(
+            {1: (PeerLook(0, (0,)),)},
+            [
+                f"Ended first: rank 0 on node0, right before the others: {OUTSIDE}",
+                "The files of ranks 1–2 break off as well.",
+            ],
+            id="nobody was seen after it",
+        ),
+        pytest.param(
+            {
+                1: (PeerLook(0, (0,)), PeerLook(12 * MS, ())),
+                2: (PeerLook(0, (0,)), PeerLook(12 * MS, ()), PeerLook(30 * MS, (1,)), PeerLook(53 * MS, ())),
+            },
+            [
+                f"Ended first: rank 0 on node0, 30 ms before the next one: {OUTSIDE}",
+                "The files of ranks 1–2 break off as well.",
+            ],
+            id="one by one",
+        ),
+        pytest.param(
+            {2: (PeerLook(0, (0, 1)), PeerLook(12 * MS, ()))},
+            [
+                "Failed first: ranks 0–1 on node0, whose files break off together: killed, crashed below Python, or "
+                "their host went down; dmesg says which, and if only one of them began it, the launcher's log says "
+                '(torchrun: "first observed failure"). Until it is known why, keep their nodes out of the next job: '
+                "start it on another host.",
+                f"The files of rank 2 {LAUNCHER}",
+            ],
+            id="a single survivor",
+        ),
+    ],
+)
+def test_nobody_raised_and_all_break_off_but_it_was_seen_who_was_first(looks: Looks, sentences: list[str]) -> None:
     """On GPUs, where the others have noticed nothing when the launcher kills them."""
-    run = stopped_run({rank: done({WORLD: 5}) for rank in range(3)}, [WORLD])
-    told = examine(seen_by(run, {0: ((2,),), 1: ((2,),)}), now_ns=NOW_NS)
-    assert [*told.findings] == [
-        "Failed first: rank 2 on node0, whose files break off: killed or crashed below Python; its log and dmesg say "
-        "which. Until it is known why, keep its node out of the next job: start it on another host.",
-        "The files of ranks 0–1 break off as well: launchers kill the other ranks once one has failed.",
-    ]
+    assert [*examine(broken_off(looks), now_ns=NOW_NS).findings] == sentences
+
+
+def test_hosts_have_monotonic_clocks_of_their_own() -> None:
+    run = broken_off({1: (PeerLook(0, (0,)), PeerLook(12 * MS, ())), 2: (PeerLook(5000 * MS, (0,)),)})
+    elsewhere = replace(run.ranks[2], metadata=replace(run.ranks[2].metadata, node="node1"))
+    told = examine(replace(run, ranks={**run.ranks, 2: elsewhere}), now_ns=NOW_NS)
+    assert told.first_failure == FirstFailure((0,), raised=False, cut_off=(), ahead_ns=0)
+
+
+@pytest.mark.parametrize("last", [{}, {0: 97}])
+def test_a_job_that_hung_was_ended_for_that_whoever_went_first(last: Mapping[int, int]) -> None:
+    """Ranks that hang write seldom: their last words may be seconds apart, though all were killed together."""
+    hung = {rank: [flight(WORLD, 5)] for rank in (0, 1)}
+    looks = {1: (PeerLook(0, (0,)), PeerLook(80 * MS, ()))}
+    told = examine(broken_off(looks, in_flight=hung, last=last), now_ns=NOW_NS)
+    assert told.first_failure is None
+    assert told.findings[0] == "The job hangs: 1 communication waits in the end for rank 2."
+
+
+def test_who_died_and_was_waited_for_until_the_launcher_came_failed_first() -> None:
+    waiting = {rank: [flight(WORLD, 5, since=96)] for rank in (0, 1)}
+    looks = {0: (PeerLook(0, (2,)), PeerLook(12 * MS, ()))}
+    told = examine(broken_off(looks, in_flight=waiting, last={2: 95}), now_ns=NOW_NS)
+    assert told.first_failure == FirstFailure((2,), raised=False, cut_off=())
 
 
 def test_who_ended_in_order_and_left_the_others_alone_is_told() -> None:
@@ -267,7 +365,7 @@ def test_what_no_lost_peer_raises_failed_first(exception: str, frame: str) -> No
 
 def test_a_peer_that_was_gone_comes_before_whatever_was_raised() -> None:
     run = job_of_two("RuntimeError", "/venv/torch/autograd/graph.py:979 _engine_run_backward")
-    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=((0,),))})
+    run = replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], gone_peers=(PeerLook(0, (0,)),))})
     told = examine(run, now_ns=NOW_NS)
     assert told.first_failure == FirstFailure((0,), raised=False, cut_off=(1,))
 

@@ -111,9 +111,9 @@ def _ended_first(first: FirstFailure, own: Sequence[ExaminedRank]) -> str:
     hosts = ", ".join(dict.fromkeys(one.host for one in own))
     one_of = "one of " if len(own) > 1 else ""
     return (
-        f"Ended first: {one_of}{ranks_in_words(first.ranks)} on {hosts}, {how_long}: they were probably all "
-        "ended from outside (scancel, kill, the end of the allocation). If not, the launcher's log says which one "
-        "failed."
+        f"Ended first: {one_of}{ranks_in_words(first.ranks)} on {hosts}, {how_long}: all were ended "
+        "from outside (scancel, kill, the end of the allocation), or the launcher ended the rest at once: its log says "
+        "which."
     )
 
 

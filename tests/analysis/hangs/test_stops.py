@@ -202,8 +202,8 @@ KILLED = (
 )
 LAUNCHER = "break off as well: launchers kill the other ranks once one has failed."
 OUTSIDE = (
-    "they were probably all ended from outside (scancel, kill, the end of the allocation). If not, the launcher's log "
-    "says which one failed."
+    "all were ended from outside (scancel, kill, the end of the allocation), or the launcher ended the rest at once: "
+    "its log says which."
 )
 
 Looks = Mapping[int, tuple[PeerLook, ...]]

@@ -184,7 +184,7 @@ STRAGGLERS: Final = pa.schema(
     [
         _column("rank", pa.int32(), "the slow one, the slowest of several; null where the cause moves between ranks"),
         _column("host", pa.string(), "its node"),
-        _column("ranks", _RANKS, "the slow ranks, slowest first; of a stage, one of its ranks"),
+        _column("ranks", _RANKS, "the ranks that are named, slowest first"),
         _column("who", pa.string(), "as a sentence names it"),
         _column("place", pa.string(), "where: `ranks`, `host`, `tensor_group`, `stage`, `link`, `network` or `job`"),
         _column("cause", pa.string(), "why: `compute`, `backward`, `data`, `gc`, …"),

@@ -24,7 +24,7 @@ from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST, Float6
 from commtrace.analysis.stragglers.prices import Price, price_of
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work, of_steps
 from commtrace.analysis.stragglers.stretches import cut_at
-from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE, STAGE_THAT_CHANGED, Verdict
+from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE, STAGE_THAT_CHANGED, Member, Verdict
 from commtrace.trace.spans import Int64
 
 _CAUSE: Final = "stage_imbalance"
@@ -273,8 +273,16 @@ def _verdict(bench: Bench, found: _Stages, own: Sequence[int], price: Price) -> 
         persistence=price.cost.persistence,
         evidence=_evidence(found, slowest) + _or_slow_instead(bench, ranks),
         next_step=STAGE_THAT_CHANGED if changed else NEXT_STEP[_CAUSE],
+        members=_members(bench, found, ranks),
         stretches=price.stretches,
     )
+
+
+def _members(bench: Bench, found: _Stages, ranks: Sequence[int]) -> tuple[Member, ...]:
+    """Return the ranks of the stages, the slowest stage first, each with the excess of its stage's quickest rank."""
+    excess_ms = {rank: float(found.judged.excess_ns[found.row(bench.stage_of_rank[rank])]) / 1e6 for rank in ranks}
+    ordered = sorted(ranks, key=lambda rank: (-excess_ms[rank], rank))
+    return tuple(Member(rank, bench.run.ranks[rank].metadata.node, excess_ms[rank]) for rank in ordered)
 
 
 def _lasts_for_a_part(bench: Bench, price: Price) -> bool:

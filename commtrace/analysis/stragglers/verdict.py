@@ -103,7 +103,7 @@ class Verdict:
             empty.
         evidence: a sentence with the numbers that speak for it.
         next_step: a sentence: what to do.
-        members: the slow ranks that it names, slowest first; empty where the cause is none of a rank's.
+        members: the ranks that it names, slowest first, of a stage all of its ranks; empty where it names none.
         stretches: where it does not last all the run, the steps in which it does.
         since_step: the first step in which it was found; −1 before that was looked up.
         since_ns: when that step began, epoch ns; None where that is not known.

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from commtrace.trace.files import sessions
 from commtrace.trace.files.decoding import DecodedBlock, RankTable, decode, known_columns
 from commtrace.trace.files.locate import find_run_directory, rank_directories
 from commtrace.trace.files.losses import with_losses
-from commtrace.trace.files.segment_index import SegmentIndex, first_line
+from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedError, first_line
 from commtrace.trace.files.sessions import Launch, Segment, missing_ranks, missing_segments, newest_session, two_at_once
 from commtrace.trace.files.writer import segment_paths, segment_step_ranges
 from commtrace.trace.gone_peers import with_gone_peers
@@ -36,6 +36,8 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection.step_range import StepRange
 
 _NUMBER: Final = re.compile("[0-9]{1,9}")
+
+_Read = TypeVar("_Read")
 
 _BYTES_OF_BLOCK: Final = 1_000_000
 """Compressed, of ranks that are read together: a row takes 7 to 20 of them."""
@@ -203,9 +205,7 @@ def _scan(directory: Path, problems: list[str], newest: int = 0) -> list[Segment
 
 
 def _read_header(path: Path) -> Segment:
-    index = SegmentIndex(path)
-    index.extend()
-    columns = index.schema()
+    columns = _unless_replaced(path, SegmentIndex.schema)[1]
     metadata = columns.metadata or {}
     if schema.METADATA_KEY not in metadata:
         raise ValueError("an Arrow stream, but no segment of commtrace")
@@ -272,13 +272,25 @@ def _read_rank(segments: list[Segment], steps: StepRange | None) -> tuple[pa.Tab
 
 def _read_segment(path: Path) -> tuple[pa.Table | None, list[str]]:
     """Return the rows of a segment that are whole, and what was wrong with the others."""
-    index = SegmentIndex(path)
     try:
-        index.extend()
-        table = index.read(0, len(index.batches))
+        index, table = _unless_replaced(path, lambda index: index.read(0, len(index.batches)))
     except FileNotFoundError:
         return None, [f"{path}: was deleted while the run was read, to keep to its budget."]
     except (pa.ArrowException, OSError) as error:
         return None, [f"{path}: not readable ({first_line(error)})."]
     index.tell_torn_end()
     return table, index.problems
+
+
+def _unless_replaced(path: Path, read: Callable[[SegmentIndex], _Read]) -> tuple[SegmentIndex, _Read]:
+    """Index a segment and read from it; once more if compaction, which replaces a segment once, came between."""
+
+    def look() -> tuple[SegmentIndex, _Read]:
+        index = SegmentIndex(path)
+        index.extend()
+        return index, read(index)
+
+    try:
+        return look()
+    except SegmentReplacedError:
+        return look()

@@ -6,12 +6,13 @@ import os
 import resource
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from commtrace.trace import schema
-from commtrace.trace.files import compaction
+from commtrace.trace.files import compaction, segment_index
 from commtrace.trace.files.budget import Budget
 from commtrace.trace.files.reader import load_newest, load_run
 from commtrace.trace.files.writer import SegmentWriter
@@ -220,6 +221,32 @@ def test_the_budget_counts_what_is_there_and_never_holds_both_forms_beyond_it(
     assert budget.num_bytes / 2 < held <= budget.num_bytes + one_batch
     assert load_run(tmp_path).ranks[0].discarded["segments"] > 0
     writer.close()
+
+
+def test_a_segment_that_is_replaced_between_its_two_looks_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = SegmentWriter(tmp_path, metadata())
+    writer.write([row(step=0, start=0, id=7), *steps(0, 1)])
+    writer.close()
+    (path,) = (tmp_path / "rank-00000").glob("*.arrows")
+    read = segment_index.SegmentIndex.read
+    replaced: list[Path] = []
+
+    def replace_and_read(self: Any, *arguments: Any) -> Any:
+        if not replaced:
+            copy = path.with_suffix(".new")
+            copy.write_bytes(path.read_bytes())
+            copy.replace(path)
+            replaced.append(path)
+        return read(self, *arguments)
+
+    monkeypatch.setattr(segment_index.SegmentIndex, "read", replace_and_read)
+    run = load_run(tmp_path)
+
+    assert replaced == [path]
+    assert run.problems == ()
+    assert 7 in run.ranks[0].spans.id
 
 
 def test_a_run_that_is_read_while_it_is_written_and_compacted_has_every_row_once(tmp_path: Path) -> None:

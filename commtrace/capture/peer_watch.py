@@ -72,6 +72,9 @@ class PeerWatch:
             thread = threading.Thread(target=self._run, args=(self._stop[0],), name="commtrace-peer-watch", daemon=True)
             thread.start()
         except (OSError, RuntimeError) as error:  # since Python 3.12 no thread starts once Python ends
+            for end in self._stop or ():
+                os.close(end)
+            self._stop = None
             if threading.main_thread().is_alive():
                 self._failed(PART, error)
             return
@@ -124,7 +127,7 @@ class PeerWatch:
         poll.register(stop, select.POLLIN)
         unknown = _ranks_nearby(self._own)
         give_up_at = time.monotonic() + _SEARCH_SECONDS
-        is_told = True
+        is_confirmed = True  # every end that was noted is followed by the note that this rank is still there
         while True:
             for rank in sorted(unknown):
                 peer = _of_rank(self._run_directory, rank, self._own)
@@ -139,12 +142,12 @@ class PeerWatch:
             if time.monotonic() > give_up_at:
                 unknown.clear()
             patience = None if not unknown else 1000 * _LOOK_SECONDS
-            ready = [descriptor for descriptor, _ in poll.poll(patience if is_told else _STILL_THERE_MS)]
+            ready = [descriptor for descriptor, _ in poll.poll(patience if is_confirmed else _STILL_THERE_MS)]
             ended = [descriptor for descriptor in ready if descriptor != stop]
-            if ended or not is_told:
+            if ended or not is_confirmed:
                 # Before anything else: every call of the system lets another thread take Python's lock for 5 ms.
                 self._note(directory, {self._watched[descriptor] for descriptor in ended})
-                is_told = not ended
+                is_confirmed = not ended
             if stop in ready:
                 return
             for descriptor in ended:

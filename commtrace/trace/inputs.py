@@ -1,10 +1,7 @@
 """Opens and decodes untrusted files, JSON and text.
 
-All readers use these functions. So no other code meets a pipe that never ends, a number that no column can hold, or
-text that moves the cursor.
-
-Readers of the trace, importers and ``commtrace top`` let nothing in but by these functions, so that what stands behind
-them meets neither a pipe that never ends, nor a number that no column holds, nor a word that moves the cursor.
+Readers of the trace, importers and ``commtrace top`` use nothing else to let something in: no other code meets a pipe
+that never ends, a number that no column can hold, or text that moves the cursor.
 
 >>> decode_json(b'{"step": 3}', dict[str, int])
 {'step': 3}

@@ -1,13 +1,14 @@
 """What slow ranks have in common: their host, their tensor-parallel group, or only what they do too long.
 
-A recorded run and a running job are told alike: both hand their slow ranks to :func:`by_common_place`, and name what
-comes back with :func:`who_in_words`.
+Recorded runs and running jobs are treated alike: both hand their slow ranks to :func:`by_common_place`, and name the
+sets that come back with :func:`who_in_words`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -76,7 +77,8 @@ def tensor_group_of(coordinates: Mapping[str, int], parallel: Mapping[str, int])
     return ", ".join(own) or "all ranks"
 
 
-class Together(NamedTuple, Generic[_Slow]):
+@dataclass(frozen=True, slots=True)
+class Together(Generic[_Slow]):
     """Slow ranks that have something in common.
 
     Attributes:

@@ -223,13 +223,13 @@ def _parts(run: Run, slow: Sequence[Sequence[SlowRank]]) -> dict[_Key, list[_Par
     parts: dict[_Key, list[_Part]] = {}
     places = places_of(run)
     for number, own in enumerate(slow):
-        for place, what, sharing in by_common_place(places, own):
+        for sharing in by_common_place(places, own):
             together: dict[tuple[int, ...], list[SlowRank]] = {}
-            for one in sharing:
-                stretches = tuple(when[one.rank, one.cause]) if place == RANKS else ()
+            for one in sharing.members:
+                stretches = tuple(when[one.rank, one.cause]) if sharing.place == RANKS else ()
                 together.setdefault(stretches, []).append(one)
             for members in together.values():
-                key = _Key(place, what, tuple(sorted(one.rank for one in members)))
+                key = _Key(sharing.place, sharing.what, tuple(sorted(one.rank for one in members)))
                 parts.setdefault(key, []).append(_Part(number, tuple(members)))
     return parts
 

@@ -145,8 +145,9 @@ class PauseMemory:
         most_steps = int(steps.max())
         limits = Thresholds()
         least_ns = max(limits.cost_ms * 1e6, limits.share_of_step * float(np.median(duration)))
-        for place, _, own in by_common_place(places, members):
-            found = self._together(place, kind, sorted(own, key=lambda one: (-one.excess_ns, one.rank)), most_steps)
+        for one_set in by_common_place(places, members):
+            own = sorted(one_set.members, key=lambda one: (-one.excess_ns, one.rank))
+            found = self._together(one_set.place, kind, own, most_steps)
             if found.cost_ns >= least_ns:
                 yield found
 

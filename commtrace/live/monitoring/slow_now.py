@@ -1,4 +1,4 @@
-"""Ranks that are slow now, told as ``commtrace straggler`` tells them: by what they have in common.
+"""Ranks that are slow now, in the sets and words of ``commtrace straggler``.
 
 >>> for place, members in sets_now(places, slow, seconds=24.0):  # doctest: +SKIP
 ...     print(straggler_of(places, place, members, prices, phase="", world_size=8).who)
@@ -25,7 +25,7 @@ from commtrace.live.monitoring.sampled_replay import Price
 from commtrace.live.monitoring.window import WORK as WORDS
 
 MOST_MEMBERS: Final = 16
-"""So many of a set are told one by one."""
+"""Of a set, in a finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ def sets_now(
         slow: which are slow.
         seconds: so long after the first one the last one may have begun.
     """
-    for place, _, members in by_common_place(places, slow):
+    for own in by_common_place(places, slow):
         together: list[SlowNow] = []
-        for one in sorted(members, key=lambda one: one.since):
-            if together and place == RANKS and one.since - together[0].since > seconds:
-                yield place, _slowest_first(together)
+        for one in sorted(own.members, key=lambda one: one.since):
+            if together and own.place == RANKS and one.since - together[0].since > seconds:
+                yield own.place, _slowest_first(together)
                 together = []
             together.append(one)
-        yield place, _slowest_first(together)
+        yield own.place, _slowest_first(together)
 
 
 def _slowest_first(members: Sequence[SlowNow]) -> list[SlowNow]:
@@ -108,7 +108,7 @@ def straggler_of(
     *,
     late: bool = False,
 ) -> LiveStraggler:
-    """Return a set as the monitor tells it.
+    """Return a set as a finding of the monitor.
 
     Args:
         places: of all ranks of the job.

@@ -77,9 +77,11 @@ def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> st
     cost_ns = straggler["cost_ms_per_step"] * 1e6
     if straggler.get("occurrence"):
         were = "were" if straggler["who"].startswith("ranks") else "was"
+        activity = ACTIVITY.get(straggler["cause"])
+        why = f", which {were} {activity}," if activity else f" ({cause_in_words(straggler['cause'])})"
         return (
-            f"{straggler['who'][:1].upper()}{straggler['who'][1:]}, which {were} {ACTIVITY[straggler['cause']]}, held "
-            f"up the others {straggler['occurrence']}. {straggler['next_step']}"
+            f"{straggler['who'][:1].upper()}{straggler['who'][1:]}{why} held up the others {straggler['occurrence']}. "
+            f"{straggler['next_step']}"
         )
     who = "Now one rank, now another" if straggler["rank"] < 0 else straggler["who"][:1].upper() + straggler["who"][1:]
     if straggler.get("stretches"):

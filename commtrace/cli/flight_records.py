@@ -9,7 +9,7 @@ from typing import Final
 
 from commtrace.analysis.hangs.flight_calls import FlightCall
 from commtrace.errors import ImportFileError
-from commtrace.importers.flight_record import read_flight_record
+from commtrace.importers.flight_recorder import read_flight_record
 
 _ENDS_WITH_RANK: Final = re.compile(r"\d+(\.(pkl|pickle|bin|json))?$")
 

@@ -1,7 +1,6 @@
-"""Importers of other programs' recordings: one module per format.
+"""Importers: one module per format of another program.
 
-Every module has one function that reads files and writes a run directory in commtrace's own layout, which all reading
-commands then take.
+Each has one function that reads files and writes a run directory, which all reading commands accept.
 
 >>> from commtrace.importers.kineto import import_kineto
 >>> import_kineto([Path("rank-0.json.gz"), Path("rank-1.json.gz")], Path("imported"))       # doctest: +SKIP

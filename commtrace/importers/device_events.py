@@ -1,4 +1,4 @@
-"""Reads the device events of one torch.profiler trace: kernels, copies and communication, in nanoseconds."""
+"""Reads kernels, copies and communication kernels from one torch.profiler trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commtrace.importers.trace_events import Event, Header, TraceFile, nanosecon
 from commtrace.trace.inputs import decode_json, printable
 
 COMMUNICATION_PATTERN: Final = "(?i)nccl"
-"""Kernels with such a name communicate."""
+"""Finds communication kernels by name."""
 
 _KERNEL: Final = frozenset({"kernel", "Kernel"})
 _MEMORY: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
@@ -25,7 +25,7 @@ _HOST_OPERATION: Final = "cpu_op"
 _STEP_NAME: Final = re.compile(r"^ProfilerStep#([0-9]{1,9})\b")
 _COMMUNICATION_CALL: Final = b'"record_param_comms"'
 _LINKS: Final = ("External id", "external id")
-"""Key that joins a kernel and the call that launched it; lower case in traces of torch 1.8."""
+"""Joins a kernel and the call that launched it; lower case in traces of torch 1.8."""
 
 _LARGEST_NUMBER: Final = 2**61
 _DEVICE: Final = re.compile(rb'"device"\s*:\s*"?(\d{1,9})\b')
@@ -33,7 +33,7 @@ _DEVICE: Final = re.compile(rb'"device"\s*:\s*"?(\d{1,9})\b')
 
 @dataclass(slots=True)
 class Work:
-    """Kernels or copies, column by column; ``name`` is a position in ``DeviceTrace.names``."""
+    """Kernels or copies as columns; ``name`` is a position in ``DeviceTrace.names``."""
 
     start: array[int] = field(default_factory=lambda: array("q"))
     end: array[int] = field(default_factory=lambda: array("q"))
@@ -52,11 +52,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationKernel:
-    """A kernel that communicates.
-
-    Attributes:
-        arguments: of the event; where the kernel tells nothing about its collective, of the call that launched it.
-    """
+    """A kernel that communicates; ``arguments`` include those of the call that launched it."""
 
     start: int
     end: int
@@ -66,21 +62,19 @@ class CommunicationKernel:
 
     @property
     def is_described(self) -> bool:
-        """Return whether it is known which process group it belongs to."""
         return "Process Group Name" in self.arguments
 
 
 @dataclass(slots=True)
 class DeviceTrace:
-    """The device events of one file. Times are ns, still without ``header.base_time_ns``.
+    """The device events of one file. Times are ns after ``header.base_time_ns``.
 
     Attributes:
         names: of kernels and copies, each once.
-        kernels, memory, communication: disjoint; in the order of the file.
-        profiler_steps: number, start and end of the ProfilerStep annotations, which lie on the host.
-        devices: where the events happened, as far as they tell: number of the device, and its ``pid`` in the file.
-        unreadable: events left out: their start or duration is missing or no time (NaN, negative), or their arguments
-            are damaged.
+        kernels, memory, communication: disjoint, in the order of the file.
+        profiler_steps: number, start and end of the ProfilerStep annotations of the host.
+        devices: number and ``pid`` of each device.
+        unreadable: events left out: damaged arguments, or a time that is missing, NaN or negative.
     """
 
     path: Path
@@ -95,11 +89,11 @@ class DeviceTrace:
 
     @property
     def device(self) -> int:
-        """Number of the lowest device; −1 where the events do not tell."""
+        """Return the lowest device number; −1 if unknown."""
         return min((number for number, _ in self.devices), default=-1)
 
     def bounds(self) -> tuple[int, int]:
-        """Start of the first device event and end of the last."""
+        """Return the start of the first device event and the end of the last."""
         starts = [min(work.start) for work in (self.kernels, self.memory) if len(work)]
         ends = [max(work.end) for work in (self.kernels, self.memory) if len(work)]
         starts += [kernel.start for kernel in self.communication]
@@ -108,11 +102,11 @@ class DeviceTrace:
 
 
 def read_device_trace(path: Path, communication_pattern: str | None = None) -> DeviceTrace:
-    """Read one file, plain or gzip, in memory that is bounded by the events kept.
+    """Read one file, plain or gzip; memory is bounded by the events kept.
 
     Args:
-        path: what ``export_chrome_trace`` or ``tensorboard_trace_handler`` wrote.
-        communication_pattern: a regular expression; kernels whose name it is found in communicate too.
+        path: written by ``export_chrome_trace`` or ``tensorboard_trace_handler``.
+        communication_pattern: regular expression that finds further communication kernels by name.
 
     Raises:
         ImportFileError: it cannot be read, or holds no device event.
@@ -125,7 +119,7 @@ def read_device_trace(path: Path, communication_pattern: str | None = None) -> D
     if not (len(trace.kernels) or len(trace.memory) or trace.communication):
         if trace.unreadable:
             raise ImportFileError(
-                f"{path}: none of its {trace.unreadable} device events has a start and a duration that can be read. "
+                f"{path}: none of its {trace.unreadable} device events has a readable start and duration. "
                 "Export it again."
             )
         raise ImportFileError(
@@ -136,7 +130,7 @@ def read_device_trace(path: Path, communication_pattern: str | None = None) -> D
 
 
 class _Reader:
-    """Sorts events into a trace; what is not kept is not decoded."""
+    """Sorts events into a trace; an event that is not kept is not decoded."""
 
     def __init__(self, trace: DeviceTrace, communication_pattern: str | None) -> None:
         self._trace = trace
@@ -188,7 +182,7 @@ class _Reader:
         self._trace.memory.append(*times, name, integer(_arguments(event).get("bytes")))
 
     def _device_times(self, event: Event) -> tuple[int, int] | None:
-        """Return when a device event ran; None, and counted, where that cannot be known."""
+        """Return start and end; count the event as unreadable and return None if there is none."""
         times = _times(event)
         if times is None:
             self._trace.unreadable += 1
@@ -205,7 +199,7 @@ class _Reader:
             self._trace.profiler_steps.append((int(match[1]), *times))
 
     def _name(self, event: Event) -> tuple[int, bool]:
-        """Position of the event's name, and whether kernels of that name communicate."""
+        """Return the position of the event's name, and whether kernels of that name communicate."""
         text = bytes(event.name)
         known = self._names.get(text)
         if known is None:
@@ -216,7 +210,7 @@ class _Reader:
         return known
 
     def finish(self) -> DeviceTrace:
-        """Complete the arguments of kernels that came without, from the calls that launched them."""
+        """Add the arguments of the launching calls to kernels without a description, and return the trace."""
         trace = self._trace
         for position, kernel in enumerate(trace.communication):
             link = _link(kernel.arguments)
@@ -229,7 +223,7 @@ class _Reader:
 
 
 def integer(value: Any, default: int = -1) -> int:
-    """Return a number among the arguments of an event, which some writers quote; the default where there is none."""
+    """Return a number of an event's arguments, which some writers quote, or the default."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -256,7 +250,7 @@ def _text(raw: msgspec.Raw) -> str:
 
 
 def _times(event: Event) -> tuple[int, int] | None:
-    """Start and end, ns; None where one of them is missing, no number, or the end is before the start."""
+    """Return start and end, ns; None if one is missing, no number, or the duration is negative."""
     try:
         start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
     except ValueError:

@@ -1,27 +1,52 @@
-"""``commtrace import flight-recorder``: the dumps that torch writes when a collective times out, one per rank.
+"""Read and import the dumps that torch's flight recorder writes when a collective times out, one per rank.
 
-A dump tells who had enqueued what, and in which order. It does not tell device times: an operation begins where it was
-enqueued and ends where a poll found it completed, with the timing ``unknown``; one that was not found completed has no
-duration, and is in flight.
+A dump lists what a rank had enqueued, in order, without device times. So an operation starts when it was enqueued and
+ends when a poll found it completed, with the timing ``unknown``. One that was not found completed has no duration and
+is in flight.
+
+A dump is a pickle, or JSON if it was requested over HTTP. A pickle can run any code while it is loaded, so only plain
+containers, numbers and strings are accepted.
 
 >>> import_flight_recorder(sorted(Path("/tmp").glob("nccl_trace_rank_*")), Path("imported"))  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import pickle
+import pickletools
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from commtrace.errors import ImportFileError
-from commtrace.importers.flight_record import Entry, FlightRecord, read_flight_record
 from commtrace.importers.rows import Imported, group_rows, imported_rank, mark_row, new_run, write_rank
+from commtrace.importers.torch_names import DTYPES, complete_list, named_group, operation_of
 from commtrace.trace import schema
+from commtrace.trace.groups import Group
+from commtrace.trace.inputs import MOST_RANKS, decode_json, printable, read_file
 from commtrace.trace.rows import Row
 
-_USUAL_RANKS_PER_HOST = 8
+_USUAL_RANKS_PER_HOST: Final = 8
+_PEERS: Final = re.compile(r"([0-9]{1,9})\s*(->|<-)\s*([0-9]{1,9})")
+_LATEST_NS: Final = 2**61
+_MOST_BYTES: Final = 2**47
+_LARGEST_FILE: Final = 64 << 20
+"""A dump holds about the last 2,000 operations: some megabytes with frames."""
+_MOST_VALUES: Final = 4_000_000
+"""Operations of a pickle, values of JSON. 2,000 entries with 60 frames each have a third of them; each takes about 100
+bytes."""
+_MOST_UNPACKED: Final = 256 << 20
+"""Bytes if every reference were a value of its own: a pickle may hold one list in a thousand places."""
+_BYTES_PER_VALUE: Final = 64
+_RANK: Final = re.compile(r"([0-9]+)(?:\.\w+)?$")
 
 
 def import_flight_recorder(
@@ -36,7 +61,7 @@ def import_flight_recorder(
     Args:
         files: one per rank; their names end with the rank.
         output: directory of the new run.
-        ranks_per_host: how many consecutive ranks share a clock; 0 for 8.
+        ranks_per_host: number of consecutive ranks that share a clock; 0 for 8.
         on_file: called with each file before it is read.
 
     Raises:
@@ -68,8 +93,8 @@ def import_flight_recorder(
         )
         problems = []
         if record.unreadable:
-            message = f"{record.unreadable} entries of {record.path.name} are none that the flight recorder writes."
-            problems.append(mark_row("problem", {"message": f"{message} They were left out."}))
+            message = f"{record.unreadable} damaged entries of {record.path.name} were left out."
+            problems.append(mark_row("problem", {"message": message}))
         in_flight = [_in_flight(entry) for entry in record.entries if entry.state != "completed"]
         marks = [*group_rows(record.groups.values()), *problems, mark_row("in_flight", in_flight)]
         num_spans += write_rank(output, metadata, _rows(record), marks, closed=not in_flight)
@@ -82,7 +107,7 @@ def _rows(record: FlightRecord) -> Iterator[Row]:
     for number, entry in enumerate(record.entries):
         group = entry.group.id if entry.group else -1
         seq, op_in_seq = entry.seq, 0
-        if entry.is_p2p:  # the recorder counts all messages of a rank together; a pair counts its own
+        if entry.is_p2p:  # the recorder counts all messages of a rank; commtrace counts those of each pair
             sender, receiver = record.rank, entry.peer
             if entry.operation == "recv":
                 sender, receiver = receiver, sender
@@ -127,3 +152,266 @@ def _in_flight(entry: Entry) -> dict[str, Any]:
         "start": entry.created_ns,
         "state": entry.state,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An operation that was enqueued.
+
+    Attributes:
+        operation: ``all_reduce``, ``send``, …
+        group: None if the dump does not list its members.
+        seq: in the group for collectives, in the rank for point-to-point operations.
+        peer: global rank of the other side; −1 for collectives.
+        state: ``scheduled``, ``started`` or ``completed``.
+        created_ns: epoch ns at which it was enqueued.
+        completed_ns: epoch ns at which a poll found it completed, so an upper bound; None if unknown.
+        num_bytes, dtype: of the tensor; −1 and None if unknown.
+        frames: name, file and line of the callers, innermost first.
+    """
+
+    operation: str
+    group: Group | None
+    seq: int
+    peer: int
+    state: str
+    created_ns: int
+    completed_ns: int | None
+    num_bytes: int
+    dtype: str | None
+    is_p2p: bool
+    frames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FlightRecord:
+    """The dump of one rank, entries in the order of creation; ``unreadable`` counts those left out."""
+
+    path: Path
+    rank: int
+    version: str
+    groups: Mapping[str, Group]
+    entries: Sequence[Entry]
+    unreadable: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Return the least number of ranks that the dump implies."""
+        return 1 + max((rank for group in self.groups.values() for rank in group.ranks), default=self.rank)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads containers, numbers and strings, but no object of a class."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump holds only plain values")
+
+
+def _check_pickle(content: bytes) -> None:
+    """Refuse a pickle that would take far more memory than its bytes, before it is loaded.
+
+    Raises:
+        ValueError: it has too many operations, or one that no dump has, such as those of sets.
+    """
+    for count, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        if operation.name not in _OPERATIONS:
+            raise ValueError(f"it holds {operation.name}, but a dump holds only plain values")
+        if count == _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+        # A far position would make the unpickler's table of stored values huge.
+        if operation.name in _STORES and int(argument or 0) > count:
+            raise ValueError("it stores a value at an impossible position")
+
+
+_STORES: Final = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_OPERATIONS: Final = frozenset({
+    *_STORES, "MEMOIZE", "GET", "BINGET", "LONG_BINGET", "PROTO", "FRAME", "STOP", "MARK",
+    "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+    "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS",
+    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+    "GLOBAL", "STACK_GLOBAL", "REDUCE",  # refused by find_class, whose message names the class
+})  # fmt: skip
+
+
+def _check_unpacked(loaded: Any) -> None:
+    """Refuse values that would take too much memory if every reference were a value of its own.
+
+    Raises:
+        ValueError: they would, or contain themselves.
+    """
+    room = _MOST_UNPACKED
+    waiting = [loaded]
+    while waiting:
+        value = waiting.pop()
+        inner: Sequence[Any] = ()
+        if isinstance(value, dict):
+            inner = [*value, *value.values()]
+        elif isinstance(value, (list, tuple)):
+            inner = value
+        elif isinstance(value, (str, bytes)):
+            room -= len(value)
+        room -= _BYTES_PER_VALUE * (1 + len(inner))
+        if room < 0:
+            raise ValueError(f"it takes more than {_MOST_UNPACKED:,} bytes of memory")
+        waiting += inner
+
+
+def read_flight_record(path: Path) -> FlightRecord:
+    """Read one dump. The rank is the number at the end of the file name, as torch writes it.
+
+    Raises:
+        ImportFileError: it is no dump, or holds more than plain values.
+    """
+    match = _RANK.search(path.name)
+    if not match:
+        raise ImportFileError(f"{path}: the name of a dump must end with its rank, as in nccl_trace_rank_3. Rename it.")
+    rank = int(match[1][-20:])
+    if rank >= MOST_RANKS:
+        raise ImportFileError(f"{path}: rank {rank} in its name is out of range. Rename it.")
+    loaded = _load(path)
+    if isinstance(loaded, list):  # torch 2.1 and 2.2: the entries alone
+        loaded = {"entries": loaded}
+    try:
+        dump = msgspec.convert(loaded, _Dump)
+        groups = _groups(dump.pg_config)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise ImportFileError(f"{path} is not a dump of the flight recorder: {error}.") from error
+    entries = [_entry(entry, groups) for entry in map(_described, dump.entries) if entry is not None]
+    unreadable = len(dump.entries) - len(entries)
+    if unreadable and not entries:
+        raise ImportFileError(f"{path}: all of its {unreadable} entries are damaged.")
+    entries.sort(key=lambda entry: entry.created_ns)
+    return FlightRecord(path, rank, printable(str(dump.version)), groups, entries, unreadable)
+
+
+class _GroupInDump(msgspec.Struct):
+    name: str | None = None
+    desc: str | None = None
+    ranks: str | list[int] | None = None
+
+
+class _Dump(msgspec.Struct):
+    entries: list[Any]
+    version: str | int | float | None = ""
+    pg_config: dict[str | int, _GroupInDump] | None = None
+
+
+class _Frame(msgspec.Struct):
+    name: str | None = None
+    filename: str | None = None
+    line: int | str | None = None
+
+
+_Length = Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**61)]
+
+
+class _EntryInDump(msgspec.Struct):
+    """One of ``entries``; times are checked later, one by one."""
+
+    process_group: tuple[str | int | None, ...] | None = None
+    profiling_name: str | None = None
+    state: str | None = None
+    is_p2p: bool | None = None
+    collective_seq_id: _Number | None = None
+    p2p_seq_id: _Number | None = None
+    seq_id: _Number | None = None
+    input_sizes: list[list[_Length]] | None = None
+    output_sizes: list[list[_Length]] | None = None
+    input_dtypes: list[str] | None = None
+    output_dtypes: list[str] | None = None
+    frames: list[_Frame] | None = None
+    time_created_ns: Any = None
+    time_discovered_started_ns: Any = None
+    time_discovered_completed_ns: Any = None
+
+
+def _described(entry: Any) -> _EntryInDump | None:
+    try:
+        return msgspec.convert(entry, _EntryInDump)
+    except (msgspec.ValidationError, RecursionError):
+        return None
+
+
+def _load(path: Path) -> Any:
+    try:
+        content = read_file(path, _LARGEST_FILE)
+    except OSError as error:
+        raise ImportFileError(f"{path} cannot be read: {error.strerror or error}.") from error
+    try:
+        if content[:1] in (b"{", b"["):  # a pickle begins with the number of its protocol
+            if sum(map(content.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+                raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+            loaded: Any = decode_json(content)
+        else:
+            _check_pickle(content)
+            loaded = _PlainUnpickler(io.BytesIO(content)).load()
+        _check_unpacked(loaded)
+        return loaded
+    # A damaged pickle raises nearly anything: https://docs.python.org/3/library/pickle.html#pickle.UnpicklingError
+    except Exception as error:
+        raise ImportFileError(
+            f"{path} is damaged, or not a dump of the flight recorder ({error}). Give the files that "
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE names."
+        ) from error
+
+
+def _groups(configured: Mapping[str | int, _GroupInDump] | None) -> dict[str, Group]:
+    found = {}
+    for key, one in (configured or {}).items():
+        name = printable(str(key) if one.name is None else one.name)
+        found[name] = named_group(name, complete_list(one.ranks), printable(one.desc or ""), "nccl")
+    return found
+
+
+def _entry(entry: _EntryInDump, groups: Mapping[str, Group]) -> Entry:
+    name = printable(str((entry.process_group or ("",))[0]))
+    group = groups.get(name)
+    words = printable(entry.profiling_name or "").rpartition(":")[2]  # nccl:all_reduce, nccl:send 1->2
+    is_p2p = bool(entry.is_p2p)
+    dtype = next(iter(entry.input_dtypes or entry.output_dtypes or ()), None)
+    operation = operation_of(words) or words or "unknown"
+    completed = _time(entry.time_discovered_completed_ns)
+    created = _time(entry.time_created_ns)
+    return Entry(
+        operation=operation,
+        group=group,
+        seq=(entry.p2p_seq_id if is_p2p else entry.collective_seq_id) or entry.seq_id or 0,
+        peer=_peer(words, group) if is_p2p else -1,
+        state=printable(entry.state or ""),
+        created_ns=created or _time(entry.time_discovered_started_ns) or completed or 0,
+        completed_ns=completed if created else None,
+        num_bytes=_num_bytes(operation, entry, dtype),
+        dtype=DTYPES.get(str(dtype), (None, 0))[0],
+        is_p2p=is_p2p,
+        frames=tuple(printable(f"{frame.name} {frame.filename}:{frame.line}") for frame in entry.frames or ()),
+    )
+
+
+def _time(value: Any) -> int | None:
+    """Return epoch ns; None if missing or out of range."""
+    try:
+        time = int(value or 0)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return time if 0 < time <= _LATEST_NS else None
+
+
+def _peer(words: str, group: Group | None) -> int:
+    """Return the global rank of the peer, from ``send 1->2`` or ``recv 2<-1``, whose numbers are ranks in the group."""
+    match = _PEERS.search(words)
+    if not match or not group:
+        return -1
+    other = int(match[3])
+    return group.ranks[other] if other < group.size else -1
+
+
+def _num_bytes(operation: str, entry: _EntryInDump, dtype: str | None) -> int:
+    sizes = entry.output_sizes if operation in ("all_gather", "recv") else entry.input_sizes
+    element = DTYPES.get(str(dtype), (None, 0))[1]
+    if not sizes or not element:
+        return -1
+    num_bytes = int(element * sum(math.prod(size) for size in sizes))
+    return num_bytes if num_bytes <= _MOST_BYTES else -1

@@ -1,6 +1,6 @@
-"""``commtrace import kineto``: traces of torch.profiler, one file per rank.
+"""Import traces of torch.profiler, one file per rank (``commtrace import kineto``).
 
-A trace of kernels contains all device activity, so nothing is estimated. docs/importing.md says what is read.
+A trace of kernels holds all device activity, so nothing is estimated. docs/importing.md says what is read.
 
 >>> import_kineto(sorted(Path("traces").glob("*.json.gz")), Path("imported"))               # doctest: +SKIP
 """
@@ -30,7 +30,7 @@ _LARGEST_RANK: Final = 1_000_000
 _LOOKS_LIKE_COMMUNICATION: Final = re.compile(
     r"(?i)deep_?ep|\bep::|rccl|hccl|hcom_|oneccl|msccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|sendrecv"
 )
-"""Words in names of kernels that communicate by other libraries, or by a GPU's own loads and stores."""
+"""Names of kernels that communicate by other libraries, or by loads and stores of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class KinetoOptions:
     """Options of the import.
 
     Attributes:
-        communication_pattern: regular expression; kernels whose names it is found in communicate, as those named nccl.
-        profiler_steps: the ProfilerStep annotations are the steps; without, all of a file's device time is one.
-        ranks_per_host: how many consecutive ranks share a clock; 0 for as many as the host has devices.
+        communication_pattern: regular expression that finds communication kernels by name, besides those named nccl.
+        profiler_steps: take the ProfilerStep annotations as steps; else a whole file is one step.
+        ranks_per_host: number of consecutive ranks that share a clock; 0 for the number of devices.
     """
 
     communication_pattern: str | None = None
@@ -52,7 +52,7 @@ class KinetoOptions:
             re.compile(self.communication_pattern or "")
         except re.error as error:
             raise ConfigurationError(
-                f"--communication-pattern {self.communication_pattern!r} is no regular expression: {error}"
+                f"--communication-pattern {self.communication_pattern!r} is not a regular expression: {error}"
             ) from error
 
 
@@ -63,7 +63,7 @@ def import_kineto(
     *,
     on_file: Callable[[Path], None] = lambda path: None,
 ) -> Imported:
-    """Make a run from one trace per rank. Only one file is in memory at a time, and only its events that become spans.
+    """Make a run from one trace per rank, one file at a time.
 
     Args:
         files: JSON, plain or gzip.
@@ -85,7 +85,7 @@ def import_kineto(
         try:
             calls, groups = describe(trace.communication, rank, world, distributed)
         except ValueError as error:
-            raise ImportFileError(f"{path}: {error}, which no job has. The file is damaged.") from error
+            raise ImportFileError(f"{path} is damaged: {error}.") from error
         steps = _Steps.of(trace, profiler_steps=options.profiler_steps)
         metadata = imported_rank(
             rank,
@@ -104,7 +104,7 @@ def import_kineto(
 
 
 def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, Any]]]:
-    """Return each rank's file and ``distributedInfo``. The rank comes from the file, its name, or its place."""
+    """Return file and ``distributedInfo`` by rank, which comes from the file, else its name, else its position."""
     found: dict[int, tuple[Path, dict[str, Any]]] = {}
     for place, path in enumerate(files):
         distributed = _distributed_info(path)
@@ -113,13 +113,13 @@ def _ranks_of_files(files: Sequence[Path]) -> dict[int, tuple[Path, dict[str, An
         rank = recorded if recorded >= 0 else int(named[-1]) if named else place
         if rank > _LARGEST_RANK:
             raise ImportFileError(
-                f"{path} says in its distributedInfo that it is of rank {rank}, which no job has. Take that entry out "
-                "of the file and put rank-N into its name."
+                f"{path}: rank {rank} in its distributedInfo is out of range. Remove that entry and put rank-N into "
+                "the file name."
             )
         if rank in found:
             raise ImportFileError(
                 f"{found[rank][0]} and {path} are both of rank {rank}. Give one file per rank; put rank-N "
-                "into the name of files that do not tell their rank."
+                "into the name of a file that does not hold its rank."
             )
         found[rank] = path, distributed
     return found
@@ -135,7 +135,7 @@ def _distributed_info(path: Path) -> dict[str, Any]:
 
 
 def _world(of_rank: Mapping[int, tuple[Path, dict[str, Any]]]) -> tuple[int, ...]:
-    """Return all ranks of the job as far as it is known: of some, no file may have been given."""
+    """Return all ranks of the job, also those without a file if their number is known."""
     size = max(integer(distributed.get("world_size")) for _, distributed in of_rank.values())
     return tuple(range(size)) if max(of_rank) < size <= _LARGEST_RANK else tuple(sorted(of_rank))
 
@@ -146,7 +146,7 @@ def _host(rank: int, trace: DeviceTrace, options: KinetoOptions) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Steps of a rank, ascending; ``begin`` of each and the end of the last, ns without the base of the trace."""
+    """Steps of a rank, ascending; times are ns after the base of the trace."""
 
     number: list[int]
     begin: list[int]
@@ -170,7 +170,7 @@ class _Steps:
         )
 
     def containing(self, time: int) -> int:
-        """Return the step that this instant is in; −1 before the first."""
+        """Return the step at this instant; −1 before the first."""
         position = bisect_right(self.begin, time) - 1
         return self.number[position] if position >= 0 else -1
 
@@ -232,18 +232,18 @@ def _marks(trace: DeviceTrace, groups: Sequence[Group]) -> list[Row]:
 
 
 def _problems(trace: DeviceTrace) -> Iterator[str]:
-    """Yield what a reader of the numbers must know of this trace."""
+    """Yield the limits of this trace, a sentence each."""
     alike = _look_like_communication(trace)
     if alike:
         yield (
-            f"{', '.join(alike)} looks like communication and counts as compute. If it communicates, import with "
+            f"{', '.join(alike)} looks like communication but counts as compute. If it communicates, import again with "
             "--communication-pattern and a part of that name."
         )
     elif not len(trace.kernels) + len(trace.communication):
         yield "nothing but copies ran on the device: no kernel was recorded."
     elif not trace.communication:
         yield (
-            f"none of {len(trace.kernels)} kernels is named nccl. If the job communicates with others, import it with "
+            f"none of {len(trace.kernels)} kernels is named nccl. If other kernels communicate, import again with "
             "--communication-pattern and a part of their names."
         )
     if trace.communication and not len(trace.kernels):
@@ -255,13 +255,13 @@ def _problems(trace: DeviceTrace) -> Iterator[str]:
         )
     if trace.unreadable:
         yield (
-            f"{trace.unreadable} device events have no start or duration that can be read (missing, NaN, negative), or "
-            "damaged arguments, and were left out: the numbers are lower bounds."
+            f"{trace.unreadable} device events were left out: their start or duration is missing, NaN or negative, or "
+            "their arguments are damaged. The numbers are lower bounds."
         )
 
 
 def _look_like_communication(trace: DeviceTrace) -> list[str]:
-    """Return names, short, of kernels that count as compute and are named like communication; not more than three."""
+    """Return short names of up to three compute kernels that are named like communication."""
     computing = set(trace.kernels.name)
     names = (name for code, name in enumerate(trace.names) if code in computing)
     alike = (plain_name(name) for name in names if _LOOKS_LIKE_COMMUNICATION.search(qualified_name(name)))

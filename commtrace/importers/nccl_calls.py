@@ -1,7 +1,7 @@
-"""Describes communication kernels: operation, process group, number and bytes, from the arguments of their events.
+"""Finds operation, process group, number and bytes of NCCL kernels from the arguments of their events.
 
-torch describes NCCL calls since 2.2 (on the host) and on the kernel since 2.4; ``Seq`` came later. Missing fields are
-found by order: the n-th collective of a group on one rank is the n-th on every other.
+torch describes NCCL calls since 2.2 (on the host) and on the kernel since 2.4; ``Seq`` came later. Missing numbers are
+counted: the n-th collective of a group on one rank is the n-th on every other.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from commtrace.importers.device_events import CommunicationKernel, integer
-from commtrace.importers.groups import complete_list, named_group
-from commtrace.importers.nccl_names import ANONYMOUS, DTYPES, operation_of
+from commtrace.importers.torch_names import ANONYMOUS, DTYPES, complete_list, named_group, operation_of
 from commtrace.trace.groups import Group, group_id
 from commtrace.trace.inputs import MOST_RANKS, decode_json, printable
 
 _MOST_ELEMENTS = 2**43
-"""70 TB of doubles; more is no communication."""
+"""70 TB of doubles: more is damage."""
 
 
 class Call(NamedTuple):
-    """A communication kernel's call; fields as in the columns of a span."""
+    """The call of a communication kernel; fields are those of a span."""
 
     kernel: CommunicationKernel
     operation: str
@@ -41,17 +40,17 @@ class Call(NamedTuple):
 def describe(
     kernels: Sequence[CommunicationKernel], rank: int, world: Sequence[int], distributed: Mapping[str, Any]
 ) -> tuple[list[Call], list[Group]]:
-    """Describe each of a rank's communication kernels.
+    """Describe the communication kernels of one rank.
 
     Args:
-        kernels: of one rank.
-        rank: which.
+        kernels: in any order.
+        rank: of the kernels.
         world: all ranks of the job.
         distributed: the ``distributedInfo`` of the trace.
 
     Returns:
-        The calls by start, and the groups that they are on. Where no kernel of the trace is described, those of each
-        stream are taken for one group of all ranks; else one that is not described is in no group.
+        The calls by start, and their groups. If no kernel of the trace is described, each stream counts as one group
+        of all ranks; else a kernel without description has no group.
     """
     ordered = sorted(kernels, key=lambda kernel: (kernel.start, kernel.end))
     table = _Groups(world, distributed)
@@ -70,7 +69,7 @@ def describe(
 
 
 def _call(kernel: CommunicationKernel, group: Group | None, rank: int) -> Call:
-    """Everything about the call but its number."""
+    """Return the call without its number."""
     arguments = kernel.arguments
     operation = operation_of(str(arguments.get("Collective name", ""))) or operation_of(kernel.name)
     dtype, size = DTYPES.get(str(arguments.get("dtype", "")), (None, 0))
@@ -162,7 +161,9 @@ class _Groups:
         if first < 0 or stride <= 0 or size <= 0:
             return ()
         if first + stride * (size - 1) >= MOST_RANKS:
-            raise ValueError(f"a process group is said to have {size} ranks from {first} on, {stride} apart")
+            raise ValueError(
+                f"a process group lists {size} ranks from {first} on, {stride} apart, which is out of range"
+            )
         return tuple(range(first, first + stride * size, stride))
 
     def of_stream(self, position: int) -> Group:
@@ -175,12 +176,12 @@ class _Groups:
 
 
 def _word(value: Any) -> str:
-    """Return a word among arguments; torch writes lists as words, too."""
+    """Return an argument as text; torch also writes lists as text."""
     return printable(str(value)) if isinstance(value, (str, int, float, list)) else ""
 
 
 class _Numbers:
-    """Counts calls of a group where events do not number them, and messages of each pair in any case."""
+    """Counts the calls of a group if events do not number them, and always the messages of a pair."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

@@ -1,4 +1,4 @@
-"""Rows, marks and rank identity that every importer writes."""
+"""Rows, marks and rank metadata that all importers write."""
 
 from __future__ import annotations
 
@@ -21,18 +21,11 @@ from commtrace.trace.spans import Spans
 
 _ROWS_PER_BATCH: Final = 20_000
 _ROWS_PER_SEGMENT: Final = 50_000
-"""About; of columns, whose steps need not follow one another."""
-
 _LEAST_STEPS_PER_SEGMENT: Final = 100
 
 
 class Imported(NamedTuple):
-    """Counts of an import.
-
-    Attributes:
-        ranks: how many.
-        num_spans: rows, marks left out.
-    """
+    """Counts of an import; marks are no spans."""
 
     ranks: int
     num_spans: int
@@ -43,7 +36,7 @@ def mark_row(name: str, detail: Any) -> Row:
 
 
 def group_rows(groups: Iterable[Group]) -> list[Row]:
-    """Return the marks that tell what these groups are."""
+    """Return the marks that describe these groups."""
     return [mark_row("process_group", {**group._asdict(), "ranks": list(group.ranks)}) for group in groups]
 
 
@@ -60,12 +53,12 @@ def imported_rank(
     device: str = "",
     versions: dict[str, str] | None = None,
 ) -> RankMetadata:
-    """Return the identity of a rank that commtrace did not record; its times are epoch nanoseconds.
+    """Return the metadata of an imported rank, whose times are epoch ns.
 
     Args:
-        session: epoch ns of the import, equal for all ranks of a run.
-        source: the format that was imported, for the reader of the run.
-        node: ranks with the same node read the same clock.
+        session: epoch ns of the import, equal on all ranks.
+        source: format that was imported.
+        node: ranks of one node share a clock.
     """
     return RankMetadata(
         run_id=run_id,
@@ -89,7 +82,7 @@ def imported_rank(
 def write_rank(
     output: Path, metadata: RankMetadata, spans: Iterable[Row], marks: Sequence[Row] = (), *, closed: bool = True
 ) -> int:
-    """Write one rank; returns how many spans there were. ``closed`` is False for one that did not end in order."""
+    """Write one rank and return the number of its spans. ``closed`` is False if its recording was cut off."""
     writer = SegmentWriter(output, metadata)
     ending = [mark_row("end", {})] if closed else []
     num_rows = 0
@@ -103,12 +96,12 @@ def write_rank(
 def write_rank_spans(
     output: Path, metadata: RankMetadata, spans: Spans, names: Sequence[str], marks: Sequence[Row]
 ) -> None:
-    """Write one rank that ended in order, column by column.
+    """Write one rank from columns.
 
     Args:
         spans: ascending by step.
-        names: what the codes of ``name`` and ``dtype`` stand for.
-        marks: marks of the rank.
+        names: by the codes of ``name`` and ``dtype``.
+        marks: of the rank.
     """
     writer = SegmentWriter(output, metadata, steps_per_segment=_steps_per_segment(spans))
     writer.write_spans(spans, names, before=marks, after=[mark_row("end", {})])
@@ -116,7 +109,7 @@ def write_rank_spans(
 
 
 def _steps_per_segment(spans: Spans) -> int:
-    """Return the steps per file. With few steps in a wide range, many files would be nearly empty and slow to open."""
+    # Steps may be sparse: many files would then be nearly empty and slow to open.
     steps = int(np.ptp(spans.step)) + 1 if len(spans) else 1
     return max(_LEAST_STEPS_PER_SEGMENT, steps * _ROWS_PER_SEGMENT // max(len(spans), 1))
 
@@ -128,13 +121,13 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def new_run(output: Path) -> tuple[str, int]:
-    """Return the id and the session of a run that is to be written to ``output``.
+    """Return id and session of a new run in ``output``.
 
     Raises:
-        ConfigurationError: a run is there already.
+        ConfigurationError: it holds a run, or is a file.
     """
     if output.exists() and not output.is_dir():
-        raise ConfigurationError(f"{output} is a file; -o wants the directory of the new run.")
+        raise ConfigurationError(f"{output} is a file. Give a directory with -o.")
     if output.is_dir() and any(RANK_DIRECTORY_PATTERN.match(child.name) for child in output.iterdir()):
         raise ConfigurationError(f"{output} holds a run already. Give another directory with -o, or delete that one.")
     return output.resolve().name, time.time_ns()

@@ -1,4 +1,4 @@
-"""Finds stalls in traces that contain only work and communication in flight."""
+"""Finds stalls in traces that hold only work and communication in flight."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _CLOCK_SLACK_NS: Final = 50_000
 
 
 class Intervals(NamedTuple):
-    """Stretches of time, ns, column by column; none ends before it starts."""
+    """Intervals as columns, ns."""
 
     start: Int64
     end: Int64
 
 
 class Stalls(NamedTuple):
-    """A lane stood still from ``start`` to ``end``; ``on`` is a position in the communications given."""
+    """Stalls as columns, ns; ``on`` is the position of the communication."""
 
     start: Int64
     end: Int64
@@ -28,15 +28,15 @@ class Stalls(NamedTuple):
 
 
 def gaps(steps: Intervals, work: Intervals, step: Int64) -> Intervals:
-    """Return the times in which a lane is idle between its work and the bounds of its steps, ascending.
+    """Return when a lane is idle in its steps, ascending.
 
     Args:
-        steps: one behind the other.
-        work: what the lane did, ascending within each step, and inside of it.
-        step: of each piece of work, the position of its step.
+        steps: ascending.
+        work: of the lane, ascending within each step, and inside of it.
+        step: position of the step of each piece of work.
     """
     number = np.arange(len(steps.start))
-    # A piece of no length stands at either end of each step.
+    # Either end of each step is a piece of work without length.
     order = np.argsort(np.concatenate([number, step, number]), kind="stable")
     start = np.concatenate([steps.start, work.start, steps.end])[order]
     end = np.concatenate([steps.start, work.end, steps.end])[order]
@@ -50,12 +50,12 @@ def stalls(idle: Intervals, communications: Intervals) -> Stalls:
     """Return the stalls in the gaps of a lane; by gap, and in each from its end backwards.
 
     The communication that ends last in a gap delayed the next work. The time before its launch belongs to the one that
-    ends last before that, and so on. Time without communication in flight is no stall. Communication that goes on while
-    the lane works again was not waited for.
+    ends last before that, and so on. Time without communication in flight is no stall, nor is communication that
+    continues after the gap.
 
     Args:
-        idle: the gaps, ascending and disjoint.
-        communications: in flight.
+        idle: ascending and disjoint.
+        communications: in any order.
     """
     first = np.searchsorted(idle.end, communications.start, "right")
     count = np.maximum(np.searchsorted(idle.start, communications.end, "left") - first, 0)
@@ -65,8 +65,8 @@ def stalls(idle: Intervals, communications: Intervals) -> Stalls:
     on, gap = on[waited_for], gap[waited_for]
     start, end = communications.start[on], communications.end[on]
     begin, until = np.maximum(start, idle.start[gap]), np.minimum(end, idle.end[gap])
-    # From the last gap to the first, as the gaps are apart. Of two communications that end together, or just after the
-    # gap, the one that came into flight last is the reason.
+    # From the last gap to the first. Of two communications that end together, or just after the gap, the one that
+    # started last is the reason.
     order = np.lexsort((end, -start, -until))
     on, gap, begin, until = on[order], gap[order], begin[order], until[order]
     if len(on):

@@ -1,9 +1,9 @@
 """Reads the events of a Chrome trace, the JSON that torch.profiler writes, as a stream.
 
 Such files reach gigabytes, of which a few per cent are needed. The text is cut between events, and each piece is
-decoded separately; names, times and arguments stay undecoded bytes until they are used. A place that looks like a cut
-can lie inside an event (a list of objects among its arguments). But if the text before it is valid JSON with a bracket
-at either end, it is a list of whole events. So the decoder decides whether a cut was right.
+decoded separately; names, times and arguments stay undecoded bytes until they are used. A possible cut can lie inside
+an event (a list of objects among its arguments), so the decoder decides: the cut is right if the text before it, put in
+brackets, is valid JSON.
 
 >>> file = TraceFile(Path("rank-0.json.gz"))                    # doctest: +SKIP
 >>> for events in file.events(): ...                            # doctest: +SKIP
@@ -32,16 +32,16 @@ from commtrace.trace.inputs import open_file
 _HEADER_PIECE: Final = 2**16
 _LARGEST_HEADER: Final = 64 * 2**20
 _LARGEST_EVENT: Final = 64 * 2**20
-"""So much text without a place where an event ends is no trace, whatever else it may be."""
+"""More text without the end of an event is refused."""
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _EVENTS_BEGIN: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LONGEST_MATCH: Final = 256
 _CUT: Final = re.compile(rb"\}\s*,\s*\{")
 _WINDOWS: Final = (2**14, 2**18)
-"""Bytes at the end of a piece that are searched for a cut first."""
+"""Bytes at the end of a piece that are searched first."""
 _CUTS_TRIED: Final = 4
 _LATEST_NS: Final = 2**61
-"""In the year 2043: what is later is no time. A base, a start and a duration, added up, fit into 64 bits."""
+"""The year 2043. The sum of a base, a start and a duration below it fits into 64 bits."""
 
 _LONGEST_NUMBER: Final = 40
 _DIGITS: Final = 20
@@ -51,7 +51,7 @@ _NOTHING: Final = msgspec.Raw(b"")
 
 
 class Event(msgspec.Struct, gc=False):
-    """An event; ``Raw`` fields are JSON, and empty where the event has none."""
+    """An event; ``Raw`` fields are JSON, empty if missing."""
 
     ph: str = ""
     cat: str | None = None
@@ -76,12 +76,12 @@ _DECODE_DOCUMENT: Final = msgspec.json.Decoder(_Document).decode
 
 @dataclass(slots=True)
 class Header:
-    """Fields of a file apart from its events.
+    """Fields of a file besides its events.
 
     Attributes:
-        distributed: ``distributedInfo``: backend, rank, world_size, pg_config; empty where there is none.
+        distributed: ``distributedInfo``: backend, rank, world_size, pg_config; may be empty.
         devices: ``deviceProperties``, one per device of the host.
-        base_time_ns: what the times of the events count from, epoch ns.
+        base_time_ns: zero of the events' times, epoch ns.
     """
 
     distributed: dict[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Header:
 
 
 class TraceFile:
-    """One file. ``header`` is complete when :meth:`events` has been exhausted: part of it may follow the events."""
+    """One file. ``header`` is complete once :meth:`events` is exhausted: part of it may follow the events."""
 
     def __init__(self, path: Path, *, num_bytes_per_piece: int = 1 * 2**20) -> None:
         self.path = path
@@ -104,9 +104,9 @@ class TraceFile:
         self._piece = num_bytes_per_piece
 
     def events(self) -> Generator[Sequence[Event], None, None]:
-        """Yield all events, piece by piece; the first piece is empty and follows the header.
+        """Yield all events in pieces; the first piece is empty and follows the header.
 
-        Events hold on to the text of their piece: keep none of them.
+        Keep no event: each one holds the text of its piece.
 
         Raises:
             ImportFileError: the file cannot be read, is cut off, or is no trace.
@@ -127,7 +127,7 @@ class TraceFile:
 
     def _pieces(self, file: _File) -> Iterator[Sequence[Event]]:
         buffer, closing = self._read_header(file)
-        yield []  # for those who want the header alone
+        yield []  # for callers that only read the header
         wanted = self._piece
         while block := file.read(max(self._piece, wanted - len(buffer))):
             buffer += block
@@ -135,8 +135,8 @@ class TraceFile:
                 continue
             if len(buffer) > _LARGEST_EVENT:
                 raise ImportFileError(
-                    f"{self.path} has {len(buffer):,} bytes without the end of an event: it is no trace of "
-                    "torch.profiler, or a damaged one."
+                    f"{self.path} has {len(buffer):,} bytes without the end of an event. It is damaged, or not a trace "
+                    "of torch.profiler."
                 )
             events, rest = _whole_events(buffer)
             # Without a cut that is right, one event is longer than this, or the list has ended: read on.
@@ -157,8 +157,7 @@ class TraceFile:
         """Read up to the first event.
 
         Returns:
-            What was read behind it, and what must follow the end of the file so that all of it is an object: files
-            that are nothing but a list of events are traces too.
+            The text read after it, and the text to add at the end of the file: a bare list of events becomes an object.
         """
         num_bytes = min(self._piece, _HEADER_PIECE)
         buffer = file.read(num_bytes).lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -191,7 +190,7 @@ class _ConfiguredGroup(msgspec.Struct, omit_defaults=True):
 
 
 class _Distributed(msgspec.Struct, omit_defaults=True):
-    """``distributedInfo``, as far as it is used."""
+    """The fields of ``distributedInfo`` that are used."""
 
     backend: str | None = None
     rank: int | str | None = None
@@ -204,7 +203,7 @@ def _distributed(info: dict[str, Any] | None) -> dict[str, Any]:
     try:
         plain = msgspec.to_builtins(msgspec.convert(info or {}, _Distributed))
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ImportFileError(f"its distributedInfo is none that torch writes ({error})") from None
+        raise ImportFileError(f"its distributedInfo cannot be read ({error})") from None
     return plain  # type: ignore[no-any-return]
 
 
@@ -216,7 +215,7 @@ def _open(path: Path) -> _File:
 
 
 class _Unpacked(gzip.GzipFile):
-    """Closes the file that it was given as well."""
+    """Also closes the packed file."""
 
     def __init__(self, packed: BufferedReader) -> None:
         self._packed = packed
@@ -228,7 +227,7 @@ class _Unpacked(gzip.GzipFile):
 
 
 def _whole_events(buffer: bytes) -> tuple[list[Event], bytes]:
-    """Return the events up to the last right cut, and what follows it; no events where no cut is right."""
+    """Return the events before the last right cut, and the text after it; no events if no cut is right."""
     cuts: list[int] = []
     for window in (*_WINDOWS, len(buffer)):
         cuts = cuts or [match.start() + 1 for match in _CUT.finditer(buffer, max(0, len(buffer) - window))]
@@ -248,7 +247,7 @@ def _decode_strictly(text: bytes) -> list[Event] | None:
 
 
 def _decode_leniently(text: bytes) -> list[Event] | None:
-    """Return what some writers produce and JSON does not allow: NaN, Infinity, control characters, broken UTF-8."""
+    """Accept what some writers produce and JSON forbids: NaN, Infinity, control characters, broken UTF-8."""
     events = _loads(text)
     return [_event(event) for event in events if isinstance(event, dict)] if isinstance(events, list) else None
 
@@ -276,7 +275,7 @@ def _decode_document(text: bytes) -> _Document | None:
 
 
 def _whole(number: Any) -> int | None:
-    """Return a number that some writers quote or write with a point; None where there is none."""
+    """Return an integer that some writers quote or write with a point; None if it is none."""
     try:
         decimal = Decimal(str(number)[:_LONGEST_NUMBER])
         return int(decimal) if decimal.is_finite() and decimal.adjusted() < _DIGITS else None
@@ -303,10 +302,10 @@ def _event(loaded: dict[str, Any]) -> Event:
 
 
 def nanoseconds(microseconds: msgspec.Raw) -> int:
-    """Return a time in a trace, µs, as exact nanoseconds: as a float, an epoch in µs would be off by up to 256 ns.
+    """Return a time, µs, as exact ns: a float of epoch µs would be off by up to 256 ns.
 
     Raises:
-        ValueError: there is none, or it is no number that a clock could show (NaN, null, a word).
+        ValueError: it is missing, NaN, no number, or out of range.
     """
     text = bytes(microseconds)[: 2 * _LONGEST_NUMBER].strip(b'"').decode("utf-8", "replace")
     if len(text) > _LONGEST_NUMBER:

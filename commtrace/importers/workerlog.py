@@ -1,9 +1,9 @@
-"""``commtrace import workerlog``: the job times that Paddle's executor logs when its schedule profiler is on.
+"""Import the job times that Paddle's executor logs when its schedule profiler is on (``commtrace import workerlog``).
 
 A log has a line for each job of a pipeline stage: ``… Profiler Info: Job (2), type = forward, micro_batch_id = 2,
-job_start_time = 1697793307213.760986, job_end_time = …`` (epoch ms). Communication is not logged. But a stage that did
-nothing before a job waited for its neighbour's part of the microbatch, so this message is put into the run, with the
-timing ``unknown``: it was sent when the neighbour's job ended and received when the own job began.
+job_start_time = 1697793307213.760986, job_end_time = …`` (epoch ms). Communication is not logged. But a stage that is
+idle before a job waits for its neighbour's part of the microbatch. So the run gets this message, with the timing
+``unknown``: sent at the end of the neighbour's job, received at the start of the own job.
 
 >>> import_workerlog([Path("log/workerlog.0"), Path("log/workerlog.1")], Path("imported"))  # doctest: +SKIP
 """
@@ -39,7 +39,7 @@ _NS_PER_MS: Final = 1_000_000
 _DIGITS: Final = 20
 _LATEST_NS: Final = 2**61
 _LONGEST_LINE: Final = 1 << 16
-"""The rest of a longer line is taken for lines of its own."""
+"""A longer line is read in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _Log(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """A message that a stage received or sent for a job. ``number`` counts the messages from sender to receiver."""
+    """A message that a stage sends or receives for a job; ``number`` counts those from sender to receiver."""
 
     job: _Job
     is_send: bool
@@ -90,8 +90,8 @@ def import_workerlog(
     """Make a run of a pipeline from the logs of its stages.
 
     Args:
-        files: ``workerlog.D``, or folders that hold them; those of several machines lie in ``machineN``. The stages are
-            in the order of machine and D.
+        files: ``workerlog.D``, or folders that hold them, ``machineN`` for several machines. The stages are in the
+            order of machine and D.
         output: directory of the new run.
         on_file: called with each file before it is read.
 
@@ -126,8 +126,8 @@ def import_workerlog(
         marks = [*group_rows([group]), mark_row("topology", topology)]
         if log.unreadable:
             message = (
-                f"{log.unreadable} `Profiler Info: Job` lines of {log.path.name} cannot be read (cut off, no number, "
-                "or a job that ends before it starts) and were left out: what is before the next job counts as waiting."
+                f"{log.unreadable} damaged `Profiler Info: Job` lines of {log.path.name} were left out (cut off, no "
+                "number, or an end before the start). The time before the next job counts as waiting."
             )
             marks.append(mark_row("problem", {"message": message}))
         num_spans += write_rank(output, metadata, _rows(rank, log, messages[rank], group), marks)
@@ -135,7 +135,7 @@ def import_workerlog(
 
 
 def _in_order(files: Sequence[Path]) -> list[Path]:
-    """Return the logs by machine and number; folders are searched."""
+    """Return the logs by machine and number, also those in folders."""
     logs: list[Path] = []
     for path in files:
         found = [log for log in path.rglob("workerlog.*") if _NAME.search(log.name)] if path.is_dir() else [path]
@@ -145,7 +145,7 @@ def _in_order(files: Sequence[Path]) -> list[Path]:
     for log in logs:
         if not _NAME.search(log.name):
             raise ImportFileError(
-                f"{log} is not named workerlog.N, so its stage is not known. Give the launcher's files."
+                f"{log} is not named workerlog.N, so its stage is unknown. Give the launcher's files."
             )
     return sorted(set(logs), key=lambda log: (_machine(log), str(log.parent), int(_NAME.findall(log.name)[0])))
 
@@ -179,7 +179,7 @@ def _read(path: Path) -> _Log:
 
 
 def _job(match: re.Match[str]) -> _Job | None:
-    """Return None where a time is no number, or the job ended before it started: the line is damaged."""
+    """Return the job; None if the line is damaged."""
     start, end = _nanoseconds(match["start"]), _nanoseconds(match["end"])
     if start is None or end is None or end < start:
         return None
@@ -195,7 +195,7 @@ def _nanoseconds(milliseconds: str) -> int | None:
 
 
 def _with_steps(jobs: Sequence[_Job]) -> list[_Job]:
-    """Jobs by start, numbered: a step is over when a job comes again."""
+    """Return the jobs by start, with their steps: a step ends when one of its jobs is repeated."""
     step, seen, numbered = 0, set[tuple[int, str, int, int]](), []
     for job in sorted(jobs, key=lambda job: (job.start, job.end)):
         job = replace(job, step=step)
@@ -208,7 +208,7 @@ def _with_steps(jobs: Sequence[_Job]) -> list[_Job]:
 
 
 def _messages(stages: Sequence[Sequence[_Job]], chunks: int) -> dict[int, list[_Message]]:
-    """Return, by stage, the messages received before its jobs and sent after them."""
+    """Return, by stage, the messages that it receives before its jobs and sends after them."""
     of_key = [{job.key: job for job in jobs if job.is_phase} for jobs in stages]
     found: dict[int, list[_Message]] = {stage: [] for stage in range(len(stages))}
     numbers: dict[tuple[int, int], int] = {}
@@ -228,7 +228,7 @@ def _messages(stages: Sequence[Sequence[_Job]], chunks: int) -> dict[int, list[_
 
 
 def _source(job: _Job, stage: int, stages: int, chunks: int) -> tuple[int, int] | None:
-    """Stage and chunk that a job's input comes from; None where the pipeline begins, or on the stage itself."""
+    """Return stage and chunk of a job's input; None at the start of the pipeline, or if it is the stage itself."""
     place = job.chunk * stages + stage + (-1 if job.type == "forward" else 1)
     if not 0 <= place < chunks * stages or place % stages == stage:
         return None

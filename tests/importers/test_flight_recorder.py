@@ -11,9 +11,8 @@ from commtrace.analysis.matching.match import match
 from commtrace.analysis.summary import summarise
 from commtrace.cli.flight_records import read_flight_calls
 from commtrace.errors import ImportFileError
-from commtrace.importers import flight_record
-from commtrace.importers.flight_record import read_flight_record
-from commtrace.importers.flight_recorder import import_flight_recorder
+from commtrace.importers import flight_recorder
+from commtrace.importers.flight_recorder import import_flight_recorder, read_flight_record
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.groups import group_id
@@ -164,7 +163,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, capsys: pytest.
     path = tmp_path / "trace_0"
     path.write_bytes(pickle.dumps({"entries": [Malicious()]}))
 
-    with pytest.raises(ImportFileError, match=r"it wants builtins\.print"):
+    with pytest.raises(ImportFileError, match=r"it refers to builtins\.print"):
         read_flight_record(path)
     assert capsys.readouterr().out == ""
 
@@ -172,10 +171,10 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("trace_0", b"no pickle", "no dump of the flight recorder"),
-        ("trace_0", pickle.dumps({"entries": []})[:-4], "or a damaged one"),
-        ("trace_0", pickle.dumps([1, 2]), "none of its 2 entries is one"),
-        ("trace", pickle.dumps({"entries": []}), "ends with its rank"),
+        ("trace_0", b"no pickle", "not a dump of the flight recorder"),
+        ("trace_0", pickle.dumps({"entries": []})[:-4], "is damaged, or not a dump"),
+        ("trace_0", pickle.dumps([1, 2]), "all of its 2 entries are damaged"),
+        ("trace", pickle.dumps({"entries": []}), "must end with its rank"),
     ],
 )
 def test_a_file_that_is_no_dump_is_refused_in_words(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -192,8 +191,8 @@ FAR_AWAY = b"r" + (1 << 27).to_bytes(4, "little")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x80\x04(" + b"\x8f" * 10 + b"l.", "it holds EMPTY_SET, and a dump holds plain values only"),
-        (b"\x80\x02]" + FAR_AWAY + b".", "it keeps a value where none is expected"),
+        (b"\x80\x04(" + b"\x8f" * 10 + b"l.", "it holds EMPTY_SET, but a dump holds only plain values"),
+        (b"\x80\x02]" + FAR_AWAY + b".", "it stores a value at an impossible position"),
         (b"\x80\x02]q\x00h\x00a.", "it takes more than .* bytes of memory"),
         (b"\x80\x02(" + b"]" * 40 + b"l.", "it has more than 30 values"),
         (b"[" + b"[]," * 20 + b"[]]", "it has more than 30 values"),
@@ -204,7 +203,7 @@ def test_what_would_take_far_more_memory_than_its_bytes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
 ) -> None:
     if "30 values" in message:
-        monkeypatch.setattr(flight_record, "_MOST_VALUES", 30)
+        monkeypatch.setattr(flight_recorder, "_MOST_VALUES", 30)
     (tmp_path / "trace_0").write_bytes(content)
 
     with pytest.raises(ImportFileError, match=message):
@@ -235,7 +234,7 @@ def test_a_group_that_no_job_has_is_refused(tmp_path: Path, ranks: Any) -> None:
     groups = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
     (tmp_path / "dump_0").write_bytes(pickle.dumps({"pg_config": groups, "entries": [entry(0, 100)]}))
 
-    with pytest.raises(ImportFileError, match="a process group is said to have the ranks"):
+    with pytest.raises(ImportFileError, match="a process group lists the ranks"):
         import_flight_recorder([tmp_path / "dump_0"], tmp_path / "run")
 
 
@@ -247,4 +246,4 @@ def test_entries_that_the_recorder_does_not_write_are_left_out_and_told(tmp_path
 
     assert imported.num_spans == 1
     (told,) = [problem for problem in load_run(tmp_path / "run").problems if "entries" in problem]
-    assert told == "rank 0: 4 entries of dump_0 are none that the flight recorder writes. They were left out."
+    assert told == "rank 0: 4 damaged entries of dump_0 were left out."

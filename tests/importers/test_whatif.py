@@ -129,7 +129,7 @@ def test_a_column_whose_name_is_damaged_is_told_in_words(tmp_path: Path) -> None
     path = write_trace(tmp_path / "trace.parquet", two_stages())
     path.write_bytes(path.read_bytes().replace(b"gmc", b"\xffmc"))
 
-    with pytest.raises(ImportFileError, match="no Parquet file that can be read: 'utf-8' codec can't decode"):
+    with pytest.raises(ImportFileError, match="cannot be read as Parquet: 'utf-8' codec can't decode"):
         import_whatif(path, tmp_path / "run")
 
 
@@ -142,11 +142,11 @@ def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path) -> None:
     good = write_trace(tmp_path / "good.parquet", two_stages())
 
     for path, message in {
-        tmp_path / "text.parquet": "no Parquet file",
+        tmp_path / "text.parquet": "cannot be read as Parquet",
         tmp_path / "other.parquet": "has no columns dp_rank, duration",
         tmp_path / "empty.parquet": "has no rows",
         write_trace(tmp_path / "moved.parquet", moved): "more than one stage",
-        write_trace(tmp_path / "shared.parquet", shared): "several ranks are on the same stage",
+        write_trace(tmp_path / "shared.parquet", shared): "several ranks have the same stage",
     }.items():
         with pytest.raises(ImportFileError, match=message):
             import_whatif(path, tmp_path / "run")
@@ -160,8 +160,8 @@ def test_a_file_that_is_no_trace_is_refused_in_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"duration": float("nan")}, "duration of 1 of 9 rows is no time in seconds"),
-        ({"start_ts": 1.7e18}, "start_ts of 1 of 9 rows is no time in seconds"),
+        ({"duration": float("nan")}, "duration is missing, NaN or more than 10,000,000 s in 1 of 9 rows"),
+        ({"start_ts": 1.7e18}, "start_ts is missing, NaN or more than 10,000,000 s in 1 of 9 rows"),
     ],
 )
 def test_rows_without_a_time_are_refused(tmp_path: Path, change: Operation, message: str) -> None:

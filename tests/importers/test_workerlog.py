@@ -71,7 +71,9 @@ def test_lines_that_cannot_be_read_are_left_out_and_told_of(tmp_path: Path, dama
 
     run = load_run(tmp_path / "run")
     assert run.ranks[0].spans.microbatch[run.ranks[0].spans.kind == schema.FORWARD].tolist() == [0]
-    assert any("1 `Profiler Info: Job` lines of workerlog.0 cannot be read" in problem for problem in run.problems)
+    assert any(
+        "1 damaged `Profiler Info: Job` lines of workerlog.0 were left out" in problem for problem in run.problems
+    )
 
 
 def test_a_log_of_damaged_lines_alone_is_refused(tmp_path: Path) -> None:

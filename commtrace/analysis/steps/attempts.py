@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace, Run
@@ -158,7 +159,7 @@ def earlier_number(number: int) -> int:
     return _FIRST_EARLIER - number
 
 
-def number_of(step: Int32) -> Int32:
+def number_of(step: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the numbers of steps, those of attempts that were repeated too."""
     return np.where(is_earlier(step), _FIRST_EARLIER - step, step)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.steps.attempts import number_of
 from commtrace.trace import schema
 from commtrace.trace.spans import Int64, Spans
 
@@ -34,11 +35,24 @@ class StepAxis(NamedTuple):
     end: Int64
 
     @classmethod
+    def none(cls) -> StepAxis:
+        """Return that of a rank of which no step was recorded."""
+        return cls.of(Spans.empty())
+
+    @classmethod
     def of(cls, spans: Spans) -> StepAxis:
         """Read the steps among these rows."""
         rows = np.flatnonzero(spans.kind == schema.STEP)
         rows = rows[np.argsort(spans.start[rows], kind="stable")]
         return cls(spans.step[rows].astype(np.int64), spans.start[rows], spans.end[rows])
+
+    def plus(self, other: StepAxis) -> StepAxis:
+        """Return the steps of both."""
+        start = np.concatenate([self.start, other.start])
+        order = np.argsort(start, kind="stable")
+        return StepAxis(
+            np.concatenate([self.number, other.number])[order], start[order], np.concatenate([self.end, other.end])[order]
+        )
 
     def begun(self, times: Int64) -> Int64:
         """Return the place of the last step that had begun at each instant."""
@@ -74,10 +88,10 @@ class StepAxis(NamedTuple):
 
     def numbers(self, first: int, last: int) -> tuple[int, int]:
         """Return the lowest and the highest number that a row at these places can carry."""
-        own = self.number[max(first, 0) : last + 1]
-        if first < 0 or last >= len(self.number) - 1 or not len(own):
-            return 0, int(np.iinfo(np.int32).max)  # with those of steps that were never recorded to end
-        return int(own.min()), int(own.max())
+        own = number_of(self.number[max(first, 0) : last + 1])
+        # Before the first step and after the last one there may be some that were never recorded to end.
+        is_first, is_last = first < 0 or not len(own), last >= len(self.number) - 1 or not len(own)
+        return 0 if is_first else int(own.min()), int(np.iinfo(np.int32).max) if is_last else int(own.max())
 
     def times(self, first: int, last: int) -> tuple[int, int]:
         """Return from when until when rows begin that belong to these places by time alone; inclusive."""

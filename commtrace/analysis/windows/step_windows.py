@@ -28,8 +28,8 @@ from commtrace.trace.files.sessions import Segment
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64, Spans
 
-MOST_ROWS: Final = 250_000
-"""Of a window, over all ranks, unless a single step has more. The analysis takes about 1 kB for each."""
+MOST_ROWS: Final = 500_000
+"""Of a window, over all ranks, unless a single step has more."""
 
 
 class RankPart(NamedTuple):
@@ -196,7 +196,7 @@ def _read_rank(part: RankPart, names: list[str], problems: list[str]) -> RankTra
     axis = StepAxis.of(trace.spans)
     marks = RankMarks.none()
     marks.marks.discarded = trace.discarded
-    rows = [part.far]
+    rows = [part.far] if len(part.far) else []
     details = dict(trace.details)
     for decoded in read_extents(part.segments, part.extents, marks, problems):
         decoded.rename(names)
@@ -205,5 +205,6 @@ def _read_rank(part: RankPart, names: list[str], problems: list[str]) -> RankTra
         rows.append(spans.take((place >= part.first_place) & (place <= part.last_place)))
         details.update(decoded.ranks[trace.rank].details)
     spans = Spans.concatenate(rows)
-    spans = spans.take(np.lexsort((spans.start - spans.end, spans.start)))
+    if len(rows) > 1:  # each part is in order
+        spans = spans.take(np.lexsort((spans.start - spans.end, spans.start)))
     return replace(trace, spans=spans, details=details)

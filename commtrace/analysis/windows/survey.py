@@ -168,6 +168,7 @@ class _Collected:
     clocks: Mapping[int, ClockKey]
     names: list[str] = field(default_factory=list)
     extents: list[Extent] = field(default_factory=list)
+    axis: StepAxis = field(default_factory=StepAxis.none)
     outline: list[Spans] = field(default_factory=list)
     first: Spans = field(default_factory=Spans.empty)
     far: list[Spans] = field(default_factory=list)
@@ -188,6 +189,7 @@ class _Collected:
         if not len(self.first) or spans.start[0] < self.first.start[0]:
             self.first = spans.take(slice(0, 1))
         self.outline.append(spans.take(np.isin(spans.kind, _OUTLINE)))
+        self.axis = self.axis.plus(StepAxis.of(self.outline[-1]))
         numbers, counts = np.unique(spans.step, return_counts=True)
         self.rows_of_step.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         self._keep_for_clocks(spans, trace)
@@ -223,7 +225,7 @@ class _Collected:
 
     def _decide(self, spans: Spans, *, at_end: bool) -> None:
         """Keep the rows that reach far, or wait for input between steps; put off those of which that is not known."""
-        axis = StepAxis.of(Spans.concatenate(self.outline))
+        axis = self.axis
         known = np.ones(len(spans), np.bool_)
         if not at_end:
             known = np.asarray(spans.end <= axis.start.max()) if len(axis.start) else ~known

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from commtrace.trace.files.checksums import SegmentFile, is_as_written
 
-ROWS_PER_BATCH: Final = 65_536
-"""About 7 MB of columns: what compaction holds in memory does not grow with the segment."""
+ROWS_PER_BATCH: Final = 8_192
+"""A reader of some steps decodes whole batches. Batches of 65,536 rows take 4 % fewer bytes, and it then decodes eight
+times as many rows."""
 
 MOST_ROWS: Final = 500_000
 """A larger segment is left as it is: rewriting it would keep the harvester from its work for too long."""

@@ -22,8 +22,9 @@ from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedErr
 from commtrace.trace.files.sessions import Segment
 from commtrace.trace.spans import Spans
 
-_BYTES_AT_ONCE: Final = 500_000
-"""Compressed: about 50,000 rows, or one batch where that is larger."""
+_BYTES_AT_ONCE: Final = 50_000
+"""Compressed: about 8,000 rows, as of a batch that compaction made, or some smaller batches of files that it has not
+come to."""
 
 
 class Extent(NamedTuple):
@@ -115,8 +116,7 @@ def read_extents(
             continue
         wanted = [*own]
         same = all(_end_byte(index, extent.end_batch) == extent.end_byte for extent in wanted)
-        batches = [(extent.first_batch, extent.end_batch) for extent in wanted] if same else _groups(index)
-        for first, end in batches:
+        for first, end in _runs(wanted) if same else _groups(index):
             table = _read(index, first, end, problems)
             if table is not None:
                 yield decode([RankTable(segments[0].metadata, known_columns(table))], None, [marks])
@@ -155,6 +155,17 @@ def _groups(index: SegmentIndex) -> Iterator[tuple[int, int]]:
             first, size = number + 1, 0
     if first < len(index.batches):
         yield first, len(index.batches)
+
+
+def _runs(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
+    """The first batch, and the one behind the last, of extents that follow one another."""
+    first, end = extents[0].first_batch, extents[0].end_batch
+    for extent in extents[1:]:
+        if extent.first_batch != end:
+            yield first, end
+            first = extent.first_batch
+        end = extent.end_batch
+    yield first, end
 
 
 def _extend(index: SegmentIndex, problems: list[str]) -> bool:

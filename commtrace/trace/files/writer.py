@@ -130,7 +130,7 @@ class SegmentWriter:
     def write_spans(
         self, spans: Spans, names: Sequence[str], *, before: Sequence[Row] = (), after: Sequence[Row] = ()
     ) -> None:
-        """Append columns instead of rows, without details. This is the fast way.
+        """Append columns instead of rows, without details, in batches as compaction makes them. This is the fast way.
 
         Args:
             spans: ascending by step.
@@ -145,14 +145,15 @@ class SegmentWriter:
                 self._is_dense = True
                 self._open(int(inside.min()) if len(inside) else self._first_step)
                 before = [*self._lasting, *before]
-            count = int(np.searchsorted(spans.step, self._first_step + self._steps_per_segment))
+            of_segment = int(np.searchsorted(spans.step, self._first_step + self._steps_per_segment))
+            count = min(of_segment, compaction.ROWS_PER_BATCH)
             part, spans = spans.take(slice(count)), spans.take(slice(count, None))
             behind = [] if len(spans) else after
             if count or before:
                 self._write_batch(self._batch_of_spans(part, names, before, behind))
                 self._remember([*before, *behind])
             before = []
-            if len(spans):
+            if len(spans) and count == of_segment:
                 self._end_segment()
 
     def _append(self, rows: Sequence[Row]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from commtrace.analysis.steps.attempts import earlier_number
 from commtrace.analysis.windows.step_axis import StepAxis
+from commtrace.trace import schema
 from commtrace.trace.spans import Spans
 from tests.factory import span
 
@@ -21,6 +23,15 @@ def test_steps_are_read_in_the_order_in_which_they_began() -> None:
     axis = StepAxis.of(table)
 
     assert [column.tolist() for column in axis] == [[0, 1], [0, 5], [5, 9]]
+
+
+def test_steps_that_are_read_part_by_part_are_the_same() -> None:
+    parts = spans((20, 30, 7), (0, 10, 5)), spans((10, 19, 6))
+    axis = StepAxis.none()
+    for part in parts:
+        axis = axis.plus(StepAxis.of(part.replace(kind=np.full(len(part), schema.STEP, np.int8))))
+
+    assert [column.tolist() for column in axis] == [[5, 6, 7], [0, 10, 20], [10, 19, 30]]
 
 
 def test_a_row_belongs_to_its_step_or_to_the_one_that_began_last() -> None:
@@ -59,7 +70,14 @@ def test_what_tells_rows_of_some_places() -> None:
     least, most, highest = np.iinfo(np.int64).min, np.iinfo(np.int64).max, np.iinfo(np.int32).max
 
     assert (AXIS.numbers(1, 1), AXIS.times(1, 1)) == ((5, 5), (200, 299))
-    assert (AXIS.numbers(-1, 0), AXIS.times(-1, 0)) == ((0, highest), (least, 199))
-    assert (AXIS.numbers(1, 5), AXIS.times(1, 5)) == ((0, highest), (200, most))
+    assert (AXIS.numbers(-1, 0), AXIS.times(-1, 0)) == ((0, 4), (least, 199))
+    assert (AXIS.numbers(1, 5), AXIS.times(1, 5)) == ((5, highest), (200, most))
     assert (AXIS.numbers(0, 1), AXIS.times(0, 1)) == ((4, 5), (100, 299))
-    assert StepAxis.of(Spans.empty()).times(-1, -1) == (least, most)
+    none = StepAxis.none()
+    assert (none.numbers(-1, -1), none.times(-1, -1)) == ((0, highest), (least, most))
+
+
+def test_rows_of_an_earlier_attempt_carry_the_number_of_their_step() -> None:
+    axis = StepAxis(np.array([4, earlier_number(5), 5, 6]), *np.array([[0, 10, 20, 30], [9, 19, 29, 39]]))
+
+    assert axis.numbers(0, 1) == (4, 5)

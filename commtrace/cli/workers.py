@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from commtrace.analysis.windows.run import ALONE, Workers
-from commtrace.errors import CommtraceError, ConfigurationError, MissingExtraError
+from commtrace.errors import ConfigurationError, MissingExtraError
 
 WorkersOption = Annotated[
     int | None,
@@ -47,7 +47,6 @@ def chosen_workers(count: int | None, cluster: str) -> Iterator[Workers]:
     Raises:
         ConfigurationError: both are given, or no scheduler answers.
         MissingExtraError: a cluster is asked for, and Dask is not installed.
-        CommtraceError: a worker of the cluster died of its window.
     """
     if cluster and count is not None:
         raise ConfigurationError("--workers and --cluster exclude each other: write one of them")
@@ -75,10 +74,6 @@ def _dask(address: str) -> Iterator[Workers]:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{address}: no Dask scheduler answers there ({error})") from error
     try:
-        yield Workers(client.get_executor(), max(sum(client.nthreads().values()), 1))
-    except KilledWorker as error:
-        raise CommtraceError(
-            f"{error} A window of 250,000 rows takes about 250 MB: give the workers more memory, or fewer threads each."
-        ) from error
+        yield Workers(client.get_executor(), max(sum(client.nthreads().values()), 1), (KilledWorker,))
     finally:
         client.close()

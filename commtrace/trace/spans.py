@@ -77,6 +77,8 @@ class Spans:
 
     def take(self, rows: npt.NDArray[Any] | slice) -> Spans:
         """Return the rows selected by a mask, by indices (in that order) or by a slice (without copying)."""
+        if not isinstance(rows, slice) and rows.dtype == np.bool_:
+            rows = np.flatnonzero(rows)  # once instead of once for each column
         return Spans(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def replace(self, **columns: npt.NDArray[Any]) -> Spans:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from commtrace.analysis.chain import Analysis, analyse
-from commtrace.analysis.clocks.align import Alignment, align, apply
+from commtrace.analysis.clocks.align import Alignment, apply
 from commtrace.analysis.steps.choice import StepChoice, choose_steps, without_torn_steps
 from commtrace.analysis.windows.step_windows import MOST_ROWS, StepWindow, analyse_window, cut_windows, steps_read
 from commtrace.analysis.windows.survey import survey_run
@@ -31,8 +31,14 @@ from commtrace.trace.files.reader import find_segments
 from commtrace.trace.run import Run
 
 MOST_BYTES: Final = 16_000_000
-"""Files of a run that is analysed as a whole: about two million rows, which take about 0.9 GB. Windows take half of
-that, and three times as long: every row is read twice or more often."""
+"""Files of a run that is analysed as a whole: about two million rows, which take 0.8 GB. Windows take twice as long:
+every row is read twice or more often."""
+
+
+_ADVICE: Final = (
+    "It may have run out of memory, of which each worker takes about 500 MB: use --workers 1, or give the workers of a "
+    "cluster more memory or fewer threads each."
+)
 
 
 class Addable(Protocol):
@@ -50,10 +56,12 @@ class Workers(NamedTuple):
     Attributes:
         executor: its workers must see the files; None for this process.
         num_workers: how many there are.
+        deaths: what is raised in place of a result when a worker has died.
     """
 
     executor: Executor | None = None
     num_workers: int = 1
+    deaths: tuple[type[Exception], ...] = (BrokenExecutor,)
 
 
 ALONE: Final = Workers()
@@ -98,7 +106,7 @@ def measure_run(
     Raises:
         RunNotFoundError: nothing was recorded there, or a worker does not see it.
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
-        CommtraceError: a worker ended before it had measured its window.
+        CommtraceError: a worker died.
     """
     found = None if steps else _measured_in_windows(path, measure, workers, most_bytes, most_rows)
     if found is not None:
@@ -116,13 +124,16 @@ def _measured_in_windows(
     segments = find_segments(directory, problems)
     if sum(segment.size for own in segments.values() for segment in own) <= most_bytes:
         return None
-    survey = survey_run(directory, segments, problems, workers.executor)
-    choice, alignment = choose_steps(survey.outline, keep_warm_up=False), align(survey.clock_run)
+    try:
+        survey = survey_run(directory, segments, problems, workers.executor)
+    except workers.deaths as error:
+        raise CommtraceError(f"A worker died while it looked for the steps of {directory}. {_ADVICE}") from error
+    choice, alignment = choose_steps(survey.outline, keep_warm_up=False), survey.alignment
     if not alignment.keeps_order:
         choice = without_torn_steps(choice, apply(survey.outline, alignment))
     if not choice.used:
         return None
-    windows = cut_windows(survey, alignment, choice, most_rows)
+    windows = cut_windows(survey, choice, most_rows)
     one = partial(_measure_window, measure=measure, alignment=alignment, ranks=choice.ranks)
     whole = reduce(add, _in_order(one, windows, workers))
     if whole.result is None:
@@ -165,18 +176,30 @@ def _in_order(
         return
     waiting: deque[tuple[StepWindow, Future[_WindowResult[Result]]]] = deque()
     for window in windows:
-        waiting.append((window, workers.executor.submit(measure, window)))
+        waiting.append((window, _submitted(measure, window, workers.executor)))
         if len(waiting) > 2 * workers.num_workers:
-            yield _result(*waiting.popleft())
+            yield _result(*waiting.popleft(), workers)
     while waiting:
-        yield _result(*waiting.popleft())
+        yield _result(*waiting.popleft(), workers)
 
 
-def _result(window: StepWindow, future: Future[_WindowResult[Result]]) -> _WindowResult[Result]:
+def _submitted(
+    measure: Callable[[StepWindow], _WindowResult[Result]], window: StepWindow, executor: Executor
+) -> Future[_WindowResult[Result]]:
+    try:
+        return executor.submit(measure, window)
+    except BrokenExecutor as error:  # a worker has died of one that waits already, which is to be named
+        failed: Future[_WindowResult[Result]] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _result(window: StepWindow, future: Future[_WindowResult[Result]], workers: Workers) -> _WindowResult[Result]:
     try:
         return future.result()
-    except BrokenExecutor as error:
+    except workers.deaths as error:
+        first, last = window.steps[0], window.steps[-1]
         raise CommtraceError(
-            f"A worker ended before it had measured its steps; it may have run out of memory. A window of "
-            f"{window.num_rows:,} rows takes about a kilobyte for each: use fewer workers."
+            f"A worker died before the window of steps {first} to {last} was measured, for which {window.num_rows:,} "
+            f"rows are read. {_ADVICE}"
         ) from error

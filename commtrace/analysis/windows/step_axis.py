@@ -51,7 +51,9 @@ class StepAxis(NamedTuple):
         start = np.concatenate([self.start, other.start])
         order = np.argsort(start, kind="stable")
         return StepAxis(
-            np.concatenate([self.number, other.number])[order], start[order], np.concatenate([self.end, other.end])[order]
+            np.concatenate([self.number, other.number])[order],
+            start[order],
+            np.concatenate([self.end, other.end])[order],
         )
 
     def begun(self, times: Int64) -> Int64:

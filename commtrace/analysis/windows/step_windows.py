@@ -1,7 +1,7 @@
 """Cuts a run into windows of consecutive steps, and reads one: its rows, and those that reach into it.
 
->>> for window in cut_windows(survey, alignment, choice, most_rows=250_000):            # doctest: +SKIP
-...     analysis = analyse_window(window.read(), alignment, choice.ranks, window.steps)
+>>> for window in cut_windows(survey, choice):                                          # doctest: +SKIP
+...     analysis = analyse_window(window.read(), survey.alignment, choice.ranks, window.steps)
 """
 
 from __future__ import annotations
@@ -82,17 +82,15 @@ class StepWindow:
         return replace(self.outline, ranks=ranks, names=names, problems=new)
 
 
-def cut_windows(
-    survey: Survey, alignment: Alignment, choice: StepChoice, most_rows: int = MOST_ROWS
-) -> Iterator[StepWindow]:
+def cut_windows(survey: Survey, choice: StepChoice, most_rows: int = MOST_ROWS) -> Iterator[StepWindow]:
     """Cut the steps that count into windows, one after the other.
 
     Args:
         survey: of the run.
-        alignment: of its clocks.
         choice: which steps count.
         most_rows: of a window; it has at least one step.
     """
+    alignment = survey.alignment
     aligned = apply(survey.outline, alignment)
     axes = {rank: StepAxis.of(trace.spans) for rank, trace in aligned.ranks.items()}
     # Times on clocks that were not brought together are not compared.

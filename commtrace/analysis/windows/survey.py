@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.clocks.align import ClockKey
+from commtrace.analysis.clocks.align import Alignment, ClockKey, align
 from commtrace.analysis.clocks.causality import MOST_MESSAGES
 from commtrace.analysis.clocks.observations import MOST_ENDS
 from commtrace.analysis.matching.operations import SYNCHRONISING, unfinished_ids
@@ -68,6 +68,10 @@ class RankSurvey:
     names: list[str]
     problems: tuple[str, ...]
 
+    def without_clock_rows(self) -> RankSurvey:
+        """Return the same once the clocks are fitted: these are most of the rows that are kept."""
+        return replace(self, ends=Thinned.none(), messages=Thinned.none())
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -76,13 +80,13 @@ class Survey:
     Attributes:
         outline: every rank with the rows of its outline only.
         ranks: by rank; codes are those of the outline.
-        clock_run: every rank with the rows that its clock is fitted by.
+        alignment: how the clocks of the run were brought together.
         rows_of_step: how many rows all ranks have of each step.
     """
 
     outline: Run
     ranks: Mapping[int, RankSurvey]
-    clock_run: Run
+    alignment: Alignment
     rows_of_step: Mapping[int, int]
 
 
@@ -122,8 +126,8 @@ def survey_run(
     outline = Run(directory, traces, names, tuple(map(printable, problems)))
     return Survey(
         outline=outline,
-        ranks=ranks,
-        clock_run=_clock_run(outline, ranks) if len(set(clocks.values())) > 1 else outline,
+        ranks={rank: one.without_clock_rows() for rank, one in ranks.items()},
+        alignment=align(_clock_run(outline, ranks) if len(set(clocks.values())) > 1 else outline),
         rows_of_step=rows_of_step,
     )
 

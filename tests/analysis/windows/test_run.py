@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.windows.run import Workers, measure_run
+from commtrace.cli.workers import chosen_workers
 from commtrace.errors import CommtraceError, RunNotFoundError
 from tests.analysis.windows.recording import record
 from tests.analysis.windows.test_windows import Told, plain, tell
@@ -83,9 +84,30 @@ def end_at_once(_: Analysis) -> Told:
     os._exit(1)
 
 
-def test_a_worker_that_dies_is_told_with_what_it_had_to_hold(directory: Path) -> None:
-    with processes() as executor, pytest.raises(CommtraceError, match=r"A window of \d+ rows .* use fewer workers"):
+def test_a_worker_that_dies_is_told_with_its_window(directory: Path) -> None:
+    told = r"before the window of steps 1 to 1 was measured, for which \d+ rows are read\. .* use --workers 1"
+    with processes() as executor, pytest.raises(CommtraceError, match=told):
         by_step(directory, end_at_once, executor)
+
+
+def test_a_worker_that_dies_while_it_looks_at_a_rank_is_told(directory: Path) -> None:
+    with processes() as executor:
+        with pytest.raises(BrokenExecutor):
+            executor.submit(os._exit, 1).result()
+        with pytest.raises(CommtraceError, match=r"A worker died while it looked for the steps of .* use --workers 1"):
+            by_step(directory, tell, executor)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_worker_of_a_cluster_that_dies_is_told_with_its_window(directory: Path) -> None:
+    distributed, dask_config = pytest.importorskip("distributed"), pytest.importorskip("dask.config")
+    with (
+        dask_config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        chosen_workers(None, cluster.scheduler_address.removeprefix("tcp://")) as workers,
+        pytest.raises(CommtraceError, match=r"before the window of steps 1 to 1 .* use --workers 1"),
+    ):
+        measure_run(directory, end_at_once, workers=workers, most_bytes=0, most_rows=1)
 
 
 def test_a_file_that_is_deleted_meanwhile_takes_its_steps_away(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_clocks_are_fitted_as_by_all_rows(tmp_path: Path, monkeypatch: pytest.Mo
             monkeypatch.setattr(survey_module, name, most)
         alignment = align(load_run(tmp_path / "run"))
         assert alignment.observations > 0
-        assert align(survey_run(tmp_path / "run").clock_run) == alignment
+        assert survey_run(tmp_path / "run").alignment == alignment
 
 
 def test_what_is_read_in_many_parts_is_what_is_read_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from commtrace.analysis.stragglers.limits import (
     DEPENDENCE,
     FEWEST_FOR_DRIFT,
     MOST_CHANGES,
+    MOST_DRIFT,
     NOISIEST,
     SIGMAS_OF_CHANGE,
     SMOOTHED_STEPS,
@@ -67,7 +68,7 @@ def error_of_steps(values: Float64, smooth: Float64, level: Float64, shortest: i
         shortest: how many steps make the shortest mean.
     """
     noise = _noise(values, level)
-    return np.asarray(DEPENDENCE * noise * _wandering(smooth, noise, shortest))
+    return np.asarray(DEPENDENCE * noise * _wandering(smooth, noise, level, shortest))
 
 
 def error_of_strikes(smooth: Float64) -> Float64:
@@ -76,16 +77,19 @@ def error_of_strikes(smooth: Float64) -> Float64:
 
 
 def drift(values: Float64, level: Float64) -> float:
-    """Return by how much errors of means over all steps are larger because of slow drift; 1 at least.
+    """Return how much a step scatters for means over all steps, as slow drift makes these; a share of the usual value.
+
+    It is 0 where too few steps tell.
 
     Args:
         values: of each step, beyond what the rows have in common.
         level: of each row, its usual value.
     """
-    steps = values.shape[1]
-    if steps < FEWEST_FOR_DRIFT:
-        return 1.0
-    return _wandering(without_single_steps(values), _noise(values, level), steps // 3)
+    length = values.shape[1] // 3
+    if values.shape[1] < FEWEST_FOR_DRIFT:
+        return 0.0
+    sigma = _scatter_of_means(without_single_steps(values), level, length)
+    return float(np.median(sigma * np.sqrt(length) / np.maximum(level, 1.0)))
 
 
 def _noise(values: Float64, level: Float64) -> Float64:
@@ -96,19 +100,26 @@ def _noise(values: Float64, level: Float64) -> Float64:
     return np.asarray(np.maximum(np.minimum(noise, most), 1e-3 * level + 1.0))
 
 
-def _wandering(steps: Float64, noise: Float64, length: int) -> float:
+def _wandering(steps: Float64, noise: Float64, level: Float64, length: int) -> float:
     """By how much the means of so many steps scatter more than they would if steps were independent; 1 at least.
 
-    A device whose clock goes up and down with its temperature is fast for some steps, then slow for some: its steps are
-    like their neighbours, and the noise between neighbours says nothing of it. It is that of the typical rank, and from
-    the lower quartile of the differences between such means: a change of behaviour lies between many of them.
+    It is that of the typical rank.
     """
     if steps.shape[1] < 3 * length:
         return 1.0
+    return max(1.0, float(np.median(_scatter_of_means(steps, level, length) * np.sqrt(length) / noise)))
+
+
+def _scatter_of_means(steps: Float64, level: Float64, length: int) -> Float64:
+    """Of each row, how much the means of so many steps scatter.
+
+    A device whose clock goes up and down with its temperature is fast for some steps, then slow for some: its steps are
+    like their neighbours, and the noise between neighbours says nothing of it. The scatter is that of the lower
+    quartile of the differences between such means: a change of behaviour lies between many of them.
+    """
     means = np.lib.stride_tricks.sliding_window_view(steps, length, axis=1).mean(axis=2)
     differences = np.quantile(np.abs(means[:, length:] - means[:, :-length]), 0.25, axis=1)
-    sigma = differences / LOWER_QUARTILE_OF_DISTANCE / np.sqrt(2)
-    return max(1.0, float(np.median(sigma * np.sqrt(length) / noise)))
+    return np.asarray(np.minimum(differences / LOWER_QUARTILE_OF_DISTANCE / np.sqrt(2), MOST_DRIFT * level))
 
 
 def _cut(series: Series, shortest: int, most: int, spare: float) -> list[int]:

@@ -107,6 +107,10 @@ DEPENDENCE: Final = 1.5
 FEWEST_FOR_DRIFT: Final = 24
 """Of fewer steps it is not told whether the speed of healthy devices goes up and down slowly."""
 
+MOST_DRIFT: Final = 0.05
+"""Share of its work by which the speed of a healthy device goes up and down: what varies more has a reason, such as
+another process on its core, and must not hide a slow rank beside it."""
+
 STRUCK: Final = 5.0
 """A rank works far longer than usual in a step if it does by so many standard deviations of its other steps."""
 

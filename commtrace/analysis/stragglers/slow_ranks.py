@@ -276,16 +276,19 @@ def noise_between_steps(bench: Bench) -> float:
     return float(np.median((high - low) / QUARTILES_APART / np.maximum(np.median(work, axis=1), 1.0)))
 
 
-def error_of_typical_work(bench: Bench, typical_ns: Float64, beyond_ns: Float64) -> Float64:
+def error_of_typical_work(bench: Bench, typical_ns: Float64, beyond_ns: Float64, num_classes: int) -> Float64:
     """Return the standard error of medians over the steps, for ranks that scatter as the typical one does.
 
     Args:
         bench: of the steps.
         typical_ns: the medians.
-        beyond_ns: of each step, what these work beyond what they have in common: slow drift is seen from it.
+        beyond_ns: of each step, what these work beyond the median of their class: slow drift is seen from it.
+        num_classes: into how many classes they fall.
     """
-    scale = ERROR_OF_MEDIAN * DEPENDENCE / np.sqrt(max(bench.num_steps, 1))
-    return np.asarray(noise_between_steps(bench) * typical_ns * scale * drift(beyond_ns, typical_ns))
+    peers = len(beyond_ns) / num_classes
+    follows = np.sqrt(1 - 1 / peers) if peers > 1 else 1.0  # the median of few goes up and down with each of them
+    noise = max(noise_between_steps(bench), drift(beyond_ns, typical_ns) / follows)
+    return np.asarray(noise * typical_ns * ERROR_OF_MEDIAN * DEPENDENCE / np.sqrt(max(bench.num_steps, 1)))
 
 
 def work_of_steps(bench: Bench) -> Float64:
@@ -334,7 +337,9 @@ def _typical_work(bench: Bench, before_ns: Mapping[int, float]) -> Work:
         peers=np.where(alone, -1 - ranks, stage),
         host=np.unique(nodes, return_inverse=True)[1].reshape(-1).astype(np.int64),
         total_ns=level + np.array([beyond.get(rank, 0.0) for rank in ranks.tolist()]),
-        error_ns=error_of_typical_work(bench, level, beyond_stage(bench, bench.program.segments.work_ns)),
+        error_ns=error_of_typical_work(
+            bench, level, beyond_stage(bench, bench.program.segments.work_ns), len(np.unique(stage))
+        ),
         scale_ns=level,
         before_ns=np.array([before_ns.get(rank, np.nan) for rank in ranks.tolist()]),
     )

@@ -187,7 +187,7 @@ def _judge(bench: Bench, stages: Int64, quickest: Float64, limits: Limits, befor
         peers=np.zeros(len(stages), np.int64),
         host=stages,
         total_ns=quickest,
-        error_ns=error_of_typical_work(bench, quickest, _beyond_others(bench, stages)),
+        error_ns=error_of_typical_work(bench, quickest, _beyond_others(bench, stages), 1),
         scale_ns=quickest,
         before_ns=before,
         before_by=before_by,

@@ -108,6 +108,23 @@ def test_a_rank_that_becomes_slow_is_named_although_all_drift() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
 
 
+@pytest.mark.parametrize("sizes", [{"dp": 8}, {"dp": 2, "pp": 2}])
+def test_drift_does_not_hide_a_rank_that_is_far_slower_than_devices_drift(sizes: dict[str, int]) -> None:
+    noise = {"jitter": 0.02, "wander": 0.04}
+    for seed in range(2):
+        findings, _ = judged(("slow-rank=1:1.2",), **sizes, **noise, microbatches=4, steps=60, seed=seed)
+
+        assert [verdict.ranks for verdict in findings.verdicts] == [(1,)]
+
+
+def test_a_slow_rank_is_named_although_its_only_replica_is_starved_for_a_third_of_the_run() -> None:
+    starved = [f"slow-rank=0:{1.2 + 0.25 * (step % 4)}@{step}:{step + 1}" for step in range(9, 22)]
+    findings, _ = judged(("slow-rank=1:1.75", *starved), dp=2, microbatches=4, steps=40, jitter=0.03)
+
+    (verdict,) = findings.verdicts
+    assert (verdict.ranks, verdict.cause) == ((1,), "compute")
+
+
 def test_of_two_ranks_a_few_slow_steps_are_told_and_named_nobody() -> None:
     findings, _ = judged(("slow-rank=1:2@5:60:20",), dp=2, steps=60)
 

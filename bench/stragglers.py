@@ -356,6 +356,8 @@ def _hosts_and_stages() -> Iterator[Case]:
         job = _with(PP4, f"uneven-stage=1:1.3@{first}:60", jitter=0.02)
         yield Case("stage", f"30 % more, from step {first} on", job, STAGE)
     yield Case("stage", "25 % more, three of 4, late", _with(PP4, "uneven-stage=0,1,3:1.25@30:60", jitter=0.02), STAGE)
+    late = _with(PP4, *(f"uneven-stage={stage}:1.2@30:60" for stage in range(3)), jitter=0.02)
+    yield Case("stage", "20 % more, the first three of 4, late", late, STAGE)
     yield Case("stage", "one always, one late", _with(PP8, "uneven-stage=2:1.3", "uneven-stage=5:1.4@30:60"), STAGE)
     yield Case("stage", "30 % more, no replicas", _with(_pipeline(4, 1), "uneven-stage=2:1.3"), STAGE)
 
@@ -377,6 +379,8 @@ def _links() -> Iterator[Case]:
     # Which of both ends is slow cannot be told: all ranks that use the network are named.
     late = _with(_pipeline(2, 4, gpus_per_host=4), "slow-network=0:7@30:60", "slow-network=1:7@30:60")
     yield Case("link", "network of both hosts, late", late, NETWORK)
+    both = _with(replace(DP8, gpus_per_host=4, sequence=8192), "slow-network=0:3@30:60", "slow-network=1:3@30:60")
+    yield Case("link", "all-reduce between two hosts, late", both, NETWORK)
 
 
 def _stretches() -> Iterator[Case]:

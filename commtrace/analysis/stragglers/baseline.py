@@ -9,9 +9,11 @@ from commtrace.analysis.replay.program import Program
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.limits import RECORDED, Thresholds
 from commtrace.analysis.stragglers.link_transfers import Traffic
+from commtrace.analysis.stragglers.normal import BASELINE
 from commtrace.analysis.stragglers.slow_links import typical_transfers
 from commtrace.analysis.stragglers.slow_ranks import typical_work_of_stages
 from commtrace.analysis.stragglers.uneven_stages import quickest_of_stages
+from commtrace.analysis.stragglers.usual import Usual
 from commtrace.trace.run import Run
 
 
@@ -33,6 +35,11 @@ class Baseline:
     def of(cls, run: Run, program: Program) -> Baseline:
         bench = Bench.of(run, program, Thresholds())
         return cls(typical_work_of_stages(bench), _quickest(bench), typical_transfers(bench))
+
+    @property
+    def usual(self) -> Usual:
+        """What stages and links do in it."""
+        return Usual(self.quickest_ns, self.transfer_ns, BASELINE)
 
     def of_ranks(self, bench: Bench) -> dict[int, float]:
         """By rank of another run, what is normal at its stage; without the stages that this one lacks."""

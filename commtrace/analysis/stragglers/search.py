@@ -28,6 +28,7 @@ from commtrace.analysis.stragglers.slow_sets import Others, judge_sets
 from commtrace.analysis.stragglers.stretches import common_change, judge_stretches
 from commtrace.analysis.stragglers.uneven_sequences import uneven_sequences
 from commtrace.analysis.stragglers.uneven_stages import uneven_stages
+from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.analysis.stragglers.waited import most_waited_for
 from commtrace.trace.run import Run
@@ -91,7 +92,11 @@ def find_stragglers(
     undecided = tuple(sentence for one in stretches for sentence in one.undecided)
     if bench.noise_is_known:
         others = of_no_single_rank(
-            bench, {rank for one in sets.verdicts for rank in one.ranks}, sets.mended_ns, is_cut=True, baseline=baseline
+            bench,
+            {rank for one in sets.verdicts for rank in one.ranks},
+            sets.mended_ns,
+            is_cut=True,
+            usual=baseline.usual if baseline else None,
         )
         if verdicts and others.verdicts:  # what a rank costs is hidden where others wait for something else as well
             verdicts = judge_sets(bench, stretches, others.mended).verdicts
@@ -133,11 +138,13 @@ class OfNoSingleRank(NamedTuple):
         verdicts: on stages, sequences and links.
         mended: stages and links without it.
         undecided: sentences on what cannot be told.
+        well: what the stages and links do that are not slow.
     """
 
     verdicts: list[Verdict]
     mended: Others
     undecided: tuple[str, ...]
+    well: Usual
 
 
 def of_no_single_rank(
@@ -147,7 +154,7 @@ def of_no_single_rank(
     limits: Limits = RECORDED,
     *,
     is_cut: bool = False,
-    baseline: Baseline | None = None,
+    usual: Usual | None = None,
 ) -> OfNoSingleRank:
     """Look for slow stages, sequences and links, and how to mend stages and links.
 
@@ -157,19 +164,18 @@ def of_no_single_rank(
         mended_ns: durations of its segments without these.
         limits: from when on a stage stands out.
         is_cut: whether the run is cut where stages or links change; else its steps are judged together.
-        baseline: what the same job does where it is well.
+        usual: what stages and links do where the job is well.
     """
-    usual = baseline.quickest_ns if baseline else {}
-    stages = uneven_stages(bench, mended_ns, limits, is_cut=is_cut, baseline_ns=usual)
+    stages = uneven_stages(bench, mended_ns, limits, is_cut=is_cut, usual=usual)
     slow = {*slow_ranks, *stages.ranks}
     if stages.ratio is not None:
         mended_ns = np.asarray(np.rint(mended_ns * stages.ratio), np.int64)
     # Ranks that are slow now and then have long microbatches, too.
     sequences = None if slow else uneven_sequences(bench)
-    transfers = baseline.transfer_ns if baseline else {}
-    links = slow_links(bench, mended_ns, slow, is_cut=is_cut, baseline_ns=transfers)
+    links = slow_links(bench, mended_ns, slow, is_cut=is_cut, usual=usual)
     verdicts = [*stages.verdicts, *([sequences] if sequences else []), *links.verdicts]
-    return OfNoSingleRank(verdicts, Others(stages.ratio, links.mended_ns), stages.undecided + links.undecided)
+    mended = Others(stages.ratio, links.mended_ns)
+    return OfNoSingleRank(verdicts, mended, stages.undecided + links.undecided, Usual(stages.well_ns, links.well_ns))
 
 
 def _too_few_steps(bench: Bench) -> str:

@@ -24,6 +24,7 @@ from commtrace.analysis.stragglers.link_transfers import LinkTransfers, Traffic
 from commtrace.analysis.stragglers.normal import BASELINE, MAJORITY, PAST, Judged, Work, judge
 from commtrace.analysis.stragglers.prices import Price, price_of
 from commtrace.analysis.stragglers.stretches import cut_at
+from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.verdict import Member, Verdict, next_step
 from commtrace.trace.spans import Bool, Int64
 
@@ -42,11 +43,13 @@ class SlowLinks(NamedTuple):
         verdicts: dearest first.
         mended_ns: durations of all transfers without it; None where there is none.
         undecided: sentences on what may be slow, with what would tell.
+        well_ns: typical transfers over links that are not slow in the last stretch.
     """
 
     verdicts: list[Verdict]
     mended_ns: Int64 | None
     undecided: tuple[str, ...] = ()
+    well_ns: Mapping[Traffic, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class _Links:
         ns: median of the transfers; NaN where there are too few.
         normal_ns: what is normal; NaN where that is not known.
         is_slow: takes far longer.
+        is_known: whether it is slow can be told; where the past tells it of others, not of a link without one.
         told_by: what told normal.
     """
 
@@ -65,6 +69,7 @@ class _Links:
     ns: Float64
     normal_ns: Float64
     is_slow: Bool
+    is_known: Bool
     told_by: tuple[str, ...]
 
 
@@ -81,7 +86,7 @@ def slow_links(
     slow_ranks: Collection[int],
     *,
     is_cut: bool = False,
-    baseline_ns: Mapping[Traffic, float] | None = None,
+    usual: Usual | None = None,
 ) -> SlowLinks:
     """Find slow communication, and what the job would save without it.
 
@@ -90,17 +95,18 @@ def slow_links(
         mended_ns: durations of its segments without what was found so far.
         slow_ranks: those; they may serve their communications late, so links that touch them are not judged.
         is_cut: whether the run is cut where links change; else its steps are judged together.
-        baseline_ns: typical transfers in a run in which the job was well.
+        usual: what links do where the job is well.
     """
     transfers = LinkTransfers.of(bench)
     if transfers is None:
         return SlowLinks([], None)
-    known = baseline_ns or {}
-    usual = np.array([known.get(one, np.nan) for one in transfers.traffic])
-    found = _judge_stretches(bench, transfers, slow_ranks, usual, is_cut=is_cut)
+    usual = usual or Usual()
+    usual_ns = np.array([usual.transfer_ns.get(one, np.nan) for one in transfers.traffic])
+    found = _judge_stretches(bench, transfers, slow_ranks, usual_ns, usual.by, is_cut=is_cut)
+    well_ns = _well(transfers, found[-1])
     parts: dict[tuple[str, str], list[_Part]] = {}
     for number, links in enumerate(found):
-        for one in suspicions_of(bench.run, transfers.links, np.isfinite(links.normal_ns), links.is_slow):
+        for one in suspicions_of(bench.run, transfers.links, links.is_known, links.is_slow):
             parts.setdefault((one.place, one.who), []).append(_Part(number, one))
     everything = [part for own in parts.values() for part in own]
     others_saved = bench.saved_ns(mended_ns)
@@ -118,12 +124,17 @@ def slow_links(
             verdicts.append(_verdict(transfers, found[dearest.stretch], dearest.suspicion, price))
             named += own
     if not named:
-        untold = np.isnan(usual)
+        untold = np.isnan(usual_ns) | (usual.by == PAST)
         said = _most_links(bench, mended_ns, transfers, found[0], untold)
         said = said or _most_of_step(bench, mended_ns, transfers, found[0], untold)
-        return SlowLinks([], None, (said,) if said else ())
+        return SlowLinks([], None, (said,) if said else (), well_ns)
     ordered = sorted(verdicts, key=lambda verdict: -verdict.cost_ms_per_step)
-    return SlowLinks(ordered, _mended(transfers, found, named))
+    return SlowLinks(ordered, _mended(transfers, found, named), well_ns=well_ns)
+
+
+def _well(transfers: LinkTransfers, found: _Links) -> dict[Traffic, float]:
+    is_well = np.isfinite(found.normal_ns) & ~found.is_slow
+    return {transfers.traffic[row]: float(found.ns[row]) for row in np.flatnonzero(is_well).tolist()}
 
 
 def typical_transfers(bench: Bench) -> dict[Traffic, float]:
@@ -136,10 +147,10 @@ def typical_transfers(bench: Bench) -> dict[Traffic, float]:
 
 
 def _judge_stretches(
-    bench: Bench, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, *, is_cut: bool
+    bench: Bench, transfers: LinkTransfers, slow_ranks: Collection[int], usual: Float64, usual_by: str, *, is_cut: bool
 ) -> list[_Links]:
     """Return which links are slow in each stretch of the run; a single one where that does not change."""
-    whole = [_judge(bench, transfers, slow_ranks, usual, BASELINE)]
+    whole = [_judge(bench, transfers, slow_ranks, usual, usual_by)]
     cuts = _find_changes(bench, transfers) if is_cut and bench.noise_is_known else []
     found = _judge_each(bench, cuts, transfers, slow_ranks, usual)
     if any(_are_alike(one, other) for one, other in pairwise(found)):
@@ -185,7 +196,9 @@ def _judge(
     by_usual = is_judged & ~judged.is_slow & (np.nan_to_num(ns - usual, nan=-1.0) > np.nan_to_num(least))
     normal = np.where(by_usual | np.isnan(judged.normal_ns), usual, judged.normal_ns)
     told_by = tuple(usual_by if own else by for own, by in zip(by_usual.tolist(), judged.told_by, strict=True))
-    return _Links(bench, typical, np.where(is_judged, normal, np.nan), judged.is_slow | by_usual, told_by)
+    normal = np.where(is_judged, normal, np.nan)
+    is_known = np.isfinite(normal) & (np.isfinite(usual) | (not by_usual.any()))
+    return _Links(bench, typical, normal, judged.is_slow | by_usual, is_known, told_by)
 
 
 def _judge_by_host(bench: Bench, work: Work, transfers: LinkTransfers) -> Judged:

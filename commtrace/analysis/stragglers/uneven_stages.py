@@ -8,10 +8,10 @@ what they did before, and a run is cut where a stage changes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -20,17 +20,19 @@ from commtrace.analysis.replay.segments import BACKWARD, FORWARD
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.cusum import Series, error_of_steps, find_cuts, without_single_steps
 from commtrace.analysis.stragglers.limits import ALIKE, LAST_OF_TWO, RECORDED, Limits
-from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST, Float64, Judged, Names, Work, judge
+from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, MAJORITY, PAST, Float64, Judged, Names, Work, judge
 from commtrace.analysis.stragglers.prices import Price, price_of
 from commtrace.analysis.stragglers.slow_ranks import error_of_typical_work, of_steps
 from commtrace.analysis.stragglers.stretches import cut_at
+from commtrace.analysis.stragglers.usual import Usual
 from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE, STAGE_THAT_CHANGED, Member, Verdict
-from commtrace.trace.spans import Int64
+from commtrace.trace.spans import Bool, Int64
 
 _CAUSE: Final = "stage_imbalance"
 
 
-class UnevenStages(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class UnevenStages:
     """Stages with too much work.
 
     Attributes:
@@ -39,12 +41,14 @@ class UnevenStages(NamedTuple):
         ratio: of each segment, what it would last if they did what is normal, as a share of what it lasts; None where
             there are none.
         undecided: sentences on stages of which it cannot be told, with what would tell.
+        well_ns: by stage that is well in the last stretch, what its quickest rank works per step.
     """
 
     verdicts: tuple[Verdict, ...] = ()
     ranks: tuple[int, ...] = ()
     ratio: Float64 | None = None
     undecided: tuple[str, ...] = ()
+    well_ns: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +59,17 @@ class _Stages:
         bench: of the steps.
         stages: their numbers.
         quickest_ns: per step.
+        before_ns: the same when the job was well; NaN where that is not known.
         judged: which of them work too long.
+        is_well: of which that may be remembered: it is normal, or all differ, and did so from the first step on.
     """
 
     bench: Bench
     stages: Int64
     quickest_ns: Float64
+    before_ns: Float64
     judged: Judged
+    is_well: Bool
 
     @property
     def slow(self) -> tuple[int, ...]:
@@ -70,6 +78,13 @@ class _Stages:
     def row(self, stage: int) -> int:
         return int(np.searchsorted(self.stages, stage))
 
+    def has_grown(self, stage: int) -> bool:
+        """Return whether most of what a stage works too long came since the job was well."""
+        row, growth = self.row(stage), self.quickest_ns - self.before_ns
+        if not np.isfinite(growth[row]):
+            return False
+        return bool(growth[row] - np.nanmedian(growth) >= self.judged.excess_ns[row] / 2)
+
 
 def uneven_stages(
     bench: Bench,
@@ -77,7 +92,7 @@ def uneven_stages(
     limits: Limits = RECORDED,
     *,
     is_cut: bool = False,
-    baseline_ns: Mapping[int, float] | None = None,
+    usual: Usual | None = None,
 ) -> UnevenStages:
     """Find the stages that hold up the others, and what the job would save if they did what is normal.
 
@@ -86,25 +101,25 @@ def uneven_stages(
         mended_ns: durations of its segments without the ranks that are slow among their peers.
         limits: from when on a stage stands out.
         is_cut: whether the run is cut where a stage changes; else its steps are judged together.
-        baseline_ns: by stage, what its quickest rank works in a run in which the job was well.
+        usual: what stages do where the job is well.
     """
     stages, quickest = quickest_of_stages(bench)
     if len(stages) < 2:
         return UnevenStages()
-    found = _judge_stretches(bench, stages, quickest, limits, baseline_ns or {}, is_cut=is_cut)
+    found = _judge_stretches(bench, stages, quickest, limits, usual or Usual(), is_cut=is_cut)
     undecided = tuple(dict.fromkeys(sentence for one in found for sentence in one.judged.undecided))
     when: dict[int, list[int]] = {}
     for number, one in enumerate(found):
         for stage in one.slow:
             when.setdefault(stage, []).append(number)
-    together: dict[tuple[int, ...], list[int]] = {}
+    together: dict[tuple[tuple[int, ...], bool], list[int]] = {}
     for stage, held_in in when.items():
-        together.setdefault(tuple(held_in), []).append(stage)
+        together.setdefault((tuple(held_in), found[held_in[-1]].has_grown(stage)), []).append(stage)
     saved_ns = partial(_saved_ns, bench, mended_ns, found)
     all_saved = saved_ns(when)
     verdicts: list[Verdict] = []
     named: set[int] = set()
-    for numbers, own in together.items():
+    for (numbers, _), own in together.items():
         saved = all_saved if len(together) == 1 else all_saved - saved_ns(when.keys() - own)
         price = price_of(bench, [one.bench for one in found], numbers, saved)
         if price is not None:
@@ -115,6 +130,7 @@ def uneven_stages(
         tuple(rank for rank, stage in bench.stage_of_rank.items() if stage in named),
         _ratio(found, named) if named else None,
         undecided,
+        dict(zip(stages[found[-1].is_well].tolist(), found[-1].quickest_ns[found[-1].is_well].tolist(), strict=True)),
     )
 
 
@@ -136,29 +152,31 @@ def _judge_stretches(
     stages: Int64,
     quickest: Float64,
     limits: Limits,
-    baseline_ns: Mapping[int, float],
+    usual: Usual,
     *,
     is_cut: bool,
 ) -> list[_Stages]:
     """Return which stages work too long in each stretch of the run; a single one where that does not change."""
-    before = np.array([baseline_ns.get(stage, np.nan) for stage in stages.tolist()])
-    whole = [_judge(bench, stages, quickest, limits, before, BASELINE)]
+    before = np.array([usual.quickest_ns.get(stage, np.nan) for stage in stages.tolist()])
+    whole = [_judge(bench, stages, quickest, limits, before, usual.by)]
     cuts = _find_changes(bench, stages, quickest, limits) if is_cut and bench.noise_is_known else []
-    found = _judge_each(bench, cuts, stages, limits, before)
+    found = _judge_each(bench, cuts, stages, limits, before, usual.by)
     if any(_are_alike(one, other) for one, other in pairwise(found)):
         cuts = [at for at, one, other in zip(cuts, found[:-1], found[1:], strict=True) if not _are_alike(one, other)]
-        found = _judge_each(bench, cuts, stages, limits, before)
+        found = _judge_each(bench, cuts, stages, limits, before, usual.by)
     return found if cuts and any(one.slow for one in found) else whole
 
 
-def _judge_each(bench: Bench, cuts: Sequence[int], stages: Int64, limits: Limits, before: Float64) -> list[_Stages]:
+def _judge_each(
+    bench: Bench, cuts: Sequence[int], stages: Int64, limits: Limits, before: Float64, before_by: str
+) -> list[_Stages]:
     """Judge each stretch: where its stages do not tell what is normal, the nearest stretch in which all were alike."""
     found = []
     for one in cut_at(bench, cuts):
         _, quickest = quickest_of_stages(one)
         if len(quickest) != len(stages):  # a stage that did nothing in these steps
             return []
-        found.append(_judge(one, stages, quickest, limits, before, BASELINE))
+        found.append(_judge(one, stages, quickest, limits, before, before_by))
     judged = []
     for number, own in enumerate(found):
         nearest = sorted(range(len(found)), key=lambda other: (abs(other - number), other))
@@ -166,22 +184,35 @@ def _judge_each(bench: Bench, cuts: Sequence[int], stages: Int64, limits: Limits
         if past:
             own = _judge(own.bench, stages, own.quickest_ns, limits, past[0].quickest_ns, PAST)
         elif own.judged.undecided and len(nearest) > 1:
-            own = _judge_growth(own, found[nearest[1]], limits)
+            own = _judge_growth(own, found[nearest[1]].quickest_ns, PAST, limits)
         judged.append(own)
     return judged
 
 
-def _judge_growth(own: _Stages, other: _Stages, limits: Limits) -> _Stages:
-    """Judge stages that differ by design: by what they work more than in another stretch."""
-    level, growth = float(own.quickest_ns.max()), own.quickest_ns - other.quickest_ns
-    grown = _judge(own.bench, own.stages, level + growth, limits, np.full(len(growth), level), PAST).judged
+def _judge_growth(own: _Stages, before: Float64, before_by: str, limits: Limits) -> _Stages:
+    """Judge stages that differ by design: by what they work more than before."""
+    level, growth = float(own.quickest_ns.max()), own.quickest_ns - before
+    grown = _compare(own.bench, own.stages, level + growth, limits, np.full(len(growth), level), before_by)
+    own = replace(own, before_ns=before, is_well=grown.is_normal)
     if not grown.is_slow.any():
-        return own
-    normal, told_by = own.quickest_ns - grown.excess_ns, (PAST,) * len(growth)
+        # Another run that is well and differs alike tells that this is no fault; the job's own past does not.
+        is_told = before_by == BASELINE and not grown.undecided
+        return replace(own, judged=replace(own.judged, undecided=())) if is_told else own
+    normal, told_by = own.quickest_ns - grown.excess_ns, (before_by,) * len(growth)
     return replace(own, judged=replace(grown, normal_ns=normal, told_by=told_by, undecided=()))
 
 
 def _judge(bench: Bench, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str) -> _Stages:
+    """Judge stages by each other; where that does not tell, by what they did before."""
+    judged = _compare(bench, stages, quickest, limits, before, before_by)
+    if judged.undecided and not judged.is_slow.any():
+        own = _Stages(bench, stages, quickest, before, judged, np.ones(len(stages), np.bool_))
+        return _judge_growth(own, before, before_by, limits) if np.isfinite(before).all() else own
+    is_well = judged.is_normal & np.isin(judged.told_by, (MAJORITY, PAST, BASELINE))
+    return _Stages(bench, stages, quickest, before, judged, is_well)
+
+
+def _compare(bench: Bench, stages: Int64, quickest: Float64, limits: Limits, before: Float64, before_by: str) -> Judged:
     work = Work(
         rank=stages,
         peers=np.zeros(len(stages), np.int64),
@@ -194,8 +225,8 @@ def _judge(bench: Bench, stages: Int64, quickest: Float64, limits: Limits, befor
     )
     judged = judge(work, limits, Names(_stages_in_words, "stages"))
     if len(stages) == 2 and judged.is_slow[1] and judged.told_by[1] == FASTEST:
-        judged = _only_if_far_longer(judged, quickest)
-    return _Stages(bench, stages, quickest, judged)
+        return _only_if_far_longer(judged, quickest)
+    return judged
 
 
 def _only_if_far_longer(judged: Judged, quickest: Float64) -> Judged:
@@ -261,7 +292,8 @@ def _verdict(bench: Bench, found: _Stages, own: Sequence[int], price: Price) -> 
     ranks = [rank for rank, stage in bench.stage_of_rank.items() if stage in own]
     slowest = max(own, key=lambda stage: found.judged.excess_ns[found.row(stage)])
     first = min(rank for rank in ranks if bench.stage_of_rank[rank] == slowest)
-    changed = found.judged.told_by[found.row(slowest)] in (PAST, BASELINE) or _lasts_for_a_part(bench, price)
+    is_told_by_past = found.judged.told_by[found.row(slowest)] in (PAST, BASELINE)
+    changed = is_told_by_past or found.has_grown(slowest) or _lasts_for_a_part(bench, price)
     return Verdict(
         rank=first,
         host=bench.run.ranks[first].metadata.node,

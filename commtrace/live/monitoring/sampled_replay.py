@@ -37,6 +37,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES, slow_phase
 from commtrace.analysis.stragglers.verdict import Verdict
 from commtrace.live.gil import Breath
+from commtrace.live.monitoring.job_past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
 from commtrace.live.monitoring.window import WindowReport
 from commtrace.trace.spans import Int64
@@ -155,6 +156,7 @@ class Priced:
         explained_ns: of each rank, what it works beyond what is normal in work that its peers do as well.
         phases: of each slow rank the one phase in which its set is slow; empty where it is not one.
         late: slow ranks most of whose excess lies before their phases.
+        undecided: sentences on stages and links of which it cannot be told.
         not_looked_for: causes of such verdicts that cannot be told while ranks or a stage are slow.
     """
 
@@ -163,6 +165,7 @@ class Priced:
     explained_ns: Mapping[int, float]
     phases: Mapping[int, str]
     late: frozenset[int]
+    undecided: tuple[str, ...] = ()
     not_looked_for: tuple[str, ...] = ()
 
     def price(self, rank: int, excess_ns: float) -> Price | None:
@@ -177,14 +180,16 @@ class Priced:
         return self.of_rank.get(rank)
 
 
-def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced:
+def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64, past: JobPast | None = None) -> Priced:
     """Replay the steps without slow ranks, and look for what no rank is slow for.
 
     Args:
         bench: the steps.
         slow: ranks that are named together.
         normal: ranks whose work is normal.
+        past: what stages and links did before; takes what those do that are well in these steps.
     """
+    past = past or JobPast()
     found = find_slow_ranks(bench, {})
     if slow and len(normal):
         found = replace(found, bench=replace(found.bench, work=bench.work.among(normal)))
@@ -194,7 +199,10 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced
         return at_normal_speed(found, dict.fromkeys(ranks, causes)) if ranks else bench.program.segments.total_ns
 
     everybody = frozenset[int]().union(*slow)
-    verdicts, others, _ = of_no_single_rank(bench, everybody, mended_ns(everybody), LIVE)
+    verdicts, others, undecided, well = of_no_single_rank(
+        bench, everybody, mended_ns(everybody), LIVE, usual=past.usual
+    )
+    past.add(well)
 
     @cache
     def saved_ns(ranks: frozenset[int]) -> Int64:
@@ -222,6 +230,7 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64) -> Priced
         _explained_ns(found),
         {rank: slow_phase(found.bench, one) for one in slow for rank in one},
         frozenset(rank for rank in everybody if launches_late(found.bench, rank)),
+        undecided,
         _UNKNOWN_THEN if slow or has_stage else (),
     )
 

@@ -99,8 +99,8 @@ def _continued(known: Sequence[_Known], stragglers: Sequence[LiveStraggler]) -> 
 
 
 def _where(one: LiveStraggler) -> tuple[str, tuple[int, ...]]:
-    """Not the cause, which may be one thing in this window and another in the next."""
-    return one.place, one.ranks
+    """Neither the cause nor which rank is the slowest, which may change from window to window."""
+    return one.place, tuple(sorted(one.ranks))
 
 
 def _has_same_name(one: LiveStraggler, other: LiveStraggler) -> bool:

@@ -33,6 +33,7 @@ from commtrace.analysis.stragglers.normal import MAJORITY, PAST, Judged, Work, j
 from commtrace.analysis.stragglers.search import NO_PEERS
 from commtrace.analysis.stragglers.verdict import Member, Verdict, cause_in_words, next_step
 from commtrace.live.monitoring.findings import BACK, SILENT, LiveEvent, LiveStraggler
+from commtrace.live.monitoring.job_past import JobPast
 from commtrace.live.monitoring.pause_memory import PauseMemory, SlowPauses
 from commtrace.live.monitoring.sampled_replay import Price, Priced, SampledReplay, price
 from commtrace.live.monitoring.slow_now import MOST_MEMBERS, SlowNow, sets_now, straggler_of
@@ -78,6 +79,26 @@ class _Record:
     has_ended: bool = False
 
 
+@dataclass(slots=True)
+class _Undecided:
+    """What cannot be told.
+
+    Attributes:
+        sentences: in the newest window.
+        windows: for how many in a row there have been any.
+    """
+
+    sentences: tuple[str, ...] = ()
+    windows: int = 0
+
+    def see(self, sentences: tuple[str, ...], windows: int = 1) -> None:
+        self.sentences, self.windows = sentences, self.windows + windows if sentences else 0
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        return self.sentences if self.windows >= WINDOWS_TO_NAME else ()
+
+
 class Watch:
     """The memory of the join.
 
@@ -101,12 +122,13 @@ class Watch:
         self._seconds = seconds
         self._records: dict[int, _Record] = {}
         self._places: dict[int, Place] = {}
-        self._undecided: tuple[str, ...] = ()
-        self._undecided_for = 0
+        self._undecided = _Undecided()
+        self._undecided_of_steps = _Undecided()
         self._ranks = StandingFindings(windows_to_name=1)
         self._memory = PauseMemory()
         self._pauses = StandingFindings(windows_to_name=1)
         self._replay = SampledReplay(world_size)
+        self._past = JobPast()
         self._job_wide = StandingFindings(WINDOWS_TO_NAME)
 
     @property
@@ -118,7 +140,7 @@ class Watch:
     @property
     def abstentions(self) -> tuple[str, ...]:
         """Why it cannot be told who is slow: sentences that name the missing signal, if that lasts."""
-        return self._undecided if self._undecided_for >= WINDOWS_TO_NAME else ()
+        return tuple(dict.fromkeys((*self._undecided.lasting, *self._undecided_of_steps.lasting)))
 
     @property
     def silent(self) -> list[int]:
@@ -157,8 +179,7 @@ class Watch:
         for place in np.flatnonzero(table.is_normal).tolist():
             self._records[reports[place].rank].well_ns = float(table.total[place])
         no_peers = not table.has_peers and len(reports) == self._world_size > 1
-        self._undecided = (NO_PEERS,) if no_peers else table.judged.undecided
-        self._undecided_for = self._undecided_for + 1 if self._undecided else 0
+        self._undecided.see((NO_PEERS,) if no_peers else table.judged.undecided)
         for index, report in enumerate(reports):
             self._places[report.rank] = Place(report.host, report.tensor_group)
             if table.is_known[index]:  # else there is nobody to compare it with: what was known of it stands
@@ -169,6 +190,7 @@ class Watch:
         pauses = [self._paused(one, now) for one in self._memory.take(reports)]
         events += self._pauses.join(pauses, now, device)
         if priced is not None:
+            self._undecided_of_steps.see(priced.undecided, self._replay.windows)
             job_wide = [self._of_verdict(verdict, reports, now) for verdict in priced.verdicts]
             windows = self._replay.windows
             events += self._job_wide.join(job_wide, now, device, kept=priced.not_looked_for, windows=windows)
@@ -212,7 +234,7 @@ class Watch:
         sets = [frozenset(one.rank for one in members) for _, members in self._together(is_due=True)]
         sets += [frozenset(one.rank for one in members) for _, members in self._together(is_due=False)]
         normal = [rank for rank in table.judged.normal_ranks.tolist() if rank not in slow]
-        priced = price(bench, sets, np.array(normal, np.int64))
+        priced = price(bench, sets, np.array(normal, np.int64), self._past)
         for rank, one in slow.items():
             record = self._records[rank]
             record.price = priced.price(rank, one.excess_ns) or record.price

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from commtrace.live.monitoring.findings import LiveStraggler
 from commtrace.live.monitoring.standing import StandingFindings
 
@@ -23,6 +25,12 @@ def test_what_is_seen_twice_is_named_once_and_cleared_when_it_is_gone() -> None:
         == "Stage 1 (ranks 2–3) holds up the job no more (stage imbalance) at 00:00:20 UTC, after 16 s."
     )
     assert standing.named == []
+
+
+def test_that_another_rank_of_a_stage_is_the_slowest_is_no_news() -> None:
+    standing = StandingFindings(windows_to_name=1)
+    told = [standing.join([replace(stage(0), ranks=ranks)], 4.0, "GPU") for ranks in ((2, 3), (3, 2), (2, 3, 4))]
+    assert [[event.kind for event in events] for events in told] == [["straggler"], [], ["changed"]]
 
 
 def test_one_that_is_seen_now_and_then_is_not_named() -> None:

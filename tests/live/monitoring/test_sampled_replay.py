@@ -1,0 +1,99 @@
+"""Steps of simulated jobs, replayed some at a time as the monitor does: what it tells of stages and links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from commtrace.analysis.matched import match_run
+from commtrace.analysis.replay.program import build_program
+from commtrace.analysis.steps.window import Window
+from commtrace.analysis.stragglers.costs import Bench
+from commtrace.analysis.stragglers.limits import Thresholds
+from commtrace.analysis.stragglers.verdict import NEXT_STEP, STAGE_THAT_CHANGED
+from commtrace.live.monitoring.job_past import JobPast
+from commtrace.live.monitoring.sampled_replay import Priced, price
+from commtrace.synth import Fault, Job, synthesize
+from commtrace.trace.run import Run
+
+MS = 1_000_000
+STEPS = 8
+PIPELINE: dict[str, Any] = {"pp": 4, "dp": 2, "jitter": 0.02}
+TWO_HOSTS: dict[str, Any] = {
+    "pp": 2, "dp": 4, "gpus_per_host": 4, "layers": 2, "microbatches": 8, "sequence": 2048, "jitter": 0.02,
+    "forward_ns": 15 * MS, "backward_ns": 30 * MS,
+}  # fmt: skip
+SLOW_NETWORK = "slow-network=1:50@{}:{}"
+
+
+def replayed(job: dict[str, Any], faults: Sequence[str], windows: int, past: JobPast | None = None) -> list[Priced]:
+    """What the steps of each window tell, none of whose ranks is slow."""
+    run = synthesize(Job(**job, steps=windows * STEPS, faults=tuple(map(Fault.parse, faults)))).run
+    past, told = past or JobPast(), []
+    for first in range(0, windows * STEPS, STEPS):
+        window = steps_of(run, range(first, first + STEPS))
+        matched = match_run(Window(window, window), f"{first}:{first + STEPS}")
+        bench = Bench.of(matched.run, build_program(matched.run, matched.matches), Thresholds())
+        told.append(price(bench, [], np.zeros(0, np.int64), past))
+    return told
+
+
+def steps_of(run: Run, steps: range) -> Run:
+    ranks = {
+        rank: replace(trace, spans=trace.spans.take(np.isin(trace.spans.step, steps)))
+        for rank, trace in run.ranks.items()
+    }
+    return replace(run, ranks=ranks)
+
+
+def test_a_stage_that_was_slow_from_the_first_step_on_has_too_many_layers() -> None:
+    for told in replayed(PIPELINE, ["uneven-stage=1:1.3"], 3):
+        (verdict,) = told.verdicts
+        assert (verdict.who, verdict.next_step) == ("stage 1 (ranks 2–3)", NEXT_STEP["stage_imbalance"])
+
+
+def test_a_stage_that_becomes_slow_has_the_layers_that_it_had() -> None:
+    *before, after = replayed(PIPELINE, ["uneven-stage=1:1.3@16:24"], 3)
+    assert [told.verdicts for told in before] == [[], []]
+    (verdict,) = after.verdicts
+    assert (verdict.who, verdict.next_step) == ("stage 1 (ranks 2–3)", STAGE_THAT_CHANGED)
+
+
+def test_a_stage_that_becomes_slow_is_named_apart_from_one_that_always_was() -> None:
+    *_, after = replayed(PIPELINE, ["uneven-stage=1:1.3", "uneven-stage=2:1.4@16:24"], 3)
+    assert {verdict.who: verdict.next_step for verdict in after.verdicts} == {
+        "stage 1 (ranks 2–3)": NEXT_STEP["stage_imbalance"],
+        "stage 2 (ranks 4–5)": STAGE_THAT_CHANGED,
+    }
+
+
+def test_most_stages_that_become_slow_are_told_by_what_they_did_before() -> None:
+    *_, after = replayed(PIPELINE, ["uneven-stage=0,1,3:1.25@16:24"], 3)
+    (verdict,) = after.verdicts
+    assert verdict.who == "stages 0–1, 3 (ranks 0–3, 6–7)"
+    assert "25 % more than before, compared with the other stages" in verdict.evidence
+
+
+def test_stages_that_differ_by_design_are_compared_with_what_they_did_before() -> None:
+    design = ["uneven-stage=1:1.1", "uneven-stage=2:1.2", "uneven-stage=3:1.3"]
+    *before, after = replayed(PIPELINE, [*design, "uneven-stage=2:1.5@16:24"], 3)
+    assert [(told.verdicts, len(told.undecided)) for told in before] == [([], 1), ([], 1)]
+    (verdict,) = after.verdicts
+    assert (verdict.who, verdict.next_step) == ("stage 2 (ranks 4–5)", STAGE_THAT_CHANGED)
+    assert "50 % more than before, compared with the other stages" in verdict.evidence
+
+
+def test_a_network_that_becomes_slow_is_compared_with_what_it_was() -> None:
+    *before, after, later = replayed(TWO_HOSTS, [SLOW_NETWORK.format(16, 32)], 4)
+    assert [told.verdicts for told in before] == [[], []]
+    for told in (after, later):
+        (verdict,) = told.verdicts
+        assert (verdict.who, verdict.cause) == ("network between hosts node0, node1 (ranks 0–7)", "communication")
+        assert "as in the steps in which they were fast" in verdict.evidence
+
+
+def test_a_network_that_is_slow_from_the_first_step_on_has_no_past() -> None:
+    assert [told.verdicts for told in replayed(TWO_HOSTS, [SLOW_NETWORK.format(0, 24)], 3)] == [[], [], []]

@@ -59,6 +59,7 @@ class _Links:
     Attributes:
         bench: of the steps.
         ns: median of the transfers; NaN where there are too few.
+        is_judged: has enough transfers, and touches no slow rank.
         normal_ns: what is normal; NaN where that is not known.
         is_slow: takes far longer.
         is_known: whether it is slow can be told; where the past tells it of others, not of a link without one.
@@ -67,6 +68,7 @@ class _Links:
 
     bench: Bench
     ns: Float64
+    is_judged: Bool
     normal_ns: Float64
     is_slow: Bool
     is_known: Bool
@@ -133,7 +135,7 @@ def slow_links(
 
 
 def _well(transfers: LinkTransfers, found: _Links) -> dict[Traffic, float]:
-    is_well = np.isfinite(found.normal_ns) & ~found.is_slow
+    is_well = found.is_judged & ~found.is_slow
     return {transfers.traffic[row]: float(found.ns[row]) for row in np.flatnonzero(is_well).tolist()}
 
 
@@ -198,7 +200,7 @@ def _judge(
     told_by = tuple(usual_by if own else by for own, by in zip(by_usual.tolist(), judged.told_by, strict=True))
     normal = np.where(is_judged, normal, np.nan)
     is_known = np.isfinite(normal) & (np.isfinite(usual) | (not by_usual.any()))
-    return _Links(bench, typical, normal, judged.is_slow | by_usual, is_known, told_by)
+    return _Links(bench, typical, is_judged, normal, judged.is_slow | by_usual, is_known, told_by)
 
 
 def _judge_by_host(bench: Bench, work: Work, transfers: LinkTransfers) -> Judged:

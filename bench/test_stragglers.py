@@ -59,6 +59,17 @@ def test_the_truth_about_a_fault_that_moves() -> None:
         ("host: 20 %, one of four", "host node2 (ranks 8–11)", "compute"),
         ("data: 100 ms, of a host", "host node1 (ranks 4–7)", "data"),
         ("stage: 20% more, of 4", "stage 1 (ranks 2–3)", "stage_imbalance"),
+        (
+            "stage: 20 % more, the first three of 4, late",
+            "stages 0–2 (ranks 0–5)",
+            "stage_imbalance",
+        ),
+        ("link: all-reduce between two hosts, late", "group of ranks 0–7", "communication"),
+        (
+            "one microbatch: of one replica, from step 30 on",
+            "data-parallel replica 1 (ranks 1, 3, 5, 7)",
+            "sequence_length_imbalance",
+        ),
         ("link: one direction", "link from rank 2 on node1 to rank 4 on node2", "communication"),
         ("sequences: scatter 30%", "changing ranks", "sequence_length_imbalance"),
         ("gc: 500 ms, every 10th step", "rank 2 on node0", "gc"),

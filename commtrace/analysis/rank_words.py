@@ -29,6 +29,13 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     return f"rank{'s' * (len(listed) != 1)} {ranges_in_words(ranges(listed))}"
 
 
+def range_in_words(values: Iterable[float]) -> str:
+    """Return ``98 to 99``, or one number where both ends are alike."""
+    ascending = sorted(values)
+    low, high = f"{ascending[0]:.0f}", f"{ascending[-1]:.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
 def seconds_in_words(time_ns: int) -> str:
     """``3 ms``, ``0.4 s``, ``42 s``, ``7 min``, ``3.2 h``, ``12 days``."""
     seconds = time_ns / 1e9

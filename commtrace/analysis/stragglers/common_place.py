@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.rank_words import range_in_words, ranks_in_words
 from commtrace.analysis.stragglers.limits import SHARE_OF_HOST
 from commtrace.analysis.stragglers.long_microbatches import SEQUENCES
 from commtrace.analysis.stragglers.normal import BASELINE, FASTEST, PAST
@@ -219,10 +219,3 @@ def _how_many(some: int, all_of_them: int) -> str:
     if some == all_of_them == 2:
         return "Both"
     return f"All {some}" if some == all_of_them else f"{some} of the {all_of_them}"
-
-
-def range_in_words(values: Iterable[float]) -> str:
-    """Return ``98 to 99``, or one number where both ends are alike."""
-    ascending = sorted(values)
-    low, high = f"{ascending[0]:.0f}", f"{ascending[-1]:.0f}"
-    return low if low == high else f"{low} to {high}"

@@ -6,13 +6,14 @@ backward. A slow device is slow in all microbatches, and in the optimizer step a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.rank_words import ranks_in_words
+from commtrace.analysis.rank_words import range_in_words, ranks_in_words
 from commtrace.analysis.replay.peers import Float64
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.stragglers.costs import Bench
@@ -103,6 +104,56 @@ class LongMicrobatches:
         )
 
 
+class LongerInput(NamedTuple):
+    """Replicas whose input is longer than that of others.
+
+    Attributes:
+        ranks: all of a replica.
+        microbatches: the long ones in words; empty where all of them are longer.
+    """
+
+    ranks: tuple[int, ...]
+    microbatches: str
+
+
+def longer_inputs(long: LongMicrobatches, slow: Collection[int]) -> Iterator[LongerInput]:
+    """Yield the replicas, all of whose ranks are slow, and only because their input is longer.
+
+    A replica of a single rank must have few long microbatches: else nothing tells its input from its device.
+
+    Args:
+        long: the microbatches.
+        slow: ranks that work too long.
+    """
+    for ranks in replicas(long.bench.run):
+        if not set(ranks) <= set(slow):
+            continue
+        if all(long.holds(rank) for rank in ranks):
+            yield LongerInput(ranks, long.in_words(ranks))
+        elif len(ranks) > 1 and is_input_longer(long.bench, ranks):
+            yield LongerInput(ranks, "")
+
+
+def evidence_of_longer_input(ranks: Collection[int], percent: Iterable[float], microbatches: str) -> str:
+    """Return what tells that the input of these ranks is longer, and they are not slow.
+
+    Args:
+        ranks: of the replicas.
+        percent: by how much longer each works, in percent of what is normal.
+        microbatches: the long ones in words; empty where all of them are longer.
+    """
+    where = f"on {ranks_in_words(sorted(ranks))}" + (" alike" if len(ranks) > 1 else "")
+    if microbatches:
+        return (
+            f"{microbatches.capitalize()} as on other ranks, in forward and in backward, {where}; the other "
+            "microbatches take no longer than elsewhere. So its input is longer, and its devices are not slow."
+        )
+    return (
+        f"Forward and backward take {range_in_words(percent)} % longer than on the ranks that do the same work, "
+        f"{where}, and the optimizer step takes no longer. So its input is longer, and its devices are not slow."
+    )
+
+
 def is_input_longer(bench: Bench, ranks: Collection[int]) -> bool:
     """Return whether forwards and backwards of these ranks are longer and their optimizer steps are not.
 
@@ -132,9 +183,19 @@ def replicas(run: Run) -> Iterator[tuple[int, ...]]:
     yield from (tuple(ranks) for ranks in found.values())
 
 
-def replicas_in_words(run: Run, ranks: Sequence[int]) -> str:
-    """``data-parallel replica 1 (ranks 1, 3)``; only the ranks where they tell no place in data parallelism."""
-    places = {run.ranks[rank].coordinates.get("dp") for rank in ranks}
+def replica_of_ranks(run: Run) -> dict[int, int]:
+    """Return the place of each rank in data parallelism, as far as they tell it."""
+    return {rank: trace.coordinates["dp"] for rank, trace in run.ranks.items() if "dp" in trace.coordinates}
+
+
+def replicas_in_words(replica_of: Mapping[int, int], ranks: Sequence[int]) -> str:
+    """Return ``data-parallel replica 1 (ranks 1, 3)``; only the ranks where one has no place in data parallelism.
+
+    Args:
+        replica_of: as :func:`replica_of_ranks` gives it.
+        ranks: of the replicas.
+    """
+    places = {replica_of.get(rank) for rank in ranks}
     if None in places:
         return ranks_in_words(ranks)
     numbers = ", ".join(map(str, sorted(one for one in places if one is not None)))

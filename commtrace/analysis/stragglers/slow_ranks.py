@@ -14,7 +14,7 @@ from commtrace.analysis.statistics import ERROR_OF_MEDIAN, MAD_TO_SIGMA, QUARTIL
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.cusum import drift
 from commtrace.analysis.stragglers.limits import DEPENDENCE, RECORDED, STRUCK
-from commtrace.analysis.stragglers.long_microbatches import SEQUENCES, LongMicrobatches, is_input_longer, replicas
+from commtrace.analysis.stragglers.long_microbatches import SEQUENCES, LongMicrobatches, longer_inputs
 from commtrace.analysis.stragglers.normal import PAST, Judged, Work, judge
 from commtrace.trace.spans import Bool, Int32, Int64
 
@@ -135,19 +135,16 @@ def find_slow_ranks(bench: Bench, before_ns: Mapping[int, float], before_by: str
 
 def _with_long_microbatches(slow: Sequence[SlowRank], microbatches: LongMicrobatches) -> list[SlowRank]:
     """Say of replicas, all of whose ranks are slow because their input is longer, that this is the cause."""
-    bench = microbatches.bench
     found = {one.rank: one for one in slow if one.beyond in (WORK, SELDOM)}
     changed: dict[int, SlowRank] = {}
-    for ranks in replicas(bench.run):
-        if not found.keys() >= set(ranks):
-            continue
+    for ranks, long in longer_inputs(microbatches, found):
         own = [found[rank] for rank in ranks]
-        if all(microbatches.holds(rank) for rank in ranks):
+        if long:
             changed |= {
                 one.rank: replace(one, excess_ns={SEQUENCES: microbatches.excess_of_ns(one.rank)}, beyond=MICROBATCHES)
                 for one in own
             }
-        elif len(ranks) > 1 and all(one.beyond == WORK for one in own) and is_input_longer(bench, ranks):
+        elif all(one.beyond == WORK for one in own):
             changed |= {
                 one.rank: replace(
                     one,

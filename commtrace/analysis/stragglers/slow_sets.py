@@ -13,13 +13,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 from commtrace.analysis.stragglers.common_place import (
     by_common_place,
     compared_with,
     places_of,
-    range_in_words,
     several_need_longer,
     several_pause_longer,
     who_in_words,
@@ -27,7 +25,12 @@ from commtrace.analysis.stragglers.common_place import (
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.device_evidence import DeviceEvidence, device_evidence
 from commtrace.analysis.stragglers.limits import MOST_OF_PHASE, ONE_PHASE
-from commtrace.analysis.stragglers.long_microbatches import SEQUENCES, replicas_in_words
+from commtrace.analysis.stragglers.long_microbatches import (
+    SEQUENCES,
+    evidence_of_longer_input,
+    replica_of_ranks,
+    replicas_in_words,
+)
 from commtrace.analysis.stragglers.normal import Float64
 from commtrace.analysis.stragglers.prices import Price, mean_ms, price_of
 from commtrace.analysis.stragglers.slow_ranks import (
@@ -352,7 +355,7 @@ def _time_of(bench: Bench) -> tuple[int, int] | None:
 
 def _who(run: Run, key: _Key) -> str:
     return (
-        replicas_in_words(run, key.ranks)
+        replicas_in_words(replica_of_ranks(run), key.ranks)
         if key.what == SEQUENCES
         else who_in_words(places_of(run), key.place, key.ranks)
     )
@@ -370,7 +373,10 @@ def _how_often(bench: Bench, persistence: float, price: Price) -> str:
 def _evidence(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRank], how_often: str) -> str:
     bench, first = found.bench, members[0]
     if cause == SEQUENCES:
-        return _evidence_of_input(found, members)
+        ranks = [member.rank for member in members]
+        more = [100 * member.total_ns / max(member.normal_ns, 1.0) for member in members]
+        long = found.microbatches.in_words(ranks) if first.beyond == MICROBATCHES else ""
+        return evidence_of_longer_input(ranks, more, long)
     others = compared_with(first.told_by)
     if len(members) > 1:
         ranks, excess_ms = [member.rank for member in members], [member.total_ns / 1e6 for member in members]
@@ -387,23 +393,6 @@ def _evidence(found: SlowRanks, place: str, cause: str, members: Sequence[SlowRa
     return (
         f"{_place(bench.run, first.rank)} needs {_details(bench, first)}: {first.excess_ns[first.cause] / 1e6:.1f} ms "
         f"per step more than {others}, which need {first.normal_ns / 1e6:.1f} ms (medians over steps); {how_often}."
-    )
-
-
-def _evidence_of_input(found: SlowRanks, members: Sequence[SlowRank]) -> str:
-    """What tells that the input of these ranks is longer, and they are not slow."""
-    ranks = sorted(member.rank for member in members)
-    where = f"on {ranks_in_words(ranks)}" + (" alike" if len(ranks) > 1 else "")
-    if members[0].beyond == MICROBATCHES:
-        longer = found.microbatches.in_words(ranks).capitalize()
-        return (
-            f"{longer} as on other ranks, in forward and in backward, {where}; the "
-            "other microbatches take no longer than elsewhere. So its input is longer, and its devices are not slow."
-        )
-    more = sorted(100 * member.total_ns / max(member.normal_ns, 1.0) for member in members)
-    return (
-        f"Forward and backward take {range_in_words(more)} % longer than on the ranks that do the same work, {where}, "
-        "and the optimizer step takes no longer. So its input is longer, and its devices are not slow."
     )
 
 

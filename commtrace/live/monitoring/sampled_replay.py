@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -24,9 +24,16 @@ from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.window import Window
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.limits import LIVE, Thresholds
+from commtrace.analysis.stragglers.long_microbatches import (
+    LongerInput,
+    LongMicrobatches,
+    longer_inputs,
+    replica_of_ranks,
+)
 from commtrace.analysis.stragglers.search import of_no_single_rank
 from commtrace.analysis.stragglers.slow_ranks import (
     CHECKPOINT,
+    MICROBATCHES,
     RARE,
     WORK,
     SlowRanks,
@@ -156,6 +163,8 @@ class Priced:
         explained_ns: of each rank, what it works beyond what is normal in work that its peers do as well.
         phases: of each slow rank the one phase in which its set is slow; empty where it is not one.
         late: slow ranks most of whose excess lies before their phases.
+        longer_inputs: the replicas of slow ranks whose input is longer than that of others.
+        replica_of: by rank, its place in data parallelism, as far as they tell it.
         undecided: sentences on stages and links of which it cannot be told.
         not_looked_for: causes of such verdicts that cannot be told while ranks or a stage are slow.
     """
@@ -165,6 +174,8 @@ class Priced:
     explained_ns: Mapping[int, float]
     phases: Mapping[int, str]
     late: frozenset[int]
+    longer_inputs: tuple[LongerInput, ...] = ()
+    replica_of: Mapping[int, int] = field(default_factory=dict)
     undecided: tuple[str, ...] = ()
     not_looked_for: tuple[str, ...] = ()
 
@@ -192,13 +203,17 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64, past: Job
     past = past or JobPast()
     found = find_slow_ranks(bench, {})
     if slow and len(normal):
-        found = replace(found, bench=replace(found.bench, work=bench.work.among(normal)))
+        compared = replace(found.bench, work=bench.work.among(normal))
+        found = replace(found, bench=compared, microbatches=LongMicrobatches.of(compared))
+    everybody = frozenset[int]().union(*slow)
+    inputs = tuple(longer_inputs(found.microbatches, everybody))
+    has_long_ones = frozenset(rank for one in inputs if one.microbatches for rank in one.ranks)
+    pauses = [cause for cause in RARE if cause != CHECKPOINT]
 
     def mended_ns(ranks: frozenset[int]) -> Int64:
-        causes = (WORK, *(cause for cause in RARE if cause != CHECKPOINT))
-        return at_normal_speed(found, dict.fromkeys(ranks, causes)) if ranks else bench.program.segments.total_ns
+        causes = {rank: (MICROBATCHES if rank in has_long_ones else WORK, *pauses) for rank in ranks}
+        return at_normal_speed(found, causes) if ranks else bench.program.segments.total_ns
 
-    everybody = frozenset[int]().union(*slow)
     verdicts, others, undecided, well = of_no_single_rank(
         bench, everybody, mended_ns(everybody), LIVE, usual=past.usual
     )
@@ -230,6 +245,8 @@ def price(bench: Bench, slow: Sequence[frozenset[int]], normal: Int64, past: Job
         _explained_ns(found),
         {rank: slow_phase(found.bench, one) for one in slow for rank in one},
         frozenset(rank for rank in everybody if launches_late(found.bench, rank)),
+        inputs,
+        replica_of_ranks(bench.run),
         undecided,
         _UNKNOWN_THEN if slow or has_stage else (),
     )

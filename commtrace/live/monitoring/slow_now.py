@@ -18,6 +18,11 @@ from commtrace.analysis.stragglers.common_place import (
     several_pause_longer,
     who_in_words,
 )
+from commtrace.analysis.stragglers.long_microbatches import (
+    SEQUENCES,
+    evidence_of_longer_input,
+    replicas_in_words,
+)
 from commtrace.analysis.stragglers.slow_ranks import RARE, WORK
 from commtrace.analysis.stragglers.verdict import ONLY_PHASE, PHASES, RANKS, Member, next_step
 from commtrace.live.monitoring.findings import LiveStraggler
@@ -40,6 +45,8 @@ class SlowNow:
         told_by: what told normal.
         waited_ns: how long a rank that is not slow stood still.
         duration_ns: of a step.
+        long_input: where its input is longer and its device is not slow: its long microbatches in words, empty where
+            all are longer; else None.
     """
 
     rank: int
@@ -51,6 +58,7 @@ class SlowNow:
     told_by: str
     waited_ns: float
     duration_ns: float
+    long_input: str | None = None
 
     @property
     def cause(self) -> str:
@@ -62,7 +70,9 @@ class SlowNow:
 
 
 def cause_of(members: Sequence[SlowNow]) -> str:
-    """Return the work of which ranks do most beyond what is normal."""
+    """Return the work of which ranks do most beyond what is normal; or that their input is longer."""
+    if all(one.long_input is not None for one in members):
+        return SEQUENCES
     excess = [sum(own) for own in zip(*(one.excess_ns_of for one in members), strict=True)]
     return WORDS[excess.index(max(excess))]
 
@@ -106,6 +116,7 @@ def straggler_of(
     phase: str,
     world_size: int,
     *,
+    replica_of: Mapping[int, int],
     late: bool = False,
 ) -> LiveStraggler:
     """Return a set as a finding of the monitor.
@@ -117,6 +128,7 @@ def straggler_of(
         prices: by rank, as far as steps were replayed.
         phase: the one phase in which they are slow, if they compute for too long; empty where it is not one.
         world_size: ranks of the job.
+        replica_of: by rank, its place in data parallelism, as far as that is known.
         late: they launch their phases late, if nothing else says what they do.
     """
     first, cost, ranks = members[0], cost_ns(members, prices), [one.rank for one in members]
@@ -130,7 +142,7 @@ def straggler_of(
     return LiveStraggler(
         rank=first.rank,
         host=places[first.rank].host,
-        who=who_in_words(places, place, sorted(ranks)),
+        who=replicas_in_words(replica_of, ranks) if cause == SEQUENCES else who_in_words(places, place, sorted(ranks)),
         place=place,
         cause=cause,
         since=earliest.since,
@@ -156,17 +168,19 @@ def _member(places: Mapping[int, Place], one: SlowNow, price: Price | None) -> M
 
 
 def _evidence(places: Mapping[int, Place], place: str, cause: str, members: Sequence[SlowNow]) -> str:
-    first = members[0]
+    first, ranks = members[0], [one.rank for one in members]
+    percent = [100 * one.excess_ns / max(one.normal_ns, 1.0) for one in members]
+    if cause == SEQUENCES:
+        return evidence_of_longer_input(ranks, percent, first.long_input or "")
     if len(members) == 1:
         return (
             f"Rank {first.rank} works {(first.normal_ns + first.excess_ns) / 1e6:.1f} ms per step: "
             f"{first.excess_ns / 1e6:.1f} ms more than {compared_with(first.told_by)}, which work "
             f"{first.normal_ns / 1e6:.1f} ms."
         )
-    ranks, excess_ms = [one.rank for one in members], [one.excess_ns / 1e6 for one in members]
+    excess_ms = [one.excess_ns / 1e6 for one in members]
     if cause in RARE:
         return several_pause_longer(places, place, cause, ranks, excess_ms)
-    percent = [100 * one.excess_ns / max(one.normal_ns, 1.0) for one in members]
     return several_need_longer(places, place, ranks, first.told_by, percent, excess_ms) + " (means of a window)."
 
 

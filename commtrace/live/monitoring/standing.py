@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from commtrace.analysis.stragglers.long_microbatches import SEQUENCES
 from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler, changed, cleared, found
 
 
@@ -98,9 +99,11 @@ def _continued(known: Sequence[_Known], stragglers: Sequence[LiveStraggler]) -> 
     return found
 
 
-def _where(one: LiveStraggler) -> tuple[str, tuple[int, ...]]:
-    """Neither the cause nor which rank is the slowest, which may change from window to window."""
-    return one.place, tuple(sorted(one.ranks))
+def _where(one: LiveStraggler) -> tuple[str, tuple[int, ...], bool]:
+    """Neither which rank is the slowest nor the cause, which may change from window to window; but whether it is the
+    input of these ranks and not themselves.
+    """
+    return one.place, tuple(sorted(one.ranks)), one.cause == SEQUENCES
 
 
 def _has_same_name(one: LiveStraggler, other: LiveStraggler) -> bool:

@@ -59,6 +59,7 @@ class _Record:
         price: what it costs, as far as steps were replayed since.
         phase: the one in which alone it is slow, as the newest replayed steps tell; else empty.
         launches_late: most of its excess lies before its phases, by the same steps.
+        long_inputs: see :class:`SlowNow`, by the steps that were replayed in the last few windows.
         well_ns: its work when that was last known to be normal.
         windows: its work in the last few, and the standard error of it.
     """
@@ -72,11 +73,18 @@ class _Record:
     price: Price | None = None
     phase: str = ""
     launches_late: bool = False
+    long_inputs: deque[str | None] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_named: bool = False
     well_ns: float = np.nan
     windows: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_LASTING))
     is_silent: bool = False
     has_ended: bool = False
+
+    @property
+    def long_input(self) -> str | None:
+        """As most of the last replays tell: in the noise of few steps a single one may be wrong."""
+        told = [words for words in self.long_inputs if words is not None]
+        return told[-1] if 2 * len(told) > len(self.long_inputs) else None
 
 
 @dataclass(slots=True)
@@ -122,6 +130,7 @@ class Watch:
         self._seconds = seconds
         self._records: dict[int, _Record] = {}
         self._places: dict[int, Place] = {}
+        self._replica_of: Mapping[int, int] = {}
         self._undecided = _Undecided()
         self._undecided_of_steps = _Undecided()
         self._ranks = StandingFindings(windows_to_name=1)
@@ -218,12 +227,13 @@ class Watch:
             since = (now - self._seconds, first_step)
             if record.slow is not None:
                 since = (record.slow.since, record.slow.since_step)
-            record.slow = table.slow(index, *since)
+            record.slow = replace(table.slow(index, *since), long_input=record.long_input)
             record.suspected, record.unsuspected = record.suspected + 1, 0
         elif table.is_clear[index] or not record.is_named:
             record.unsuspected += 1
             if not record.is_named or record.unsuspected >= WINDOWS_TO_CLEAR:
                 record.suspected, record.slow, record.price, record.phase, record.is_named = 0, None, None, "", False
+                record.long_inputs.clear()
 
     def _replayed(self, reports: Sequence[WindowReport], table: _Table, now: float) -> Priced | None:
         """What sampled steps tell of what slow ranks cost, and of what else is slow."""
@@ -235,8 +245,12 @@ class Watch:
         sets += [frozenset(one.rank for one in members) for _, members in self._together(is_due=False)]
         normal = [rank for rank in table.judged.normal_ranks.tolist() if rank not in slow]
         priced = price(bench, sets, np.array(normal, np.int64), self._past)
+        self._replica_of = priced.replica_of
+        long_input = {rank: told.microbatches for told in priced.longer_inputs for rank in told.ranks}
         for rank, one in slow.items():
             record = self._records[rank]
+            record.long_inputs.append(long_input.get(rank))
+            record.slow = replace(one, long_input=record.long_input)
             record.price = priced.price(rank, one.excess_ns) or record.price
             record.phase, record.launches_late = priced.phases[rank], rank in priced.late
         return priced
@@ -257,7 +271,14 @@ class Watch:
         for place, members in self._together(is_due=True):
             slowest = self._records[members[0].rank]
             straggler = straggler_of(
-                self._places, place, members, prices, slowest.phase, self._world_size, late=slowest.launches_late
+                self._places,
+                place,
+                members,
+                prices,
+                slowest.phase,
+                self._world_size,
+                replica_of=self._replica_of,
+                late=slowest.launches_late,
             )
             own = [self._records[one.rank] for one in members]
             if any(record.is_named for record in own) or _is_worth_naming(straggler, members[0].duration_ns):

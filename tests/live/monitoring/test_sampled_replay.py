@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from commtrace.analysis.matched import match_run
 from commtrace.analysis.replay.program import build_program
@@ -29,15 +30,16 @@ TWO_HOSTS: dict[str, Any] = {
 SLOW_NETWORK = "slow-network=1:50@{}:{}"
 
 
-def replayed(job: dict[str, Any], faults: Sequence[str], windows: int, past: JobPast | None = None) -> list[Priced]:
-    """What the steps of each window tell, none of whose ranks is slow."""
+def replayed(job: dict[str, Any], faults: Sequence[str], windows: int, slow: Sequence[int] = ()) -> list[Priced]:
+    """What the steps of each window tell, if these ranks were found to be slow."""
     run = synthesize(Job(**job, steps=windows * STEPS, faults=tuple(map(Fault.parse, faults)))).run
-    past, told = past or JobPast(), []
+    normal = np.array([rank for rank in run.ranks if rank not in slow], np.int64)
+    past, told = JobPast(), []
     for first in range(0, windows * STEPS, STEPS):
         window = steps_of(run, range(first, first + STEPS))
         matched = match_run(Window(window, window), f"{first}:{first + STEPS}")
         bench = Bench.of(matched.run, build_program(matched.run, matched.matches), Thresholds())
-        told.append(price(bench, [], np.zeros(0, np.int64), past))
+        told.append(price(bench, [frozenset(slow)] if slow else [], normal, past))
     return told
 
 
@@ -97,3 +99,22 @@ def test_a_network_that_becomes_slow_is_compared_with_what_it_was() -> None:
 
 def test_a_network_that_is_slow_from_the_first_step_on_has_no_past() -> None:
     assert [told.verdicts for told in replayed(TWO_HOSTS, [SLOW_NETWORK.format(0, 24)], 3)] == [[], [], []]
+
+
+SLOW_REPLICA: dict[str, Any] = {**PIPELINE, "microbatches": 8}
+
+
+def test_one_long_microbatch_of_a_replica_is_its_input_and_costs_what_the_others_wait_for() -> None:
+    (told,) = replayed(SLOW_REPLICA, ["long-microbatch=3-1:2"], 1, (1, 3, 5, 7))
+    assert told.longer_inputs == (((1, 3, 5, 7), "microbatch 3 takes 2.0 times as long"),)
+    assert told.of_rank[1].set_ns == pytest.approx(42.7 * MS, rel=0.02)  # what the simulated step is longer
+
+
+def test_where_all_microbatches_of_a_replica_are_longer_and_its_optimizer_step_is_not_that_is_its_input() -> None:
+    (told,) = replayed(SLOW_REPLICA, [f"long-microbatch={number}-1:1.3" for number in range(8)], 1, (1, 3, 5, 7))
+    assert told.longer_inputs == (((1, 3, 5, 7), ""),)
+
+
+def test_a_replica_that_is_slow_in_all_that_it_does_has_no_longer_input() -> None:
+    (told,) = replayed(SLOW_REPLICA, ["slow-rank=1,3,5,7:1.3"], 1, (1, 3, 5, 7))
+    assert told.longer_inputs == ()

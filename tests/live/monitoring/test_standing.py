@@ -33,6 +33,13 @@ def test_that_another_rank_of_a_stage_is_the_slowest_is_no_news() -> None:
     assert [[event.kind for event in events] for events in told] == [["straggler"], [], ["changed"]]
 
 
+def test_that_the_input_of_ranks_is_longer_and_they_are_not_slow_is_news() -> None:
+    standing = StandingFindings(windows_to_name=1)
+    causes = ("compute", "backward", "sequence_length_imbalance", "sequence_length_imbalance")
+    told = [standing.join([replace(stage(0, cause), ranks=(2, 3))], 4.0, "GPU") for cause in causes]
+    assert [[event.kind for event in events] for events in told] == [["straggler"], [], ["changed"], []]
+
+
 def test_one_that_is_seen_now_and_then_is_not_named() -> None:
     standing = StandingFindings(windows_to_name=2)
     assert [standing.join([stage(0)] if at % 2 else [], at, "GPU") for at in range(8)] == [[]] * 8

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, overload
 
 import pyarrow as pa
 
 from commtrace import tables as made
-from commtrace.analysis.breakdown.rank_means import rank_means
 from commtrace.analysis.chain import Analysis, analysis_of
 from commtrace.analysis.clocks.align import Alignment, apply
-from commtrace.analysis.communication.table import Detail, communication_table
-from commtrace.analysis.communication.unmatched import find_unmatched
+from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
 from commtrace.analysis.matched import Matched, match_run
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.matching.roles import find_roles
@@ -30,6 +28,8 @@ from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.window import Window, load_window
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.time_totals import TimeTotals, time_totals
+from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.trace.files.locate import NEWEST_RUN
 from commtrace.trace.run import Run
@@ -84,20 +84,22 @@ def open(
     if tables not in _CONVERSIONS:
         raise ConfigurationError(f"tables={tables!r}: write one of {', '.join(_CONVERSIONS)}")
     convert = _CONVERSIONS[tables]()
-    return RecordedRun(load_window(Path(path), steps), steps, convert)
+    large = None if steps else survey_large_run(Path(path))
+    return RecordedRun(large or load_window(Path(path), steps), steps, convert)
 
 
 class RecordedRun(Generic[Frame]):
     """A run that was read; :func:`commtrace.open` makes it.
 
-    What is worked out is kept, so that a second question costs less. Tables are documented in docs/python.md.
+    What is worked out is kept, so that a second question costs less. Of a large run, only :meth:`spans`,
+    :meth:`pipeline` and :meth:`stragglers` hold all spans in memory. Tables are documented in docs/python.md.
 
     Attributes:
         problems: what is wrong with its files, in sentences; empty if nothing is.
     """
 
-    def __init__(self, window: Window, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:
-        self._window = window
+    def __init__(self, source: Window | LargeRun, steps: str | None, convert: Callable[[pa.Table], Frame]) -> None:
+        self._source = source
         self._steps = steps
         self._convert = convert
 
@@ -131,16 +133,14 @@ class RecordedRun(Generic[Frame]):
 
     def steps(self) -> Frame:
         """Return one row per rank and step: its parts, which add up to its wall time, or why it does not count."""
-        matched = self._matched
-        recorded = apply(matched.recorded, matched.alignment)
-        return self._convert(made.steps(recorded, matched.steps, self._analysis.partition))
+        measured = self._time_totals
+        recorded = apply(measured.recorded, measured.alignment)
+        return self._convert(made.steps(recorded, measured.steps, measured.result.partition()))
 
     def ranks(self) -> Frame:
         """Return one row per rank: who it is, and the mean of its steps."""
-        analysis = self._analysis
-        unmatched = find_unmatched(analysis.context, analysis.partition, analysis.recorded)
-        means = rank_means(analysis.run, analysis.partition, analysis.matches, unmatched.ranks)
-        return self._convert(made.ranks(self._recorded, analysis.partition, means))
+        recorded, times = self._recorded, self._time_totals.result
+        return self._convert(made.ranks(recorded, times.partition(), times.means(recorded)))
 
     def communication(self, by: Literal["operation", "size", "group"] = "operation") -> Frame:
         """Return one row per role, operation, group size and reach, the most exposed first.
@@ -153,13 +153,12 @@ class RecordedRun(Generic[Frame]):
         """
         if by not in _DETAIL:
             raise ConfigurationError(f"by={by!r}: write one of {', '.join(_DETAIL)}")
-        context, partition = self._matched.context, self._analysis.partition
-        rows = communication_table(context.run, context.matches, partition, context.roles, context.steps, _DETAIL[by])
-        return self._convert(made.communication(rows))
+        measured = self._measured(partial(_communication, detail=_DETAIL[by]))
+        return self._convert(made.communication(measured.result.table(measured.recorded)))
 
     def partition(self) -> Frame:
         """Return one row per rank, step and state: where the time of every step went, exactly."""
-        return self._convert(made.partition(self._analysis.partition))
+        return self._convert(made.partition(self._time_totals.result.partition()))
 
     def pipeline(self) -> Pipeline | None:
         """Return the pipeline with the bubble of each stage, or None if the run has none."""
@@ -184,11 +183,27 @@ class RecordedRun(Generic[Frame]):
 
     def align(self) -> Alignment:
         """Return how the hosts' clocks were brought together, or why they could not be."""
-        return self._matched.alignment
+        return self._source.survey.alignment if isinstance(self._source, LargeRun) else self._matched.alignment
 
     @property
     def _recorded(self) -> Run:
-        return self._window.recorded
+        """The run; of a large one, few of its rows."""
+        return self._source.survey.outline if isinstance(self._source, LargeRun) else self._source.recorded
+
+    def _measured(self, measure: Callable[[Analysis], Result]) -> MeasuredRun[Result]:
+        if isinstance(self._source, LargeRun):
+            return self._source.measure(measure)
+        analysis = self._analysis
+        return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, measure(analysis))
+
+    @cached_property
+    def _time_totals(self) -> MeasuredRun[TimeTotals]:
+        return self._measured(time_totals)
+
+    @cached_property
+    def _window(self) -> Window:
+        """Every row that was asked for."""
+        return load_window(self._recorded.path) if isinstance(self._source, LargeRun) else self._source
 
     @cached_property
     def _matched(self) -> Matched:
@@ -200,7 +215,7 @@ class RecordedRun(Generic[Frame]):
 
     @property
     def _aligned(self) -> Run:
-        return apply(self._recorded, self._matched.alignment)
+        return apply(self._window.recorded, self._matched.alignment)
 
     def _as_baseline(self) -> Baseline:
         run = self._matched.run
@@ -208,6 +223,11 @@ class RecordedRun(Generic[Frame]):
             return Baseline.of(run, build_program(run, self._matched.matches))
         except ReplayError as error:
             raise ConfigurationError(f"{self.path} is no baseline: {error}") from error
+
+
+def _communication(analysis: Analysis, detail: Detail) -> CommunicationSums:
+    context = analysis.context
+    return communication_sums(context.run, context.matches, analysis.partition, context.roles, context.steps, detail)
 
 
 def _to_arrow() -> Callable[[pa.Table], pa.Table]:

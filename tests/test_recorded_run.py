@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 import commtrace
-from commtrace import tables
+from commtrace import recorded_run, tables
+from commtrace.analysis.windows.run import survey_large_run
 from commtrace.cli.main import app
 from commtrace.errors import ConfigurationError, MissingExtraError, RunNotFoundError
 from commtrace.trace import schema
@@ -222,6 +224,24 @@ def test_a_recording_without_steps_is_one_step_without_a_number(tmp_path: Path) 
     ]
     assert run.pipeline() is None
     assert "no step was recorded in full" in run.stragglers().abstentions[0]
+
+
+def test_a_large_run_has_the_same_tables_without_its_rows(
+    directory: Path, run: commtrace.RecordedRun[pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_run, "survey_large_run", partial(survey_large_run, most_bytes=0))
+    large = commtrace.open(directory)
+    with monkeypatch.context() as without_rows:
+        without_rows.setattr(recorded_run, "load_window", None)
+        assert (large.run_id, large.world_size, large.path, large.problems) == ("r1", 2, directory, ())
+        assert (repr(large), large.align()) == (repr(run), run.align())
+        for method in ("steps", "ranks", "partition"):
+            assert getattr(large, method)() == getattr(run, method)()
+        for by in ("operation", "size", "group"):
+            assert large.communication(by) == run.communication(by)
+
+    assert large.spans() == run.spans()
+    assert large.stragglers() == run.stragglers()
 
 
 def test_pandas_keeps_whole_numbers_whole(directory: Path) -> None:

@@ -62,6 +62,22 @@ class Partition:
         return np.asarray(self.ns[:, chosen].sum(axis=1))
 
 
+def concatenate(parts: Sequence[Partition]) -> Partition:
+    """Return the partition of all steps of these parts, which are of one run; without ``stalled_ns``."""
+    rank, start = (np.concatenate([getattr(part, name) for part in parts]) for name in ("rank", "start"))
+    order = np.lexsort((start, rank))
+    return Partition(
+        states=parts[0].states,
+        rank=rank[order],
+        step=np.concatenate([part.step for part in parts])[order],
+        start=start[order],
+        end=np.concatenate([part.end for part in parts])[order],
+        ns=np.concatenate([part.ns for part in parts])[order],
+        hidden_ns=np.concatenate([part.hidden_ns for part in parts])[order],
+        stalled_ns={},
+    )
+
+
 def partition(run: Run, matches: Matches, roles: Roles | None = None, steps: Sequence[int] | None = None) -> Partition:
     """Partition every step of every rank.
 

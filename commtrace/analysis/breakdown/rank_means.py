@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from commtrace.analysis.breakdown.states import (
 )
 from commtrace.analysis.matching.blame import blame_ns
 from commtrace.analysis.matching.match import Matches
-from commtrace.trace.run import Run
+from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
 
 
@@ -100,40 +100,76 @@ class RankMean:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class RankTotals:
+    """Sums over steps of one rank; times in ns. Those of several windows add up.
+
+    Attributes:
+        num_steps: how many steps.
+        of_state: time in each state of the partition.
+        hidden_ns, wait_ns, blame_ns, unmatched_ns: as of :class:`RankMean`.
+    """
+
+    num_steps: int
+    of_state: Int64
+    hidden_ns: int = 0
+    wait_ns: int = 0
+    blame_ns: int = 0
+    unmatched_ns: int = 0
+
+    def __add__(self, other: RankTotals) -> RankTotals:
+        return RankTotals(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+    def mean(self, trace: RankTrace, states: Sequence[State]) -> RankMean:
+        """Return the mean step of this rank."""
+        times = apportion(self.of_state, self.num_steps)
+        return RankMean(
+            rank=trace.rank,
+            host=trace.metadata.node,
+            coordinates=dict(trace.coordinates),
+            wall_ns=sum(times),
+            hidden_ns=self.hidden_ns // self.num_steps,
+            of_state=dict(zip(states, times, strict=True)),
+            wait_ns=self.wait_ns // self.num_steps,
+            blame_ns=self.blame_ns // self.num_steps,
+            unmatched_ns=self.unmatched_ns // self.num_steps,
+        )
+
+
 def rank_means(
     run: Run, partition: Partition, matches: Matches, unmatched_ns: Mapping[int, int] | None = None
 ) -> list[RankMean]:
     """Return the mean step of every rank that has steps, by rank; ``unmatched_ns`` over all of their steps, where
     known.
     """
+    totals = rank_totals(run, partition, matches, unmatched_ns or {})
+    return [own.mean(run.ranks[rank], partition.states) for rank, own in totals.items() if own.num_steps]
+
+
+def rank_totals(
+    run: Run, partition: Partition, matches: Matches, unmatched_ns: Mapping[int, int]
+) -> dict[int, RankTotals]:
+    """Add up the steps of every rank.
+
+    Args:
+        run: the rows of these steps.
+        partition: of the steps.
+        matches: of the run.
+        unmatched_ns: by rank.
+    """
     blame = blame_ns(run, matches)
-    bounds = {rank: np.searchsorted(partition.rank, [rank, rank + 1]).tolist() for rank in run.ranks}
-    means = (
-        _mean_of_rank(run, partition, matches, rank, blame.get(rank, 0), slice(*rows))
-        for rank, rows in bounds.items()
-        if rows[1] > rows[0]
-    )
-    if not unmatched_ns:
-        return list(means)
-    steps = {rank: rows[1] - rows[0] for rank, rows in bounds.items()}
-    return [replace(mean, unmatched_ns=unmatched_ns.get(mean.rank, 0) // steps[mean.rank]) for mean in means]
-
-
-def _mean_of_rank(run: Run, partition: Partition, matches: Matches, rank: int, blame: int, rows: slice) -> RankMean:
-    """Return the mean of these rows of the partition, which are those of the rank."""
-    trace = run.ranks[rank]
-    num_steps = rows.stop - rows.start
-    times = apportion(partition.ns[rows].sum(axis=0), num_steps)
-    return RankMean(
-        rank=rank,
-        host=trace.metadata.node,
-        coordinates=dict(trace.coordinates),
-        wall_ns=sum(times),
-        hidden_ns=int(partition.hidden_ns[rows].sum()) // num_steps,
-        of_state=dict(zip(partition.states, times, strict=True)),
-        wait_ns=int(matches.ranks[rank].wait_ns(trace.spans).sum()) // num_steps,
-        blame_ns=blame // num_steps,
-    )
+    totals = {}
+    for rank, trace in run.ranks.items():
+        rows = slice(*np.searchsorted(partition.rank, [rank, rank + 1]).tolist())
+        totals[rank] = RankTotals(
+            num_steps=rows.stop - rows.start,
+            of_state=partition.ns[rows].sum(axis=0),
+            hidden_ns=int(partition.hidden_ns[rows].sum()),
+            wait_ns=int(matches.ranks[rank].wait_ns(trace.spans).sum()),
+            blame_ns=blame.get(rank, 0),
+            unmatched_ns=unmatched_ns.get(rank, 0),
+        )
+    return totals
 
 
 def apportion(totals: Int64, count: int) -> Sequence[int]:

@@ -24,7 +24,7 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment, apply
 from commtrace.analysis.steps.choice import StepChoice, choose_steps, without_torn_steps
 from commtrace.analysis.windows.step_windows import MOST_ROWS, StepWindow, analyse_window, cut_windows, steps_read
-from commtrace.analysis.windows.survey import survey_run
+from commtrace.analysis.windows.survey import Survey, survey_run
 from commtrace.errors import CommtraceError
 from commtrace.trace.files.locate import find_run_directory
 from commtrace.trace.files.reader import find_segments
@@ -108,17 +108,46 @@ def measure_run(
         ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
         CommtraceError: a worker died.
     """
-    found = None if steps else _measured_in_windows(path, measure, workers, most_bytes, most_rows)
-    if found is not None:
-        return found
+    large = None if steps else survey_large_run(path, workers, most_bytes)
+    if large is not None:
+        return large.measure(measure, workers, most_rows)
     analysis = analyse(path, steps)
     return MeasuredRun(analysis.recorded, analysis.alignment, analysis.steps, measure(analysis))
 
 
-def _measured_in_windows(
-    path: str | Path, measure: Callable[[Analysis], Result], workers: Workers, most_bytes: int, most_rows: int
-) -> MeasuredRun[Result] | None:
-    """Measure a large run in which steps were marked; None for any other: it is one window."""
+@dataclass(frozen=True, slots=True)
+class LargeRun:
+    """A run that is measured window by window.
+
+    Attributes:
+        survey: where its rows are, and how its clocks were brought together.
+        steps: which steps count, and why the others do not.
+    """
+
+    survey: Survey
+    steps: StepChoice
+
+    def measure(
+        self, measure: Callable[[Analysis], Result], workers: Workers = ALONE, most_rows: int = MOST_ROWS
+    ) -> MeasuredRun[Result]:
+        """Measure the steps that count. Arguments and errors are those of :func:`measure_run`."""
+        outline, alignment = self.survey.outline, self.survey.alignment
+        one = partial(_measure_window, measure=measure, alignment=alignment, ranks=self.steps.ranks)
+        whole = reduce(add, _in_order(one, cut_windows(self.survey, self.steps, most_rows), workers))
+        if whole.result is None:
+            raise CommtraceError(
+                f"{outline.path}: all of its steps were deleted while they were read. {whole.problems[0]}"
+            )
+        new = (one for one in dict.fromkeys(whole.problems) if one not in outline.problems)
+        recorded = replace(outline, problems=(*outline.problems, *new))
+        return MeasuredRun(recorded, alignment, replace(self.steps, used=whole.steps), whole.result)
+
+
+def survey_large_run(path: str | Path, workers: Workers = ALONE, most_bytes: int = MOST_BYTES) -> LargeRun | None:
+    """Look at a large run in which steps were marked; None for any other: it is one window.
+
+    Arguments and errors are those of :func:`measure_run`.
+    """
     problems: list[str] = []
     directory = find_run_directory(Path(path))
     segments = find_segments(directory, problems)
@@ -128,19 +157,10 @@ def _measured_in_windows(
         survey = survey_run(directory, segments, problems, workers.executor)
     except workers.deaths as error:
         raise CommtraceError(f"A worker died while it looked for the steps of {directory}. {_ADVICE}") from error
-    choice, alignment = choose_steps(survey.outline, keep_warm_up=False), survey.alignment
-    if not alignment.keeps_order:
-        choice = without_torn_steps(choice, apply(survey.outline, alignment))
-    if not choice.used:
-        return None
-    windows = cut_windows(survey, choice, most_rows)
-    one = partial(_measure_window, measure=measure, alignment=alignment, ranks=choice.ranks)
-    whole = reduce(add, _in_order(one, windows, workers))
-    if whole.result is None:
-        raise CommtraceError(f"{directory}: all of its steps were deleted while they were read. {whole.problems[0]}")
-    new = (one for one in dict.fromkeys(whole.problems) if one not in survey.outline.problems)
-    recorded = replace(survey.outline, problems=(*survey.outline.problems, *new))
-    return MeasuredRun(recorded, alignment, replace(choice, used=whole.steps), whole.result)
+    choice = choose_steps(survey.outline, keep_warm_up=False)
+    if not survey.alignment.keeps_order:
+        choice = without_torn_steps(choice, apply(survey.outline, survey.alignment))
+    return LargeRun(survey, choice) if choice.used else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
 from commtrace.analysis.comparison.step_series import StepSeries, step_series
 from commtrace.analysis.stragglers.links import LinkSpeeds, measure_links
+from commtrace.analysis.time_totals import TimeTotals, time_totals
 from commtrace.analysis.windows.run import MeasuredRun, measure_run
 from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.synth.writing import write
@@ -38,10 +39,16 @@ class Told:
     communication: tuple[CommunicationSums, ...]
     speeds: LinkSpeeds
     series: StepSeries
+    times: TimeTotals
 
     def __add__(self, other: Told) -> Told:
         sums = zip(self.communication, other.communication, strict=True)
-        return Told(tuple(one + more for one, more in sums), self.speeds + other.speeds, self.series + other.series)
+        return Told(
+            tuple(one + more for one, more in sums),
+            self.speeds + other.speeds,
+            self.series + other.series,
+            self.times + other.times,
+        )
 
 
 def tell(analysis: Analysis) -> Told:
@@ -54,12 +61,14 @@ def tell(analysis: Analysis) -> Told:
         ),
         measure_links(context.run, context.matches, context.steps),
         step_series(analysis),
+        time_totals(analysis),
     )
 
 
 def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
     """Everything that is said of a run, in plain values."""
     told, recorded = run.result, run.recorded
+    divided = told.times.partition()
     return {
         "problems": recorded.problems,
         "alignment": run.alignment.to_json(),
@@ -68,6 +77,8 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
         "links": [link.to_json() for link in told.speeds.links()],
         "wall_ns": told.series.wall_ns.tolist(),
         "states": {state: own.tolist() for state, own in sorted(told.series.states.items())},
+        "ranks": [mean.to_json() for mean in told.times.means(recorded)],
+        "partition": [getattr(divided, name).tolist() for name in ("rank", "step", "start", "end", "ns", "hidden_ns")],
         "busbw_gbps": {link: own.tolist() for link, own in sorted(told.series.busbw_gbps.items())},
     }
 

@@ -1,0 +1,48 @@
+"""Where the time of some steps went, with the sums of every rank: those of several windows add up.
+
+>>> measure_run("commtrace-runs/my-run", time_totals).result.means(run)      # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from commtrace.analysis.breakdown.partition import Partition, concatenate
+from commtrace.analysis.breakdown.rank_means import RankMean, RankTotals, rank_totals
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.communication.unmatched import find_unmatched
+from commtrace.trace.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTotals:
+    """Where the time of some steps went.
+
+    Attributes:
+        parts: partitions, each of some of the steps, without ``stalled_ns``.
+        ranks: by rank, sums over the steps.
+    """
+
+    parts: tuple[Partition, ...]
+    ranks: Mapping[int, RankTotals]
+
+    def __add__(self, other: TimeTotals) -> TimeTotals:
+        return TimeTotals(self.parts + other.parts, {rank: own + other.ranks[rank] for rank, own in self.ranks.items()})
+
+    def partition(self) -> Partition:
+        """Return the partition of all of the steps."""
+        return concatenate(self.parts)
+
+    def means(self, run: Run) -> list[RankMean]:
+        """Return the mean step of every rank that has steps, by rank; of the run, who its ranks are."""
+        states = self.parts[0].states
+        return [own.mean(run.ranks[rank], states) for rank, own in self.ranks.items() if own.num_steps]
+
+
+def time_totals(analysis: Analysis) -> TimeTotals:
+    """Return where the time of the steps that count went."""
+    times = analysis.partition
+    unmatched = find_unmatched(analysis.context, times, analysis.recorded)
+    ranks = rank_totals(analysis.run, times, analysis.matches, unmatched.ranks)
+    return TimeTotals((replace(times, stalled_ns={}),), ranks)

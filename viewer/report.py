@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
+from commtrace.analysis.summary import Summary
 from commtrace.analysis.timeline import Timeline
 
 MOST_STEPS: Final = 10
@@ -44,7 +45,7 @@ class Page:
 
 
 def render(
-    summary: Mapping[str, Any],
+    summary: Summary,
     timeline: Timeline,
     *,
     plan: Mapping[str, Any] | None = None,
@@ -54,7 +55,7 @@ def render(
     """Return the report of a run.
 
     Args:
-        summary: what :func:`commtrace.analysis.summary.summarise` returns.
+        summary: of the same steps.
         timeline: the steps to choose from.
         plan: what :func:`commtrace.analysis.pipeline.plan.plan_timeline` returns; drawn below every step.
         most_steps: how many steps the timeline holds at most; None for all.
@@ -71,13 +72,13 @@ def render(
         "note": note,
     }
     data = {
-        "summary": summary,
+        "summary": summary.to_json(),
         "steps": steps,
         "timeline": timeline.outline(),
         "plan": plan,
     }
     boxes = "[" + ",".join(encoded[step] for step in embedded) + "]"
-    return Page(_fill_template(f"commtrace · {summary['run']['id']}", _json(data), boxes), embedded, note)
+    return Page(_fill_template(f"commtrace · {summary.run.id}", _json(data), boxes), embedded, note)
 
 
 def _by_interest(durations: Mapping[int, int], most: int | None) -> list[int]:

@@ -1,60 +1,137 @@
-"""Everything that ``commtrace summary`` says, as one dictionary of plain values.
+"""Everything that ``commtrace summary`` prints, as one object.
 
 >>> summary = summarise("commtrace-runs/my-run", steps="10:20")  # doctest: +SKIP
->>> summary["verdict"]                                           # doctest: +SKIP
+>>> summary.verdict, summary.ranks[0].part("compute")            # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commtrace.analysis.breakdown.critical_path import critical_path
+from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
 from commtrace.analysis.breakdown.modules import ModuleTime, module_table
 from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
 from commtrace.analysis.chain import Analysis, analyse
+from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, communication_table
 from commtrace.analysis.communication.unmatched import Unmatched, find_unmatched, roles_of_one_rank
 from commtrace.analysis.matching.coverage import Coverage, find_coverage
 from commtrace.analysis.matching.group_coverage import missing_numbers
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
-from commtrace.analysis.pipeline.observed import observe_pipeline
+from commtrace.analysis.pipeline.observed import Pipeline, observe_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
-from commtrace.analysis.steps.detail import find_detail
+from commtrace.analysis.steps.choice import StepChoice
+from commtrace.analysis.steps.detail import RecordedDetail, find_detail
 from commtrace.analysis.steps.window import Window, recorded_steps
-from commtrace.analysis.stragglers.awaited import awaited_ranks
+from commtrace.analysis.stragglers.awaited import Awaited, awaited_ranks
 from commtrace.analysis.stragglers.lost_time import LostTime, lost_time
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
-from commtrace.analysis.stragglers.verdict import on_gpu
+from commtrace.analysis.stragglers.verdict import Verdict, on_gpu
 from commtrace.analysis.verdict import verdict
 from commtrace.trace.files.reader import load_earlier_attempts
-from commtrace.trace.json_values import fields_to_json
+from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import Run
 
 
-def summarise(source: str | Path | Run | Window, steps: str | None = None) -> dict[str, Any]:
-    """Return where the time of a run went.
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """A run, and which of its steps a summary is of.
+
+    Attributes:
+        id: its name.
+        attempt: how often the job had been started before.
+        path: the run directory.
+        world_size, ranks_recorded: how many ranks the job had, and how many have files.
+        hosts: names of the nodes.
+        steps: which count, and why others do not.
+        steps_inferred: nothing marked them.
+        backend, device, versions: of the first rank.
+        step_numbers: where the numbers of its steps are from; None where nothing was recorded about it.
+        framework: its name and version; None if unknown.
+        parallel: size of each parallel dimension.
+    """
+
+    id: str
+    attempt: int
+    path: str
+    world_size: int
+    ranks_recorded: int
+    hosts: tuple[str, ...]
+    steps: StepChoice
+    steps_inferred: bool
+    backend: str
+    device: str
+    versions: Mapping[str, str]
+    step_numbers: str | None
+    framework: Mapping[str, str] | None
+    parallel: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Where the time of a run went. All but ``run_budget`` and ``repeated_steps`` is of the steps that count.
+
+    Attributes:
+        run: which run, and which of its steps.
+        detail: the share of the steps that is in detail, and what is known of the others.
+        alignment: how the hosts' clocks were brought together.
+        run_budget: the wall time of the whole run; None if only some steps were asked for.
+        repeated_steps: steps that were done more than once, with all attempts in the order of time.
+        ranks: the mean step of each.
+        critical_path: what the length of the job's steps is made of; None without steps or common clocks.
+        lost_time: what the steps took beyond the ideal, and why; None where they were not replayed.
+        awaited: ranks for which others waited, longest first.
+        communication: by role, operation, group size and reach, the most exposed first.
+        modules: those that took longest first.
+        pipeline: None without one.
+        stragglers: the costliest first.
+        abstentions: what could not be judged, and why.
+        coverage: what was captured, what was dropped, and what cannot be seen.
+        missing: communications that left no trace, as their numbers show; None if only some steps were asked for.
+        verdict: one sentence that says what to look at.
+        problems: of the recording, in sentences.
+    """
+
+    run: RunIdentity
+    detail: RecordedDetail
+    alignment: Alignment
+    run_budget: RunBudget | None
+    repeated_steps: tuple[RepeatedStep, ...]
+    ranks: tuple[RankMean, ...]
+    critical_path: CriticalPath | None
+    lost_time: LostTime | None
+    awaited: tuple[Awaited, ...]
+    communication: tuple[Communication, ...]
+    modules: tuple[ModuleTime, ...]
+    pipeline: Pipeline | None
+    stragglers: tuple[Verdict, ...]
+    abstentions: tuple[str, ...]
+    coverage: Coverage
+    missing: int | None
+    verdict: str
+    problems: tuple[str, ...]
+
+    def to_json(self) -> JsonObject:
+        """Return what ``commtrace summary --json`` prints (docs/json/summary.schema.json)."""
+        parts = fields_to_json(self)
+        missing = parts.pop("missing")
+        return {**parts, "coverage": {**fields_to_json(self.coverage), "missing": missing}}
+
+
+def summarise(source: str | Path | Run | Window, steps: str | None = None) -> Summary:
+    """Find out where the time of a run went.
 
     Args:
         source: a run directory, a loaded run, or these steps of one as they were loaded.
         steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first (the warm-up).
-
-    Returns:
-        Values that JSON can hold, never NaN: ``run``, ``detail`` (of which steps what is known), ``alignment``,
-        ``run_budget`` (of the wall time; None if only some steps were asked for), ``repeated_steps`` (those that were
-        done more than once, with all attempts in the order of time; the tables are of the last one), ``ranks`` (means
-        per step),
-        ``critical_path`` (of what the length of the job's steps is made; None without steps or common clocks),
-        ``lost_time`` (what the steps took beyond the ideal, and what for; None where they were not replayed),
-        ``awaited`` (for whom others waited, and what it did meanwhile), ``communication``, ``modules``, ``pipeline``
-        (None without one), ``stragglers``, ``abstentions`` (what could not be judged), ``coverage``, ``verdict`` and
-        ``problems``.
 
     Raises:
         RunNotFoundError: nothing was recorded there.
@@ -63,8 +140,8 @@ def summarise(source: str | Path | Run | Window, steps: str | None = None) -> di
     return summarise_analysis(analyse(source, steps), is_whole=steps is None)
 
 
-def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> dict[str, Any]:
-    """Return the same, of a run that was analysed already.
+def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary:
+    """Find out the same of a run that was analysed already.
 
     Args:
         analysis: of the run.
@@ -73,37 +150,36 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> dict[st
     tables = _tables(analysis, is_whole)
     ranks = rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks)
     budget, repeated = _launches(analysis.recorded, is_whole)
-    path = critical_path(analysis.context, analysis.alignment) if analysis.steps.used else None
     awaited = awaited_ranks(analysis.context)
     pipeline, findings, lost = _replay(analysis)
     if findings is None:
         findings = Findings(abstentions=(ONLY_KERNELS + _most_waited_for(ranks),))
-    stragglers = [straggler.to_json() for straggler in findings.verdicts]
-    return {
-        "run": _identity(analysis),
-        "detail": find_detail(analysis.recorded),
-        "alignment": analysis.alignment.to_json(),
-        "run_budget": budget.to_json() if budget else None,
-        "repeated_steps": [step.to_json() for step in repeated],
-        "ranks": [rank.to_json() for rank in ranks],
-        "critical_path": path.to_json() if path else None,
-        "lost_time": lost.to_json() if lost else None,
-        "awaited": [one.to_json() for one in awaited],
-        "communication": [row.to_json() for row in tables.communication],
-        "modules": [row.to_json() for row in tables.modules],
-        "pipeline": pipeline,
-        "stragglers": stragglers,
-        "abstentions": list(findings.abstentions),
-        "coverage": {**fields_to_json(tables.coverage), "missing": tables.missing},
-        "verdict": verdict(
+    return Summary(
+        run=_identity(analysis),
+        detail=find_detail(analysis.recorded),
+        alignment=analysis.alignment,
+        run_budget=budget,
+        repeated_steps=tuple(repeated),
+        ranks=tuple(ranks),
+        critical_path=critical_path(analysis.context, analysis.alignment) if analysis.steps.used else None,
+        lost_time=lost,
+        awaited=tuple(awaited),
+        communication=tuple(tables.communication),
+        modules=tuple(tables.modules),
+        pipeline=pipeline,
+        stragglers=findings.verdicts,
+        abstentions=findings.abstentions,
+        coverage=tables.coverage,
+        missing=tables.missing,
+        verdict=verdict(
             ranks,
-            stragglers,
+            findings.verdicts,
             tables.unmatched.roles | roles_of_one_rank(tables.communication),
             awaited=awaited,
             partition=analysis.partition,
         ),
-        "problems": find_problems(analysis, tables.communication),
-    }
+        problems=tuple(find_problems(analysis, tables.communication)),
+    )
 
 
 def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[RepeatedStep]]:
@@ -146,7 +222,7 @@ def _tables(analysis: Analysis, is_whole: bool) -> _Tables:
 class _Replayed(NamedTuple):
     """What rests on the replay, which is most of its work; without findings where only kernels were recorded."""
 
-    pipeline: dict[str, Any] | None
+    pipeline: Pipeline | None
     findings: Findings | None
     lost: LostTime | None = None
 
@@ -160,7 +236,7 @@ def _replay(analysis: Analysis) -> _Replayed:
     program = _program(run, matches)
     findings = find_stragglers(run, matches, program=program)
     pipeline = observe_pipeline(run, matches, analysis.roles)
-    explained = pipeline.explained(program).to_json() if pipeline else None
+    explained = pipeline.explained(program) if pipeline else None
     return _Replayed(explained, findings, _lost(run, matches, program, findings))
 
 
@@ -187,26 +263,26 @@ def _program(run: Run, matches: Matches) -> Program | None:
         return None  # The search for stragglers meets the same error and tells the user.
 
 
-def _identity(analysis: Analysis) -> dict[str, Any]:
+def _identity(analysis: Analysis) -> RunIdentity:
     run, metadata = analysis.recorded, analysis.recorded.any_metadata
     parallel: dict[str, int] = {}
     topology: dict[str, Any] = {}
     for trace in run.ranks.values():
         parallel.update(trace.parallel)
         topology.update(trace.topology)
-    return {
-        "id": metadata.run_id,
-        "attempt": metadata.attempt,
-        "path": str(run.path),
-        "world_size": run.world_size,
-        "ranks_recorded": len(run.ranks),
-        "hosts": list(dict.fromkeys(trace.metadata.node for trace in run.ranks.values())),
-        "steps": analysis.steps.to_json(),
-        "steps_inferred": run.steps_inferred,
-        "backend": metadata.backend,
-        "device": metadata.device,
-        "versions": dict(metadata.versions),
-        "step_numbers": topology.get("step_numbers"),
-        "framework": topology.get("framework"),
-        "parallel": parallel,
-    }
+    return RunIdentity(
+        id=metadata.run_id,
+        attempt=metadata.attempt,
+        path=str(run.path),
+        world_size=run.world_size,
+        ranks_recorded=len(run.ranks),
+        hosts=tuple(dict.fromkeys(trace.metadata.node for trace in run.ranks.values())),
+        steps=analysis.steps,
+        steps_inferred=run.steps_inferred,
+        backend=metadata.backend,
+        device=metadata.device,
+        versions=metadata.versions,
+        step_numbers=topology.get("step_numbers"),
+        framework=topology.get("framework"),
+        parallel=parallel,
+    )

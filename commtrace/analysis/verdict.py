@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
 from commtrace.analysis.breakdown.partition import Partition
-from commtrace.analysis.breakdown.rank_means import RankMean
+from commtrace.analysis.breakdown.rank_means import ExposedTime, RankMean
 from commtrace.analysis.breakdown.states import BUBBLE, CHECKPOINT, DATA, GC, IDLE, MEMORY, OTHER, TRANSFER, WAIT
 from commtrace.analysis.clocks.time_of_day import date_and_time
 from commtrace.analysis.stragglers.awaited import Awaited
-from commtrace.analysis.stragglers.verdict import ACTIVITY, cause_in_words
+from commtrace.analysis.stragglers.verdict import ACTIVITY, Stretch, Verdict, cause_in_words
 
 _WORTH_A_LOOK: Final = 0.05
 """Share of the step below which nothing is singled out."""
@@ -31,7 +31,7 @@ class _Loss(NamedTuple):
 
 def verdict(
     ranks: Sequence[RankMean],
-    stragglers: Sequence[Mapping[str, Any]],
+    stragglers: Sequence[Verdict],
     unmatched: Mapping[str, str] | None = None,
     *,
     awaited: Sequence[Awaited] = (),
@@ -43,7 +43,7 @@ def verdict(
 
     Args:
         ranks: what their time went to.
-        stragglers: as JSON.
+        stragglers: the verdicts on them.
         unmatched: by role, why it cannot be told what is waiting; see
             :mod:`commtrace.analysis.communication.unmatched`.
         awaited: for whom others waited, longest first.
@@ -54,7 +54,7 @@ def verdict(
         none = "The steps have no length" if ranks else "No step was recorded by all ranks"
         return f"{none}: there is nothing to judge."
     if stragglers:
-        return _straggler_sentence(max(stragglers, key=lambda one: one["cost_ms_per_step"]), wall / len(ranks))
+        return _straggler_sentence(max(stragglers, key=lambda one: one.cost_ms_per_step), wall / len(ranks))
     worst = max(_losses(ranks, unmatched or {}, awaited), key=lambda loss: loss.time_ns)
     share = worst.time_ns / wall
     if share < _WORTH_A_LOOK:
@@ -73,35 +73,34 @@ def _occurrence(partition: Partition, loss: _Loss) -> Occurrence:
     return occurrence(steps.tolist(), np.bincount(which.reshape(-1), ns) / num_ranks)
 
 
-def _straggler_sentence(straggler: Mapping[str, Any], mean_wall_ns: float) -> str:
-    cost_ns = straggler["cost_ms_per_step"] * 1e6
-    if straggler.get("occurrence"):
-        were = "were" if straggler["who"].startswith("ranks") else "was"
-        activity = ACTIVITY.get(straggler["cause"])
-        why = f", which {were} {activity}," if activity else f" ({cause_in_words(straggler['cause'])})"
+def _straggler_sentence(straggler: Verdict, mean_wall_ns: float) -> str:
+    cost_ns, cause = straggler.cost_ms_per_step * 1e6, cause_in_words(straggler.cause)
+    named = straggler.who[:1].upper() + straggler.who[1:]
+    if straggler.occurrence:
+        were = "were" if straggler.who.startswith("ranks") else "was"
+        activity = ACTIVITY.get(straggler.cause)
+        why = f", which {were} {activity}," if activity else f" ({cause})"
+        return f"{named}{why} held up the others {straggler.occurrence}. {straggler.next_step}"
+    who = "Now one rank, now another" if straggler.rank < 0 else named
+    if straggler.stretches:
+        when = " and ".join(f"{one.first}–{one.last}{_at(one)}" for one in straggler.stretches)
+        costliest = max(one.cost_ms_per_step for one in straggler.stretches)
+        most = "" if len(straggler.stretches) == 1 else "up to "
         return (
-            f"{straggler['who'][:1].upper()}{straggler['who'][1:]}{why} held up the others {straggler['occurrence']}. "
-            f"{straggler['next_step']}"
-        )
-    who = "Now one rank, now another" if straggler["rank"] < 0 else straggler["who"][:1].upper() + straggler["who"][1:]
-    if straggler.get("stretches"):
-        when = " and ".join(f"{one['first']}–{one['last']}{_at(one)}" for one in straggler["stretches"])
-        dearest = max(one["cost_ms_per_step"] for one in straggler["stretches"])
-        most = "" if len(straggler["stretches"]) == 1 else "up to "
-        return (
-            f"{who} held up the others ({cause_in_words(straggler['cause'])}) in steps {when}: it cost "
-            f"{most}{_ms(dearest * 1e6)} of each, {cost_ns / mean_wall_ns:.1%} of all steps. {straggler['next_step']}"
+            f"{who} held up the others ({cause}) in steps {when}: it cost {most}{_ms(costliest * 1e6)} of each, "
+            f"{cost_ns / mean_wall_ns:.1%} of all steps. {straggler.next_step}"
         )
     hold = "hold" if who.startswith(("Ranks", "Stages")) else "holds"
     return (
-        f"{who} {hold} up the others ({cause_in_words(straggler['cause'])}): it costs {_ms(cost_ns)} of every step, "
-        f"{cost_ns / mean_wall_ns:.1%} of it. {straggler['next_step']}"
+        f"{who} {hold} up the others ({cause}): it costs {_ms(cost_ns)} of every step, {cost_ns / mean_wall_ns:.1%} of "
+        f"it. {straggler.next_step}"
     )
 
 
-def _at(stretch: Mapping[str, Any]) -> str:
-    since, until = stretch["since_utc"], stretch["until_utc"]
-    return f" ({date_and_time(since, until)})" if since and until else ""
+def _at(stretch: Stretch) -> str:
+    if stretch.since_ns is None or stretch.until_ns is None:
+        return ""
+    return f" ({date_and_time(stretch.since_ns, stretch.until_ns)})"
 
 
 def _losses(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited]) -> list[_Loss]:
@@ -143,9 +142,9 @@ def _what_is_in_no_span(ranks: Sequence[RankMean]) -> str:
 
 def _exposed(ranks: Sequence[RankMean], unmatched: Mapping[str, str], awaited: Sequence[Awaited]) -> list[_Loss]:
     losses = []
-    for role in sorted({role for rank in ranks for role in rank.exposed_ns}):
-        parts = [rank.exposed_ns.get(role, {"wait": 0, "transfer": 0}) for rank in ranks]
-        wait, transfer = (sum(part[name] for part in parts) for name in ("wait", "transfer"))
+    for role in sorted({role for rank in ranks for role in rank.exposed}):
+        parts = [rank.exposed.get(role, ExposedTime()) for rank in ranks]
+        wait, transfer = sum(part.wait_ns for part in parts), sum(part.transfer_ns for part in parts)
         if role in unmatched:
             look_at = unmatched[role]
         elif wait > transfer:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final
+
+from commtrace.trace.json_values import JsonObject
 
 PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "other")
 """What a step divides into; they add up to it. ``memory`` and ``idle`` are known of imported kernels only."""
@@ -132,6 +134,6 @@ class Frame:
     notes: tuple[str, ...] = ()
     took_ns: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the frame as JSON can hold it."""
         return asdict(self)

@@ -299,16 +299,11 @@ def _row(
         rows = trace.spans.kind == schema.STEP
         known = trace.spans.end[rows] - trace.spans.start[rows]
         return replace(row, step_ns=int(known.mean()) if len(known) else None)
-    told = mean.to_json()
-    names = {"exposed": "exposed_total_ns", "memory": "exposed_memory_ns"}
     return replace(
         row,
         step_ns=mean.wall_ns,
-        parts={part: told[names.get(part, f"{part}_ns")] for part in PARTS},
-        exposed={
-            role: Exposed(one["wait"] + one["transfer"], one["wait"], one["transfer"])
-            for role, one in mean.exposed_ns.items()
-        },
+        parts={part: mean.part(part) for part in PARTS},
+        exposed={role: Exposed(one.total_ns, one.wait_ns, one.transfer_ns) for role, one in mean.exposed.items()},
         waits_for=for_whom,
         waits_ns=waits[for_whom] // len(used) if waits and for_whom is not None else 0,
         blame_ns=mean.blame_ns,

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-JsonValue: TypeAlias = "str | int | float | bool | dict[str, JsonValue] | list[JsonValue] | None"
+JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | Sequence[JsonValue] | None"
 JsonObject: TypeAlias = dict[str, JsonValue]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from commtrace.analysis.matching.operations import is_kernel_trace
 from commtrace.analysis.matching.roles import Roles
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int32, Int64, Spans
 
@@ -143,11 +144,16 @@ class CriticalPath:
         """Length of all steps."""
         return sum(share.ns for share in self.shares)
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def uncertain_ns(self) -> int:
+        """Return the length of uncertain pieces in all steps."""
+        return sum(share.uncertain_ns for share in self.shares)
+
+    def to_json(self) -> JsonObject:
         return {
             "steps": self.num_steps,
             "ns": self.ns,
-            "uncertain_ns": sum(share.uncertain_ns for share in self.shares),
+            "uncertain_ns": self.uncertain_ns,
             "shares": [share._asdict() for share in self.shares],
         }
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from commtrace.analysis.breakdown.partition import Partition
 from commtrace.trace import schema
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -43,22 +44,26 @@ class ModuleTime:
     exposed_ns: int = 0
     of_step_ns: dict[int, Int64] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def step_quantile(self, share: float) -> int:
+        """Return a quantile of the forward and backward of a step, over ranks and steps, ns; 0 of none."""
         of_step = np.sort(np.concatenate([np.zeros(0, np.int64), *(own[own > 0] for own in self.of_step_ns.values())]))
-        slowest, slower = self._slowest()
+        return _quantile(of_step, share)
+
+    def to_json(self) -> JsonObject:
+        slowest, slower = self.slowest()
         return {
             "module": self.name,
             "modules": len(self.members),
             "calls": self.calls,
             **{f"{way}_ns": total for way, total in self.ns.items()},
             "exposed_ns": self.exposed_ns,
-            "median_step_ns": _quantile(of_step, 0.5),
-            "p95_step_ns": _quantile(of_step, 0.95),
+            "median_step_ns": self.step_quantile(0.5),
+            "p95_step_ns": self.step_quantile(0.95),
             "slowest_rank": slowest,
             "slowest_rank_slower": slower,
         }
 
-    def _slowest(self) -> tuple[int | None, float | None]:
+    def slowest(self) -> tuple[int | None, float | None]:
         """Return the rank with the largest median, and by which share that exceeds the median of the ranks' medians.
 
         None where fewer than two ranks have the module.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.rank_words import ranges, ranges_in_words, seconds_in_words
+from commtrace.trace.json_values import JsonObject
 
 _MOST_OF_IT: Final = 0.8
 _RARE: Final = 0.25
@@ -45,7 +46,7 @@ class Occurrence(NamedTuple):
         named = ranges_in_words(ranges(self.steps), _MOST_NAMED)
         return f"in {len(self.steps)} of {self.num_steps} steps ({named}): {total} in all"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"steps": list(self.steps), "total_ns": self.total_ns, "num_steps": self.num_steps}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,36 @@ from commtrace.analysis.breakdown.states import (
 )
 from commtrace.analysis.matching.blame import blame_ns
 from commtrace.analysis.matching.match import Matches
+from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
+
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "compute": (COMPUTE,),
+    "exposed": (WAIT, TRANSFER),
+    "bubble": (BUBBLE,),
+    "memory": (MEMORY,),
+    "idle": (IDLE,),
+    "data": (DATA,),
+    "checkpoint": (CHECKPOINT,),
+    "gc": (GC,),
+    "other": (OTHER,),
+}
+"""The kinds of states that each part of a step holds; the parts add up to it."""
+
+
+class ExposedTime(NamedTuple):
+    """Time that a lane stalled on communication, ns: before and after the last participant had arrived."""
+
+    wait_ns: int = 0
+    transfer_ns: int = 0
+
+    @property
+    def total_ns(self) -> int:
+        return self.wait_ns + self.transfer_ns
+
+    def to_json(self) -> JsonObject:
+        return {"wait": self.wait_ns, "transfer": self.transfer_ns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +83,25 @@ class RankMean:
     unmatched_ns: int = 0
 
     def total(self, kind: str) -> int:
-        """Time in the states of a kind."""
+        """Return the time in the states of a kind."""
         return sum(time for state, time in self.of_state.items() if state.kind == kind)
 
+    def part(self, name: str) -> int:
+        """Return one of the :data:`PARTS` of the step, ns."""
+        return sum(map(self.total, PARTS[name]))
+
     @property
-    def exposed_ns(self) -> dict[str, dict[str, int]]:
-        """By role: wait and transfer. Roles for which the lane never stood still are left out."""
+    def exposed(self) -> dict[str, ExposedTime]:
+        """Return the exposed time by role; roles for which the lane never stalled are left out."""
         roles = sorted(
             {state.detail for state, time in self.of_state.items() if state.kind in (WAIT, TRANSFER) and time}
         )
         return {
-            role: {
-                "wait": self.of_state.get(State(WAIT, role), 0),
-                "transfer": self.of_state.get(State(TRANSFER, role), 0),
-            }
+            role: ExposedTime(self.of_state.get(State(WAIT, role), 0), self.of_state.get(State(TRANSFER, role), 0))
             for role in roles
         }
 
-    @property
-    def exposed_total_ns(self) -> int:
-        return self.total(WAIT) + self.total(TRANSFER)
-
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "rank": self.rank,
             "host": self.host,
@@ -84,8 +109,8 @@ class RankMean:
             "wall_ns": self.wall_ns,
             "compute_ns": self.total(COMPUTE),
             "compute_phases_ns": {phase: self.of_state.get(State(COMPUTE, phase), 0) for phase in PHASES},
-            "exposed_total_ns": self.exposed_total_ns,
-            "exposed_ns": self.exposed_ns,
+            "exposed_total_ns": self.part("exposed"),
+            "exposed_ns": to_json(self.exposed),
             "hidden_ns": self.hidden_ns,
             "wait_ns": self.wait_ns,
             "blame_ns": self.blame_ns,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from commtrace.analysis.breakdown.intervals import paint
 from commtrace.analysis.breakdown.rank_means import apportion
 from commtrace.analysis.steps.attempts import is_earlier, number_of
 from commtrace.trace import schema
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -79,16 +80,16 @@ class Parts:
     evaluation_ns: int = 0
     checkpoint_ns: int = 0
 
-    def ns(self) -> list[int]:
-        """In the order of :data:`PARTS`."""
-        return [getattr(self, f"{part}_ns") for part in PARTS]
+    def by_name(self) -> dict[str, int]:
+        """Return the time of each of :data:`PARTS`, in their order."""
+        return {part: getattr(self, f"{part}_ns") for part in PARTS}
 
     @property
     def wall_ns(self) -> int:
-        return sum(self.ns())
+        return sum(self.by_name().values())
 
-    def to_json(self) -> dict[str, int]:
-        return {"wall_ns": self.wall_ns, **{f"{part}_ns": time for part, time in zip(PARTS, self.ns(), strict=True)}}
+    def to_json(self) -> JsonObject:
+        return {"wall_ns": self.wall_ns, **{f"{part}_ns": time for part, time in self.by_name().items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class RunBudget:
         """The share of the wall time in training steps that were kept; None of a run of no length."""
         return self.job.training_ns / self.job.wall_ns if self.job.wall_ns else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             **self.job.to_json(),
             "goodput": self.goodput,
@@ -139,7 +140,7 @@ def run_budget(run: Run, earlier: Iterable[Run] = ()) -> RunBudget:
         rank: Parts(*divide(_claims(rank, attempts, kept_below, begin), begin, end))
         for rank in sorted(set[int]().union(*attempts))
     }
-    sums = np.array([parts.ns() for parts in ranks.values()], np.int64).sum(axis=0)
+    sums = np.array([list(parts.by_name().values()) for parts in ranks.values()], np.int64).sum(axis=0)
     repeated = {
         (number, step)
         for number, attempt in enumerate(attempts)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from commtrace.analysis.clocks.jumps import find_steps, split_at
 from commtrace.analysis.clocks.observations import Observations, observe
 from commtrace.analysis.clocks.piecewise import NEVER_STEPPED, PiecewiseClock
 from commtrace.trace.blocks import Block
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int32, Int64
 
@@ -68,7 +69,7 @@ class HostClock:
         first = LinearClock(self.origin_ns, self.offset_ns, self.drift_ppm * 1e-6)
         return PiecewiseClock((first, *self.later.parts), self.later.starts).to_reference(times, steps)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "host": self.host,
             "offset_ns": self.offset_ns,
@@ -103,7 +104,7 @@ class Alignment:
         """Return whether rows stay where they are when they are brought to the reference clock."""
         return not any(clock.later.goes_back for clock in self.hosts)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "method": self.method,
             "observations": self.observations,

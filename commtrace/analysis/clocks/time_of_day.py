@@ -62,12 +62,12 @@ def clock_time(epoch_ns: int) -> str:
     return f"{_utc(epoch_ns):%H:%M:%S} UTC"
 
 
-def date_and_time(iso: str, until_iso: str | None = None) -> str:
-    """Return ``2026-11-23 14:03:22 UTC``, or ``2026-11-23 14:03:22–14:05:09 UTC``, of what :func:`iso_utc` gave."""
-    begin = datetime.fromisoformat(iso)
-    if until_iso is None:
+def date_and_time(epoch_ns: int, until_ns: int | None = None) -> str:
+    """Return ``2026-11-23 14:03:22 UTC``, or ``2026-11-23 14:03:22–14:05:09 UTC`` of a period."""
+    begin = _utc(epoch_ns)
+    if until_ns is None:
         return f"{begin:%Y-%m-%d %H:%M:%S} UTC"
-    until = datetime.fromisoformat(until_iso)
+    until = _utc(until_ns)
     end = f"{until:%H:%M:%S}" if until.date() == begin.date() else f"{until:%Y-%m-%d %H:%M:%S}"
     return f"{begin:%Y-%m-%d %H:%M:%S}–{end} UTC"
 

@@ -20,6 +20,7 @@ from commtrace.analysis.matching.match import Matches, RankMatches
 from commtrace.analysis.matching.operations import of_one_sort, unfinished_rows_of
 from commtrace.analysis.matching.roles import RankRoles, Roles
 from commtrace.trace.blocks import Block
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Int64
 
@@ -87,7 +88,7 @@ class Communication:
         in_flight = self.exposed_ns + self.hidden_ns
         return self.exposed_ns / in_flight if in_flight else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "role": self.role,
             "operation": self.operation,

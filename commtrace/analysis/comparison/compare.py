@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.comparison.noise import Change, change_of_runs
 from commtrace.analysis.comparison.step_series import FloatArray, Link, StepSeries
 from commtrace.analysis.windows.run import MeasuredRun
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.metadata import NODE_VARIABLES
 from commtrace.trace.run import Run
 
@@ -63,7 +64,7 @@ class Comparison:
         """False where too few steps were recorded to know the noise."""
         return self.wall_ns.noise is not None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "runs": {"before": self.runs[0], "after": self.runs[1]},
             "steps": {"before": self.steps[0], "after": self.steps[1]},

@@ -16,6 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from commtrace.trace.json_values import JsonObject
+
 Samples = npt.NDArray[np.floating[Any] | np.integer[Any]]
 
 FEWEST_SAMPLES: Final = 5
@@ -59,7 +61,7 @@ class Change:
         difference = self.difference
         return difference is not None and self.noise is not None and abs(difference) > self.noise
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "before": self.before,
             "after": self.after,

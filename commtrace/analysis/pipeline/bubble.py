@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from commtrace.analysis.matching.roles import PIPELINE, Roles, find_roles, is_p2
 from commtrace.analysis.replay.ideal import equal_stages, mean_segments, median_transfers
 from commtrace.analysis.replay.program import Program, by_rank, stage_of
 from commtrace.trace import schema
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
@@ -70,7 +71,7 @@ class StageBubble:
     left_out: tuple[int, ...] = ()
     phase_ns: int = 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the fields; causes that are not known are left out."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         return {**known, "ranks": list(self.ranks), "left_out": list(self.left_out)}

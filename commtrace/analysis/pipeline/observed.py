@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from commtrace.analysis.pipeline.schedule import (
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program, common_steps, stage_of
 from commtrace.trace import schema
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64
 
@@ -66,7 +67,7 @@ class Pipeline:
     drain_fraction_of_step: float
     per_stage: tuple[StageBubble, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "schedule": self.schedule,
             "reason": self.reason,

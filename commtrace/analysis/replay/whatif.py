@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.replay.ideal import equal_stages, mean_segments, median_transfers
 from commtrace.analysis.replay.program import Program, build_program
 from commtrace.analysis.replay.segments import BACKWARD, BETWEEN, FORWARD, OPTIMIZER
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -67,7 +68,7 @@ class WhatIf:
     actual_ns: float
     ideal_ns: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "S": self.slowdown,
             "S_by_step": _with_text_keys(self.by_step),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.steps.attempts import is_earlier
 from commtrace.trace import schema
+from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Spans
 
@@ -23,6 +24,16 @@ _BETWEEN_STEPS: Final = (schema.DATA, schema.GC, schema.CHECKPOINT, schema.EVALU
 WARM_UP: Final = "warm-up"
 DURATION_ONLY: Final = "not in detail"
 TORN: Final = "a clock was stepped back in it"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutSteps:
+    """Steps, one after the other, that are left out for the same reason; ``last`` is inclusive."""
+
+    first: int
+    last: int
+    count: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +50,22 @@ class StepChoice:
     left_out: Mapping[int, str]
     ranks: tuple[int, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "first": self.used[0] if self.used else None,
             "last": self.used[-1] if self.used else None,
             "count": len(self.used),
-            "left_out": [
-                {"first": steps[0], "last": steps[-1], "count": len(steps), "reason": reason}
-                for reason, group in groupby(self._left_out_steps(), key=lambda step: self.left_out[step])
-                if (steps := list(group))
-            ],
+            "left_out": to_json(self.ranges_left_out()),
         }
 
-    def _left_out_steps(self) -> list[int]:
-        """Without the steps between those in detail: one range for each of these would be no help."""
-        return [step for step, reason in self.left_out.items() if reason != DURATION_ONLY]
+    def ranges_left_out(self) -> list[LeftOutSteps]:
+        """Return the steps that are left out, without those between steps in detail."""
+        left_out = [step for step, reason in self.left_out.items() if reason != DURATION_ONLY]
+        return [
+            LeftOutSteps(steps[0], steps[-1], len(steps), reason)
+            for reason, group in groupby(left_out, key=lambda step: self.left_out[step])
+            if (steps := list(group))
+        ]
 
 
 def choose_steps(run: Run, *, keep_warm_up: bool) -> StepChoice:

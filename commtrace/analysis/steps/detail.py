@@ -2,37 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from commtrace.analysis.matching.roles import role_of
 from commtrace.trace import schema
+from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection.aggregates import read_aggregates
 
+_EVERY_STEP: Final = 1
 
-def find_detail(run: Run) -> dict[str, Any]:
-    """Return how much of a run is in detail, and what is known of the rest.
 
-    Returns:
-        ``every`` (one step in so many is in detail; 0: only on request), ``steps``, ``steps_in_detail``,
-        ``step_time_ns`` of all steps (of each the mean over its ranks; None without steps), ``sums`` of the steps that
-        are not in detail (means per rank and step), ``triggers`` and ``discarded`` (None if nothing was).
+class StepTimes(NamedTuple):
+    """Durations of steps, ns."""
+
+    mean: int
+    p50: int
+    p99: int
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSum:
+    """Spans of one kind, role and name in steps that are not in detail: means per rank and step; the longest of all."""
+
+    kind: str
+    role: str
+    name: str
+    count: float
+    time_ns: int
+    num_bytes: int
+    longest_ns: int
+
+    def to_json(self) -> JsonObject:
+        return {"bytes" if name == "num_bytes" else name: value for name, value in fields_to_json(self).items()}
+
+
+class TriggeredSteps(NamedTuple):
+    """Steps that were asked for while the job ran.
+
+    Attributes:
+        id: of the request.
+        first, end: the steps; ``end`` is exclusive.
+        by: who asked.
+        late: by rank that saw the request too late to begin with the others, at which step.
     """
-    samples = {int(trace.recording.get("sample", 1)) for trace in run.ranks.values()}
+
+    id: str
+    first: int
+    end: int
+    by: str
+    late: dict[int, int]
+
+
+class Discarded(NamedTuple):
+    """Files that were deleted to keep to the budget, over so many ranks.
+
+    Attributes:
+        last_step: of those that were deleted; −1 before the first.
+        at_ns: when, epoch ns.
+    """
+
+    ranks: int
+    segments: int
+    num_bytes: int
+    last_step: int
+    at_ns: int
+
+    def to_json(self) -> JsonObject:
+        return {"bytes" if name == "num_bytes" else name: value for name, value in fields_to_json(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDetail:
+    """The share of a run that is in detail, and what is known of the rest.
+
+    Attributes:
+        every: one step in so many is in detail; 0: only on request.
+        steps, steps_in_detail: how many.
+        step_time_ns: of all steps, of each the mean over its ranks; None without steps.
+        sums: of the steps that are not in detail, the largest time first.
+        triggers: in the order of their steps.
+        discarded: None if nothing was.
+    """
+
+    every: int
+    steps: int
+    steps_in_detail: int
+    step_time_ns: StepTimes | None
+    sums: tuple[SpanSum, ...]
+    triggers: tuple[TriggeredSteps, ...]
+    discarded: Discarded | None
+
+
+def find_detail(run: Run) -> RecordedDetail:
+    """Return how much of a run is in detail, and what is known of the rest."""
+    samples = {int(trace.recording.get("sample", _EVERY_STEP)) for trace in run.ranks.values()}
     summed = {step for trace in run.ranks.values() for step in trace.aggregates if step >= 0}
     times = _step_times(run)
-    return {
-        "every": min(samples, default=1),
-        "steps": len(times),
-        "steps_in_detail": len(set(times) - summed),
-        "step_time_ns": _distribution(list(times.values())),
-        "sums": _sums(run),
-        "triggers": _triggers(run),
-        "discarded": _discarded(run.ranks.values()),
-    }
+    return RecordedDetail(
+        every=min(samples, default=_EVERY_STEP),
+        steps=len(times),
+        steps_in_detail=len(set(times) - summed),
+        step_time_ns=_distribution(list(times.values())),
+        sums=tuple(_sums(run)),
+        triggers=tuple(_triggers(run)),
+        discarded=_discarded(run.ranks.values()),
+    )
 
 
 def _step_times(run: Run) -> dict[int, float]:
@@ -50,15 +130,14 @@ def _step_times(run: Run) -> dict[int, float]:
     return {int(number): float(mean) for number, mean in zip(numbers, means, strict=True)}
 
 
-def _distribution(times: list[float]) -> dict[str, int] | None:
+def _distribution(times: list[float]) -> StepTimes | None:
     if not times:
         return None
     p50, p99 = np.percentile(times, (50, 99))
-    return {"mean": round(sum(times) / len(times)), "p50": round(p50), "p99": round(p99), "max": round(max(times))}
+    return StepTimes(round(sum(times) / len(times)), round(p50), round(p99), round(max(times)))
 
 
-def _sums(run: Run) -> list[dict[str, Any]]:
-    """By kind, role and name; the largest time first."""
+def _sums(run: Run) -> list[SpanSum]:
     totals: dict[tuple[str, str, str], list[int]] = {}
     cells = 0
     for trace in run.ranks.values():
@@ -74,49 +153,34 @@ def _sums(run: Run) -> list[dict[str, Any]]:
                 total[2] += one.num_bytes
                 total[3] = max(total[3], one.longest_ns)
     return [
-        {
-            "kind": kind,
-            "role": role,
-            "name": name,
-            "count": count / cells,
-            "time_ns": round(total_ns / cells),
-            "bytes": round(num_bytes / cells),
-            "longest_ns": longest_ns,
-        }
+        SpanSum(kind, role, name, count / cells, round(total_ns / cells), round(num_bytes / cells), longest_ns)
         for (kind, role, name), (count, total_ns, num_bytes, longest_ns) in sorted(
             totals.items(), key=lambda item: (-item[1][1], item[0])
         )
     ]
 
 
-def _triggers(run: Run) -> list[dict[str, Any]]:
-    """Requests, in the order of their steps, each with the ranks that saw it too late to begin with the others."""
-    seen: dict[str, dict[str, Any]] = {}
+def _triggers(run: Run) -> list[TriggeredSteps]:
+    requests: dict[str, TriggeredSteps] = {}
+    late: dict[str, dict[int, int]] = {}
     for trace in run.ranks.values():
-        for trigger in trace.triggers:
-            one = seen.setdefault(
-                trigger["id"],
-                {
-                    "id": trigger["id"],
-                    "first": trigger["first"],
-                    "end": trigger["end"],
-                    "by": trigger.get("by", ""),
-                    "late": {},
-                },
-            )
-            if trigger.get("late"):
-                one["late"][str(trace.rank)] = trigger["seen_at_step"]
-    return sorted(seen.values(), key=lambda one: (one["first"], one["id"]))
+        for mark in trace.triggers:
+            late_ranks = late.setdefault(mark["id"], {})
+            if mark.get("late"):
+                late_ranks[trace.rank] = mark["seen_at_step"]
+            request = TriggeredSteps(mark["id"], mark["first"], mark["end"], mark.get("by", ""), late_ranks)
+            requests.setdefault(request.id, request)
+    return sorted(requests.values(), key=lambda request: (request.first, request.id))
 
 
-def _discarded(traces: Iterable[RankTrace]) -> dict[str, Any] | None:
-    discarded: list[Mapping[str, Any]] = [trace.discarded for trace in traces if trace.discarded]
+def _discarded(traces: Iterable[RankTrace]) -> Discarded | None:
+    discarded = [trace.discarded for trace in traces if trace.discarded]
     if not discarded:
         return None
-    return {
-        "ranks": len(discarded),
-        "segments": sum(one["segments"] for one in discarded),
-        "bytes": sum(one["bytes"] for one in discarded),
-        "last_step": max(one["last_step"] for one in discarded),
-        "at_ns": max(one["at_ns"] for one in discarded),
-    }
+    return Discarded(
+        ranks=len(discarded),
+        segments=sum(one["segments"] for one in discarded),
+        num_bytes=sum(one["bytes"] for one in discarded),
+        last_step=max(one["last_step"] for one in discarded),
+        at_ns=max(one["at_ns"] for one in discarded),
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from commtrace.analysis.breakdown.occurrence import Occurrence, occurrence
 from commtrace.analysis.matched import Context
 from commtrace.analysis.matching.match import Matches
 from commtrace.trace import schema
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace
 from commtrace.trace.spans import Int64
 
@@ -127,7 +128,7 @@ class Awaited:
         """Return what to do about it."""
         return NEXT_STEP[self.doing[0].activity]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "rank": self.rank,
             "in_words": self.in_words(),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from commtrace.analysis.distribution import Distribution
 from commtrace.analysis.keys import grouped, pack
 from commtrace.analysis.matching.match import Matches, RankMatches
 from commtrace.trace import schema
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Bool, Int64
 
@@ -73,7 +74,7 @@ class Link:
     def is_between_nodes(self) -> bool:
         return self.source != self.target
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "operation": self.traffic.operation,
             "group_size": self.traffic.group_size,
@@ -106,7 +107,7 @@ class SlowLinks:
         common = set.intersection(*({link.source, link.target} for link in self.links))
         return next(iter(common)) if len(common) == 1 and len(self.links) > 1 else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "links": [link.to_json() for link in self.links],
             "usual_gbps": self.usual_gbps,

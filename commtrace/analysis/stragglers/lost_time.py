@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from commtrace.analysis.replay.ideal import equal_stages
 from commtrace.analysis.replay.peers import grouped_median
 from commtrace.analysis.replay.program import Program
 from commtrace.analysis.stragglers.verdict import Verdict
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.spans import Int64
 
 _PART_OF_CAUSE: Final[Mapping[str, str | None]] = {
@@ -72,7 +73,7 @@ class LostTime:
         names = [field.name for field in fields(self) if field.name != "gpus"]
         return LostTime(gpus=self.gpus, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from commtrace.analysis.clocks.time_of_day import iso_utc
+from commtrace.trace.json_values import JsonObject
 from commtrace.trace.run import Run
 
 RANKS: Final = "ranks"
@@ -74,7 +75,7 @@ class Stretch(NamedTuple):
     since_ns: int | None = None
     until_ns: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "first": self.first,
             "last": self.last,
@@ -130,7 +131,7 @@ class Verdict:
         """The slow ranks, slowest first."""
         return tuple(member.rank for member in self.members) or ((self.rank,) if self.rank >= 0 else ())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         told = asdict(self)
         del told["since_ns"]
         stretches = [stretch.to_json() for stretch in self.stretches]

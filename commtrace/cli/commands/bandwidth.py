@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.chain import Analysis
+from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, CommunicationSums, Detail, communication_sums
 from commtrace.analysis.rank_words import ranges, ranges_in_words
 from commtrace.analysis.stragglers.links import Link, LinkSpeeds, SlowLinks, find_slow_links, measure_links
@@ -24,8 +25,9 @@ from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import NODES, UNKNOWN, duration, num_bytes, power_of_two, share
 from commtrace.cli.units import bandwidth as gigabytes_per_second
-from commtrace.cli.views.basis import basis_of, print_basis
+from commtrace.cli.views.basis import print_basis
 from commtrace.cli.workers import ClusterOption, WorkersOption, chosen_workers
+from commtrace.trace.json_values import fields_to_json
 
 _MOST_ROWS: Final = 60
 _MOST_LINKS: Final = 4
@@ -44,6 +46,27 @@ _LEFT_OUT: Final = {By.OPERATION: (), By.SIZE: ("bytes",), By.GROUP: ("n", "p99"
 """Columns that leave room for the one that is more: the table has to stay within a terminal."""
 
 _DETAIL: Final = {By.OPERATION: Detail.NONE, By.SIZE: Detail.SIZE, By.GROUP: Detail.GROUP}
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthReport:
+    """What the command prints.
+
+    Attributes:
+        run: its name.
+        alignment: of the hosts' clocks.
+        problems: of the run's files.
+        communication: the table, the most exposed first.
+        links: how fast links between nodes were, where messages tell it.
+        slow_links: those that carry much less than others; None if none does.
+    """
+
+    run: str
+    alignment: Alignment
+    problems: tuple[str, ...]
+    communication: tuple[Communication, ...]
+    links: tuple[Link, ...]
+    slow_links: SlowLinks | None
 
 
 def bandwidth(
@@ -71,20 +94,20 @@ def bandwidth(
     rows = measured.result.communication.table(measured.recorded)
     links = measured.result.links.links()
     slow = find_slow_links(links)
-    basis = basis_of(measured.recorded, measured.alignment)
+    report = BandwidthReport(
+        run=measured.recorded.any_metadata.run_id,
+        alignment=measured.alignment,
+        problems=measured.recorded.problems,
+        communication=tuple(rows),
+        links=tuple(links),
+        slow_links=slow,
+    )
     if json_output:
-        told = {
-            "run": measured.recorded.any_metadata.run_id,
-            **basis,
-            "communication": [row.to_json() for row in rows],
-            "links": [link.to_json() for link in links],
-            "slow_links": None if slow is None else slow.to_json(),
-        }
-        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(fields_to_json(report), allow_nan=False) + "\n")
     elif rows:
         console = wide_console()
         console.print(f"Run {escape(measured.recorded.any_metadata.run_id)}", style="dim")
-        print_basis(console, basis)
+        print_basis(console, report.alignment, report.problems)
         _print(console, rows, by)
         if slow is not None:
             console.print(escape(slow_links_in_words(slow)))

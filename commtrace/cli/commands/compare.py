@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -22,10 +22,11 @@ from commtrace.analysis.comparison.step_series import Link, StepSeries, step_ser
 from commtrace.analysis.windows.run import MeasuredRun, Workers, measure_run
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import UNKNOWN, bandwidth, milliseconds
-from commtrace.cli.views.basis import basis_of, clock_line
+from commtrace.cli.views.basis import clock_line
 from commtrace.cli.workers import ClusterOption, WorkersOption, chosen_workers
 from commtrace.errors import ConfigurationError
 from commtrace.trace.files.locate import find_run_directory
+from commtrace.trace.json_values import JsonObject
 
 _SLOWER, _CANNOT_TELL = 1, 2
 _SMALLEST_SHARE: Final = 0.001
@@ -66,15 +67,15 @@ def compare(
     with chosen_workers(workers, cluster) as chosen:
         measured = [[_measured(run.absolute() if cluster else run, steps, chosen) for run in side] for side in sides]
     comparison = compare_runs(*measured)
-    bases = [[basis_of(one.recorded, one.alignment) for one in side] for side in measured]
     if json_output:
-        rests_on = {"basis": {"before": bases[0], "after": bases[1]}}
-        told = {**comparison.to_json(), **rests_on, "verdict": _verdict(comparison, threshold)}
-        sys.stdout.write(json.dumps(told) + "\n")
+        bases = [[_basis(one) for one in side] for side in measured]
+        basis = {"basis": {"before": bases[0], "after": bases[1]}}
+        printed = {**comparison.to_json(), **basis, "verdict": _verdict(comparison, threshold)}
+        sys.stdout.write(json.dumps(printed) + "\n")
     else:
         console = wide_console()
         console.print(f"[bold]{escape(names[0])}[/] (before) and [bold]{escape(names[1])}[/] (after)")
-        _print_bases(console, sides, bases)
+        _print_bases(console, sides, measured)
         _print(console, comparison, threshold)
     if not comparison.can_be_judged:
         raise typer.Exit(_CANNOT_TELL)
@@ -82,13 +83,18 @@ def compare(
         raise typer.Exit(_SLOWER)
 
 
-def _print_bases(console: Console, sides: Sequence[Sequence[Path]], bases: Sequence[Sequence[dict[str, Any]]]) -> None:
-    """Of each run its clocks, where it has several, and its problems."""
-    for run, basis in zip(chain(*sides), chain(*bases), strict=True):
-        alignment = basis["alignment"]
-        if alignment["observations"] or alignment["refused"]:
-            console.print(f"{escape(str(run))}: {clock_line(alignment)}", style="dim")
-        for problem in basis["problems"]:
+def _basis(measured: MeasuredRun[StepSeries]) -> JsonObject:
+    return {"alignment": measured.alignment.to_json(), "problems": measured.recorded.problems}
+
+
+def _print_bases(
+    console: Console, sides: Sequence[Sequence[Path]], measured: Sequence[Sequence[MeasuredRun[StepSeries]]]
+) -> None:
+    """Print the clocks of each run that has several, and its problems."""
+    for run, one in zip(chain(*sides), chain(*measured), strict=True):
+        if one.alignment.observations or one.alignment.refused:
+            console.print(f"{escape(str(run))}: {clock_line(one.alignment)}", style="dim")
+        for problem in one.recorded.problems:
             console.print(f"[yellow]![/] {escape(str(run))}: {escape(problem)}")
 
 

@@ -13,7 +13,7 @@ from commtrace.analysis.chain import analyse
 from commtrace.analysis.pipeline.observed import reconstruct_pipeline
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
-from commtrace.cli.views.basis import basis_of, print_basis
+from commtrace.cli.views.basis import print_basis
 from commtrace.cli.views.summary import print_pipeline
 
 
@@ -34,14 +34,15 @@ def pipeline(
     run = run_directory(runs)
     analysis = analyse(run, steps or None)
     found = reconstruct_pipeline(analysis.run, analysis.matches, analysis.roles) if analysis.steps.used else None
-    told = {**found.to_json(), **basis_of(analysis.recorded, analysis.alignment)} if found else None
+    alignment, problems = analysis.alignment, analysis.recorded.problems
     if json_output:
-        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
-    elif told is None:
+        printed = {**found.to_json(), "alignment": alignment.to_json(), "problems": problems} if found else None
+        sys.stdout.write(json.dumps(printed, allow_nan=False) + "\n")
+    elif found is None:
         typer.echo("This run has no pipeline: no step of it holds forwards and backwards on several stages.")
     else:
         console = wide_console()
         console.print(f"Run {escape(analysis.recorded.any_metadata.run_id)}", style="dim")
-        print_basis(console, told)
-        print_pipeline(console, told)
+        print_basis(console, alignment, problems)
+        print_pipeline(console, found)
         console.print(f"Whether one slow rank is behind it: commtrace straggler {escape(str(run))}", style="dim")

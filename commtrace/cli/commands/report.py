@@ -38,11 +38,11 @@ def report(
         page = render(
             summary,
             Timeline.of_analysis(analysis),
-            plan=_plan(analysis) if summary["pipeline"] else None,
+            plan=_plan(analysis) if summary.pipeline else None,
             most_steps=None if steps else MOST_STEPS,
         )
         output.write_text(page.html, encoding="utf-8")
-    typer.echo(summary["verdict"])
+    typer.echo(summary.verdict)
     typer.echo(f"{output}: {len(page.html.encode()) / 1e6:.1f} MB. {page.note}".rstrip())
     typer.echo(f"Next: open it in a browser, or see every event: commtrace export {shlex.join(map(str, runs))}")
 

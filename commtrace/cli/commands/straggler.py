@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from commtrace.analysis.matched import Matched, match_run
-from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words
-from commtrace.analysis.replay.graph import ReplayError
-from commtrace.analysis.replay.program import Program, build_program
-from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf, what_if
-from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
-from commtrace.analysis.steps.window import recorded_steps
-from commtrace.analysis.stragglers.awaited import awaited_ranks
-from commtrace.analysis.stragglers.baseline import Baseline
-from commtrace.analysis.stragglers.exclusion import keep_out
-from commtrace.analysis.stragglers.search import find_stragglers
-from commtrace.analysis.stragglers.verdict import on_gpu
-from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
-from commtrace.analysis.whatif_traces.run import is_whatif_run, whatif_trace_of
+from commtrace.analysis.replay.whatif import SLOWEST_PERCENT, WhatIf
+from commtrace.analysis.stragglers.report import StragglerReport, baseline_of, report_stragglers
 from commtrace.cli.arguments import DEFAULT_RUNS, RunsArgument, run_directory
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import milliseconds
-from commtrace.cli.views.basis import basis_of, print_basis
+from commtrace.cli.views.basis import print_basis
 from commtrace.cli.views.step_attempts import step_attempts_lines
 from commtrace.cli.views.straggler import print_awaited, print_stragglers
-from commtrace.errors import CommtraceError
-from commtrace.trace.files.reader import load_earlier_attempts
-from commtrace.trace.run import Run
 
-_SLICES: Final = {
-    "operation": "S_by_operation",
-    "stage": "S_by_stage",
-    "dp rank": "S_by_dp_rank",
-    "ranks": "S_by_worker",
-}
 _MOST_PARTS: Final = 8
 _WORTH_SHOWING: Final = 1.005
 """From this S on a part is shown by name."""
@@ -82,114 +61,56 @@ def straggler(
     ideal, M_S when the last stage is.
     """
     run = run_directory(runs)
-    told = _told(run, steps, _baseline(baseline))
+    report = report_stragglers(run, steps or None, baseline_of(baseline) if baseline else None)
     if json_output:
-        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(report.to_json(), allow_nan=False) + "\n")
     else:
         console = wide_console()
-        console.print(f"Run {escape(told['run'])}", style="dim")
-        print_basis(console, told)
-        _print(console, told)
+        console.print(f"Run {escape(report.run)}", style="dim")
+        print_basis(console, report.alignment, report.problems)
+        _print(console, report)
 
 
-def _baseline(run: str) -> Baseline | None:
-    if not run:
-        return None
-    matched = match_run(run)
-    program = _program(matched)
-    if program is None:
-        raise CommtraceError(f"{run}: traces of the what-if study are no baseline.")
-    return Baseline.of(matched.run, program)
-
-
-def _told(run: Path, steps: str, baseline: Baseline | None) -> dict[str, Any]:
-    matched = match_run(run, steps or None)
-    if not matched.steps.used:
-        raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
-    if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
-        raise CommtraceError(f"{run}: {ONLY_KERNELS}")
-    program = _program(matched)
-    findings = find_stragglers(matched.run, matched.matches, program=program, baseline=baseline)
-    slowdown = _what_if(matched, program)
-    return {
-        "run": matched.recorded.any_metadata.run_id,
-        "attempt": matched.recorded.any_metadata.attempt,
-        **basis_of(matched.recorded, matched.alignment),
-        **slowdown.to_json(),
-        "steps": len(slowdown.by_step),
-        "on_gpu": on_gpu(matched.run),
-        "verdicts": [{**verdict.to_json(), **_where(matched.recorded, verdict.ranks)} for verdict in findings.verdicts],
-        "together_ms_per_step": findings.together_ms_per_step,
-        "waited_for": findings.waited_for,
-        "repeated_steps": [one.to_json() for one in _repeated(matched.recorded)],
-        "awaited": [one.to_json() for one in awaited_ranks(matched.context)],
-        "abstentions": list(findings.abstentions),
-    }
-
-
-def _repeated(recorded: Run) -> list[RepeatedStep]:
-    launches = [LaunchSteps.of(launch) for launch in (*load_earlier_attempts(recorded), recorded)]
-    own = set(recorded_steps(recorded))
-    return [step for step in repeated_steps(launches) if step.step in own]
-
-
-def _where(run: Run, ranks: Sequence[int]) -> dict[str, Any]:
-    """Return the devices of ranks, where they are known, and what keeps their nodes out of the next job."""
-    known = [run.ranks[rank].metadata for rank in ranks if rank in run.ranks]
-    return {
-        "devices": [f"rank {one.rank}: {one.device_uuid}" for one in known if one.device_uuid],
-        "keep_out": keep_out(known, (trace.metadata for trace in run.ranks.values())),
-    }
-
-
-def _program(matched: Matched) -> Program | None:
-    """Return the steps for a replay; None of a trace of the study that only the study's rules can replay."""
-    try:
-        return build_program(matched.run, matched.matches)
-    except ReplayError as error:
-        if is_whatif_run(matched.recorded):
-            return None  # The search for stragglers meets the same error and tells the user.
-        raise CommtraceError(f"{matched.recorded.path}: the steps cannot be replayed: {error}") from error
-
-
-def _what_if(matched: Matched, program: Program | None) -> WhatIf:
-    """Return an imported trace of the what-if study is analysed by the rules of its authors, over all of its steps."""
-    if is_whatif_run(matched.recorded):
-        return analyse_whatif_trace(whatif_trace_of(matched.recorded))
-    return what_if(matched.run, matched.matches, program)
-
-
-def _print(console: Console, told: Mapping[str, Any]) -> None:
-    """The verdict first; the numbers behind it below."""
-    if not told["verdicts"] and not told["abstentions"]:
+def _print(console: Console, report: StragglerReport) -> None:
+    """Print the verdicts first, then the numbers behind them."""
+    verdicts = report.findings.verdicts
+    if not verdicts and not report.findings.abstentions:
         console.print("[bold]No rank was found to slow the others down.[/]")
-    for line in step_attempts_lines(told["repeated_steps"], told["attempt"]):
+    for line in step_attempts_lines(report.repeated_steps, report.attempt):
         console.print(escape(line))
-    print_stragglers(console, told["verdicts"], on_gpu=told["on_gpu"], with_next_step=True)
-    if len(told["verdicts"]) > 1:
-        console.print(f"Together they cost {milliseconds(told['together_ms_per_step'] * 1e6)} ms per step.\n")
-    for abstention in told["abstentions"]:
+    print_stragglers(console, verdicts, on_gpu=report.on_gpu, nodes=report.nodes)
+    if len(verdicts) > 1:
+        together = milliseconds(report.findings.together_ms_per_step * 1e6)
+        console.print(f"Together they cost {together} ms per step.\n")
+    for abstention in report.findings.abstentions:
         console.print(f"[yellow]Not judged:[/] {escape(abstention)}")
-    if told["waited_for"]:
-        console.print(escape(told["waited_for"]))
-    print_awaited(console, told["awaited"], told["verdicts"])
-    if not told["verdicts"]:
+    if report.findings.waited_for:
+        console.print(escape(report.findings.waited_for))
+    print_awaited(console, report.awaited, verdicts)
+    if not verdicts:
         console.print()
-    _print_slowdown(console, told)
+    _print_slowdown(console, report.slowdown)
 
 
-def _print_slowdown(console: Console, told: Mapping[str, Any]) -> None:
-    slowdown = told["S"]
-    console.print(f"[bold]Slowdown against ideal durations: S = {slowdown:.3f}[/], mean of {_steps(told['steps'])}")
-    if slowdown >= _WORTH_EXPLAINING and told["M_W"] is not None and told["M_S"] is not None:
-        stage = f", on the last stage {_recovered(told['M_S'])} (M_S)" if len(told["S_by_stage"]) > 1 else ""
+def _print_slowdown(console: Console, what_if: WhatIf) -> None:
+    console.print(
+        f"[bold]Slowdown against ideal durations: S = {what_if.slowdown:.3f}[/], mean of {_steps(len(what_if.by_step))}"
+    )
+    of_workers, of_stage = what_if.slowest_workers_share, what_if.last_stage_share
+    if what_if.slowdown >= _WORTH_EXPLAINING and not math.isnan(of_workers) and not math.isnan(of_stage):
+        stage = f", on the last stage {_recovered(of_stage)} (M_S)" if len(what_if.by_stage) > 1 else ""
         console.print(
-            f"Ideal durations on {_slowest(told)} would recover {_recovered(told['M_W'])} of it (M_W){stage}."
+            f"Ideal durations on {_slowest(what_if)} would recover {_recovered(of_workers)} of it (M_W){stage}."
         )
-    if abs(told["launch_slowdown"] - 1) >= _MISSED:
-        console.print(f"The measured steps take {told['launch_slowdown']:.3f} times as long as the replayed ones.")
-    for title, key in _SLICES.items():
-        named = _by_range(told[key]) if key == "S_by_worker" else list(told[key].items())
+    if abs(what_if.launch_slowdown - 1) >= _MISSED:
+        console.print(f"The measured steps take {what_if.launch_slowdown:.3f} times as long as the replayed ones.")
+    slices = {
+        "operation": list(what_if.by_operation.items()),
+        "stage": _named(what_if.by_stage),
+        "dp rank": _named(what_if.by_dp_rank),
+        "ranks": _by_range(what_if.by_worker),
+    }
+    for title, named in slices.items():
         if len(named) > 1:
             # Not a table of rich: it fills every line with blanks.
             lines = textwrap.fill(_in_words(named), console.width - _INDENT, break_long_words=False)
@@ -197,11 +118,15 @@ def _print_slowdown(console: Console, told: Mapping[str, Any]) -> None:
     console.print(_LEGEND, style="dim")
 
 
-def _slowest(told: Mapping[str, Any]) -> str:
-    """In percent only where the job is large enough for that."""
-    workers, slowest = len(told["S_by_worker"]), told["slowest_workers"]
-    share = f"the slowest {SLOWEST_PERCENT} % of workers, " if workers * SLOWEST_PERCENT >= 100 else "the slowest, "
-    return f"{share}{ranks_in_words(slowest)},"
+def _named(slowdowns: Mapping[int, float]) -> list[tuple[str, float]]:
+    return [(str(number), slowdown) for number, slowdown in slowdowns.items()]
+
+
+def _slowest(what_if: WhatIf) -> str:
+    """Name the slowest workers, in percent only where the job is large enough for that."""
+    is_large = len(what_if.by_worker) * SLOWEST_PERCENT >= 100
+    share = f"the slowest {SLOWEST_PERCENT} % of workers, " if is_large else "the slowest, "
+    return f"{share}{ranks_in_words(what_if.slowest_workers)},"
 
 
 def _recovered(share: float) -> str:
@@ -214,19 +139,19 @@ def _in_words(parts: Sequence[tuple[str, float]]) -> str:
     shown = [part for part in largest_first if part[1] >= _WORTH_SHOWING][:_MOST_PARTS]
     if not shown:
         return f"all below {_WORTH_SHOWING}"
-    told = ", ".join(f"{name}: {slowdown:.3f}" for name, slowdown in shown)
+    listed = ", ".join(f"{name}: {slowdown:.3f}" for name, slowdown in shown)
     left = largest_first[len(shown) :]
     if not left:
-        return told
+        return listed
     below = f"below {_WORTH_SHOWING}" if left[0][1] < _WORTH_SHOWING else f"up to {left[0][1]:.3f} (--json)"
-    return f"{told}; {len(left)} more {below}"
+    return f"{listed}; {len(left)} more {below}"
 
 
-def _by_range(by_rank: Mapping[str, float]) -> list[tuple[str, float]]:
+def _by_range(by_rank: Mapping[int, float]) -> list[tuple[str, float]]:
     """Return ranks of equal S together."""
     ranks: dict[float, list[int]] = {}
     for rank, slowdown in by_rank.items():
-        ranks.setdefault(slowdown, []).append(int(rank))
+        ranks.setdefault(slowdown, []).append(rank)
     return [(ranges_in_words(ranges(own)), slowdown) for slowdown, own in ranks.items()]
 
 

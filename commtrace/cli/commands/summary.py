@@ -38,8 +38,8 @@ def summary(
     --steps says which steps to use.
     """
     run = run_directory(runs)
-    told = summarise(run, steps or None)
+    found = summarise(run, steps or None)
     if json_output:
-        sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(found.to_json(), allow_nan=False) + "\n")
     else:
-        print_summary(wide_console(), told, all_ranks=all_ranks)
+        print_summary(wide_console(), found, all_ranks=all_ranks)

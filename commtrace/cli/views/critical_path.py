@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
+from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.cli.units import duration, share
 
 _NAMED: Final = 0.05
@@ -14,31 +15,29 @@ _MOST_RANKS: Final = 3
 _WORTH_A_WORD: Final = 0.01
 _NOT_OF_A_RANK: Final = ("transfer", "unknown")
 
-_Shares = Sequence[Mapping[str, Any]]
 
-
-def critical_path_lines(path: Mapping[str, Any] | None) -> Iterator[str]:
+def critical_path_lines(path: CriticalPath | None) -> Iterator[str]:
     """Yield whose work, and which communication, the steps are made of; nothing where that is not known."""
-    if path is None or not path["ns"]:
+    if path is None or not path.ns:
         return
-    whole = path["ns"]
-    parts = [part for part in _parts(path["shares"], whole) if part[0] >= _WORTH_A_WORD * whole]
+    whole = path.ns
+    parts = [part for part in _parts(path.shares, whole) if part[0] >= _WORTH_A_WORD * whole]
     listed = ", ".join(words for _, words in sorted(parts, key=lambda part: -part[0]))
-    unsure = path["uncertain_ns"]
+    unsure = path.uncertain_ns
     note = f"; {share(unsure, whole)} cannot be told by these clocks" if unsure >= _WORTH_A_WORD * whole else ""
-    yield f"Critical path ({duration(whole / path['steps'])} a step): {listed}{note}"
+    yield f"Critical path ({duration(whole / path.num_steps)} a step): {listed}{note}"
 
 
-def _parts(shares: _Shares, whole: int) -> Iterator[tuple[int, str]]:
+def _parts(shares: Sequence[Share], whole: int) -> Iterator[tuple[int, str]]:
     """Yield ranks that have much of it, the others together, and transfers by role: ns, and in words."""
-    by_rank: dict[int, list[Mapping[str, Any]]] = {}
+    by_rank: dict[int, list[Share]] = {}
     by_communication: dict[str, int] = {}
     for one in shares:
-        if one["kind"] in _NOT_OF_A_RANK:
-            words = " ".join(filter(None, (one["role"], one["kind"])))
-            by_communication[words] = by_communication.get(words, 0) + one["ns"]
+        if one.kind in _NOT_OF_A_RANK:
+            words = " ".join(filter(None, (one.role, one.kind)))
+            by_communication[words] = by_communication.get(words, 0) + one.ns
         else:
-            by_rank.setdefault(one["rank"], []).append(one)
+            by_rank.setdefault(one.rank, []).append(one)
     ordered = sorted(by_rank, key=lambda rank: -_ns(by_rank[rank]))
     named = [rank for rank in ordered[:_MOST_RANKS] if _ns(by_rank[rank]) >= _NAMED * whole]
     for rank in named:
@@ -51,10 +50,10 @@ def _parts(shares: _Shares, whole: int) -> Iterator[tuple[int, str]]:
         yield ns, f"{words} {share(ns, whole)}"
 
 
-def _of_ranks(who: str, shares: _Shares, whole: int) -> tuple[int, str]:
+def _of_ranks(who: str, shares: Sequence[Share], whole: int) -> tuple[int, str]:
     by_kind: dict[str, int] = {}
     for one in shares:
-        by_kind[one["kind"]] = by_kind.get(one["kind"], 0) + one["ns"]
+        by_kind[one.kind] = by_kind.get(one.kind, 0) + one.ns
     kinds = sorted(
         (kind for kind in by_kind if by_kind[kind] >= _WORTH_A_WORD * whole), key=lambda kind: -by_kind[kind]
     )
@@ -62,5 +61,5 @@ def _of_ranks(who: str, shares: _Shares, whole: int) -> tuple[int, str]:
     return _ns(shares), f"{who} {share(_ns(shares), whole)}" + (f" ({listed})" if listed else "")
 
 
-def _ns(shares: _Shares) -> int:
-    return sum(one["ns"] for one in shares)
+def _ns(shares: Sequence[Share]) -> int:
+    return sum(one.ns for one in shares)

@@ -2,54 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from commtrace.analysis.steps.detail import RecordedDetail, TriggeredSteps
 from commtrace.cli.units import duration, milliseconds, num_bytes
-
-Detail = Mapping[str, Any]
 
 _MOST_SUMS: Final = 12
 
 
-def detail_lines(detail: Detail) -> Iterable[str]:
+def detail_lines(detail: RecordedDetail) -> Iterable[str]:
     """Nothing for a run that is in detail as a whole."""
-    times = detail["step_time_ns"]
-    if times and (detail["steps_in_detail"] < detail["steps"] or detail["every"] != 1):
-        every = detail["every"]
+    times = detail.step_time_ns
+    if times and (detail.steps_in_detail < detail.steps or detail.every != 1):
+        every = detail.every
         rule = f"1 step in {every}" if every else "only steps that were asked for"
         yield (
-            f"Detail: {rule} ({detail['steps_in_detail']} of {detail['steps']} steps). Step times of all steps: "
-            f"{duration(times['p50'])} (p50), {duration(times['p99'])} (p99), {duration(times['max'])} (max)"
+            f"Detail: {rule} ({detail.steps_in_detail} of {detail.steps} steps). Step times of all steps: "
+            f"{duration(times.p50)} (p50), {duration(times.p99)} (p99), {duration(times.max)} (max)"
         )
-    for trigger in detail["triggers"]:
+    for trigger in detail.triggers:
         yield _trigger_line(trigger)
-    discarded = detail["discarded"]
+    discarded = detail.discarded
     if discarded:
-        at = datetime.fromtimestamp(discarded["at_ns"] / 1e9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-        upto = f"up to step {discarded['last_step']}, " if discarded["last_step"] >= 0 else ""
+        at = datetime.fromtimestamp(discarded.at_ns / 1e9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+        upto = f"up to step {discarded.last_step}, " if discarded.last_step >= 0 else ""
         yield (
-            f"Discarded to keep to the budget: {upto}{discarded['segments']} files, {num_bytes(discarded['bytes'])} "
-            f"on {discarded['ranks']} rank{'s' * (discarded['ranks'] != 1)}, last at {at}"
+            f"Discarded to keep to the budget: {upto}{discarded.segments} files, {num_bytes(discarded.num_bytes)} "
+            f"on {discarded.ranks} rank{'s' * (discarded.ranks != 1)}, last at {at}"
         )
 
 
-def _trigger_line(trigger: Mapping[str, Any]) -> str:
-    line = f"Triggered: steps {trigger['first']}–{trigger['end'] - 1} in detail"
-    if not trigger["late"]:
+def _trigger_line(trigger: TriggeredSteps) -> str:
+    line = f"Triggered: steps {trigger.first}–{trigger.end - 1} in detail"
+    if not trigger.late:
         return line
-    late = ", ".join(f"rank {rank} (at step {step})" for rank, step in trigger["late"].items())
+    late = ", ".join(f"rank {rank} (at step {step})" for rank, step in trigger.late.items())
     return f"{line}; [yellow]seen too late by {escape(late)}[/]: these begin later"
 
 
-def print_sums(console: Console, detail: Detail) -> None:
+def print_sums(console: Console, detail: RecordedDetail) -> None:
     """The means of the steps that are not in detail."""
-    sums = detail["sums"]
+    sums = detail.sums
     if not sums:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -59,13 +58,13 @@ def print_sums(console: Console, detail: Detail) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for one in sums[:_MOST_SUMS]:
         table.add_row(
-            one["kind"],
-            escape(one["role"]),
-            escape(one["name"]),
-            f"{one['count']:.4g}",
-            milliseconds(one["time_ns"]),
-            num_bytes(one["bytes"]) if one["bytes"] else "",
-            milliseconds(one["longest_ns"]),
+            one.kind,
+            escape(one.role),
+            escape(one.name),
+            f"{one.count:.4g}",
+            milliseconds(one.time_ns),
+            num_bytes(one.num_bytes) if one.num_bytes else "",
+            milliseconds(one.longest_ns),
         )
     console.print("[bold]Steps not in detail, mean per rank and step, ms[/]")
     console.print(table)

@@ -73,7 +73,7 @@ def _header(diagnosis: Diagnosis, now_ns: int) -> Iterable[str]:
     yield "Ranks: " + "; ".join(f"{state}: {ranges_in_words(own)}" for state, own in by_state.items() if own)
     if run.missing_ranks:
         yield f"[yellow]No readable files of {ranks_in_words(run.missing_ranks)}.[/]"
-    yield clock_line(diagnosis.alignment.to_json())
+    yield clock_line(diagnosis.alignment)
 
 
 def _ranges_of(diagnosis: Diagnosis, state: str) -> list[tuple[int, int]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from rich.markup import escape
 from rich.table import Table
 
+from commtrace.analysis.breakdown.modules import ModuleTime
+from commtrace.analysis.summary import Summary
 from commtrace.cli.units import milliseconds
 
 MOST_ROWS: Final = 25
@@ -18,10 +19,10 @@ NOTE: Final = (
 )
 
 
-def module_table(summary: Mapping[str, Any]) -> Table | None:
+def module_table(summary: Summary) -> Table | None:
     """Mean per rank and step; None where no module was recorded."""
-    rows = summary["modules"]
-    divisor = max(len(summary["ranks"]), 1) * max(summary["run"]["steps"]["count"], 1)
+    rows = summary.modules
+    divisor = max(len(summary.ranks), 1) * max(len(summary.run.steps.used), 1)
     if not rows:
         return None
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -29,19 +30,18 @@ def module_table(summary: Mapping[str, Any]) -> Table | None:
     for heading in ("modules", "calls", "forward", "backward", "recompute", "exposed", "median", "p95", "slowest"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows[:MOST_ROWS]:
-        parts = [row[f"{way}_ns"] for way in ("forward", "backward", "recompute")]
         table.add_row(
-            escape(row["module"]),
-            str(row["modules"]),
-            f"{row['calls'] / divisor:.3g}",
-            *(milliseconds(part / divisor) for part in (*parts, row["exposed_ns"])),
-            *(milliseconds(row[f"{part}_step_ns"]) for part in ("median", "p95")),
+            escape(row.name),
+            str(len(row.members)),
+            f"{row.calls / divisor:.3g}",
+            *(milliseconds(part / divisor) for part in (*row.ns.values(), row.exposed_ns)),
+            *(milliseconds(row.step_quantile(share)) for share in (0.5, 0.95)),
             _slowest(row),
         )
     return table
 
 
-def _slowest(row: Mapping[str, Any]) -> str:
+def _slowest(row: ModuleTime) -> str:
     """Empty where no rank is slower than the others by a share that the table could show."""
-    slower = row["slowest_rank_slower"]
-    return "" if slower is None or slower < _LEAST_SHARE else f"rank {row['slowest_rank']} +{slower:.0%}"
+    rank, slower = row.slowest()
+    return "" if slower is None or slower < _LEAST_SHARE else f"rank {rank} +{slower:.0%}"

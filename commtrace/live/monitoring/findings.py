@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
 from commtrace.analysis.rank_words import seconds_in_words
 from commtrace.analysis.stragglers.verdict import RANKS, Member, cause_in_words
+from commtrace.trace.json_values import JsonObject
 
 FOUND: Final = "straggler"
 CHANGED: Final = "changed"
@@ -59,7 +60,7 @@ class LiveStraggler:
     since_step: int = -1
     members: tuple[Member, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the fields, and the instant by ISO 8601 as well."""
         return {**asdict(self), "since_utc": iso_utc(_ns(self.since))}
 
@@ -84,7 +85,7 @@ class LiveEvent:
     sentence: str
     straggler: LiveStraggler | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the fields, and the instants by ISO 8601 as well."""
         straggler = self.straggler.to_json() if self.straggler else None
         return {**asdict(self), "straggler": straggler, "time_utc": iso_utc(_ns(self.time))}

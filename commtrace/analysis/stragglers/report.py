@@ -1,0 +1,173 @@
+"""Everything that ``commtrace straggler`` prints: who slows the job, why, and what the job would gain without.
+
+>>> report = report_stragglers("commtrace-runs/my-run")         # doctest: +SKIP
+>>> report.slowdown.slowdown, report.findings.verdicts          # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from commtrace.analysis.clocks.align import Alignment
+from commtrace.analysis.matched import Matched, match_run
+from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
+from commtrace.analysis.replay.graph import ReplayError
+from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.replay.whatif import WhatIf, what_if
+from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
+from commtrace.analysis.steps.window import recorded_steps
+from commtrace.analysis.stragglers.awaited import Awaited, awaited_ranks
+from commtrace.analysis.stragglers.baseline import Baseline
+from commtrace.analysis.stragglers.exclusion import keep_out
+from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.stragglers.verdict import on_gpu
+from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
+from commtrace.analysis.whatif_traces.run import is_whatif_run, whatif_trace_of
+from commtrace.errors import CommtraceError
+from commtrace.trace.files.reader import load_earlier_attempts
+from commtrace.trace.json_values import JsonObject, to_json
+from commtrace.trace.run import Run
+
+
+class NodesOfVerdict(NamedTuple):
+    """The nodes of the ranks that a verdict names.
+
+    Attributes:
+        devices: of the ranks whose device is known, ``rank 3: GPU-…``.
+        keep_out: a command, or what to do by hand, that keeps these nodes out of the next job.
+    """
+
+    devices: tuple[str, ...]
+    keep_out: str
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerReport:
+    """Who slows the job.
+
+    Attributes:
+        run: its name.
+        attempt: how often the job had been started before.
+        alignment: of the hosts' clocks.
+        problems: of the run's files, in sentences.
+        slowdown: of the job, and what the job would gain.
+        on_gpu: the job ran on GPUs.
+        findings: the verdicts, and what could not be judged.
+        nodes: of each verdict.
+        repeated_steps: steps that were done more than once.
+        awaited: ranks for which others waited, longest first.
+    """
+
+    run: str
+    attempt: int
+    alignment: Alignment
+    problems: tuple[str, ...]
+    slowdown: WhatIf
+    on_gpu: bool
+    findings: Findings
+    nodes: tuple[NodesOfVerdict, ...]
+    repeated_steps: tuple[RepeatedStep, ...]
+    awaited: tuple[Awaited, ...]
+
+    def to_json(self) -> JsonObject:
+        """Return what ``--json`` prints (docs/json/straggler.schema.json)."""
+        findings = self.findings
+        return {
+            "run": self.run,
+            "attempt": self.attempt,
+            "alignment": self.alignment.to_json(),
+            "problems": self.problems,
+            **self.slowdown.to_json(),
+            "steps": len(self.slowdown.by_step),
+            "on_gpu": self.on_gpu,
+            "verdicts": [
+                {**verdict.to_json(), "devices": nodes.devices, "keep_out": nodes.keep_out}
+                for verdict, nodes in zip(findings.verdicts, self.nodes, strict=True)
+            ],
+            "together_ms_per_step": findings.together_ms_per_step,
+            "waited_for": findings.waited_for,
+            "repeated_steps": to_json(self.repeated_steps),
+            "awaited": to_json(self.awaited),
+            "abstentions": findings.abstentions,
+        }
+
+
+def report_stragglers(run: str | Path, steps: str | None = None, baseline: Baseline | None = None) -> StragglerReport:
+    """Find who slows a job, and replay what it would gain.
+
+    Args:
+        run: its directory.
+        steps: ``A:B`` (B exclusive), ``A:B:k`` or ``A``. Without, all complete steps but the first.
+        baseline: what the same job does where it is well.
+
+    Raises:
+        RunNotFoundError: nothing was recorded there.
+        ConfigurationError: ``steps`` cannot be parsed, or none of them was recorded.
+        CommtraceError: no step was recorded in full, only kernels were, or the steps cannot be replayed.
+    """
+    matched = match_run(run, steps)
+    if not matched.steps.used:
+        raise CommtraceError(f"{run}: no step was recorded in full, so nothing can be compared.")
+    if any(is_kernel_trace(trace.spans) for trace in matched.run.ranks.values()):
+        raise CommtraceError(f"{run}: {ONLY_KERNELS}")
+    program = _program(matched)
+    findings = find_stragglers(matched.run, matched.matches, program=program, baseline=baseline)
+    return StragglerReport(
+        run=matched.recorded.any_metadata.run_id,
+        attempt=matched.recorded.any_metadata.attempt,
+        alignment=matched.alignment,
+        problems=matched.recorded.problems,
+        slowdown=_what_if(matched, program),
+        on_gpu=on_gpu(matched.run),
+        findings=findings,
+        nodes=tuple(_nodes(matched.recorded, verdict.ranks) for verdict in findings.verdicts),
+        repeated_steps=tuple(_repeated(matched.recorded)),
+        awaited=tuple(awaited_ranks(matched.context)),
+    )
+
+
+def baseline_of(run: str | Path) -> Baseline:
+    """Return a run as the baseline of others of the same job.
+
+    Raises:
+        CommtraceError: its steps cannot be replayed.
+    """
+    matched = match_run(run)
+    program = _program(matched)
+    if program is None:
+        raise CommtraceError(f"{run}: traces of the what-if study are no baseline.")
+    return Baseline.of(matched.run, program)
+
+
+def _repeated(recorded: Run) -> list[RepeatedStep]:
+    launches = [LaunchSteps.of(launch) for launch in (*load_earlier_attempts(recorded), recorded)]
+    own = set(recorded_steps(recorded))
+    return [step for step in repeated_steps(launches) if step.step in own]
+
+
+def _nodes(run: Run, ranks: Sequence[int]) -> NodesOfVerdict:
+    known = [run.ranks[rank].metadata for rank in ranks if rank in run.ranks]
+    return NodesOfVerdict(
+        tuple(f"rank {one.rank}: {one.device_uuid}" for one in known if one.device_uuid),
+        keep_out(known, (trace.metadata for trace in run.ranks.values())),
+    )
+
+
+def _program(matched: Matched) -> Program | None:
+    """Return the steps for a replay; None of a trace of the study that only the study's rules can replay."""
+    try:
+        return build_program(matched.run, matched.matches)
+    except ReplayError as error:
+        if is_whatif_run(matched.recorded):
+            return None  # The search for stragglers meets the same error and tells the user.
+        raise CommtraceError(f"{matched.recorded.path}: the steps cannot be replayed: {error}") from error
+
+
+def _what_if(matched: Matched, program: Program | None) -> WhatIf:
+    """Replay the steps; an imported trace of the what-if study by the rules of its authors, over all of its steps."""
+    if is_whatif_run(matched.recorded):
+        return analyse_whatif_trace(whatif_trace_of(matched.recorded))
+    return what_if(matched.run, matched.matches, program)

@@ -28,6 +28,7 @@ from commtrace.analysis.replay.program import build_program
 from commtrace.analysis.steps.window import Window, load_window
 from commtrace.analysis.stragglers.baseline import Baseline
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.analysis.summary import Summary, summarise_analysis
 from commtrace.analysis.time_totals import TimeTotals, time_totals
 from commtrace.analysis.windows.run import LargeRun, MeasuredRun, Result, survey_large_run
 from commtrace.errors import ConfigurationError, MissingExtraError
@@ -92,7 +93,7 @@ class RecordedRun(Generic[Frame]):
     """A run that was read; :func:`commtrace.open` makes it.
 
     What is worked out is kept, so that a second question costs less. Of a large run, only :meth:`spans`,
-    :meth:`pipeline` and :meth:`stragglers` hold all spans in memory. Tables are documented in docs/python.md.
+    :meth:`pipeline`, :meth:`stragglers` and :meth:`summary` hold all spans in memory. Tables are documented in docs/python.md.
 
     Attributes:
         problems: what is wrong with its files, in sentences; empty if nothing is.
@@ -180,6 +181,10 @@ class RecordedRun(Generic[Frame]):
             return Findings(abstentions=(ONLY_KERNELS,))
         normal = None if baseline is None else baseline._as_baseline()
         return find_stragglers(matched.run, matched.matches, baseline=normal)
+
+    def summary(self) -> Summary:
+        """Return everything that ``commtrace summary`` prints."""
+        return summarise_analysis(self._analysis, is_whole=self._steps is None)
 
     def align(self) -> Alignment:
         """Return how the hosts' clocks were brought together, or why they could not be."""

@@ -139,6 +139,8 @@ def test_clocks_and_stragglers_are_objects_that_say_what_is_not_known(run: commt
     assert run.pipeline() is None
     assert run.stragglers().verdicts == ()
     assert "too few steps: 2" in run.stragglers().abstentions[0]
+    assert run.summary().abstentions == run.stragglers().abstentions
+    assert run.summary().alignment is run.align()
 
 
 def test_a_slow_rank_is_named_also_against_a_baseline(tmp_path: Path) -> None:

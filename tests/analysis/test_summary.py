@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commtrace.analysis.breakdown.rank_means import PARTS, ExposedTime
 from commtrace.analysis.problems import NO_COMMUNICATION, NO_COMPUTE
-from commtrace.analysis.summary import summarise
+from commtrace.analysis.summary import Summary, summarise
 from commtrace.errors import ConfigurationError, RunNotFoundError
 from commtrace.synth import Job, synthesize
 from commtrace.trace import schema
@@ -21,19 +22,19 @@ from tests.factory import collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import Clock, PipelineJob
 
 MS = 1_000_000
-PARTS = ("compute", "exposed_total", "exposed_memory", "bubble", "idle", "data", "checkpoint", "gc", "other")
+COLUMNS = ("compute", "exposed_total", "exposed_memory", "bubble", "idle", "data", "checkpoint", "gc", "other")
 PAIR = group("dp", 0, 1)
 
 
-def summarised(run: Run, steps: str | None = None) -> dict[str, Any]:
-    told = summarise(run, steps)
-    text = json.dumps(told, allow_nan=False)
-    assert json.loads(text) == told, "the summary holds only what JSON can hold"
-    return told
+def summarised(run: Run, steps: str | None = None) -> Summary:
+    summary = summarise(run, steps)
+    json.dumps(summary.to_json(), allow_nan=False)
+    return summary
 
 
-def test_it_has_the_promised_shape() -> None:
-    told = summarised(PipelineJob(2, 4, data_parallel=2, transfer_ns=1_000, all_reduce_ns=MS).run())
+def test_its_json_has_the_promised_shape() -> None:
+    printed = summarised(PipelineJob(2, 4, data_parallel=2, transfer_ns=1_000, all_reduce_ns=MS).run()).to_json()
+    told: dict[str, Any] = json.loads(json.dumps(printed))
     assert {"id", "attempt", "world_size", "hosts", "steps", "backend", "device", "versions", "parallel"} <= set(
         told["run"]
     )
@@ -46,7 +47,7 @@ def test_it_has_the_promised_shape() -> None:
             "wall_ns",
             "exposed_ns",
             "hidden_ns",
-            *(f"{part}_ns" for part in PARTS),
+            *(f"{part}_ns" for part in COLUMNS),
         }
         assert expected <= set(rank)
         assert all({"wait", "transfer"} == set(parts) for parts in rank["exposed_ns"].values())
@@ -62,23 +63,23 @@ def test_it_has_the_promised_shape() -> None:
 @pytest.mark.parametrize("extra", [0, 333_333])
 def test_the_parts_of_every_rank_add_up_to_its_step(extra: int) -> None:
     run = PipelineJob(3, 5, data_parallel=2, transfer_ns=777, all_reduce_ns=11, extra_forward_ns={1: extra}).run()
-    for rank in summarised(run)["ranks"]:
-        assert sum(rank[f"{part}_ns"] for part in PARTS) == rank["wall_ns"]
-        assert sum(sum(parts.values()) for parts in rank["exposed_ns"].values()) == rank["exposed_total_ns"]
+    for rank in summarised(run).ranks:
+        assert sum(map(rank.part, PARTS)) == rank.wall_ns
+        assert sum(exposed.total_ns for exposed in rank.exposed.values()) == rank.part("exposed")
 
 
 def test_an_ideal_pipeline_reads_as_its_formula() -> None:
     job = PipelineJob(4, 8, forward_ns=MS, backward_ns=2 * MS)
     told = summarised(job.run())
-    assert [rank["wall_ns"] for rank in told["ranks"]] == [33 * MS] * 4
-    assert [rank["compute_ns"] for rank in told["ranks"]] == [24 * MS] * 4
-    assert [rank["bubble_ns"] for rank in told["ranks"]] == [9 * MS, 7 * MS, 5 * MS, 3 * MS]
-    assert [rank["other_ns"] for rank in told["ranks"]] == [0] * 4
-    assert told["problems"] == []
+    assert [rank.wall_ns for rank in told.ranks] == [33 * MS] * 4
+    assert [rank.part("compute") for rank in told.ranks] == [24 * MS] * 4
+    assert [rank.part("bubble") for rank in told.ranks] == [9 * MS, 7 * MS, 5 * MS, 3 * MS]
+    assert [rank.part("other") for rank in told.ranks] == [0] * 4
+    assert told.problems == ()
 
 
 def test_the_first_step_is_left_out_as_warm_up_and_that_is_told() -> None:
-    steps = summarised(PipelineJob(2, 2, steps=5).run())["run"]["steps"]
+    steps = summarised(PipelineJob(2, 2, steps=5).run()).run.steps.to_json()
     warm_up = {"first": 0, "last": 0, "count": 1, "reason": "warm-up"}
     assert steps == {"first": 1, "last": 4, "count": 4, "left_out": [warm_up]}
 
@@ -86,7 +87,7 @@ def test_the_first_step_is_left_out_as_warm_up_and_that_is_told() -> None:
 @pytest.mark.parametrize(("steps", "first", "last", "count"), [("0:2", 0, 1, 2), ("3", 3, 3, 1), ("0:5:2", 0, 4, 3)])
 def test_the_user_chooses_the_steps(steps: str, first: int, last: int, count: int) -> None:
     told = summarised(PipelineJob(2, 2, steps=5).run(), steps)
-    assert told["run"]["steps"] == {"first": first, "last": last, "count": count, "left_out": []}
+    assert told.run.steps.to_json() == {"first": first, "last": last, "count": count, "left_out": []}
 
 
 def test_steps_that_cannot_be_read_are_refused() -> None:
@@ -105,13 +106,13 @@ def test_ranks_that_number_their_steps_differently_are_told_of() -> None:
     shifted = run.ranks[1].spans.replace(step=run.ranks[1].spans.step + np.int32(3))
     told = summarised(replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=shifted)}))
 
-    (problem,) = [text for text in told["problems"] if "number their steps differently" in text]
+    (problem,) = [text for text in told.problems if "number their steps differently" in text]
     found = re.search(r"what rank (\d) does in step (\d+) meets what rank (\d) does in step (\d+)", problem)
     assert found
     one, step, other, other_step = map(int, found.groups())
     assert 1 in (one, other)
     assert abs(step - other_step) == 3
-    assert not any("number their steps differently" in text for text in summarised(run)["problems"])
+    assert not any("number their steps differently" in text for text in summarised(run).problems)
 
 
 def test_spans_that_end_before_they_start_are_told_of() -> None:
@@ -121,12 +122,8 @@ def test_spans_that_end_before_they_start_are_told_of() -> None:
     end[spans.kind == schema.FORWARD] -= 10**9
     told = summarised(replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=spans.replace(end=end))}))
 
-    assert any("8 spans of rank 1 end before they start" in text for text in told["problems"])
-    assert all(
-        sum(row[f"{part}_ns"] for part in ("compute", "exposed_total", "bubble", "data", "other", "gc", "checkpoint"))
-        == row["wall_ns"]
-        for row in told["ranks"]
-    )
+    assert any("8 spans of rank 1 end before they start" in text for text in told.problems)
+    assert all(sum(map(rank.part, PARTS)) == rank.wall_ns for rank in told.ranks)
 
 
 def test_of_no_step_nothing_is_said_to_be_missing() -> None:
@@ -137,11 +134,11 @@ def test_of_no_step_nothing_is_said_to_be_missing() -> None:
     }
     told = summarised(replace(run, ranks=halves))
 
-    assert told["coverage"]["not_visible"] == []
-    assert told["problems"] == [
+    assert told.coverage.not_visible == ()
+    assert told.problems == (
         "No step was recorded in full by every rank; there is nothing to show. The ranks number their steps "
-        "differently: 0–1; 2–3."
-    ]
+        "differently: 0–1; 2–3.",
+    )
 
 
 def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
@@ -152,26 +149,26 @@ def test_a_rank_killed_in_its_last_step_does_not_spoil_the_others() -> None:
     told = summarised(
         replace(run, ranks={**run.ranks, 1: replace(run.ranks[1], spans=cut, closed=False, in_flight=in_flight)})
     )
-    assert (told["run"]["steps"]["first"], told["run"]["steps"]["last"]) == (1, 2)
-    assert "Not ended in order (killed, or still running): rank 1." in told["problems"]
-    assert "Rank 1 was last seen in recv number 9." in told["problems"]
-    assert "1 step was left out because not every rank recorded them in full." in told["problems"]
+    assert told.run.steps.used == (1, 2)
+    assert "Not ended in order (killed, or still running): rank 1." in told.problems
+    assert "Rank 1 was last seen in recv number 9." in told.problems
+    assert "1 step was left out because not every rank recorded them in full." in told.problems
 
 
 def test_a_run_without_steps_is_shown_whole() -> None:
     message = collective("all_reduce", PAIR, 0, 40, 60, id=1)
     run = make_run({rank: [span("forward", 0, 40), message, stall(message, 40, 60)] for rank in (0, 1)}, [PAIR])
     told = summarised(run)
-    assert told["run"]["steps"] == {"first": None, "last": None, "count": 0, "left_out": []}
-    assert [rank["wall_ns"] for rank in told["ranks"]] == [60, 60]
-    assert [rank["exposed_ns"] for rank in told["ranks"]] == [{"dp": {"wait": 0, "transfer": 20}}] * 2
-    assert told["problems"][0].startswith("No step was recorded; all of the recording is shown as one.")
+    assert told.run.steps.to_json() == {"first": None, "last": None, "count": 0, "left_out": []}
+    assert [rank.wall_ns for rank in told.ranks] == [60, 60]
+    assert [rank.exposed for rank in told.ranks] == [{"dp": ExposedTime(wait_ns=0, transfer_ns=20)}] * 2
+    assert told.problems[0].startswith("No step was recorded; all of the recording is shown as one.")
 
 
 def test_ranks_that_share_no_step_leave_nothing_to_show() -> None:
     told = summarised(make_run({0: [span("step", 0, 10, step=0)], 1: [span("step", 0, 10, step=1)]}))
-    assert (told["ranks"], told["communication"], told["pipeline"]) == ([], [], None)
-    assert told["verdict"] == "No step was recorded by all ranks: there is nothing to judge."
+    assert (told.ranks, told.communication, told.pipeline) == ((), (), None)
+    assert told.verdict == "No step was recorded by all ranks: there is nothing to judge."
 
 
 def test_steps_that_ranks_number_differently_are_said_to_be_so() -> None:
@@ -179,33 +176,33 @@ def test_steps_that_ranks_number_differently_are_said_to_be_so() -> None:
     assert (
         "No step was recorded in full by every rank; there is nothing to show. The ranks number their steps "
         "differently: 0; 1."
-    ) in told["problems"]
+    ) in told.problems
 
 
 def test_steps_of_one_number_are_told() -> None:
     rows = [span("step", start, start + 10, step=start % 20 // 10) for start in range(0, 40, 10)]
     told = summarised(make_run({0: rows, 1: rows[:2]}))
-    assert any(problem.startswith("Step numbers occur more than once on rank 0:") for problem in told["problems"])
+    assert any(problem.startswith("Step numbers occur more than once on rank 0:") for problem in told.problems)
 
 
 def test_steps_of_no_length_are_no_error() -> None:
     rows = [span("step", 5, 5, step=0), span("step", 5, 5, step=1)]
-    assert summarised(make_run({0: rows, 1: rows}))["stragglers"] == []
+    assert summarised(make_run({0: rows, 1: rows})).stragglers == ()
 
 
 def test_calls_that_send_nothing_are_not_to_be_overlapped() -> None:
     alone = group("tp", 0)
     call = collective("all_reduce", alone, 0, 1, 8, step=0, id=1)
     told = summarised(make_run({0: [span("step", 0, 10, step=0), call, stall(call, 1, 8)]}, [alone]))
-    assert "standing still for tp communication" in told["verdict"]
-    assert "Its groups have one rank and send nothing" in told["verdict"]
+    assert "standing still for tp communication" in told.verdict
+    assert "Its groups have one rank and send nothing" in told.verdict
 
 
 def test_no_communication_is_said_in_words() -> None:
     told = summarised(make_run({0: [span("step", 0, 10, step=0), span("forward", 0, 10)]}))
-    assert NO_COMMUNICATION in told["problems"]
-    assert told["communication"] == []
-    assert told["ranks"][0]["exposed_ns"] == {}
+    assert NO_COMMUNICATION in told.problems
+    assert told.communication == ()
+    assert told.ranks[0].exposed == {}
 
 
 def test_hosts_with_different_clocks_give_the_same_summary() -> None:
@@ -213,12 +210,12 @@ def test_hosts_with_different_clocks_give_the_same_summary() -> None:
     nodes = {0: "a", 1: "a", 2: "b", 3: "b"}
     plain = summarised(replace(job, nodes=nodes).run())
     skewed = summarised(replace(job, nodes=nodes, clocks={"b": Clock(-9 * 10**9, 70.0)}).run())
-    assert skewed["alignment"]["method"] == "collective ends"
-    assert skewed["run"]["hosts"] == ["a", "b"]
-    for one, other in zip(plain["ranks"], skewed["ranks"], strict=True):
-        assert math.isclose(one["bubble_ns"], other["bubble_ns"], abs_tol=3_000)
-        assert math.isclose(one["wall_ns"], other["wall_ns"], rel_tol=1e-5)
-        assert sum(other[f"{part}_ns"] for part in PARTS) == other["wall_ns"]
+    assert skewed.alignment.method == "collective ends"
+    assert skewed.run.hosts == ("a", "b")
+    for one, other in zip(plain.ranks, skewed.ranks, strict=True):
+        assert math.isclose(one.part("bubble"), other.part("bubble"), abs_tol=3_000)
+        assert math.isclose(one.wall_ns, other.wall_ns, rel_tol=1e-5)
+        assert sum(map(other.part, PARTS)) == other.wall_ns
 
 
 def test_hosts_that_cannot_be_aligned_are_told_with_what_that_means() -> None:
@@ -228,19 +225,19 @@ def test_hosts_that_cannot_be_aligned_are_told_with_what_that_means() -> None:
         1: [span("step", 0, 100, step=0), p2p("recv", pipeline, 0, 0, 0, 10, step=0)],
     }
     told = summarised(make_run(rows, [pipeline], nodes={0: "a", 1: "b"}))
-    assert told["alignment"]["residual_ns"] is None
-    assert any(problem.startswith("Clocks are not aligned") for problem in told["problems"])
-    assert {row["wait_ns"] for row in told["communication"]} == {None}
+    assert told.alignment.refused is not None
+    assert any(problem.startswith("Clocks are not aligned") for problem in told.problems)
+    assert {row.wait_ns for row in told.communication} == {None}
 
 
 def test_what_spoils_the_numbers_is_told() -> None:
     rows = {0: [span("step", 0, 100, step=0), collective("all_reduce", PAIR, 0, 0, 0, id=1, step=0)]}
     told = summarised(make_run(rows, [PAIR], world_size=2, dropped={"p2p": 5}, details={1: '{"unfinished": true}'}))
-    text = " ".join(told["problems"])
+    text = " ".join(told.problems)
     assert "5 spans were dropped on rank 0" in text
     assert "1 of 1 communications could not be matched on all members" in text
     assert "1 communications were never seen to end" in text
-    assert told["coverage"]["dropped"] == {"p2p": 5}
+    assert told.coverage.dropped == {"p2p": 5}
 
 
 def test_members_that_disagree_are_told() -> None:
@@ -249,12 +246,12 @@ def test_members_that_disagree_are_told() -> None:
         for rank in (0, 1)
     }
     told = summarised(make_run(rows, [PAIR]))
-    assert "2 communications differ between their members in operation, bytes or dtype." in told["problems"]
+    assert "2 communications differ between their members in operation, bytes or dtype." in told.problems
 
 
 def test_what_the_reader_noticed_comes_first() -> None:
     run = replace(make_run({0: [span("step", 0, 10, step=0)]}), problems=("torn",))
-    assert summarised(run)["problems"][0] == "torn"
+    assert summarised(run).problems[0] == "torn"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +262,7 @@ def test_waiting_for_missing_ranks_is_not_called_transfer(stages: int, missing: 
     run = PipelineJob(stages, 8, extra_forward_ns={stages - 1: 4 * MS}).run()
     partial = replace(run, ranks={rank: trace for rank, trace in run.ranks.items() if rank not in missing})
 
-    told = summarised(partial)["verdict"]
+    told = summarised(partial).verdict
 
     assert told.endswith(f"How much of it is waiting cannot be told, {why}")
     assert "transfer" not in told
@@ -274,6 +271,6 @@ def test_waiting_for_missing_ranks_is_not_called_transfer(stages: int, missing: 
 def test_communication_without_anything_that_computes_is_said_in_words() -> None:
     reduce = collective("all_reduce", group("dp", 0), 0, 10, 20, step=0, id=1)
     told = summarise(make_run({0: [span("step", 0, 100, step=0), reduce]}, [group("dp", 0)]))
-    assert NO_COMPUTE in told["problems"]
+    assert NO_COMPUTE in told.problems
     computed = [span("step", 0, 100, step=0), span("forward", 0, 10, step=0), reduce]
-    assert NO_COMPUTE not in summarise(make_run({0: computed}, [group("dp", 0)]))["problems"]
+    assert NO_COMPUTE not in summarise(make_run({0: computed}, [group("dp", 0)])).problems

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
 from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.states import State
-from commtrace.analysis.stragglers.verdict import cause_in_words
+from commtrace.analysis.stragglers.verdict import RANKS, Stretch, Verdict, cause_in_words
 from commtrace.analysis.verdict import verdict
 
 MS = 1_000_000
@@ -20,24 +24,23 @@ def exposed(role: str, wait: int, transfer: int) -> RankMean:
     return RankMean(0, "node0", {}, 100 * MS, 0, of_state)
 
 
+def straggler(**changes: Any) -> Verdict:
+    """One that is slow in all that it computes."""
+    plain = Verdict(
+        rank=5, host="b", place=RANKS, cause="compute", who="rank 5 on b", cost_ms_per_step=30.0, gpu_hours_per_day=0.0,
+        persistence=1.0, evidence="", next_step="Look at its clocks.",
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+def iso_ns(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1000) * MS
+
+
 def test_a_straggler_comes_first() -> None:
     stragglers = [
-        {
-            "rank": 1,
-            "host": "a",
-            "who": "rank 1 on a",
-            "cause": "data",
-            "cost_ms_per_step": 3.0,
-            "next_step": "Prefetch.",
-        },
-        {
-            "rank": 5,
-            "host": "b",
-            "who": "rank 5 on b",
-            "cause": "compute",
-            "cost_ms_per_step": 30.0,
-            "next_step": "Look at its clocks.",
-        },
+        straggler(rank=1, who="rank 1 on a", cause="data", cost_ms_per_step=3.0, next_step="Prefetch."),
+        straggler(rank=5, who="rank 5 on b", cost_ms_per_step=30.0),
     ]
     assert verdict([mean(bubble=40)], stragglers) == (
         "Rank 5 on b holds up the others (compute): it costs 30 ms of every step, 30.0% of it. Look at its clocks."
@@ -60,44 +63,18 @@ def test_work_that_takes_long_in_a_few_steps_is_told_with_its_cause() -> None:
 
 
 def test_what_held_for_a_part_of_the_run_is_told_with_its_steps() -> None:
-    slow = {
-        "rank": 3,
-        "host": "a",
-        "who": "rank 3 on a",
-        "cause": "compute",
-        "cost_ms_per_step": 20.0,
-        "next_step": "Look at its clocks.",
-        "stretches": [
-            {
-                "first": 30,
-                "last": 49,
-                "cost_ms_per_step": 50.0,
-                "since_utc": "2026-11-23T14:03:22.512+00:00",
-                "until_utc": "2026-11-23T14:05:09.001+00:00",
-            }
-        ],
-    }
+    stretch = Stretch(30, 49, 50.0, iso_ns("2026-11-23T14:03:22.512+00:00"), iso_ns("2026-11-23T14:05:09.001+00:00"))
+    slow = straggler(rank=3, who="rank 3 on a", cost_ms_per_step=20.0, stretches=(stretch,))
     assert verdict([mean(bubble=40)], [slow]) == (
         "Rank 3 on a held up the others (compute) in steps 30–49 (2026-11-23 14:03:22–14:05:09 UTC): it cost 50 ms of "
         "each, 20.0% of all steps. Look at its clocks."
     )
-    twice = [
-        *slow["stretches"],
-        {"first": 60, "last": 69, "cost_ms_per_step": 10.0, "since_utc": None, "until_utc": None},
-    ]
-    assert "14:05:09 UTC) and 60–69: it cost up to 50 ms of each, 20.0%" in verdict(
-        [mean(bubble=40)], [{**slow, "stretches": twice}]
-    )
+    twice = replace(slow, stretches=(stretch, Stretch(60, 69, 10.0)))
+    assert "14:05:09 UTC) and 60–69: it cost up to 50 ms of each, 20.0%" in verdict([mean(bubble=40)], [twice])
 
 
 def test_slowness_that_moves_between_ranks_names_none() -> None:
-    moving = {
-        "rank": -1,
-        "host": "",
-        "cause": "sequence_length_imbalance",
-        "cost_ms_per_step": 8.0,
-        "next_step": "Sort.",
-    }
+    moving = straggler(rank=-1, who="", cause="sequence_length_imbalance", cost_ms_per_step=8.0, next_step="Sort.")
     assert verdict([mean()], [moving]).startswith(
         "Now one rank, now another holds up the others (sequence length imbalance): it costs 8 ms"
     )

@@ -37,7 +37,7 @@ class Reader:
         analysis = analyse(run)
         path = directory / "report.html"
         summary = summarise_analysis(analysis)
-        plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches)) if summary["pipeline"] else None
+        plan = plan_of(analysis.run, build_program(analysis.run, analysis.matches)) if summary.pipeline else None
         told = plan_timeline(analysis.run, plan) if plan else None
         path.write_text(render(summary, Timeline.of_analysis(analysis), plan=told).html, encoding="utf-8")
         self.page.goto(path.as_uri())

@@ -52,5 +52,5 @@ def test_modules_and_phases_of_a_job_that_computes_the_same_bits(tmp_path: Path)
         clipped = [row["step"] for row in rows(run, rank, schema.OPTIMIZER) if row["name"] == "clip_grad_norm"]
         assert clipped == list(range(STEPS))
     told = summarise(tmp_path / "run")
-    assert {row["module"] for row in told["modules"]} == {"Model", "layers.*", "layers.*.attention", "layers.*.mlp"}
-    assert all(rank["checkpoint_ns"] > 0 and rank["data_ns"] > 0 for rank in told["ranks"])
+    assert {row.name for row in told.modules} == {"Model", "layers.*", "layers.*.attention", "layers.*.mlp"}
+    assert all(rank.part("checkpoint") > 0 and rank.part("data") > 0 for rank in told.ranks)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commtrace.analysis.breakdown.states import State
 from commtrace.analysis.summary import summarise
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
@@ -49,9 +50,10 @@ def test_a_ddp_loop(tmp_path: Path) -> None:
         set_up = [row["name"] for row in rows(recorded, rank, schema.COLLECTIVE, step=-1)]
         assert set_up[0] == "barrier"
     summary = summarise(recorded)
-    assert summary["run"]["framework"]["name"] == "DDP"
-    for rank in summary["ranks"]:
-        assert all(rank["compute_phases_ns"][phase] > 0 for phase in ("forward", "backward", "optimizer"))
+    assert summary.run.framework
+    assert summary.run.framework["name"] == "DDP"
+    for rank in summary.ranks:
+        assert all(rank.of_state[State("compute", phase)] > 0 for phase in ("forward", "backward", "optimizer"))
 
 
 def test_a_loop_without_an_optimizer_has_the_steps_that_its_communication_suggests(tmp_path: Path) -> None:
@@ -59,10 +61,10 @@ def test_a_loop_without_an_optimizer_has_the_steps_that_its_communication_sugges
 
     assert [step for rank in recorded.ranks for step in rows(recorded, rank, schema.STEP)] == []
     summary = summarise(recorded)
-    assert summary["run"]["steps_inferred"]
-    assert summary["run"]["steps"]["count"] == 2 * ITERATIONS - 1  # the first is the warm-up
-    (all_reduce,) = (row for row in summary["communication"] if row["operation"] == "all_reduce")
-    assert all_reduce["count"] == 2 * 4 * (2 * ITERATIONS - 1)  # ranks, parameters, steps
+    assert summary.run.steps_inferred
+    assert len(summary.run.steps.used) == 2 * ITERATIONS - 1  # the first is the warm-up
+    (all_reduce,) = (row for row in summary.communication if row.operation == "all_reduce")
+    assert all_reduce.count == 2 * 4 * (2 * ITERATIONS - 1)  # ranks, parameters, steps
 
 
 def test_a_resumed_loop_in_which_rank_0_alone_evaluates_and_saves(tmp_path: Path) -> None:
@@ -71,16 +73,16 @@ def test_a_resumed_loop_in_which_rank_0_alone_evaluates_and_saves(tmp_path: Path
     for rank in recorded.ranks:  # restoring the optimizer steps it, which is no step of the loop
         assert [step["step"] for step in rows(recorded, rank, schema.STEP)] == list(range(10))
     told = summarise(recorded)
-    budget = told["run_budget"]
-    for own in (budget, *budget["ranks"]):
-        assert sum(time for part, time in own.items() if part.endswith("_ns") and part != "wall_ns") == own["wall_ns"]
-    alone, other = budget["ranks"]
-    assert alone["evaluation_ns"] > 900_000_000
-    assert alone["checkpoint_ns"] > 0
-    assert other["evaluation_ns"] == other["checkpoint_ns"] == 0
-    longest = told["awaited"][0]
-    assert longest["rank"] == 0
-    assert longest["doing"][0]["activity"] == "evaluation"
-    assert longest["doing"][0]["steps"] == [6]
-    assert "which was evaluating" in told["verdict"]
-    assert "in step 6" in told["verdict"]
+    budget = told.run_budget
+    assert budget
+    assert budget.ranks[0].wall_ns == budget.ranks[1].wall_ns == budget.job.wall_ns
+    alone, other = budget.ranks.values()
+    assert alone.evaluation_ns > 900_000_000
+    assert alone.checkpoint_ns > 0
+    assert other.evaluation_ns == other.checkpoint_ns == 0
+    longest = told.awaited[0]
+    assert longest.rank == 0
+    assert longest.doing[0].activity == "evaluation"
+    assert longest.doing[0].when.steps == (6,)
+    assert "which was evaluating" in told.verdict
+    assert "in step 6" in told.verdict

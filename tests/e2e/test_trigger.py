@@ -124,10 +124,10 @@ def test_all_ranks_record_the_same_steps_in_detail_and_go_back(tmp_path: Path, p
         for step in summed - {max(recorded)} - rest:
             sums = {(one.kind, one.name): one.num_spans for one in read_aggregates(trace.aggregates[step])}
             assert sums["collective", "all_reduce"] == 2
-    detail = summarise(run)["detail"]
-    assert detail["steps_in_detail"] - len(asked) in (0, 1, 2)
-    assert [one["late"] for one in detail["triggers"][:2]] == [{}, {}]
-    assert late["late"] or detail["steps_in_detail"] == len(asked) + 2
+    detail = summarise(run).detail
+    assert detail.steps_in_detail - len(asked) in (0, 1, 2)
+    assert [one.late for one in detail.triggers[:2]] == [{}, {}]
+    assert late["late"] or detail.steps_in_detail == len(asked) + 2
 
 
 def test_modules_are_recorded_in_the_steps_that_were_asked_for_and_in_no_other(

@@ -84,8 +84,8 @@ def test_a_rank_that_did_not_arrive_is_seen(tmp_path: Path) -> None:
     assert (spans.end - spans.start).tolist() == [500, 0]
     assert (spans.timing == schema.UNKNOWN_TIMING).all()
     told = summarise(tmp_path / "run")
-    assert [row["unfinished"] for row in told["communication"]] == [1]
-    assert any("Rank 1 was last seen in all_reduce number 8" in problem for problem in told["problems"])
+    assert [row.unfinished for row in told.communication] == [1]
+    assert any("Rank 1 was last seen in all_reduce number 8" in problem for problem in told.problems)
 
 
 def test_where_the_program_was_is_kept(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_an_operation_that_was_enqueued_nobody_knows_when_has_no_duration(tmp_pa
 
     import_flight_recorder([path], tmp_path / "run")
 
-    (row,) = summarise(tmp_path / "run")["communication"]
-    assert (row["unfinished"], row["duration_ns"]["max"]) == (1, None)
+    (row,) = summarise(tmp_path / "run").communication
+    assert (row.unfinished, row.duration_max_ns) == (1, None)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from commtrace.analysis.breakdown.rank_means import PARTS, RankMean
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.communication.table import Communication, Detail, communication_table
 from commtrace.analysis.summary import summarise
@@ -19,8 +20,6 @@ from commtrace.trace.files.reader import load_run
 from commtrace.trace.groups import group_id
 from tests.importers.kineto_files import annotation, copy, kernel, nccl, write_trace
 
-PARTS = ("compute", "exposed_total", "exposed_memory", "bubble", "idle", "data", "checkpoint", "gc", "other")
-
 
 def communication_by_size(run: Path) -> list[Communication]:
     analysis = analyse(run)
@@ -30,10 +29,10 @@ def communication_by_size(run: Path) -> list[Communication]:
     )
 
 
-def rank_of(run: Path, rank: int = 0) -> dict[str, Any]:
+def rank_of(run: Path, rank: int = 0) -> RankMean:
     """The rank's row of the summary; its parts add up."""
-    row: dict[str, Any] = {row["rank"]: row for row in summarise(run)["ranks"]}[rank]
-    assert sum(row[f"{part}_ns"] for part in PARTS) == row["wall_ns"]
+    row = {row.rank: row for row in summarise(run).ranks}[rank]
+    assert sum(map(row.part, PARTS)) == row.wall_ns
     return row
 
 
@@ -54,9 +53,9 @@ def test_kernels_divide_the_device_time(tmp_path: Path) -> None:
     import_kineto([trace], tmp_path / "run")
 
     row = rank_of(tmp_path / "run")
-    assert (row["wall_ns"], row["compute_ns"]) == (12_000, 5_000)
-    assert (row["exposed_total_ns"], row["hidden_ns"]) == (3_000, 3_000)
-    assert (row["exposed_memory_ns"], row["idle_ns"]) == (3_000, 1_000)
+    assert (row.wall_ns, row.part("compute")) == (12_000, 5_000)
+    assert (row.part("exposed"), row.hidden_ns) == (3_000, 3_000)
+    assert (row.part("memory"), row.part("idle")) == (3_000, 1_000)
 
 
 def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
@@ -92,8 +91,8 @@ def test_ranks_meet_on_group_and_sequence_number(tmp_path: Path) -> None:
     assert analysis.matches.ranks[0].complete.tolist() == [False, False, True]
     assert analysis.matches.ranks[0].wait_ns(analysis.run.ranks[0].spans).tolist() == [0, 0, 4_000]
     assert analysis.matches.ranks[0].last_rank[-1] == 1
-    (row,) = summarise(tmp_path / "run")["communication"]
-    assert (row["role"], row["operation"], row["bytes"]) == ("world", "all_reduce", 3_000)
+    (row,) = summarise(tmp_path / "run").communication
+    assert (row.role, row.operation, row.num_bytes) == ("world", "all_reduce", 3_000)
 
 
 def test_without_numbers_the_order_inside_the_group_counts(tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_without_numbers_the_order_inside_the_group_counts(tmp_path: Path) -> No
         assert trace.spans.seq[own].tolist() == [0, 1]
         assert trace.groups[number].role == "dp"
     assert run.ranks[0].groups[group_id([0], 2)].role == "tp"
-    waits = [row["wait_ns"] for row in summarise(tmp_path / "run")["ranks"]]
+    waits = [row.wait_ns for row in summarise(tmp_path / "run").ranks]
     assert waits == [2_000, 0]
 
 
@@ -141,12 +140,12 @@ def test_without_any_description_each_stream_is_a_group_of_all_ranks(tmp_path: P
     import_kineto(files, tmp_path / "run")
 
     summary = summarise(tmp_path / "run")
-    assert {(row["operation"], row["group_size"], row["unmatched"]) for row in summary["communication"]} == {
+    assert {(row.operation, row.group_size, row.unmatched) for row in summary.communication} == {
         ("all_reduce", 2, 0),
         ("all_to_all", 2, 0),
     }
-    assert [(row["bytes"], row["unsized"], row["algbw_gbps"]) for row in summary["communication"]] == [
-        (None, row["count"], None) for row in summary["communication"]
+    assert [(row.num_bytes, row.unsized, row.algbw_gbps) for row in summary.communication] == [
+        (None, row.count, None) for row in summary.communication
     ]
     rows = communication_by_size(tmp_path / "run")
     assert {row.size for row in rows} == {None}, "unknown is no size"
@@ -160,8 +159,8 @@ def test_a_kernel_without_description_takes_that_of_the_call_that_launched_it(tm
 
     import_kineto([trace], tmp_path / "run")
 
-    (row,) = summarise(tmp_path / "run")["communication"]
-    assert (row["operation"], row["group_size"], row["bytes"]) == ("reduce_scatter", 4, 200)
+    (row,) = summarise(tmp_path / "run").communication
+    assert (row.operation, row.group_size, row.num_bytes) == ("reduce_scatter", 4, 200)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +209,9 @@ def test_messages_are_matched_by_pair_and_order(tmp_path: Path) -> None:
     import_kineto(files, tmp_path / "run")
 
     row = rank_of(tmp_path / "run", 1)
-    assert (row["compute_ns"], row["bubble_ns"], row["exposed_total_ns"], row["hidden_ns"]) == (2_000, 0, 2_000, 2_000)
-    rows = summarise(tmp_path / "run")["communication"]
-    assert {(row["operation"], row["unmatched"], row["mismatched"]) for row in rows} == {
+    assert (row.part("compute"), row.part("bubble"), row.part("exposed"), row.hidden_ns) == (2_000, 0, 2_000, 2_000)
+    rows = summarise(tmp_path / "run").communication
+    assert {(row.operation, row.unmatched, row.mismatched) for row in rows} == {
         ("recv", 0, 0),
         ("send", 0, 0),
     }
@@ -225,10 +224,10 @@ def test_kernels_with_other_names_communicate_if_the_pattern_says_so(tmp_path: P
     import_kineto([trace], tmp_path / "without")
     import_kineto([trace], tmp_path / "with", KinetoOptions(communication_pattern="deep_ep::"))
 
-    assert rank_of(tmp_path / "without")["compute_ns"] == 4_000
-    assert any("--communication-pattern" in problem for problem in summarise(tmp_path / "without")["problems"])
-    assert (rank_of(tmp_path / "with")["compute_ns"], rank_of(tmp_path / "with")["exposed_total_ns"]) == (2_000, 2_000)
-    assert [row["operation"] for row in summarise(tmp_path / "with")["communication"]] == ["dispatch"]
+    assert rank_of(tmp_path / "without").part("compute") == 4_000
+    assert any("--communication-pattern" in problem for problem in summarise(tmp_path / "without").problems)
+    assert (rank_of(tmp_path / "with").part("compute"), rank_of(tmp_path / "with").part("exposed")) == (2_000, 2_000)
+    assert [row.operation for row in summarise(tmp_path / "with").communication] == ["dispatch"]
 
 
 def test_kernels_that_are_named_like_communication_are_pointed_out(tmp_path: Path) -> None:
@@ -243,8 +242,8 @@ def test_kernels_that_are_named_like_communication_are_pointed_out(tmp_path: Pat
 
     import_kineto([trace], tmp_path / "run")
 
-    assert rank_of(tmp_path / "run")["compute_ns"] == 4_000
-    assert summarise(tmp_path / "run")["problems"][0] == (
+    assert rank_of(tmp_path / "run").part("compute") == 4_000
+    assert summarise(tmp_path / "run").problems[0] == (
         "rank 0: hcom_allReduce_17, deep_ep_combine, get_dispatch_layout looks like communication but counts as "
         "compute. If it communicates, import again with --communication-pattern and a part of that name."
     )
@@ -254,7 +253,7 @@ def test_kernels_that_are_named_like_communication_are_pointed_out(tmp_path: Pat
 def test_any_name_of_a_communication_kernel_is_taken(tmp_path: Path, name: str) -> None:
     import_kineto([write_trace(tmp_path / "rank-0.json", [nccl(0, 2, name), kernel(1, 3)])], tmp_path / "run")
 
-    assert rank_of(tmp_path / "run")["exposed_total_ns"] == 1_000
+    assert rank_of(tmp_path / "run").part("exposed") == 1_000
 
 
 def test_a_call_without_a_number_describes_no_kernel(tmp_path: Path) -> None:
@@ -265,8 +264,8 @@ def test_a_call_without_a_number_describes_no_kernel(tmp_path: Path) -> None:
 
     import_kineto([trace], tmp_path / "run")
 
-    (row,) = summarise(tmp_path / "run")["communication"]
-    assert (row["operation"], row["role"]) == ("all_reduce", "world")
+    (row,) = summarise(tmp_path / "run").communication
+    assert (row.operation, row.role) == ("all_reduce", "world")
 
 
 @pytest.mark.parametrize(
@@ -290,10 +289,10 @@ def test_device_events_without_a_time_are_left_out_and_counted(tmp_path: Path, o
     import_kineto([trace], tmp_path / "run")
 
     row = rank_of(tmp_path / "run")
-    assert (row["wall_ns"], row["compute_ns"], row["exposed_total_ns"]) == (10_000, 5_000, 5_000)
+    assert (row.wall_ns, row.part("compute"), row.part("exposed")) == (10_000, 5_000, 5_000)
     assert any(
         "2 device events were left out: their start or duration" in text
-        for text in summarise(tmp_path / "run")["problems"]
+        for text in summarise(tmp_path / "run").problems
     )
 
 
@@ -319,8 +318,8 @@ def test_several_devices_in_one_file_are_one_rank_and_said_to_be(
 
     import_kineto([write_trace(tmp_path / "rank-0.json", [*events, nccl(30, 5)])], tmp_path / "run")
 
-    assert rank_of(tmp_path / "run")["compute_ns"] == 25_000
-    said = [text for text in summarise(tmp_path / "run")["problems"] if "shown as one rank" in text]
+    assert rank_of(tmp_path / "run").part("compute") == 25_000
+    said = [text for text in summarise(tmp_path / "run").problems if "shown as one rank" in text]
     assert (words in said[0]) if words else not said
 
 

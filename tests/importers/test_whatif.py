@@ -52,13 +52,13 @@ def write_trace(path: Path, operations: list[Operation]) -> Path:
 def test_what_the_lane_stood_still_for(tmp_path: Path) -> None:
     import_whatif(write_trace(tmp_path / "trace.parquet", two_stages()), tmp_path / "run")
 
-    first, second = summarise(tmp_path / "run")["ranks"]
-    assert first["wall_ns"] == second["wall_ns"] == 8_000_000_000
+    first, second = summarise(tmp_path / "run").ranks
+    assert first.wall_ns == second.wall_ns == 8_000_000_000
     # Stage 0 waits from 1.0 for the backward, which is sent at 5.0 and there at 5.5.
-    assert (first["compute_ns"], first["bubble_ns"], first["exposed_total_ns"]) == (3 * 10**9, 4 * 10**9, 5 * 10**8)
+    assert (first.part("compute"), first.part("bubble"), first.part("exposed")) == (3 * 10**9, 4 * 10**9, 5 * 10**8)
     # Stage 1 waits until 1.0, receives until 1.5; then it is in nothing until 2.0, and from 5.5 to 7.0.
-    assert (second["compute_ns"], second["bubble_ns"]) == (4 * 10**9, 10**9)
-    assert (second["exposed_total_ns"], second["other_ns"]) == (10**9, 2 * 10**9)
+    assert (second.part("compute"), second.part("bubble")) == (4 * 10**9, 10**9)
+    assert (second.part("exposed"), second.part("other")) == (10**9, 2 * 10**9)
 
 
 def test_places_and_sizes(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_steps_lie_one_behind_the_other(tmp_path: Path) -> None:
     steps = spans.take(spans.kind == schema.STEP)
     assert steps.step.tolist() == [7, 9]
     assert (steps.start.tolist(), steps.end.tolist()) == ([0, 8 * 10**9], [8 * 10**9, 16 * 10**9])
-    assert all(row["unmatched"] == 0 for row in summarise(tmp_path / "run", "7:10")["communication"])
+    assert all(row.unmatched == 0 for row in summarise(tmp_path / "run", "7:10").communication)
 
 
 def test_rows_of_a_rank(tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_times_may_count_from_anywhere(tmp_path: Path) -> None:
     since_1970 = [{**one, "start_ts": one["start_ts"] + 1.7e9} for one in two_stages()]
     import_whatif(write_trace(tmp_path / "trace.parquet", since_1970), tmp_path / "run")
 
-    first, second = summarise(tmp_path / "run")["ranks"]
-    assert first["wall_ns"] == second["wall_ns"] == pytest.approx(8 * 10**9, abs=1000)
-    assert first["bubble_ns"] == pytest.approx(4 * 10**9, abs=1000)
+    first, second = summarise(tmp_path / "run").ranks
+    assert first.wall_ns == second.wall_ns == pytest.approx(8 * 10**9, abs=1000)
+    assert first.part("bubble") == pytest.approx(4 * 10**9, abs=1000)
 
 
 @pytest.mark.parametrize("column", ["rank", "stage", "dp_rank", "step", "seq_id"])
@@ -242,9 +242,10 @@ def test_a_real_job(tmp_path: Path) -> None:
 
     summary = summarise(tmp_path / "run")
 
-    assert (summary["run"]["world_size"], summary["run"]["steps"]["count"]) == (8, 31)
-    assert {name: summary["run"]["parallel"][name] for name in ("pp", "dp")} == {"pp": 4, "dp": 2}
-    assert (summary["pipeline"]["schedule"], summary["pipeline"]["microbatches"]) == ("1f1b", 4)
-    assert all(row["unmatched"] == 0 for row in summary["communication"])
-    stage_of_most_compute = max(summary["ranks"], key=lambda rank: rank["compute_ns"])["coordinates"]["pp"]
+    assert (summary.run.world_size, len(summary.run.steps.used)) == (8, 31)
+    assert {name: summary.run.parallel[name] for name in ("pp", "dp")} == {"pp": 4, "dp": 2}
+    assert summary.pipeline
+    assert (summary.pipeline.schedule, summary.pipeline.microbatches) == ("1f1b", 4)
+    assert all(row.unmatched == 0 for row in summary.communication)
+    stage_of_most_compute = max(summary.ranks, key=lambda rank: rank.part("compute")).coordinates["pp"]
     assert stage_of_most_compute == 3

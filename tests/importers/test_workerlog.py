@@ -40,10 +40,10 @@ def test_a_gap_before_a_job_is_the_wait_for_its_neighbour(tmp_path: Path) -> Non
 
     import_workerlog(files, tmp_path / "run")
 
-    first, second = summarise(tmp_path / "run")["ranks"]
-    assert (first["bubble_ns"], first["exposed_total_ns"]) == (22_000_000, 1_000_000)
-    assert (second["bubble_ns"], second["exposed_total_ns"]) == (9_000_000, 1_000_000)
-    assert (first["wall_ns"], first["compute_ns"], first["other_ns"]) == (40_000_000, 17_000_000, 0)
+    first, second = summarise(tmp_path / "run").ranks
+    assert (first.part("bubble"), first.part("exposed")) == (22_000_000, 1_000_000)
+    assert (second.part("bubble"), second.part("exposed")) == (9_000_000, 1_000_000)
+    assert (first.wall_ns, first.part("compute"), first.part("other")) == (40_000_000, 17_000_000, 0)
 
 
 def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_messages_go_around_between_chunks(tmp_path: Path) -> None:
     }
     assert received == {0: [("recv", 1, 1), ("recv", 1, 1)], 1: [("recv", 0, 0), ("recv", 0, 1)]}
     assert run.ranks[0].parallel == {"pp": 2, "vpp": 2}
-    assert all(row["unmatched"] == 0 for row in summarise(tmp_path / "run")["communication"])
+    assert all(row.unmatched == 0 for row in summarise(tmp_path / "run").communication)
 
 
 def test_machines_come_one_after_the_other(tmp_path: Path) -> None:
@@ -159,10 +159,11 @@ def test_a_pipeline_is_found_in_the_logs(tmp_path: Path) -> None:
 
     summary = summarise(tmp_path / "run")
 
-    pipeline = summary["pipeline"]
-    assert (pipeline["schedule"], pipeline["stages"], pipeline["microbatches"]) == ("1f1b", 4, 6)
-    (recv,) = [row for row in summary["communication"] if row["operation"] == "recv"]
-    assert recv["unmatched"] == 0
-    assert recv["duration_ns"]["p50"] == pytest.approx(600_000, abs=1_000)
-    for rank in summary["ranks"]:
-        assert rank["compute_ns"] == pytest.approx(6 * 12e6 + 3e6, abs=1e6)
+    pipeline = summary.pipeline
+    assert pipeline
+    assert (pipeline.schedule, pipeline.stages, pipeline.microbatches) == ("1f1b", 4, 6)
+    (recv,) = [row for row in summary.communication if row.operation == "recv"]
+    assert recv.unmatched == 0
+    assert recv.duration_p50_ns == pytest.approx(600_000, abs=1_000)
+    for rank in summary.ranks:
+        assert rank.part("compute") == pytest.approx(6 * 12e6 + 3e6, abs=1e6)

@@ -37,7 +37,7 @@ def rank(late: int) -> list[Row]:
 def test_layers_are_one_row_and_stalls_count_in_all_modules_around_them() -> None:
     told = summarise(make_run({0: rank(0), 1: rank(50)}, [TP]))
 
-    assert told["modules"] == [
+    assert [row.to_json() for row in told.modules] == [
         {
             "module": "layers.*", "modules": 2, "calls": 4, "forward_ns": 4_000, "backward_ns": 3_800,
             "recompute_ns": 600, "exposed_ns": 350, "median_step_ns": 3_900, "p95_step_ns": 3_900, "slowest_rank": 0,
@@ -63,15 +63,14 @@ def test_median_and_tail_over_steps_and_which_rank_is_slowest() -> None:
             ]
         return rows
 
-    (told,) = summarise(make_run({0: steps(0), 1: steps(0), 2: steps(100)}), steps="0:20")["modules"]
+    (told,) = summarise(make_run({0: steps(0), 1: steps(0), 2: steps(100)}), steps="0:20").modules
 
     # 200, 202 … 238 on ranks 0 and 1; on rank 2 every other step is 200 longer: the 30th and the 57th of 60 values.
-    assert (told["median_step_ns"], told["p95_step_ns"]) == (222, 426)
-    assert told["slowest_rank"] == 2
-    assert told["slowest_rank_slower"] == 236 / 218 - 1
+    assert (told.step_quantile(0.5), told.step_quantile(0.95)) == (222, 426)
+    assert told.slowest() == (2, 236 / 218 - 1)
 
-    (alone,) = summarise(make_run({0: steps(0)}), steps="0:20")["modules"]
-    assert (alone["slowest_rank"], alone["slowest_rank_slower"]) == (None, None)
+    (alone,) = summarise(make_run({0: steps(0)}), steps="0:20").modules
+    assert alone.slowest() == (None, None)
 
 
 def test_a_stall_in_a_repeated_forward_counts_once() -> None:
@@ -85,8 +84,8 @@ def test_a_stall_in_a_repeated_forward_counts_once() -> None:
     ]
     around = [*rows[:1], module("layers.0 backward", 2_600, 3_900), *rows[2:]]
     for one in (rows, around):
-        (told,) = summarise(make_run({0: one, 1: one}, [TP]))["modules"]
-        assert told["exposed_ns"] == 400
+        (told,) = summarise(make_run({0: one, 1: one}, [TP])).modules
+        assert told.exposed_ns == 400
 
 
 def test_modules_change_no_other_number() -> None:
@@ -94,9 +93,9 @@ def test_modules_change_no_other_number() -> None:
     without = {number: [row for row in rank(50 * number) if row["kind"] != "module"] for number in (0, 1)}
     plain = summarise(make_run(without, [TP]))
 
-    assert plain["modules"] == []
+    assert plain.modules == ()
     for part in ("ranks", "communication", "pipeline", "stragglers", "verdict", "problems"):
-        assert with_modules[part] == plain[part]
+        assert getattr(with_modules, part) == getattr(plain, part)
 
 
 def test_the_table_is_shown_only_where_modules_were_recorded() -> None:

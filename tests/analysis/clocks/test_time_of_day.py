@@ -16,7 +16,7 @@ def test_an_instant_is_told_in_utc_and_by_iso_8601() -> None:
 
 
 def test_the_day_of_the_end_is_told_where_it_is_another_one() -> None:
-    begin, late, tomorrow = (iso_utc(1_700_000_000_000_000_000 + hours * 3_600 * 10**9) for hours in (0, 1, 2))
+    begin, late, tomorrow = (1_700_000_000_000_000_000 + hours * 3_600 * 10**9 for hours in (0, 1, 2))
     assert date_and_time(begin) == "2023-11-14 22:13:20 UTC"
     assert date_and_time(begin, late) == "2023-11-14 22:13:20–23:13:20 UTC"
     assert date_and_time(begin, tomorrow) == "2023-11-14 22:13:20–2023-11-15 00:13:20 UTC"

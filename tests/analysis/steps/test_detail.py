@@ -8,7 +8,7 @@ from rich.console import Console
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.steps.choice import choose_steps
-from commtrace.analysis.steps.detail import find_detail
+from commtrace.analysis.steps.detail import SpanSum, StepTimes, find_detail
 from commtrace.analysis.summary import summarise
 from commtrace.cli.views.summary import print_summary
 from commtrace.trace.run import Run
@@ -47,18 +47,13 @@ def test_only_steps_in_detail_count_and_the_others_have_a_duration() -> None:
     assert choice.to_json()["left_out"] == [{"first": 0, "last": 0, "count": 1, "reason": "warm-up"}]
 
     detail = find_detail(run)
-    assert (detail["every"], detail["steps"], detail["steps_in_detail"]) == (2, 6, 3)
-    assert detail["step_time_ns"] == {"mean": 133, "p50": 100, "p99": 290, "max": 300}
-    assert detail["sums"] == [
-        {
-            "kind": "collective", "role": "dp", "name": "all_reduce", "count": 2.0, "time_ns": 40, "bytes": 128,
-            "longest_ns": 30,
-        },
-        {
-            "kind": "forward", "role": "", "name": "forward", "count": 1 / 3, "time_ns": 30, "bytes": 0,
-            "longest_ns": 90,
-        },
-    ]  # fmt: skip
+    assert (detail.every, detail.steps, detail.steps_in_detail) == (2, 6, 3)
+    assert detail.step_time_ns == StepTimes(mean=133, p50=100, p99=290, max=300)
+    assert detail.sums == (
+        SpanSum("collective", "dp", "all_reduce", count=2.0, time_ns=40, num_bytes=128, longest_ns=30),
+        SpanSum("forward", "", "forward", count=1 / 3, time_ns=30, num_bytes=0, longest_ns=90),
+    )
+    assert detail.sums[0].to_json()["bytes"] == 128
     assert not [problem for problem in find_problems(analyse(run), []) if "left out" in problem]
 
 
@@ -96,8 +91,8 @@ def test_without_any_step_in_detail_the_summary_says_what_to_do() -> None:
         aggregates={step: sums() for step in range(3)},
     )
     told = summarise(run)
-    assert told["run"]["steps"]["count"] == 0
-    assert "`commtrace trigger RUN`" in " ".join(told["problems"])
+    assert told.run.steps.used == ()
+    assert "`commtrace trigger RUN`" in " ".join(told.problems)
 
 
 def test_a_run_in_detail_has_nothing_to_say() -> None:

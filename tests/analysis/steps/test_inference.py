@@ -116,15 +116,15 @@ def test_the_analysis_says_that_steps_are_inferred() -> None:
     run = job(6 * iteration(400, 300, 20))
     summary = summarise(run)
 
-    assert summary["run"]["steps"]["count"] == 5
-    assert summary["run"]["steps_inferred"]
-    assert any("inferred from the period of its communication" in problem for problem in summary["problems"])
+    assert len(summary.run.steps.used) == 5
+    assert summary.run.steps_inferred
+    assert any("inferred from the period of its communication" in problem for problem in summary.problems)
     assert analyse(run, "2:4").steps.used == (2, 3)
 
 
 def test_without_a_period_the_whole_recording_is_one_step() -> None:
     summary = summarise(job([(size, GAP) for size in range(1, 30)]))
 
-    assert summary["run"]["steps"]["count"] == 0
-    assert not summary["run"]["steps_inferred"]
-    assert any("No step was recorded" in problem for problem in summary["problems"])
+    assert len(summary.run.steps.used) == 0
+    assert not summary.run.steps_inferred
+    assert any("No step was recorded" in problem for problem in summary.problems)

@@ -29,7 +29,7 @@ def run_that_got_to(step: int, *, closed: bool = True, steps: int = 0) -> Run:
 def test_it_is_said_how_far_the_job_got(run: Run, sentence: str) -> None:
     whole = f"Only steps 100:110 were to be recorded (COMMTRACE_STEPS, --steps), {sentence}"
     assert unreached_steps(run) == whole
-    problems = summarise(run)["problems"]
+    problems = summarise(run).problems
     assert whole in problems
     assert not any("Mark steps" in problem for problem in problems)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from commtrace.analysis.breakdown.critical_path import CriticalPath
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from tests.cli.commands.test_summary import write_run
@@ -27,15 +28,21 @@ def recorded(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", PipelineJob(2, 4, steps=6, transfer_ns=10_000).run())
 
 
+def critical_path_of(run: Path) -> CriticalPath:
+    path = summarise(run, "0:").critical_path
+    assert path
+    return path
+
+
 def test_the_parts_are_those_of_the_summary_and_add_up_to_the_steps(recorded: Path) -> None:
     result = runner.invoke(app, ["metrics", str(recorded)])
     assert result.exit_code == 0, result.output
     samples = re.findall(r"^commtrace_critical_path_seconds_total\{(.*)\} (.*)$", result.stdout, re.MULTILINE)
-    path = summarise(recorded, "0:")["critical_path"]
+    path = critical_path_of(recorded)
 
-    assert sum(float(value) for _, value in samples) == pytest.approx(path["ns"] / 1e9)
-    first = path["shares"][0]
-    assert samples[0][0] == f'kind="{first["kind"]}",node="node0",rank="{first["rank"]}",role="",run_id="made-run"'
+    assert sum(float(value) for _, value in samples) == pytest.approx(path.ns / 1e9)
+    first = path.shares[0]
+    assert samples[0][0] == f'kind="{first.kind}",node="node0",rank="{first.rank}",role="",run_id="made-run"'
     assert 'commtrace_critical_path_steps_total{run_id="made-run"} 6.0' in result.stdout
     assert 'commtrace_critical_path_last_step{run_id="made-run"} 5.0' in result.stdout
 
@@ -43,13 +50,14 @@ def test_the_parts_are_those_of_the_summary_and_add_up_to_the_steps(recorded: Pa
 def test_the_lost_time_adds_up_to_the_steps(recorded: Path) -> None:
     printed = runner.invoke(app, ["metrics", str(recorded)]).stdout
     parts = dict(re.findall(r'^commtrace_lost_seconds\{part="(\w+)",run_id="made-run"\} (.*)$', printed, re.MULTILINE))
-    lost = summarise(recorded, "0:")["lost_time"]
+    lost = summarise(recorded, "0:").lost_time
+    assert lost
 
     assert set(parts) == {
         *("ideal", "stragglers", "imbalance", "exposed_communication", "bubble", "input", "rest"),
     }
-    assert sum(map(float, parts.values())) == pytest.approx(lost["steps_ns"] / 1e9)
-    assert float(parts["bubble"]) == pytest.approx(lost["bubble_ns"] / 1e9)
+    assert sum(map(float, parts.values())) == pytest.approx(lost.steps_ns / 1e9)
+    assert float(parts["bubble"]) == pytest.approx(lost.bubble_ns / 1e9)
 
 
 def test_a_file_for_node_exporter_is_written_whole(recorded: Path, tmp_path: Path) -> None:
@@ -77,9 +85,7 @@ def test_they_are_sent_as_otlp(recorded: Path, monkeypatch: pytest.MonkeyPatch) 
         "commtrace.critical.path.uncertain",
         "commtrace.lost",
     ]
-    assert sum(point.as_double for point in points) == pytest.approx(
-        summarise(recorded, "0:")["critical_path"]["ns"] / 1e9
-    )
+    assert sum(point.as_double for point in points) == pytest.approx(critical_path_of(recorded).ns / 1e9)
     assert {"rank", "kind", "role", "node", "run_id"} == set(attributes(points[0]))
     assert attributes(of_run.resource)["commtrace.run.id"] == "made-run"
 

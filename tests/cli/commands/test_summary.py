@@ -7,12 +7,14 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from commtrace.analysis.matching.coverage import Coverage
+from commtrace.analysis.pipeline.bubble import StageBubble
+from commtrace.analysis.pipeline.observed import Pipeline
 from commtrace.analysis.summary import summarise
 from commtrace.cli.main import app
 from commtrace.cli.views.summary import print_summary
@@ -227,7 +229,7 @@ def test_the_command_prints_what_the_analysis_says(tmp_path: Path) -> None:
     assert "Steps 1–3: 3 used; left out: step 0 (warm-up)" in result.output
 
     result = runner.invoke(app, ["summary", str(directory), "--json", "--steps", "0:2"])
-    assert json.loads(result.output) == summarise(directory, "0:2")
+    assert json.loads(result.output) == json.loads(json.dumps(summarise(directory, "0:2").to_json()))
 
 
 def test_without_a_run_the_newest_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,25 +246,29 @@ def test_without_a_run_the_newest_one_is_read(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("coverage", "line"),
+    ("missing", "dropped", "hidden", "line"),
     [
-        ({"missing": 0}, "Captured: 3 collective; missing: none; not visible: nothing known"),
-        ({"missing": None}, "Captured: 3 collective; not visible: nothing known"),
+        (0, 0, (), "Captured: 3 collective; missing: none; not visible: nothing known"),
+        (None, 0, (), "Captured: 3 collective; not visible: nothing known"),
         (
-            {"missing": 7, "dropped": {"collective": 7}, "not_visible": ["DeepEP"]},
+            7,
+            7,
+            ("DeepEP",),
             "Captured: 3 collective; missing: 7 collectives; dropped: 7 spans; not visible: 1 path, below",
         ),
     ],
 )
-def test_one_line_says_what_was_seen_and_what_was_not(coverage: dict[str, Any], line: str) -> None:
-    told = summarise(make_run({0: [span("step", 0, 10, step=0)]}))
-    told["coverage"] = {"captured": {"collective": 3}, "dropped": {}, "not_visible": [], **coverage}
+def test_one_line_says_what_was_seen_and_what_was_not(
+    missing: int | None, dropped: int, hidden: tuple[str, ...], line: str
+) -> None:
+    coverage = Coverage({"collective": 3}, {"collective": dropped} if dropped else {}, hidden)
+    told = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), coverage=coverage, missing=missing)
     console = Console(file=io.StringIO(), width=120, highlight=False)
     print_summary(console, told)
     text = str(console.file.getvalue())  # type: ignore[attr-defined]
 
     assert line in text.splitlines()
-    assert ("commtrace doctor" in text) == bool(coverage["missing"])
+    assert ("commtrace doctor" in text) == bool(missing)
 
 
 def test_a_folder_without_a_run_is_refused_with_a_hint(tmp_path: Path) -> None:
@@ -282,28 +288,20 @@ def test_rows_within_nodes_and_between_them_can_be_told_apart() -> None:
 
 
 def test_a_pipeline_is_shown_stage_by_stage_beside_its_theoretical_bubble() -> None:
-    told = summarise(make_run({0: [span("step", 0, 10, step=0)]}))
-    told["pipeline"] = {
-        "schedule": "1f1b",
-        "stages": 2,
-        "chunks": 1,
-        "microbatches": 4,
-        "fraction_of_phase": {"idle": 0.31, "theoretical_bubble": 0.2},
-        "fraction_of_step": {"phase": 0.8},
-        "per_stage": [
-            {
-                **dict.fromkeys(("forward_ns", "backward_ns", "warm_up_ns", "steady_ns", "cool_down_ns"), MS),
-                **dict.fromkeys(("schedule_ns", "imbalance_ns", "variation_ns"), 2 * MS),
-                "p2p_ns": -3 * MS,
-                "bubble_ns": 3 * MS,
-                "transfer_ns": 0,
-                "unmatched_ns": 0,
-                "left_out": [],
-                "stage": stage,
-            }
-            for stage in (0, 1)
-        ],
-    }
+    stages = tuple(
+        StageBubble(
+            stage=stage, ranks=(stage,), forward_ns=MS, backward_ns=MS, work_ns=2 * MS, wall_ns=5 * MS,
+            bubble_ns=3 * MS, warm_up_ns=MS, steady_ns=MS, cool_down_ns=MS, schedule_ns=2 * MS, imbalance_ns=2 * MS,
+            variation_ns=2 * MS, p2p_ns=-3 * MS, transfer_ns=0, drain_ns=0,
+        )
+        for stage in (0, 1)
+    )  # fmt: skip
+    pipeline = Pipeline(
+        schedule="1f1b", reason="", stages=2, chunks=1, microbatches=4, idle_fraction_of_phase=0.31,
+        theoretical_fraction_of_phase=0.2, idle_ratio_to_work=0.4, theoretical_ratio_to_work=0.25,
+        phase_fraction_of_step=0.8, bubble_fraction_of_step=0.3, drain_fraction_of_step=0.0, per_stage=stages,
+    )  # fmt: skip
+    told = replace(summarise(make_run({0: [span("step", 0, 10, step=0)]})), pipeline=pipeline)
     console = Console(file=io.StringIO(), width=100, highlight=False)
     print_summary(console, told)
     text = str(console.file.getvalue())  # type: ignore[attr-defined]

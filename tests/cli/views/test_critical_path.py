@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from commtrace.analysis.breakdown.critical_path import CriticalPath, Share
 from commtrace.cli.views.critical_path import critical_path_lines
 
 
-def share(rank: int, kind: str, ns: int, role: str = "", uncertain_ns: int = 0) -> dict[str, Any]:
-    return {"rank": rank, "kind": kind, "role": role, "ns": ns, "uncertain_ns": uncertain_ns}
+def share(rank: int, kind: str, ns: int, role: str = "", uncertain_ns: int = 0) -> Share:
+    return Share(rank, kind, role, ns, uncertain_ns)
 
 
-def line(*shares: dict[str, Any]) -> str:
-    whole = sum(one["ns"] for one in shares)
-    unsure = sum(one["uncertain_ns"] for one in shares)
-    (told,) = critical_path_lines({"steps": 2, "ns": whole, "uncertain_ns": unsure, "shares": list(shares)})
-    return told
+def line(*shares: Share) -> str:
+    (text,) = critical_path_lines(CriticalPath(num_steps=2, shares=shares))
+    return text
 
 
 def test_ranks_come_with_their_work_and_communication_by_role() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from commtrace.analysis.stragglers.lost_time import LostTime
 from commtrace.cli.views.lost_time import lost_time_lines
 
@@ -13,14 +15,14 @@ LOST = LostTime(
 
 
 def test_it_is_one_line_that_adds_up() -> None:
-    assert [*lost_time_lines(LOST.to_json())] == [
+    assert [*lost_time_lines(LOST)] == [
         "Lost: 50% of 2.0 h in steps: stragglers 25% (30 min), imbalance <1%, exposed communication 12% (15 min), "
         "input 12% (15 min); ideal 50%"
     ]
 
 
 def test_of_a_job_on_gpus_it_is_told_in_gpu_hours() -> None:
-    (line,) = lost_time_lines({**LOST.to_json(), "gpus": 64})
+    (line,) = lost_time_lines(replace(LOST, gpus=64))
 
     assert line.startswith("Lost: 50% of 128 GPU-hours in steps: stragglers 25% (32 GPU-hours)")
 

@@ -93,7 +93,8 @@ class RecordedRun(Generic[Frame]):
     """A run that was read; :func:`commtrace.open` makes it.
 
     What is worked out is kept, so that a second question costs less. Of a large run, only :meth:`spans`,
-    :meth:`pipeline`, :meth:`stragglers` and :meth:`summary` hold all spans in memory. Tables are documented in docs/python.md.
+    :meth:`pipeline`, :meth:`stragglers` and :meth:`summary` hold all spans in memory. docs/python.md documents the
+    tables.
 
     Attributes:
         problems: what is wrong with its files, in sentences; empty if nothing is.

@@ -48,15 +48,11 @@ def test_a_straggler_comes_first() -> None:
 
 
 def test_work_that_takes_long_in_a_few_steps_is_told_with_its_cause() -> None:
-    straggler = {
-        "rank": 2,
-        "who": "rank 2 on node0",
-        "cause": "compute",
-        "cost_ms_per_step": 1.0,
-        "occurrence": "3 times, in steps 5, 10 and 15: 60 ms",
-        "next_step": "See what happens in those steps.",
-    }
-    assert verdict([mean(FORWARD=100_000_000)], [straggler]) == (
+    now_and_then = straggler(
+        who="rank 2 on node0", occurrence="3 times, in steps 5, 10 and 15: 60 ms",
+        next_step="See what happens in those steps.",
+    )  # fmt: skip
+    assert verdict([mean(FORWARD=100_000_000)], [now_and_then]) == (
         "Rank 2 on node0 (compute) held up the others 3 times, in steps 5, 10 and 15: 60 ms. See what happens in those "
         "steps."
     )

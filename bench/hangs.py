@@ -86,9 +86,15 @@ def fail(fault: str) -> None:
     elif fault == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "holds the GIL":
-        ctypes.PyDLL(None).sleep(round(FOREVER))
+        hold_the_lock()
     elif fault == "exits early":
         sys.exit(0)
+
+
+def hold_the_lock() -> None:
+    """Read what nobody writes; a signal does not end it."""
+    read, _write = os.pipe()
+    ctypes.PyDLL(None).read(read, ctypes.create_string_buffer(1), 1)
 
 
 def load(is_stuck: bool) -> Any:
@@ -276,9 +282,10 @@ def judge(case: Case, victim: int, failed_at: float, folder: Path) -> Outcome:
         first = diagnosis.first_failure
         return Outcome(first is not None and list(first.ranks) == [victim], None, None, None, tuple(sentences))
     is_right = diagnosis.hang.is_hung and [root.rank for root in diagnosis.hang.chains.roots] == [victim]
-    doing = diagnosis.hang.doing.get(victim)
-    at = doing.at if doing is not None else None
-    place = None if case.fault != "stuck in data" else f"{__file__}:" in (at or "")
+    doing, rank = diagnosis.hang.doing.get(victim), diagnosis.rank(victim)
+    at = (rank.stack_at if rank is not None else None) or (doing.at if doing is not None else None) or ""
+    expected = {"stuck in data": "load", "holds the GIL": "hold_the_lock"}.get(case.fault)
+    place = None if expected is None else f"{__file__}:" in at and at.endswith(f" {expected}")
     path = folder / "run" / "monitor.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     hangs = [event for event in events if event["kind"] == "hang"]

@@ -112,6 +112,7 @@ class Recorder:
         self._sink_failed = False
         self._failure = ""
         self._wake = threading.Event()
+        self._passed = threading.Event()
         self._stopping = False
         self._pass_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -164,9 +165,16 @@ class Recorder:
                 return False
         return True
 
-    def harvest_soon(self) -> None:
-        """Have the harvester write what there is at once: the process may not have long to live. From any thread."""
+    def harvest_soon(self, patience_seconds: float = 0.0) -> None:
+        """Have the harvester write what there is at once: the process may not have long to live. From any thread.
+
+        Args:
+            patience_seconds: so long at most the caller waits for it, and leaves Python's lock to it.
+        """
+        self._passed.clear()
         self._wake.set()
+        if patience_seconds and self._thread is not None:
+            self._passed.wait(patience_seconds)
 
     def flush(self) -> None:
         """Harvest now, on the calling thread. For tests and for the end of the run."""
@@ -205,6 +213,7 @@ class Recorder:
             self._wake.wait(_OPENING_SECONDS if self._sinks is None else FLUSH_SECONDS)
             self._wake.clear()  # stop() sets what the loop asks for before it wakes the thread
             self._guarded_pass(last=False)
+            self._passed.set()
         deadline = time.monotonic() + _LAST_WORK_SECONDS
         while self._unresolved and time.monotonic() < deadline:
             time.sleep(FLUSH_SECONDS / 10)

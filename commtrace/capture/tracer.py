@@ -33,6 +33,8 @@ _COUNTED_KINDS = _WAITING_KINDS | {schema.OPTIMIZER}
 _WORK_KINDS = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE, schema.OPTIMIZER})
 
 _MOST_FAILURES_TOLD = 8
+_PATIENCE_SECONDS = 0.1
+"""So long a communication that failed waits until that is written."""
 
 _coordinates: Callable[[tuple[int, int, int, int]], Coordinates] = functools.partial(tuple.__new__, Coordinates)
 """Without the frame of Python that ``Coordinates(…)`` makes."""
@@ -336,7 +338,8 @@ class Tracer:
         if self.failures_told < _MOST_FAILURES_TOLD:
             self.failures_told += 1
             self.append((failed_rows, schema.MARK, launch, type(error).__name__, now_ns()))
-            self.recorder.harvest_soon()
+            # The launcher may end this process before the exception has: to print it keeps Python's lock for long.
+            self.recorder.harvest_soon(_PATIENCE_SECONDS)
 
     def failed(self, part: str, error: BaseException) -> None:
         """A hook of ``part`` failed: warn once, and have the part stop."""

@@ -64,6 +64,8 @@ class RankTrace:
         exception_frames: where it was raised, innermost first, as ``file:line function``.
         failures: communications that raised, as the ``failed`` marks have them.
         gone_peers: looks at which it saw other ranks of its host end, in order.
+        stack: where its main thread was when none of Python's threads could run any more, innermost first, as
+            ``file:line function``; empty otherwise.
         aggregates: by step that is not in detail, the texts of its ``aggregate`` marks (:mod:`.aggregates`).
         discarded: what was deleted to keep to the budget, as the ``discarded`` mark has it; empty if nothing was.
         progress: (step, ns) while nothing was recorded, of a rank that records only some steps.
@@ -90,6 +92,7 @@ class RankTrace:
     exception_frames: tuple[str, ...] = ()
     failures: tuple[Mapping[str, Any], ...] = ()
     gone_peers: tuple[PeerLook, ...] = ()
+    stack: tuple[str, ...] = ()
     aggregates: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     discarded: Mapping[str, Any] = field(default_factory=dict)
     progress: tuple[tuple[int, int], ...] = ()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
-from commtrace.exporters.monitor.hangs import HangAggregator
+from commtrace.exporters.monitor.hangs import HangAggregator, no_stack
 from commtrace.exporters.monitor.messages import Job
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.waits import LeastTimes
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import WindowReport
+from commtrace.trace.files.writer import rank_directory
+from commtrace.trace.last_stack import read_stack, stack_path
 
 _logger = logging.getLogger("commtrace")
 
@@ -30,14 +34,15 @@ class Aggregator:
     Args:
         job: that is watched.
         sinks: alerted after every comparison.
+        directory: of the run, where its files can be read.
     """
 
-    def __init__(self, job: Job, sinks: Sequence[AlertSink]) -> None:
+    def __init__(self, job: Job, sinks: Sequence[AlertSink], directory: Path | None = None) -> None:
         self.watch = Watch(job.world_size, job.seconds)
         self._least = LeastTimes(job.seconds)
         self._job = job
         self._sinks = sinks
-        self._hangs = HangAggregator(job)
+        self._hangs = HangAggregator(job, find_stack=no_stack if directory is None else partial(_stack_of, directory))
         self._newest: list[WindowReport] = []
         self._hangs_failed = False
 
@@ -83,3 +88,7 @@ class Aggregator:
             "abstentions": list(watch.abstentions),
             "stragglers": [straggler.to_json() for straggler in watch.stragglers],
         }
+
+
+def _stack_of(directory: Path, rank: int, session: int) -> tuple[str, ...]:
+    return read_stack(stack_path(rank_directory(directory, rank), session))

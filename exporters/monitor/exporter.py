@@ -179,7 +179,7 @@ class MonitorExporter:
             self._server = None
             raise
         self._store = store
-        self._aggregator = Aggregator(self._job, self._sinks())
+        self._aggregator = Aggregator(self._job, self._sinks(), self._rank.directory)
 
     def _exchange(self, request: Request) -> Reply:
         """Send a request to the monitor, wherever it is."""

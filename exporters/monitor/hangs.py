@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -44,6 +44,10 @@ _GATHER_SECONDS = 1.5
 
 _ROUNDS_SECONDS: Final = 1.5
 """A rank that lives reports by so long after the end of a window."""
+
+_STACK_SECONDS: Final = 5.0
+_MOST_ASKED: Final = 4
+"""Silent ranks that are told of by themselves, and how long after they were it is looked for their stacks."""
 
 _MOST_PLACES = 3
 _MOST_REPORT_BYTES: Final = MOST_BYTES - 4_096
@@ -138,22 +142,40 @@ class Others(NamedTuple):
     Attributes:
         silent: those of which nothing is heard any more, with their last sign of life.
         going_on: those whose windows still come.
-        ended: those that have ended in order.
-        raised: those that have ended with an exception that nobody caught, with its type.
+        ended: those that have ended, some with an exception that nobody caught.
         busy: those of them that go on and are in something in which no step ends: a checkpoint, an evaluation.
     """
 
     silent: Sequence[RankTrace] = ()
     going_on: Collection[int] = ()
-    ended: Collection[int] = ()
+    ended: Sequence[RankTrace] = ()
     busy: Collection[int] = ()
-    raised: Mapping[int, str] = MappingProxyType({})
+
+    @property
+    def raised(self) -> Mapping[int, str]:
+        """Return those that have ended with an exception, with its type."""
+        return {trace.rank: trace.exception for trace in self.ended if trace.exception}
 
 
 _NOBODY: Final = Others()
 
 
-def others_of(reports: Sequence[Report], stopped: Collection[int], stopped_at: float, now: float) -> Others:
+FindStack = Callable[[int, int], tuple[str, ...]]
+"""Returns where a rank was, by its number and session, when it could say no more; see commtrace/trace/last_stack.py."""
+
+
+def no_stack(rank: int, session: int) -> tuple[str, ...]:
+    """Return none: the files of the ranks are not here."""
+    return ()
+
+
+def others_of(
+    reports: Sequence[Report],
+    stopped: Collection[int],
+    stopped_at: float,
+    now: float,
+    find_stack: FindStack = no_stack,
+) -> Others:
     """Return what the windows of ranks say that have said nothing of a hang.
 
     A rank goes on if its newest window is as new as that of one that lives, and ended after the others had stopped.
@@ -163,24 +185,23 @@ def others_of(reports: Sequence[Report], stopped: Collection[int], stopped_at: f
         stopped: ranks that have said that training has stopped.
         stopped_at: since when, in epoch seconds.
         now: epoch seconds.
+        find_stack: of a silent rank.
     """
     silent, going_on, ended, busy = [], [], [], []
-    raised = {}
     for report in reports:
         rank, at = report.window.rank, report.window.window * report.job.seconds
         is_new = now - at < report.job.seconds + _ROUNDS_SECONDS
-        if report.window.ended and report.window.exception:
-            raised[rank] = report.window.exception
-        elif report.window.ended:
-            ended.append(rank)
+        if report.window.ended:
+            ended.append(replace(_last_sign_of(report, at), closed=True, exception=report.window.exception))
         elif rank not in stopped:
             if report.window.phase and now - at < SILENT_WINDOWS * report.job.seconds:
                 busy.append(rank)
             if is_new and at > stopped_at:
                 going_on.append(rank)
             else:
-                silent.append(_last_sign_of(report, at))
-    return Others(silent, going_on, ended, busy, raised)
+                last = _last_sign_of(report, at)
+                silent.append(replace(last, stack=find_stack(rank, last.metadata.session)))
+    return Others(silent, going_on, ended, busy)
 
 
 def _last_sign_of(report: Report, at: float) -> RankTrace:
@@ -236,32 +257,33 @@ def hang_event(
     """
     run = Run(Path("running job"), {trace.rank: trace for trace in sorted(traces, key=lambda trace: trace.rank)}, [])
     silent = [trace for trace in others.silent if trace.rank not in run.ranks]
+    ended = [trace for trace in others.ended if trace.rank not in run.ranks]
     named = {
         *run.ranks,
         *unreadable,
-        *others.ended,
-        *others.raised,
+        *(trace.rank for trace in others.ended),
         *others.going_on,
         *(trace.rank for trace in silent),
     }
     unheard = sorted(set(range(world_size)) - named)
     # Every rank that speaks has stood still for longer than is usual: judged like a job that will not go on.
-    told = examine(run, now_ns=round(now * 1e9), ask=ask, goes_on=False, silent=silent)
+    told = examine(run, now_ns=round(now * 1e9), ask=ask, goes_on=False, silent=[*silent, *ended])
     roots = [root.rank for root in told.hang.chains.roots]
-    going_on, ended = sorted(others.going_on), sorted(others.ended)
+    going_on = sorted(others.going_on)
+    in_order = sorted(trace.rank for trace in others.ended if not trace.exception)
     sentences = [
         f"Training has stopped: {len(run.ranks)} of {world_size} ranks say so.",
         *hang_findings(told),
         *silence_findings(told, besides=roots[:MOST_ROOTS]),
         *([f"No word from {ranks_in_words(unheard)}, ever: not started, or cut off."] if unheard else []),
-        *([f"{ranks_in_words(ended).capitalize()} ended in order."] if ended else []),
+        *([f"{ranks_in_words(in_order).capitalize()} ended in order."] if in_order else []),
         *_exceptions(others.raised),
         *([f"{ranks_in_words(going_on).capitalize()}: something still moves there."] if going_on else []),
         *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
         *(hang_sentences(told, unheard="which sent no report of a hang") or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
-    suspects = [*roots, *sorted(others.raised), *(trace.rank for trace in silent), *unheard, *going_on, *ended]
+    suspects = [*roots, *sorted(others.raised), *(trace.rank for trace in silent), *unheard, *going_on, *in_order]
     rank = next(iter(suspects), -1)
     hosts = {trace.rank: trace.metadata.node for trace in (*run.ranks.values(), *silent)}
     return LiveEvent(HUNG, now, rank, hosts.get(rank, ""), " ".join(sentence.strip() for sentence in sentences))
@@ -336,19 +358,22 @@ class HangAggregator:
     Args:
         job: that is watched.
         ask: for the process of a silent rank.
+        find_stack: of a silent rank.
 
     Attributes:
         sentence: what was last told of the hang that the job is in; empty while it goes on.
     """
 
-    def __init__(self, job: Job, ask: AskProcess = process_state) -> None:
+    def __init__(self, job: Job, ask: AskProcess = process_state, find_stack: FindStack = no_stack) -> None:
         self.sentence = ""
         self._ask = ask
+        self._find_stack = find_stack
         self._stopped_at = 0.0
         self._job = job
         self._first_heard = 0.0
         self._reported_at = 0.0
         self._num_reported = 0
+        self._without_stack: Sequence[RankTrace] = ()
         self._num_messages = 0
         self._stopped: frozenset[int] = frozenset()
         self._traces: Mapping[int, RankTrace] = {}
@@ -368,22 +393,29 @@ class HangAggregator:
             self._first_heard, self._num_reported, self.sentence = 0.0, 0, ""
             return []
         self._first_heard = self._first_heard or now
-        is_news = len(stopped) > self._num_reported
+        is_news = len(stopped) > self._num_reported or self._have_left_stacks(now)
         has_waited = now - (self._reported_at if self._num_reported else self._first_heard) >= _GATHER_SECONDS
         # A rank that goes on shows it by the end of its window.
         has_waited = has_waited and now - self._stopped_at >= self._job.seconds + _ROUNDS_SECONDS
         if not (is_news and (has_waited or len(stopped) == self._job.world_size)):
             return []
-        others = others_of(store.reports(), stopped, self._stopped_at, now)
+        others = others_of(store.reports(), stopped, self._stopped_at, now, self._find_stack)
         if others.busy:
             return []
         if others.ended and not others.raised and not any(trace.in_flight for trace in traces.values()):
             return []  # the job comes to its end, and somebody has something left to do
         self._reported_at, self._num_reported = now, len(stopped)
+        self._without_stack = [trace for trace in others.silent if not trace.stack][:_MOST_ASKED]
         unreadable = sorted(stopped.difference(traces))
         event = hang_event(list(traces.values()), self._job.world_size, now, unreadable, others, self._ask)
         self.sentence = event.sentence
         return [event]
+
+    def _have_left_stacks(self, now: float) -> bool:
+        """Whether a silent rank has written where it is since it was told of: that is later than others notice."""
+        if not self._num_reported or now - self._reported_at > _STACK_SECONDS:
+            return False
+        return any(self._find_stack(trace.rank, trace.metadata.session) for trace in self._without_stack)
 
     def _read(self, store: MonitorStore) -> None:
         """Read what ranks say, if any has said something since: of thousands, that takes seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -19,7 +20,13 @@ from tests.e2e.launch import REPOSITORY
 pytestmark = pytest.mark.e2e
 
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "hangs.py"
-LOOKED_AT_WHILE_THEY_RUN = ("one_is_killed", "a_chain_through_groups", "one_is_stopped_while_it_trains", "all_end_well")
+LOOKED_AT_WHILE_THEY_RUN = (
+    "one_is_killed",
+    "a_chain_through_groups",
+    "one_is_stopped_while_it_trains",
+    "one_keeps_the_lock_of_its_interpreter",
+    "all_end_well",
+)
 
 
 class Jobs:
@@ -160,6 +167,20 @@ def test_a_rank_that_is_stopped_while_it_trains(jobs: Jobs) -> None:
         assert (stop["kind"], stop["arrived"]) == ("hung", [3])
         assert stop["missing"] == [{"rank": 2, "last_seq": stop["seq"] - 1}]
         assert any(one.startswith("The job hangs") and one.endswith(" for rank 2.") for one in told["findings"])
+
+
+def test_a_rank_in_code_that_keeps_the_lock_of_its_interpreter(jobs: Jobs) -> None:
+    """No thread of its own can say where it is: a timer of the kernel has had it written."""
+    name = "one_keeps_the_lock_of_its_interpreter"
+    place = rf"{re.escape(str(PROGRAM))}:\d+ {name}"
+    for told, why in (
+        (jobs.running[name], rf"lives and lets no other thread of Python run: code in C keeps its lock, at {place}; "),
+        (jobs.told(name), rf"is gone; before, code in C at {place} let no other thread of Python run\."),
+    ):
+        assert roots(told) == [2]
+        assert re.fullmatch(place, told["ranks"][2]["stack_at"])
+        (silence,) = [one for one in told["findings"] if one.startswith("Rank 2 gave its last sign of life")]
+        assert re.search(why, silence)
 
 
 def test_ranks_that_wait_for_each_other(jobs: Jobs) -> None:

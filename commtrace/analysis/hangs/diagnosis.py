@@ -72,7 +72,8 @@ def examine(
         ask: for the process that recorded a rank.
         flight_calls: from dumps of torch's flight recorder.
         goes_on: whether the job does; None: to be found out.
-        silent: ranks of which only a last sign of life is known, and not how far they had come.
+        silent: ranks of which only a last sign of life is known, or that they have ended, and not how far they had
+            come.
         all_ranks: tell of every rank what it was doing; without, of those that a hang is about.
 
     Raises:
@@ -166,6 +167,8 @@ def _rank(
         process=ending.process,
         exception=ending.exception or None,
         exception_at=own_frame(trace.exception_frames),
+        stack=trace.stack,
+        stack_at=own_frame(trace.stack),
         device_uuid=trace.metadata.device_uuid or None,
         keep_out=keep_out([trace.metadata], (other.metadata for other in heard.ranks.values())),
         failures=tuple(

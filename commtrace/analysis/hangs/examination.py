@@ -71,6 +71,9 @@ class ExaminedRank(NamedTuple):
         state, last_written_ns, behind_ns, process: see :class:`commtrace.analysis.hangs.liveness.Ending`.
         exception: type of the one that nobody caught; None if there was none.
         exception_at: where in the program it was raised, as ``file:line function``.
+        stack: where its main thread was when none of Python's threads could run any more, innermost first; empty
+            otherwise.
+        stack_at: the innermost of it that is not a library's.
         device_uuid: of its device; None if that has none.
         keep_out: command that keeps its node out of the next job.
         failures: communications that raised.
@@ -88,6 +91,8 @@ class ExaminedRank(NamedTuple):
     process: str | None
     exception: str | None
     exception_at: str | None
+    stack: tuple[str, ...]
+    stack_at: str | None
     device_uuid: str | None
     keep_out: str
     failures: tuple[Failure, ...]

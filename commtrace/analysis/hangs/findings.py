@@ -44,6 +44,9 @@ def hang_findings(diagnosis: Diagnosis) -> Iterable[str]:
     elif hung and roots:
         waits = "communication waits" if len(hung) == 1 else "communications wait"
         yield f"The job hangs: {len(hung)} {waits} in the end for {ranks_in_words(roots)}."
+    elif hung and len(hung[0].operations) > 1:
+        called = "; ".join(f"{operation} by {ranks_in_words(own)}" for operation, own in hung[0].operations.items())
+        yield f"The job hangs at {place_words(hung[0])}, as which its members called different operations: {called}."
     elif hung:
         yield f"The job hangs in a communication at which all members have arrived: {place_words(hung[0])}."
     for stop in stops:
@@ -230,8 +233,9 @@ def mismatch_words(one: Mismatch) -> str:
 
 
 def _notes(diagnosis: Diagnosis) -> Iterable[str]:
-    for stop in diagnosis.hang.stops:
-        if stop.kind == WAITING and stop.waited_ns:
+    in_deadlock = {position for cycle in diagnosis.hang.chains.cycles for position in cycle}
+    for position, stop in enumerate(diagnosis.hang.stops):
+        if stop.kind == WAITING and stop.waited_ns and position not in in_deadlock:
             waiters = ranks_in_words(stop.arrived).capitalize()
             yield f"{waiters}: {seconds_in_words(stop.waited_ns)} at {place_words(stop)}, which may be usual."
     harmless = [one for one in diagnosis.mismatches.first if one.may_be_right]

@@ -17,6 +17,7 @@ from commtrace.trace.processes import GONE, IN_KERNEL, RUNS, SUSPENDED
 
 _MOST_STOPS: Final = 8
 MOST_ROOTS: Final = 8
+_MOST_PLACES: Final = 4
 
 
 def group_words(group: GroupLabel) -> str:
@@ -46,7 +47,8 @@ def hang_sentences(diagnosis: Diagnosis, unheard: str = "which left no files") -
         sentences.append(f"{more} more communications did not end; --json lists all of them.")
     for cycle in hang.chains.cycles:
         places = " → ".join(place_words(hang.stops[position]) for position in (*cycle, cycle[0]))
-        sentences.append(f"Deadlock: they wait for each other in a circle: {places}.")
+        waiting = sorted({rank for position in cycle for rank in hang.stops[position].arrived})
+        sentences.append(f"Deadlock: they wait for each other in a circle: {places}.{_places(diagnosis, waiting)}")
     roots = hang.chains.roots
     for root in roots[:MOST_ROOTS]:
         held = f"{root.ranks_held_up} rank{'s' * (root.ranks_held_up != 1)}"
@@ -81,13 +83,25 @@ def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], unh
     yield f"{verb} {place_words(stop)}. Arrived: {ranks_in_words(stop.arrived)}{operation}{there}{since}{usual}."
     if not stop.missing and not stop.unknown:
         inside = sorted(rank for ranks in stop.operations.values() for rank in ranks)
+        advice = "Compare what they called" if len(stop.operations) > 1 else "Look at the network"
         yield (
-            f"  Nobody is missing: all have called it; not come out of it: {ranks_in_words(inside)}. Compare what they "
-            "called, and look at the network."
+            f"  Nobody is missing: all have called it; not come out of it: {ranks_in_words(inside)}. {advice}."
+            f"{_places(diagnosis, inside)}"
         )
         return
     for link in links:
         yield f"  {_link_sentence(diagnosis, stop, link, unheard)}"
+
+
+def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
+    """Where in the program ranks are that wait, those at the same place together."""
+    at: dict[str, list[int]] = {}
+    for rank in ranks:
+        doing = diagnosis.hang.doing.get(rank)
+        if doing is not None and doing.at:
+            at.setdefault(doing.at, []).append(rank)
+    places = [f"{ranks_in_words(own)} at {place}" for place, own in at.items()]
+    return f" They are: {'; '.join(places[:_MOST_PLACES])}." if places else ""
 
 
 def _flight_sentences(diagnosis: Diagnosis, stop: Stop, position: int) -> Iterable[str]:
@@ -109,7 +123,7 @@ def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, unheard: str) -
     unknown = [rank for rank in ranks if rank in stop.unknown]
     if unknown:
         told_of = {one.rank for one in diagnosis.ranks}
-        why = "silent: see below" if told_of.issuperset(unknown) else unheard
+        why = "see below" if told_of.issuperset(unknown) else unheard
         return f"Not known to have arrived: {ranks_in_words(unknown)}, {why}."
     last = {one.rank: one.last_seq for one in stop.missing}
     numbers = sorted({-1 if (seq := last[rank]) is None else seq for rank in ranks})
@@ -137,10 +151,11 @@ def _last_seen(diagnosis: Diagnosis, rank: int, unheard: str) -> str:
     own = diagnosis.rank(rank)
     if own is None:
         return f"Nothing is known of rank {rank}, {unheard}."
-    activity = activity_words(diagnosis.hang.doing.get(rank))
+    doing = diagnosis.hang.doing.get(rank)
+    activity = activity_words(doing)
     if own.state == ENDED:
         how = f"with {exception_words(own)}" if own.exception else "in order"
-        return f"Rank {rank} ended {how} and will not come any more; {activity}."
+        return f"Rank {rank} ended {how} and will not come any more{f'; {activity}' if doing else ''}."
     if own.state == SILENT:
         return f"{silence_words(own)} The last it could write, its final second or so being lost: {activity}."
     return f"Rank {rank}: {activity}."
@@ -159,13 +174,21 @@ def exception_words(rank: ExaminedRank) -> str:
 def silence_words(rank: ExaminedRank) -> str:
     """Return that a rank is silent, for how long, why, and what to do about it."""
     process = f"process {rank.pid} on {rank.host}" if rank.pid else "its process"
+    place = f" at {rank.stack_at or rank.stack[0]}" if rank.stack else ""
+    let_none_run = f"code in C{place} let no other thread of Python run"
     why = {
         SUSPENDED: f"{process} is suspended, by SIGSTOP or a debugger; kill -CONT {rank.pid} lets it go on",
         IN_KERNEL: f"{process} is in a call of the kernel that nothing interrupts: a file system or a driver (dmesg)",
-        RUNS: f"{process} lives and lets no other thread of Python run; py-spy dump --native --pid {rank.pid} "
-        "shows where",
-        GONE: f"{process} is gone",
-    }.get(rank.process or "", f"dead, suspended, or in code that lets no thread run; look for {process}")
+        RUNS: f"{process} lives and lets no other thread of Python run"
+        f"{f': code in C keeps its lock,{place}' if place else ''}; py-spy dump --native --pid {rank.pid} "
+        f"shows {'which' if place else 'where'}",
+        GONE: f"{process} is gone" + (f"; before, {let_none_run}" if place else ""),
+    }.get(
+        rank.process or "",
+        f"{let_none_run}; py-spy dump --native --pid {rank.pid} on {rank.host} shows which, if it lives"
+        if place
+        else f"dead, suspended, or in code that lets no thread run; look for {process}",
+    )
     since = "" if rank.behind_ns is None else f" {seconds_in_words(rank.behind_ns)} before the others"
     return f"Rank {rank.rank} gave its last sign of life{since}: {why}."
 

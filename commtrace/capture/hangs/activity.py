@@ -72,8 +72,11 @@ class Activity:
         """
         now = self._now()
         progress = self.progress()
-        if self._tracer.recorder.buffer:
-            self._recorded_at = self._progress_at = now
+        entries = list(self._tracer.recorder.buffer)
+        if entries:
+            self._recorded_at = now
+        if any(entry[1] != schema.GC for entry in entries):  # Other threads make garbage while training stands still.
+            self._progress_at = now
         if progress != self._progress:  # Training goes on in steps, too, that are not recorded.
             self._progress, self._progress_at = progress, now
         idle = now - self._recorded_at

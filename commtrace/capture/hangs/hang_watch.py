@@ -20,10 +20,12 @@ from typing import Any, Final
 
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.hangs.activity import Activity
+from commtrace.capture.hangs.stack_timer import NoStackTimerError, StackTimer
 from commtrace.capture.records import Launch
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.files.writer import rank_directory
+from commtrace.trace.last_stack import stack_path
 from commtrace.trace.metadata import RankMetadata
 
 _logger = logging.getLogger("commtrace")
@@ -37,6 +39,9 @@ BEFORE_STEPS: Final = 10.0
 """By so much longer is it given before its third step, and while it saves, loads or evaluates."""
 
 _TICK_SECONDS: Final = 1.0
+_LATENESS_SECONDS: Final = 1.0
+"""By so much later than its time a look may come where the process is only short of cores."""
+
 _FEWEST_STEPS: Final = 3
 _STEPS_KEPT: Final = 64
 _SLOW_KINDS: Final = ("checkpoint", "evaluation")
@@ -81,12 +86,14 @@ class HangWatch:
         self._steps_seen = 0
         self._step_ns: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._dumps = 0
+        self._stack_timer: StackTimer | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, directory: Path, metadata: RankMetadata) -> None:
         """Begin to watch; dumps go beside the rank's trace files."""
         self._metadata, self._directory = metadata, rank_directory(directory, metadata.rank)
+        self._open_stack_timer()
         thread = threading.Thread(target=self._run, name="commtrace-hang-watch", daemon=True)
         try:
             thread.start()
@@ -102,9 +109,13 @@ class HangWatch:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_TICK_SECONDS)
+        if self._stack_timer is not None:
+            self._stack_timer.close()
+            self._stack_timer = None
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: the thread is not there."""
+        """In a forked child: the thread is not there, the timer is not inherited, and its file is the parent's."""
+        self._stack_timer = None
         self._thread = None
         self._stop.set()
 
@@ -134,9 +145,32 @@ class HangWatch:
         while not self._stop.wait(_TICK_SECONDS):
             try:
                 self.look()
+                self._set_stack_timer()
             except Exception as error:
                 self._tracer.failed(PART, error)
                 return
+
+    def _open_stack_timer(self) -> None:
+        assert self._metadata is not None
+        assert self._directory is not None
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._stack_timer = StackTimer(stack_path(self._directory, self._metadata.session))
+        except NoStackTimerError as error:
+            _logger.info("commtrace: where code in C holds up all of Python is not written: %s", error)
+        except OSError as error:
+            self._tracer.failed("writing where code in C holds up all of Python", error)
+
+    def _set_stack_timer(self) -> None:
+        """Have the stack written by the time at which this thread, could it run, would have told of a hang."""
+        timer = self._stack_timer  # another thread may stop the watch meanwhile
+        if timer is None:
+            return
+        if self.report is not None:
+            timer.set(0)
+            return
+        left_ns = self._moved_at + self._limit_ns() - self._now()
+        timer.set(max(0.0, left_ns / 1e9) + _TICK_SECONDS + _LATENESS_SECONDS)
 
     def _learn_step(self, now: int) -> None:
         step = self._tracer.latest_step

@@ -31,6 +31,7 @@ from commtrace.trace.files.sessions import Launch, Segment, missing_ranks, missi
 from commtrace.trace.files.writer import segment_paths, segment_step_ranges
 from commtrace.trace.gone_peers import with_gone_peers
 from commtrace.trace.inputs import printable
+from commtrace.trace.last_stack import with_stack
 from commtrace.trace.metadata import RankMetadata, measures_durations
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.selection.step_range import StepRange
@@ -149,7 +150,7 @@ def _loaded(
             blocks.append(read.block)
             for rank, trace in read.ranks.items():
                 folder = segments[rank][0].path.parent
-                ranks[rank] = with_gone_peers(with_losses(trace, folder), folder)
+                ranks[rank] = with_stack(with_gone_peers(with_losses(trace, folder), folder), folder)
     if not ranks:
         raise RunNotFoundError(f"{directory}: no readable spans. " + " ".join(problems))
     problems += missing_ranks(ranks, directory)

@@ -122,7 +122,8 @@ class RunTail:
             if table is not None
         ]
         if not found:
-            raise RunNotFoundError(f"{directory}: nothing has been written to its files yet. " + " ".join(problems))
+            what = "no readable spans" if problems else "nothing has been written to its files yet"
+            raise RunNotFoundError(" ".join([f"{directory}: {what}.", *problems]))
         read = decode(found, wanted)
         problems += [*read.problems, *missing_ranks(read.ranks, directory)]
         first = _without_the_very_first(tails.values(), first, end)

@@ -442,6 +442,35 @@ def test_a_process_that_lives_and_writes_nothing_holds_the_lock_of_the_interpret
     )
 
 
+@pytest.mark.parametrize(
+    ("process", "why"),
+    [
+        (
+            "runs",
+            "process 1001 on node0 lives and lets no other thread of Python run: code in C keeps its lock, at "
+            "/job/train.py:12 main; py-spy dump --native --pid 1001 shows which.",
+        ),
+        (
+            "gone",
+            "process 1001 on node0 is gone; before, code in C at /job/train.py:12 main let no other thread of Python "
+            "run.",
+        ),
+        (
+            None,
+            "code in C at /job/train.py:12 main let no other thread of Python run; py-spy dump --native --pid 1001 on "
+            "node0 shows which, if it lives.",
+        ),
+    ],
+)
+def test_a_rank_that_left_its_stack_is_told_with_its_place(process: str | None, why: str) -> None:
+    run = stopped_run({0: done({TP: 5}), 1: done({TP: 5})}, [TP], in_flight={0: [flight(TP, 5)]}, last={1: 80})
+    left = replace(run.ranks[1], stack=("/usr/lib/python3.12/re.py:3 match", "/job/train.py:12 main"))
+    run = replace(run, ranks={**run.ranks, 1: left})
+    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: process)
+    (silence,) = [one for one in told.findings if one.startswith("Rank 1 gave")]
+    assert silence == f"Rank 1 gave its last sign of life 20 s before the others: {why}"
+
+
 def test_the_first_communication_of_a_group_says_nothing_of_how_long_one_takes() -> None:
     """It waits until all have started."""
     first, *later = done({TP: 5})
@@ -544,12 +573,37 @@ def test_the_chain_leads_through_other_groups_to_its_root() -> None:
     assert any("because it is inside seq 3 of the dp group" in sentence for sentence in told.hang.sentences)
 
 
+def test_members_that_called_different_operations_are_told_with_what_and_where() -> None:
+    run = stopped_run(
+        {rank: done({WORLD: 5}) for rank in range(3)},
+        [WORLD],
+        in_flight={
+            0: [flight(WORLD, 5)],
+            1: [flight(WORLD, 5, operation="barrier")],
+            2: [flight(WORLD, 5)],
+        },
+        activities={
+            rank: activity(frames=["/job/last.py:3 save" if rank == 1 else "/job/train.py:9 step"]) for rank in range(3)
+        },
+    )
+    told = examine(run, now_ns=NOW_NS)
+    assert told.findings[0] == (
+        "The job hangs at seq 5 of the world group of ranks 0–2, as which its members called different operations: "
+        "all_reduce by ranks 0, 2; barrier by rank 1."
+    )
+    assert told.hang.sentences[1] == (
+        "  Nobody is missing: all have called it; not come out of it: ranks 0–2. Compare what they called. They are: "
+        "ranks 0, 2 at /job/train.py:9 step; rank 1 at /job/last.py:3 save."
+    )
+
+
 def circle(blocking: bool) -> Run:
     one, two = group("a", 0, 1), group("b", 0, 1, ordinal=1)
     return stopped_run(
         {0: done({one: 2, two: 2}), 1: done({one: 2, two: 2})},
         [one, two],
         in_flight={0: [flight(one, 2)], 1: [flight(two, 2, blocking=blocking)]},
+        activities={rank: activity(frames=[f"/job/train.py:{rank} step"]) for rank in range(2)},
     )
 
 
@@ -557,6 +611,28 @@ def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
     assert len(chains_of(circle(blocking=True)).cycles) == 1
     (finding, *_) = examine(circle(True), now_ns=NOW_NS).findings
     assert re.fullmatch(r"Deadlock: 2 communications wait for each other: seq 2 of .* and seq 2 of .*\.", finding)
+    assert (
+        examine(circle(True), now_ns=NOW_NS)
+        .hang.sentences[-1]
+        .endswith(" They are: rank 0 at /job/train.py:0 step; rank 1 at /job/train.py:1 step.")
+    )
+
+
+def test_a_wait_in_a_deadlock_is_not_called_usual() -> None:
+    """The first message of a pair may take long: while a job runs, it would be no hang by itself."""
+    run = stopped_run(
+        {0: done({WORLD: 2}), 1: done({WORLD: 2}), 2: done({WORLD: 2})},
+        [WORLD, PAIR],
+        in_flight={
+            0: [flight(WORLD, 2)],
+            1: [flight(PAIR, 0, since=60, operation="recv", peer=0)],
+            2: [flight(WORLD, 2)],
+        },
+    )
+    told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: "runs")
+    assert [stop.kind for stop in told.hang.stops] == ["hung", "waiting"]
+    assert told.findings[0].startswith("Deadlock: 2 communications wait for each other: ")
+    assert told.notes == ()
 
 
 def test_what_is_only_under_way_makes_no_deadlock() -> None:

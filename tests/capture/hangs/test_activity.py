@@ -57,6 +57,15 @@ def test_a_busy_rank_says_nothing() -> None:
         quiet.recording.recorder.flush()
 
 
+def test_garbage_of_other_threads_is_no_progress() -> None:
+    quiet = Quiet()
+    quiet.told(4)
+    quiet.tracer.append((lambda entry: [], schema.GC))
+    quiet.told(0.5)
+    quiet.recording.recorder.flush()
+    assert [detail["quiet_ns"] / SECOND for detail in quiet.told(3)] == [6]
+
+
 def test_a_rank_that_is_quiet_for_long_says_so_more_seldom() -> None:
     quiet = Quiet()
     quiet.told(70)

@@ -6,6 +6,7 @@ seconds more have passed, ``FOLDER/hanging`` is made; seconds later every rank t
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import signal
@@ -135,6 +136,19 @@ def one_is_stopped_while_it_trains(rank: int, groups: Groups) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def one_keeps_the_lock_of_its_interpreter(rank: int, groups: Groups) -> None:
+    """After steps enough for its watch, which looks once a second, to know how long one takes."""
+    begin = time.monotonic()
+    train(groups)
+    for step in itertools.count(STEPS):
+        with commtrace.step(step):
+            time.sleep(0.02)
+            dist.all_reduce(torch.ones(10), group=groups["right" if rank > 1 else "left"])
+        if rank == 2 and time.monotonic() > begin + 2.5:
+            read, _write = os.pipe()
+            ctypes.PyDLL(None).read(read, ctypes.create_string_buffer(1), 1)
+
+
 def all_are_killed_while_they_train(rank: int, groups: Groups) -> None:
     train(groups, steps=10**6)
 
@@ -157,15 +171,24 @@ SCENARIOS: dict[str, Callable[[int, Groups], None]] = {
         a_chain_through_groups,
         two_wait_for_each_other,
         one_is_stopped_while_it_trains,
+        one_keeps_the_lock_of_its_interpreter,
         all_are_killed_while_they_train,
         all_end_well,
     )
 }
 
 
+HANG_SECONDS = {one_keeps_the_lock_of_its_interpreter.__name__: 1.0}
+
+
+def has_left_its_stack() -> bool:
+    files = FOLDER.glob(f"{one_keeps_the_lock_of_its_interpreter.__name__}/rank-00002/stack-*")
+    return any(file.stat().st_size for file in files)
+
+
 def run_rank(name: str, rank: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), LOCAL_RANK=str(rank))
-    commtrace.start(commtrace.Config(dir=str(FOLDER / name), run_id=name))
+    commtrace.start(commtrace.Config(dir=str(FOLDER / name), run_id=name, hang_seconds=HANG_SECONDS.get(name, 60.0)))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{FOLDER}/{name}.store",
@@ -191,7 +214,9 @@ def main() -> None:
                 return
             processes.append(process)
     deadline = time.monotonic() + SECONDS_TO_GET_THERE
-    while len(list(FOLDER.glob("*.ready"))) < len(processes) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        if len(list(FOLDER.glob("*.ready"))) == len(processes) and has_left_its_stack():
+            break
         time.sleep(0.1)
     time.sleep(SECONDS_OF_HANGING)
     (FOLDER / "hanging").touch()

@@ -150,8 +150,13 @@ class Ranks:
 
     def __init__(self) -> None:
         self.processes: dict[int, str] = {}
+        self.stacks: dict[tuple[int, int], tuple[str, ...]] = {}
         self.store = MonitorStore(JOB)
-        self.hangs = HangAggregator(JOB, lambda metadata: self.processes.get(metadata.rank))
+        self.hangs = HangAggregator(
+            JOB,
+            lambda metadata: self.processes.get(metadata.rank),
+            lambda rank, session: self.stacks.get((rank, session), ()),
+        )
 
     def say(self, reports: Sequence[dict[str, Any]]) -> None:
         for told in reports:
@@ -230,6 +235,31 @@ def test_a_rank_that_goes_on_is_not_said_to_be_dead() -> None:
     assert event.rank == 2
 
 
+def test_a_rank_that_left_its_stack_is_told_with_its_place() -> None:
+    ranks = Ranks()
+    ranks.processes, ranks.stacks = {2: "runs"}, {(2, 5): ("/job/train.py:12 main",)}
+    ranks.report(2, -4)
+    ranks.say(hung([0, 1, 3]))
+    assert ranks.look(60) == []
+    (event,) = ranks.look(62)
+    assert "run: code in C keeps its lock, at /job/train.py:12 main; py-spy dump --native --pid 102 " in event.sentence
+
+
+def test_a_rank_that_leaves_its_stack_later_is_told_of_again() -> None:
+    ranks = Ranks()
+    ranks.processes = {2: "runs"}
+    ranks.report(2, -4)
+    ranks.say(hung([0, 1, 3]))
+    assert ranks.look(60) == []
+    (event,) = ranks.look(62)
+    assert "train.py:12" not in event.sentence
+    assert ranks.look(63) == []
+    ranks.stacks = {(2, 5): ("/job/train.py:12 main",)}
+    (event,) = ranks.look(64)
+    assert "keeps its lock, at /job/train.py:12 main; " in event.sentence
+    assert ranks.look(66) == []
+
+
 @pytest.mark.parametrize(
     ("process", "why"),
     [
@@ -258,7 +288,7 @@ def test_a_silent_rank_is_told_in_the_words_of_the_doctor(process: str | None, w
     assert event.sentence == (
         "Training has stopped: 3 of 4 ranks say so. The job hangs: 1 communication waits in the end for rank 2. "
         f"Hung at seq 5 of the dp group of ranks 0–3. Arrived: ranks 0–1, 3 in all_reduce, waiting for 50 s. "
-        "Not known to have arrived: rank 2, silent: see below. Root: rank 2, for which 3 ranks wait in the end. "
+        "Not known to have arrived: rank 2, see below. Root: rank 2, for which 3 ranks wait in the end. "
         f"{silence} The last it could write, its final second or so being lost: step 99."
     )
 
@@ -294,6 +324,8 @@ def test_ranks_that_ended_with_an_exception_did_not_end_in_order() -> None:
     assert ranks.look(60) == []
     (event,) = ranks.look(70)
     assert "Rank 1 ended in order. Ranks 2–3 ended with an uncaught exception, ValueError. Hung at" in event.sentence
+    assert "Rank 2 ended with an uncaught ValueError and will not come any more. " in event.sentence
+    assert "Nothing is known" not in event.sentence
 
 
 def test_a_rank_that_stands_still_after_another_one_has_raised_is_told_even_outside_of_a_communication() -> None:

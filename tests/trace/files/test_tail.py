@@ -162,6 +162,9 @@ def test_nothing_written_yet_is_said(tmp_path: Path) -> None:
     (tmp_path / "run" / "rank-00000").mkdir(parents=True)
     with pytest.raises(RunNotFoundError, match="nothing has been written"):
         RunTail(tmp_path / "run").read(steps=5)
+    (tmp_path / "run" / "rank-00000" / "spans-0000.arrows").write_bytes(b"torn")
+    with pytest.raises(RunNotFoundError, match=r"no readable spans\. .*spans-0000\.arrows: skipped, its header is not"):
+        RunTail(tmp_path / "run").read(steps=5)
 
 
 def test_durations_are_sampled_from_all_over_the_run(tmp_path: Path) -> None:

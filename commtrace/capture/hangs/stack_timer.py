@@ -1,0 +1,175 @@
+"""Writes where the main thread is when code in C keeps Python's lock, and no thread of Python can.
+
+A timer of the kernel that is set again and again, and so never fires in a process that lives. When it does,
+faulthandler writes the main thread's frames in its handler of a signal, without Python's lock and without looking at
+other threads.
+
+``faulthandler.dump_traceback_later`` would need no signal. But a process has one only, nobody can tell whether it is in
+use, and the program's own would end without a word. Neither does this take a signal that somebody handles, and it gives
+way where that begins later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Set
+from pathlib import Path
+from typing import Final
+
+from commtrace.errors import CommtraceError
+
+
+class NoStackTimerError(CommtraceError):
+    """This system has no such timers, or no signal that is free."""
+
+
+class _SignalEvent(ctypes.Structure):
+    """``struct sigevent`` of Linux: 64 bytes, of which a signal needs the first three members."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 48),
+    )
+
+
+class _TimerSpec(ctypes.Structure):
+    """``struct itimerspec``: an interval of 0 fires once, a value of 0 not at all."""
+
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    )
+
+
+_NOTIFY_BY_SIGNAL: Final = 0
+
+
+class StackTimer:
+    """Writes the main thread's frames to a file once it has not been set again in time.
+
+    Args:
+        path: of the file, which is made at once: nothing can be opened when it is needed.
+
+    Attributes:
+        signal: number of the signal that it uses.
+
+    Raises:
+        NoStackTimerError: the system has no such timers, or all signals are in use.
+        OSError: the file cannot be made, or the timer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._c = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(self._c, "timer_create") or not hasattr(faulthandler, "register"):
+            raise NoStackTimerError("no timers that send signals on this system")
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._made = os.fstat(self._file)
+        self._timer: ctypes.c_void_p | None = None
+        self._is_closed = False
+        self.signal = 0
+        try:
+            self.signal = _registered(self._file)
+            self._timer = self._new_timer()
+        except BaseException:
+            self.close()
+            raise
+
+    def set(self, seconds: float) -> None:
+        """Let it fire after so many seconds from now, if it is not set again before; 0: not at all."""
+        if self._timer is None:
+            return
+        if not (self._keeps_signal() and self._keeps_file()):
+            self._delete_timer()
+            return
+        if os.fstat(self._file).st_size:  # Who can call this is held up no more.
+            os.ftruncate(self._file, 0)
+        self._set_timer(self._timer, seconds)
+
+    def close(self) -> None:
+        """End it, and remove the file. What the program has taken since is left to it."""
+        self._delete_timer()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._keeps_signal():
+            faulthandler.unregister(self.signal)
+        if self._keeps_file():
+            os.close(self._file)
+        self._path.unlink(missing_ok=True)
+
+    def _keeps_signal(self) -> bool:
+        """Return whether faulthandler still handles the signal, and no handler that the program has set since."""
+        return self.signal in _caught() and signal.getsignal(self.signal) == signal.SIG_DFL
+
+    def _keeps_file(self) -> bool:
+        """Return whether the descriptor is still of the file: a program that closes all of them may have another one
+        there."""
+        try:
+            return os.path.samestat(os.fstat(self._file), self._made)
+        except OSError:
+            return False
+
+    def _new_timer(self) -> ctypes.c_void_p:
+        timer = ctypes.c_void_p()
+        event = _SignalEvent(None, self.signal, _NOTIFY_BY_SIGNAL)
+        if self._c.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+            raise _os_error()
+        return timer
+
+    def _set_timer(self, timer: ctypes.c_void_p, seconds: float) -> None:
+        whole = int(seconds)
+        spec = _TimerSpec(0, 0, whole, int((seconds - whole) * 1e9))
+        if self._c.timer_settime(timer, 0, ctypes.byref(spec), None):
+            raise _os_error()
+
+    def _delete_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            self._c.timer_delete(timer)
+
+
+def _os_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+def _registered(file: int) -> int:
+    """Have faulthandler write to a file upon a signal that nobody uses.
+
+    Returns:
+        The signal: the highest that is free, for programs count from the lowest.
+
+    Raises:
+        NoStackTimerError: all are in use.
+    """
+    blocked = _signals("SigBlk")
+    for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1):
+        # Python's own table knows what was there before Python, and what the program has set.
+        if number in _caught() | blocked or signal.getsignal(number) != signal.SIG_DFL:
+            continue
+        # Other threads are not looked at: they may run by then, and change their frames meanwhile.
+        faulthandler.register(number, file=file, all_threads=False)
+        if number in _caught():  # Else it was registered before, and somebody has put back what was there before that.
+            return number
+    raise NoStackTimerError("all real-time signals of this process are in use")
+
+
+def _caught() -> Set[int]:
+    """Return the signals of this process that have a handler, whoever set it."""
+    return _signals("SigCgt")
+
+
+def _signals(name: str) -> Set[int]:
+    """Return the signals of one of the masks in /proc/self/status, see proc(5)."""
+    status = Path("/proc/self/status").read_text()
+    mask = int(next(line for line in status.splitlines() if line.startswith(f"{name}:")).partition(":")[2], 16)
+    return {number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1}

@@ -1,0 +1,110 @@
+"""Where code in C is that keeps Python's lock: written by a timer of the kernel that nobody set again in time."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commtrace.capture.hangs.stack_timer import StackTimer
+from commtrace.trace.last_stack import read_stack
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs timers of Linux")
+
+FOREVER = 30
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "stack-7"
+
+
+@pytest.fixture
+def timer(path: Path) -> Iterator[StackTimer]:
+    timer = StackTimer(path)
+    yield timer
+    timer.close()
+
+
+def hold_the_lock() -> None:
+    """A signal ends the sleep."""
+    ctypes.PyDLL(None).sleep(FOREVER)
+
+
+def test_the_main_thread_is_found_in_code_that_keeps_the_lock(timer: StackTimer, path: Path) -> None:
+    timer.set(0.05)
+    hold_the_lock()
+    innermost, outer = read_stack(path)[:2]
+    line = hold_the_lock.__code__.co_firstlineno + 2
+    assert innermost == f"{__file__}:{line} hold_the_lock"
+    assert outer.endswith(" test_the_main_thread_is_found_in_code_that_keeps_the_lock")
+
+
+def test_who_goes_on_leaves_nothing(timer: StackTimer, path: Path) -> None:
+    timer.set(0.01)
+    hold_the_lock()
+    assert read_stack(path)
+    timer.set(FOREVER)
+    assert not read_stack(path)
+    timer.set(0.01)
+    hold_the_lock()
+    assert len(read_stack(path)) > 1
+    timer.close()
+    assert not path.exists()
+
+
+def test_a_timer_that_is_set_again_or_ended_does_not_fire(timer: StackTimer, path: Path) -> None:
+    timer.set(FOREVER)
+    timer.set(0)
+    time.sleep(0.01)
+    assert path.stat().st_size == 0
+
+
+def test_a_signal_that_the_program_takes_is_left_to_it(timer: StackTimer, path: Path) -> None:
+    number = timer.signal
+    came: list[int] = []
+    before = signal.signal(number, lambda *_: came.append(number))
+    try:
+        timer.set(0.001)
+        timer.close()
+        os.kill(os.getpid(), number)
+        time.sleep(0.001)
+        assert came == [number]
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_signal_without_its_handler_is_not_sent(timer: StackTimer, path: Path) -> None:
+    """It would end the process. Nor is it used again, for faulthandler takes it for its own."""
+    signal.signal(timer.signal, signal.SIG_DFL)
+    timer.set(0.001)
+    time.sleep(0.01)
+    timer.close()
+    other = StackTimer(path)
+    assert other.signal != timer.signal
+    other.close()
+
+
+def test_two_timers_take_two_signals(timer: StackTimer, tmp_path: Path) -> None:
+    other = StackTimer(tmp_path / "stack-8")
+    assert other.signal != timer.signal
+    other.close()
+
+
+def test_a_file_that_the_program_closed_is_not_written(tmp_path: Path, path: Path) -> None:
+    timer = StackTimer(path)
+    (own,) = [int(link.name) for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link) == str(path)]
+    os.close(own)
+    theirs = os.open(tmp_path / "theirs", os.O_WRONLY | os.O_CREAT)
+    assert theirs == own
+    timer.set(0.001)
+    time.sleep(0.01)
+    timer.close()
+    assert os.fstat(theirs).st_size == 0
+    os.close(theirs)

@@ -13,7 +13,7 @@ import msgspec
 from commtrace.analysis.hangs.diagnosis import examine
 from commtrace.analysis.hangs.findings import hang_findings, silence_findings
 from commtrace.analysis.hangs.last_activity import own_frame
-from commtrace.analysis.hangs.story import MOST_ROOTS, hang_sentences
+from commtrace.analysis.hangs.story import FROM_REPORTS, MOST_ROOTS, hang_sentences
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.exporters.monitor.messages import (
     MOST_BYTES,
@@ -280,7 +280,7 @@ def hang_event(
         *_exceptions(others.raised),
         *([f"{ranks_in_words(going_on).capitalize()}: something still moves there."] if going_on else []),
         *([f"What {ranks_in_words(unreadable)} says cannot be read, and is left out."] if unreadable else []),
-        *(hang_sentences(told, unheard="which sent no report of a hang") or _places(traces)),
+        *(hang_sentences(told, FROM_REPORTS) or _places(traces)),
     ]
     roots = [rank for rank in roots if rank not in unreadable] or roots
     suspects = [*roots, *sorted(others.raised), *(trace.rank for trace in silent), *unheard, *going_on, *in_order]

@@ -74,6 +74,8 @@ def find_first_failure(
         return None
     goes_on = any(ending.state == RUNNING for ending in endings.values())
     bad = {rank: ending for rank, ending in endings.items() if _ended_badly(ending, goes_on)}
+    if any(run.ranks[rank].stack for rank in bad):
+        return None  # Code in C hung one of them, and the job was ended because of that.
     cut_off = tuple(rank for rank in bad if _was_cut_off(run.ranks[rank]))
     raised = [rank for rank, ending in bad.items() if ending.exception and rank not in cut_off]
     broken = tuple(rank for rank, ending in bad.items() if not ending.exception and rank not in cut_off)

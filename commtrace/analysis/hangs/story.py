@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from commtrace.analysis.hangs.chain import Link
 from commtrace.analysis.hangs.examination import Diagnosis, ExaminedRank
@@ -26,19 +26,35 @@ def group_words(group: GroupLabel) -> str:
     return f"group of {ranks}" if group.role == UNKNOWN_ROLE else f"{group.role} group of {ranks}"
 
 
-def hang_sentences(diagnosis: Diagnosis, unheard: str = "which left no files") -> list[str]:
+class Heard(NamedTuple):
+    """How to speak of ranks of which little is known.
+
+    Attributes:
+        nothing: of those of which nothing is, after their names.
+        last: of silent ones, before what they said last.
+    """
+
+    nothing: str
+    last: str
+
+
+_FROM_FILES: Final = Heard("which left no files", "The last it could write, its final second or so being lost")
+FROM_REPORTS: Final = Heard("which sent no report of a hang", "At the end of the last window that it reported")
+
+
+def hang_sentences(diagnosis: Diagnosis, heard: Heard = _FROM_FILES) -> list[str]:
     """Of every stop who arrived, who did not and why; then who is at the root of it.
 
     Args:
         diagnosis: what was found, without its sentences.
-        unheard: what ranks did of which nothing is known.
+        heard: where it comes from.
     """
     hang = diagnosis.hang
     sentences = [
         sentence
         for position, stop in enumerate(hang.stops[:_MOST_STOPS])
         for sentence in (
-            *_stop_sentences(diagnosis, stop, hang.chains.links[position], unheard),
+            *_stop_sentences(diagnosis, stop, hang.chains.links[position], heard),
             *_flight_sentences(diagnosis, stop, position),
         )
     ]
@@ -54,7 +70,7 @@ def hang_sentences(diagnosis: Diagnosis, unheard: str = "which left no files") -
         held = f"{root.ranks_held_up} rank{'s' * (root.ranks_held_up != 1)}"
         sentences.append(
             f"Root: rank {root.rank}, for which {held} wait{'s' * (root.ranks_held_up == 1)} in the "
-            f"end. {_last_seen(diagnosis, root.rank, unheard)}"
+            f"end. {_last_seen(diagnosis, root.rank, heard)}"
         )
     if len(roots) > MOST_ROOTS:
         sentences.append(f"Ranks that wait for nobody, besides: {ranks_in_words(r.rank for r in roots[MOST_ROOTS:])}.")
@@ -71,7 +87,7 @@ def place_words(stop: Stop) -> str:
     return f"seq {stop.seq} of the {group_words(stop.group)}"
 
 
-def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], unheard: str) -> Iterable[str]:
+def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], heard: Heard) -> Iterable[str]:
     verb = {HUNG: "Hung at", WAITING: "Not ended:", UNEQUAL: "Called by some only:"}[stop.kind]
     called = ", ".join(f"{operation} by {ranks_in_words(ranks)}" for operation, ranks in stop.operations.items())
     there = f" ({called})" if len(stop.operations) > 1 else ""
@@ -90,7 +106,7 @@ def _stop_sentences(diagnosis: Diagnosis, stop: Stop, links: Sequence[Link], unh
         )
         return
     for link in links:
-        yield f"  {_link_sentence(diagnosis, stop, link, unheard)}"
+        yield f"  {_link_sentence(diagnosis, stop, link, heard)}"
 
 
 def _places(diagnosis: Diagnosis, ranks: Iterable[int]) -> str:
@@ -118,12 +134,12 @@ def _flight_sentences(diagnosis: Diagnosis, stop: Stop, position: int) -> Iterab
         yield f"  Flight recorder: {ranks_in_words(ranks)}: {when}{what}."
 
 
-def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, unheard: str) -> str:
+def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, heard: Heard) -> str:
     ranks = link.ranks
     unknown = [rank for rank in ranks if rank in stop.unknown]
     if unknown:
         told_of = {one.rank for one in diagnosis.ranks}
-        why = "see below" if told_of.issuperset(unknown) else unheard
+        why = "see below" if told_of.issuperset(unknown) else heard.nothing
         return f"Not known to have arrived: {ranks_in_words(unknown)}, {why}."
     last = {one.rank: one.last_seq for one in stop.missing}
     numbers = sorted({-1 if (seq := last[rank]) is None else seq for rank in ranks})
@@ -139,25 +155,25 @@ def _link_sentence(diagnosis: Diagnosis, stop: Stop, link: Link, unheard: str) -
         told_below = {root.rank for root in diagnosis.hang.chains.roots[:MOST_ROOTS]}
         if set(ranks) <= told_below:
             return f"{missing}, in no communication that is stuck: see the root below."
-        return f"{missing}. {_last_seen(diagnosis, ranks[0], unheard)}"
+        return f"{missing}. {_last_seen(diagnosis, ranks[0], heard)}"
     other = diagnosis.hang.stops[link.stuck_in_stop]
     verb = "because it is" if len(ranks) == 1 else "because they are"
     perhaps = "" if link.sure else " perhaps"
     return f"{missing},{perhaps} {verb} inside {place_words(other)}."
 
 
-def _last_seen(diagnosis: Diagnosis, rank: int, unheard: str) -> str:
+def _last_seen(diagnosis: Diagnosis, rank: int, heard: Heard) -> str:
     """What a rank that others wait for was doing."""
     own = diagnosis.rank(rank)
     if own is None:
-        return f"Nothing is known of rank {rank}, {unheard}."
+        return f"Nothing is known of rank {rank}, {heard.nothing}."
     doing = diagnosis.hang.doing.get(rank)
     activity = activity_words(doing)
     if own.state == ENDED:
         how = f"with {exception_words(own)}" if own.exception else "in order"
         return f"Rank {rank} ended {how} and will not come any more{f'; {activity}' if doing else ''}."
     if own.state == SILENT:
-        return f"{silence_words(own)} The last it could write, its final second or so being lost: {activity}."
+        return f"{silence_words(own)} {heard.last}: {activity}."
     return f"Rank {rank}: {activity}."
 
 

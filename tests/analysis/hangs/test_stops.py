@@ -469,6 +469,7 @@ def test_a_rank_that_left_its_stack_is_told_with_its_place(process: str | None, 
     told = examine(run, now_ns=NOW_NS - 3600 * SECOND, ask=lambda metadata: process)
     (silence,) = [one for one in told.findings if one.startswith("Rank 1 gave")]
     assert silence == f"Rank 1 gave its last sign of life 20 s before the others: {why}"
+    assert told.first_failure is None
 
 
 def test_the_first_communication_of_a_group_says_nothing_of_how_long_one_takes() -> None:

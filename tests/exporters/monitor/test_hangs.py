@@ -289,7 +289,7 @@ def test_a_silent_rank_is_told_in_the_words_of_the_doctor(process: str | None, w
         "Training has stopped: 3 of 4 ranks say so. The job hangs: 1 communication waits in the end for rank 2. "
         f"Hung at seq 5 of the dp group of ranks 0–3. Arrived: ranks 0–1, 3 in all_reduce, waiting for 50 s. "
         "Not known to have arrived: rank 2, see below. Root: rank 2, for which 3 ranks wait in the end. "
-        f"{silence} The last it could write, its final second or so being lost: step 99."
+        f"{silence} At the end of the last window that it reported: step 99."
     )
 
 

@@ -173,8 +173,8 @@ def _print_doing(console: Console, diagnosis: Diagnosis) -> None:
     if len(doing) > _MOST_DOING:
         console.print(f"({len(doing) - _MOST_DOING} more: --json)", style="dim")
     for root in diagnosis.hang.chains.roots[:2]:
-        rank, last = diagnosis.rank(root.rank), doing.get(root.rank)
-        frames = (rank.stack if rank else ()) or (last.frames if last else ())
+        examined, last = diagnosis.rank(root.rank), doing.get(root.rank)
+        frames = (examined.stack if examined else ()) or (last.frames if last else ())
         if frames:
             console.print(f"rank {root.rank} is at, innermost first:", style="dim")
             for frame in frames[:_MOST_FRAMES]:

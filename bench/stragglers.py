@@ -43,7 +43,7 @@ import numpy as np
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
-from commtrace.live.gil import Breath
+from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.findings import FOUND, LiveStraggler
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import Window
@@ -628,7 +628,7 @@ def steps_of(rank: LiveRank, trace: RankTrace, names: Sequence[str]) -> list[Ste
     steps = rows[np.argsort(spans.end[rows], kind="stable")]
     owner = owners(spans, steps)
     window = StepWindow(list(names), spans, steps, owner, {})
-    told = summarise(window, rank, [{} for _ in steps], Breath())
+    told = summarise(window, rank, [{} for _ in steps], GilYield())
     return [Step(summary, _rows(spans.take(owner == at), names)) for at, summary in enumerate(told)]
 
 

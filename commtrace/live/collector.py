@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from commtrace.live.device import Device, training_device
-from commtrace.live.gil import Breath
+from commtrace.live.gil import GilYield
 from commtrace.live.listener import StepListener
 from commtrace.live.owners import NOBODY, owners
 from commtrace.live.pending import PendingRows
@@ -59,8 +59,8 @@ class StepCollector:
         self._dropped = dropped
         self._thread_ns = thread_ns
         self._device = device or training_device
-        self._breath = Breath()
-        self._pending = PendingRows(self._breath)
+        self._gil_yield = GilYield()
+        self._pending = PendingRows(self._gil_yield)
         self._steps_are_ripe = False
         self._told_overhead_ns = 0
         self._told_dropped: Mapping[str, int] = {}
@@ -122,13 +122,13 @@ class StepCollector:
         owned = self._rows_of_steps(owner, len(steps))
         detailed = {row.id: row.detail for row in pending.rows if row.detail and row.kind != schema.MARK}
         window = StepWindow(pending.names, spans, steps, owner, detailed)
-        summaries = summarise(window, self.rank, self._told(spans, owner, len(steps)), self._breath)
+        summaries = summarise(window, self.rank, self._told(spans, owner, len(steps)), self._gil_yield)
         # What reaches beyond the steps that are closed is a part of the next one's partition as well.
         reaches = (spans.end > spans.end[steps[-1]]) & ~np.isin(spans.kind, (schema.STEP, schema.MARK))
         handed = handed | (owner != NOBODY)
         pending.keep(np.flatnonzero(~handed | reaches), handed)
         for summary, own_rows in zip(summaries, owned, strict=True):
-            self._breath.take()
+            self._gil_yield.maybe_yield()
             self._tell(summary, own_rows)
 
     def _rows_of_steps(self, owner: Int64, count: int) -> list[list[Row]]:

@@ -1,4 +1,4 @@
-"""Long work beside training, in pieces."""
+"""Lets training threads run during long work in their process."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import time
 from typing import Final
 
 _HOLD_NS: Final = 1_000_000
-"""A thread that waits gets the GIL after this at the latest; each time costs both threads some ten µs."""
+"""Longest time to hold the GIL; each yield costs both threads some ten µs."""
 
 
-def let_go_of_the_gil() -> None:
-    """Let a training thread that waits for the GIL have it: otherwise it waits a whole switch interval, 5 ms."""
+def yield_gil() -> None:
+    """Give the GIL to a waiting training thread, which would else wait for the switch interval, 5 ms."""
     time.sleep(0)
 
 
-class Breath:
-    """Lets go of the GIL now and then in work of many small pieces.
+class GilYield:
+    """Yields the GIL from time to time in work of many small pieces.
 
-    >>> breath = Breath()
+    >>> gil_yield = GilYield()
     >>> for piece in range(1_000):
-    ...     breath.take()
+    ...     gil_yield.maybe_yield()
     """
 
     def __init__(self) -> None:
         self._since_ns = time.perf_counter_ns()
 
-    def take(self) -> None:
-        """Between two pieces."""
+    def maybe_yield(self) -> None:
+        """Yield if the GIL was held for long; call it between two pieces."""
         if time.perf_counter_ns() - self._since_ns > _HOLD_NS:
-            let_go_of_the_gil()
+            yield_gil()
             self._since_ns = time.perf_counter_ns()

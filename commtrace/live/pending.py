@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.live.gil import Breath
+from commtrace.live.gil import GilYield
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
 from commtrace.trace.rows import Row
@@ -21,15 +21,15 @@ class PendingRows:
     """Rows by their arrival.
 
     Args:
-        breath: taken in long work.
+        gil_yield: taken in long work.
 
     Attributes:
         rows: as they came.
         names: the words of ``columns``.
     """
 
-    def __init__(self, breath: Breath) -> None:
-        self._breath = breath
+    def __init__(self, gil_yield: GilYield) -> None:
+        self._gil_yield = gil_yield
         self.rows: list[Row] = []
         self.names: list[str] = []
         self._columns: list[Spans] = []
@@ -60,7 +60,7 @@ class PendingRows:
         self._columns.append(self._recoded(spans, batch.names))
         self._handed.append(np.zeros(len(rows), np.bool_))
         self.rows += rows
-        self._breath.take()
+        self._gil_yield.maybe_yield()
 
     def _recoded(self, spans: Spans, words: Sequence[str]) -> Spans:
         """With our codes for the words."""

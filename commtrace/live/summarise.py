@@ -32,7 +32,7 @@ from commtrace.analysis.keys import concatenated_ranges, grouped_rows, pack, sor
 from commtrace.analysis.matching.match import Matches, unmatched
 from commtrace.analysis.matching.operations import communication_rows, unfinished_rows
 from commtrace.analysis.matching.roles import RankRoles, Roles, find_roles
-from commtrace.live.gil import Breath
+from commtrace.live.gil import GilYield
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import ENDING_TOGETHER, GroupSummary, OperationSummary, StepSummary
 from commtrace.trace import schema
@@ -83,7 +83,7 @@ class _Stood:
 
 
 def summarise(
-    window: StepWindow, rank: LiveRank, extras: Sequence[Mapping[str, Any]], breath: Breath
+    window: StepWindow, rank: LiveRank, extras: Sequence[Mapping[str, Any]], gil_yield: GilYield
 ) -> list[StepSummary]:
     """Return the summaries of some steps.
 
@@ -91,7 +91,7 @@ def summarise(
         window: around them.
         rank: whose they are.
         extras: of each step the fields of :class:`StepSummary` that spans do not tell.
-        breath: taken on the way.
+        gil_yield: taken on the way.
     """
     chosen = _relevant(window)
     spans = window.spans.take(chosen)
@@ -101,9 +101,9 @@ def summarise(
     (block,) = run.blocks
     matches = unmatched(spans)
     roles = find_roles(run)
-    breath.take()
+    gil_yield.maybe_yield()
     times = step_times(run, block, Matches({rank.rank: matches}), roles)
-    breath.take()
+    gil_yield.maybe_yield()
     known = _Known(window.names, spans, roles.ranks[rank.rank], roles.words, unfinished_rows(trace))
     position = spans.step[times.row].astype(np.int64)
     stood = _Stood(position[times.stall_step], times.stall_row, times.stall_ns)
@@ -112,7 +112,7 @@ def summarise(
     operations: list[list[OperationSummary]] = [[] for _ in range(count)]
     for at, operation in _operations(calls, stood, known):
         operations[at].append(operation)
-    breath.take()
+    gil_yield.maybe_yield()
     collectives: list[list[GroupSummary]] = [[] for _ in range(count)]
     for at, collective in _collectives(stood, known, window.spans.step[window.steps]):
         collectives[at].append(collective)

@@ -37,7 +37,7 @@ from commtrace.exporters.monitor.server import MonitorServer
 from commtrace.exporters.monitor.sinks import FileSink, LiveSink, LogSink, WebhookSink
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.exporters.monitor.tokens import checked_token, new_token, read_token, token_path
-from commtrace.exporters.otlp.choice import Choice
+from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.live.listener import StepListener
 from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank
@@ -100,9 +100,9 @@ class MonitorExporter:
         own = rank.metadata
         self._process = Process(own.host, own.boot_id, own.pid, own.session)
         shows_steps = "otlp" in exporter_names(config.export) and config.otlp.level != "none"
-        choice = Choice.of(config, rank.metadata.world_size)
-        self._asks_job_steps = shows_steps and rank.rank == choice.first_rank
-        self._window = Window(rank, times_every=choice.every if shows_steps else 0)
+        span_filter = SpanFilter.from_config(config, rank.metadata.world_size)
+        self._asks_job_steps = shows_steps and rank.rank == span_filter.first_rank
+        self._window = Window(rank, times_every=span_filter.every if shows_steps else 0)
         self._worked_ns: dict[int, int] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()

@@ -1,10 +1,10 @@
-"""The exporter: the harvester leaves steps in a bounded queue; a thread of its own has them sent.
+"""Exports the steps of a rank: the harvester puts them into a bounded queue, and a thread has them sent.
 
-Spans are made, encoded and sent in a process beside the rank, see :mod:`commtrace.exporters.otlp.process`; on the
-thread itself where they go to a TracerProvider of the script, or where no process can be started.
+Spans are made, encoded and sent by a worker process (:mod:`commtrace.exporters.otlp.process_sender`). The thread does
+it instead if they go to a TracerProvider of the script, or if no process can be started.
 
-Whatever becomes of the receiver, training and recording do not notice: a full queue, a batch that is refused and what
-is left at the end are counted, and told.
+Training and recording never wait for the receiver: spans that a full queue or the receiver refuses, and those left at
+the end, are counted and reported.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError, MissingExtraError
 from commtrace.exporters.live import exporter_names
-from commtrace.exporters.otlp import messages
-from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.held_job_steps import WINDOWS, HeldJobSteps
-from commtrace.exporters.otlp.process import HelperError, HelperSender
+from commtrace.exporters.otlp.process_sender import ProcessSender, WorkerError
 from commtrace.exporters.otlp.provider import installed_provider, processor_of
 from commtrace.exporters.otlp.queue import (
     MOST_SPANS,
@@ -34,9 +32,11 @@ from commtrace.exporters.otlp.queue import (
     Account,
     Job,
     JobQueue,
+    MetricsSnapshot,
     Settle,
     SignalCounts,
 )  # fmt: skip
+from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.live.listener import StepListener
 from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
@@ -45,27 +45,27 @@ from commtrace.trace import schema
 from commtrace.trace.rows import Row
 
 if TYPE_CHECKING:
-    from commtrace.exporters.otlp import sinks
+    from commtrace.exporters.otlp.sender import MetricSink, SpanSink
 
 _logger = logging.getLogger("commtrace")
 
 START_SECONDS: Final = 3.0
 CLOSE_SECONDS: Final = 1.6
 ABORT_SECONDS: Final = 0.3
-"""So long the end of a recording waits for the process that sends to be ready, if there is something to send and a
-short job has not waited for it already; for what is left to be sent; and then for the thread to give up."""
+"""Longest waits at the end of a recording: for the worker to be ready, if there is something to send; for the spans
+that are left; and for the thread to end after it was interrupted."""
 
 _GATHERING_SECONDS: Final = 0.05
-"""So long a step that does not fill a request waits for others of the same pass of the harvester."""
+"""Wait of a step that does not fill a request for others of the same pass of the harvester."""
 
 _IDLE_SECONDS: Final = 5.0
 
 
 def open_otlp(config: Config, rank: LiveRank) -> StepListener | None:
-    """Return the exporter of this rank; None where the configuration leaves it nothing to do.
+    """Return the exporter of this rank; None if it has nothing to send.
 
     Raises:
-        ConfigurationError: OpenTelemetry is switched off, or spans and metrics both are.
+        ConfigurationError: OpenTelemetry is switched off, or both spans and metrics are.
         MissingExtraError: it is not installed.
     """
     _check_that_it_is_installed()
@@ -73,8 +73,8 @@ def open_otlp(config: Config, rank: LiveRank) -> StepListener | None:
         raise ConfigurationError("OTEL_SDK_DISABLED=true switches it off")
     if config.otlp.level == "none" and not config.otlp.metrics:
         raise ConfigurationError("COMMTRACE_OTLP_LEVEL=none leaves nothing to send: set COMMTRACE_OTLP_METRICS=1")
-    choice = Choice.of(config, rank.metadata.world_size)
-    if not config.otlp.metrics and not choice.takes_rank(rank.rank):
+    span_filter = SpanFilter.from_config(config, rank.metadata.world_size)
+    if not config.otlp.metrics and not span_filter.takes_rank(rank.rank):
         return None
     if not config.otlp.file:
         _warn_of_grpc()
@@ -82,24 +82,24 @@ def open_otlp(config: Config, rank: LiveRank) -> StepListener | None:
 
 
 class SpanSender(Protocol):
-    """Sends what the exporter's thread gives it, on that thread; entered and left there."""
+    """Sends spans and metrics on the exporter's thread, where it is also entered and left."""
 
     @property
     def pause_seconds(self) -> float:
-        """Return how long it is of no use to ask."""
+        """Return how long to wait before the next request."""
 
     def __enter__(self) -> SpanSender: ...
 
     def __exit__(self, *_: object) -> None: ...
 
-    def send(self, jobs: Sequence[Job], settled: Settle) -> None:
-        """Every span of these steps is told to ``settled`` once, unless it is interrupted."""
+    def send(self, jobs: Sequence[Job], settle: Settle) -> None:
+        """Send the spans of these steps; settle each span once unless interrupted."""
 
-    def send_metrics(self, metrics: messages.Metrics, settled: Settle) -> None:
-        """Send the metrics of an instant, as one request that is told to ``settled`` once, unless it is interrupted."""
+    def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:
+        """Send metrics as one request; settle it once unless interrupted."""
 
     def interrupt(self) -> None:
-        """From another thread: :meth:`send` must come back."""
+        """Make :meth:`send` return; called from another thread."""
 
 
 def _warn_of_grpc() -> None:
@@ -113,7 +113,6 @@ def _warn_of_grpc() -> None:
 
 
 def _check_that_it_is_installed() -> None:
-    """Without importing it: the process that sends will."""
     for name in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "prometheus_client"):
         try:
             found = importlib.util.find_spec(name)
@@ -124,11 +123,11 @@ def _check_that_it_is_installed() -> None:
 
 
 class _Seen(NamedTuple):
-    """Findings that were told before, by what tells them apart."""
+    """Findings that were exported before."""
 
     keys: frozenset[tuple[Any, ...]] = frozenset()
 
-    def news(self, events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def new_events(self, events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [event for event in events if _key(event) not in self.keys]
 
 
@@ -142,8 +141,8 @@ class OtlpExporter:
     Args:
         config: options.
         rank: this rank.
-        spans, metrics: make the sinks, on the exporter's thread; without, what the configuration asks for.
-        most_spans: bound of the queue.
+        spans, metrics: open the sinks on the exporter's thread; by default those of the configuration.
+        most_spans: limit of the queue.
 
     Attributes:
         account: of spans.
@@ -155,14 +154,14 @@ class OtlpExporter:
         config: Config,
         rank: LiveRank,
         *,
-        spans: Callable[[], sinks.SpanSink] | None = None,
-        metrics: Callable[[], sinks.MetricSink] | None = None,
+        spans: Callable[[], SpanSink] | None = None,
+        metrics: Callable[[], MetricSink] | None = None,
         most_spans: int = MOST_SPANS,
     ) -> None:
         self._config = config
         self._rank = rank
-        self._choice = Choice.of(config, rank.metadata.world_size)
-        self._takes_spans = config.otlp.level != "none" and self._choice.takes_rank(rank.rank)
+        self._filter = SpanFilter.from_config(config, rank.metadata.world_size)
+        self._takes_spans = config.otlp.level != "none" and self._filter.takes_rank(rank.rank)
         self._open_spans, self._open_metrics = spans, metrics
         self.account, self.metric_account = Account(), Account()
         self._queue = JobQueue(self.account, most_spans)
@@ -172,13 +171,13 @@ class OtlpExporter:
         self._held = HeldJobSteps(rank, WINDOWS * config.monitor.seconds if has_monitor else 0.0)
         self._repetitions = Repetitions()
         self._newest: StepSummary | None = None
-        self._helper: HelperSender | None = None
+        self._worker: ProcessSender | None = None
         self._sender: SpanSender | None = None
         self._is_ready = threading.Event()
         self._ends = threading.Event()
-        self._gave_up = threading.Event()
+        self._interrupted = threading.Event()
         self._is_off = False
-        self._drops_told: set[str] = set()
+        self._drops_warned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="commtrace-otlp", daemon=True)
         self._thread.start()
 
@@ -189,8 +188,8 @@ class OtlpExporter:
             self._newest = summary
             self._produce(self._job(summary, rows))
         advice = "Fewer: COMMTRACE_OTLP_LEVEL, COMMTRACE_OTLP_SAMPLE, COMMTRACE_OTLP_RANKS"
-        self._tell_drops("spans", self.account, f"; training, the trace files and later steps go on. {advice}")
-        self._tell_drops("metrics", self.metric_account, "; later ones hold the same sums")
+        self._warn_of_drops("spans", self.account, f"; training, the trace files and later steps go on. {advice}")
+        self._warn_of_drops("metrics", self.metric_account, "; later ones hold the same sums")
 
     def close(self) -> None:
         self._release_job_steps(all_of_them=True)
@@ -202,20 +201,20 @@ class OtlpExporter:
         elif self._is_ready.is_set():
             self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            self._gave_up.set()
+            self._interrupted.set()
             self._finish()
-            sender = self._sender or self._helper
+            sender = self._sender or self._worker
             if sender is not None:
                 sender.interrupt()
             self._thread.join(ABORT_SECONDS)
         self._finish()
-        _tell_total("spans", self.account, "; the trace files hold them all")
-        _tell_total("requests with metrics", self.metric_account)
+        _warn_of_total("spans", self.account, "; the trace files hold them all")
+        _warn_of_total("requests with metrics", self.metric_account)
 
     def abandon_after_fork(self) -> None:
-        """Thread and connections are the parent's. A lock of the connections may be held for ever: touch nothing."""
-        if self._helper is not None:
-            self._helper.abandon_after_fork()
+        # Thread and connections are the parent's. A lock of theirs may be held for ever: touch nothing else.
+        if self._worker is not None:
+            self._worker.abandon_after_fork()
 
     def _finish(self) -> None:
         self.account.finish()
@@ -229,14 +228,14 @@ class OtlpExporter:
             self._queue.put(job)
 
     def _job(self, summary: StepSummary, rows: Sequence[Row]) -> Job:
-        chosen = self._choice.rows(rows, summary.step)
-        chosen.sort(key=lambda row: row.kind != schema.STEP)  # stable: only the step itself comes first
+        chosen = self._filter.rows(rows, summary.step)
+        chosen.sort(key=lambda row: row.kind != schema.STEP)  # the step first; the sort is stable
         steps = [row for row in chosen if row.kind == schema.STEP]
         assert len(steps) <= 1, "every closed step is handed out with its own row"
-        if steps and self._rank.rank == self._choice.first_rank:
+        if steps and self._rank.rank == self._filter.first_rank:
             self._held.hold(self._own_job_step(steps[0]))
         events = tuple(self._rank.events)
-        findings, self._seen = self._seen.news(events), _Seen(frozenset(map(_key, events)))
+        findings, self._seen = self._seen.new_events(events), _Seen(frozenset(map(_key, events)))
         return Job(
             summary=summary,
             rows=chosen,
@@ -252,15 +251,13 @@ class OtlpExporter:
         return JobStep(row.step, self._repetitions.begin(row.step), begin_ns, end_ns, 1)
 
     def _release_job_steps(self, *, all_of_them: bool = False) -> None:
-        """Without a new step: where training stands still, or has ended."""
         released, newest = self._held.release(all_of_them=all_of_them), self._newest
         if released and newest is not None:
             self._produce(Job(newest, (), released, (), self._rank.epoch_ns(0), 0, self.account.total_dropped))
 
-    def _tell_drops(self, what: str, account: Account, then: str) -> None:
-        """Once for each signal."""
-        if what not in self._drops_told and account.total_dropped:
-            self._drops_told.add(what)
+    def _warn_of_drops(self, what: str, account: Account, then: str) -> None:
+        if what not in self._drops_warned and account.total_dropped:
+            self._drops_warned.add(what)
             why = [
                 text
                 for reason, text in (
@@ -279,33 +276,32 @@ class OtlpExporter:
 
     def _run(self) -> None:
         try:
-            self._start_helper()
+            self._start_worker()
             self._is_ready.set()
             self._export_until_the_end()
         except Exception:
             self._is_off = True
-            if not self._gave_up.is_set():
+            if not self._interrupted.is_set():
                 _logger.warning("commtrace: OpenTelemetry export is off; training and the trace go on", exc_info=True)
         finally:
             self._is_ready.set()
-            if self._helper is not None:
-                self._helper.close(0.0)
+            if self._worker is not None:
+                self._worker.close(0.0)
 
-    def _start_helper(self) -> None:
-        """Before training: until it is ready it takes the better part of a second."""
+    def _start_worker(self) -> None:
         if not self._config.otlp.process or self._open_spans or self._open_metrics or self._goes_to_a_provider:
             return
         try:
-            self._helper = HelperSender(self._config, self._rank)
-            if self._gave_up.is_set():  # who did so meanwhile has seen no helper
-                self._helper.interrupt()
-            self._helper.wait_until_it_is_ready()
-        except HelperError as error:
-            self._helper = None
-            if not self._gave_up.is_set():
+            self._worker = ProcessSender(self._config, self._rank)
+            if self._interrupted.is_set():  # meanwhile, when there was no worker to interrupt
+                self._worker.interrupt()
+            self._worker.wait_until_ready()
+        except WorkerError as error:
+            self._worker = None
+            if not self._interrupted.is_set():
                 _logger.warning(
-                    "commtrace: OpenTelemetry spans are sent by a thread, which takes more of training's time, as no "
-                    "process can do it: %s",
+                    "commtrace: OpenTelemetry spans are sent by a thread, which costs training more time: no process "
+                    "can do it (%s)",
                     error,
                 )
 
@@ -314,14 +310,14 @@ class OtlpExporter:
         return self._config.otlp.provider and processor_of(installed_provider()) is not None
 
     def _export_until_the_end(self) -> None:
-        # Not before there is something to send: by then, the script has installed its provider, if it ever does.
+        # Wait for the first step: by then the script has installed its provider, if it ever does.
         first = None
         while first is None and not self._ends.is_set() and (self._metrics is None or self._metrics.due_in()):
             first = self._next_job(None)
-        if self._gave_up.is_set():
+        if self._interrupted.is_set():
             return
-        with self._chosen_sender() as self._sender:
-            while not self._gave_up.is_set():
+        with self._open_sender() as self._sender:
+            while not self._interrupted.is_set():
                 job, first = first or self._next_job(self._sender), None
                 if job is not None:
                     self._sender.send(self._jobs_of_a_request(job), self.account.settle)
@@ -337,37 +333,38 @@ class OtlpExporter:
         sender.send_metrics(metrics.newest(counts), self.metric_account.settle)
 
     def _next_job(self, sender: SpanSender | None) -> Job | None:
-        """Return the oldest step; None where there is something else to do."""
+        """Return the oldest step; None if there is none."""
         if sender is not None:
             self._ends.wait(sender.pause_seconds)
         self._release_job_steps()
         return self._queue.get(_IDLE_SECONDS if self._metrics is None else min(self._metrics.due_in(), _IDLE_SECONDS))
 
     def _jobs_of_a_request(self, first: Job) -> list[Job]:
-        """Short steps come many at a time; a request for each would cost more than all of their spans."""
+        # Short steps come many at a time; a request for each would cost more than their spans.
         if first.num_spans < SPANS_PER_REQUEST:
             self._ends.wait(_GATHERING_SECONDS)
         return self._queue.get_with(first, SPANS_PER_REQUEST)
 
-    def _chosen_sender(self) -> SpanSender:
+    def _open_sender(self) -> SpanSender:
         provider = installed_provider()
-        told = dict(provider.resource.attributes) if provider is not None else {}
+        attributes = dict(provider.resource.attributes) if provider is not None else {}
         processor = processor_of(provider) if self._config.otlp.provider else None
-        if self._helper is not None:
+        if self._worker is not None:
             if processor is None:
-                self._helper.told = told
-                return self._helper
-            self._helper.close(0.0)  # it was started before the script had installed its provider
-        from commtrace.exporters.otlp.sending import Sender
+                self._worker.provider_attributes = attributes
+                return self._worker
+            self._worker.close(0.0)  # the script installed its provider later
+        from commtrace.exporters.otlp.sender import Sender
 
         if processor is not None:
-            # Its processors are shut down at the end of Python: the last steps must have reached them by then.
+            # Its processors are shut down when Python ends: send the last steps before.
             self._rank.end_first()
-        return Sender(self._config, self._rank, told, processor, spans=self._open_spans, metrics=self._open_metrics)
+        return Sender(
+            self._config, self._rank, attributes, processor, spans=self._open_spans, metrics=self._open_metrics
+        )
 
 
-def _tell_total(what: str, account: Account, then: str = "") -> None:
-    """At the end: what was not exported, if anything."""
+def _warn_of_total(what: str, account: Account, then: str = "") -> None:
     if account.total_dropped:
         _logger.warning(
             "commtrace: %d of %d %s were not exported (%s)%s%s",
@@ -381,10 +378,10 @@ def _tell_total(what: str, account: Account, then: str = "") -> None:
 
 
 class _Metrics:
-    """The metrics of the Prometheus endpoint, and when they are to be sent."""
+    """The metrics of the Prometheus endpoint, and when they are due."""
 
     def __init__(self, rank: LiveRank) -> None:
-        # Imported here: of all that is exported, metrics alone need prometheus-client.
+        # Imported here: only metrics need prometheus-client.
         from commtrace.exporters.prometheus.metrics import RankCollector
         from commtrace.exporters.prometheus.totals import StepTotals
 
@@ -395,23 +392,22 @@ class _Metrics:
         self._due = time.monotonic() + self._seconds
 
     def due_in(self) -> float:
-        """Return seconds."""
         return max(self._due - time.monotonic(), 0.0)
 
     def is_due(self) -> bool:
-        """Return whether it is time; from then on they are due one interval later."""
+        """Return whether metrics are due; if so, they are next due one interval later."""
         if time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + self._seconds
         return True
 
-    def newest(self, counts: SignalCounts) -> messages.Metrics:
-        """Return what to send now, with what became of spans and of the requests before."""
-        return messages.Metrics(list(self._collector.collect()), counts, self._start_ns, time.time_ns())
+    def newest(self, counts: SignalCounts) -> MetricsSnapshot:
+        """Return the metrics of this moment."""
+        return MetricsSnapshot(list(self._collector.collect()), counts, self._start_ns, time.time_ns())
 
 
 def _metric_seconds() -> float:
-    """Between two sendings: ``OTEL_METRIC_EXPORT_INTERVAL``, ms."""
+    """Return the interval, from ``OTEL_METRIC_EXPORT_INTERVAL`` (ms)."""
     try:
         return max(float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or 60_000) / 1e3, 0.1)
     except ValueError:

@@ -19,25 +19,25 @@ from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext
 
-from commtrace.live.gil import let_go_of_the_gil
+from commtrace.live.gil import yield_gil
 
 SPANS_PER_LINE: Final = 64
-"""``json.dumps`` keeps the interpreter to itself until it is done."""
+"""``json.dumps`` holds the GIL until it is done."""
 
 _logger = logging.getLogger("commtrace")
 
 BYTES_PER_FILE: Final = 64 * 2**20
 FILES_KEPT: Final = 8
-"""Of each rank, for traces and for metrics: the newest. Older ones are deleted."""
+"""Per rank and signal; older ones are deleted."""
 
 
 class LineFile:
-    """Files of whole lines, each up to a size, the newest few kept.
+    """Files of lines, each of a limited size, of which the newest are kept.
 
     Args:
-        directory: is made if need be.
-        stem: what the names of the files begin with.
-        most_bytes, kept: bounds.
+        directory: made if it is missing.
+        stem: beginning of the file names.
+        most_bytes, kept: limits.
     """
 
     def __init__(self, directory: Path, stem: str, *, most_bytes: int = BYTES_PER_FILE, kept: int = FILES_KEPT) -> None:
@@ -49,7 +49,7 @@ class LineFile:
         self._failed = False
 
     def append(self, lines: str) -> bool:
-        """Return whether these lines, without the end of the last, are in the file."""
+        """Append lines (no newline after the last) and return whether that worked."""
         try:
             path = self._current()
             with path.open("a", encoding="utf-8") as file:
@@ -63,7 +63,7 @@ class LineFile:
         return True
 
     def _current(self) -> Path:
-        """Return the file to append to; a new one, and the oldest deleted, when it has become too large."""
+        """Return the file to append to; begin a new one and delete the oldest if it has become too large."""
         if self._path is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             known = self._files()
@@ -93,11 +93,11 @@ class FileSpans:
     @staticmethod
     def _requests(spans: Sequence[ReadableSpan]) -> Iterator[str]:
         for first in range(0, len(spans), SPANS_PER_LINE):
-            let_go_of_the_gil()
+            yield_gil()
             yield json.dumps(spans_request(spans[first : first + SPANS_PER_LINE]), separators=(",", ":"))
 
     def shutdown(self) -> None:
-        """Every line is in its file already."""
+        """Do nothing: every line is in its file."""
 
 
 class FileMetrics:
@@ -111,14 +111,14 @@ class FileMetrics:
         return self._lines.append(json.dumps(request, separators=(",", ":")))
 
     def shutdown(self) -> None:
-        """Every line is in its file already."""
+        """Do nothing: every line is in its file."""
 
 
 def spans_request(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
     """Return an ExportTraceServiceRequest in OTLP's JSON encoding.
 
-    That is protobuf's, but ids in hexadecimal digits and enums as numbers. Made from the spans, not from the protobuf
-    message: ``json_format`` takes about four times as long, and training shares the interpreter.
+    It is protobuf's JSON, but with hexadecimal ids and enums as numbers. It is made from the spans and not from the
+    protobuf message, as ``json_format`` takes about four times as long.
     Source: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
 
     Args:
@@ -166,7 +166,7 @@ def _link(link: Link) -> dict[str, Any]:
 
 
 def _flags(other: SpanContext | None) -> int:
-    """Bit 8: it is known whether the other span is of another process; bit 9: it is."""
+    """Return the flags: bit 8, it is known whether the other span is remote; bit 9, it is."""
     return 0x300 if other is not None and other.is_remote else 0x100
 
 

@@ -1,24 +1,28 @@
-"""A receiver of OTLP over HTTP, whatever it answers."""
+"""Sends OTLP over HTTP, and survives whatever the receiver answers."""
 
 from __future__ import annotations
 
 import http.client
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import requests
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
+from prometheus_client.metrics_core import Metric
 from urllib3.exceptions import NewConnectionError
 
 from commtrace.errors import ConfigurationError
+from commtrace.exporters.otlp.metrics import metrics_data
 
 _MOST_BYTES: Final = 65_536
-"""Of an answer: receivers say nothing, or in a few words what they did not like."""
+"""Read of an answer: it is empty or a short error."""
 
 _CREDENTIAL_PROVIDERS: Final = tuple(
     f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{signal}CREDENTIAL_PROVIDER" for signal in ("", "TRACES_", "METRICS_")
@@ -28,10 +32,10 @@ _Exporter = TypeVar("_Exporter")
 
 
 class HttpSpans:
-    """The SDK's OTLP/HTTP exporter, which reads the ``OTEL_EXPORTER_OTLP_*`` variables and tries again by itself.
+    """The SDK's OTLP/HTTP exporter, which reads the ``OTEL_EXPORTER_OTLP_*`` variables and retries.
 
     Raises:
-        ConfigurationError: a variable has a value that cannot be used.
+        ConfigurationError: a variable has an unusable value.
     """
 
     def __init__(self) -> None:
@@ -46,7 +50,7 @@ class HttpSpans:
 
 
 class HttpMetrics:
-    """The same for metrics."""
+    """The SDK's exporter of metrics, likewise."""
 
     def __init__(self) -> None:
         self._session = _session()
@@ -59,11 +63,30 @@ class HttpMetrics:
         self._exporter.shutdown()
 
 
+class RunMetrics:
+    """Sends metrics of a whole run, computed from its files by a reader.
+
+    Raises:
+        ConfigurationError: a variable has an unusable value.
+    """
+
+    def __init__(self) -> None:
+        self._sink = HttpMetrics()
+        self._start_ns = time.time_ns()
+
+    def send(self, families: Iterable[Metric], run_id: str) -> bool:
+        """Send the families of a Prometheus collector and return whether they were taken."""
+        detected = Resource.create({"commtrace.run.id": run_id, "service.instance.id": run_id})
+        named = {} if _has_name(detected) else {SERVICE_NAME: "commtrace"}
+        resource = detected.merge(Resource(named))
+        return self._sink.export(metrics_data(families, None, resource, self._start_ns, time.time_ns())) is True
+
+
 class BoundedSession(requests.Session):
-    """Reads no more of an answer than matters: whoever answers could otherwise fill the memory of the node.
+    """Reads a bounded part of an answer, which could otherwise fill the memory of the node.
 
     Attributes:
-        is_unanswered: a request was sent to which no answer came, since this was last set to False.
+        is_unanswered: a request got no answer since this was last set to False.
     """
 
     def __init__(self) -> None:
@@ -71,14 +94,14 @@ class BoundedSession(requests.Session):
         self.is_unanswered = False
 
     def get_redirect_target(self, resp: requests.Response) -> None:
-        """Return that there is none: before it goes there, requests would read the whole body."""
+        """Return None: requests would read the whole body before it follows a redirect."""
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Return the answer without its body.
 
         Raises:
-            requests.HTTPError: it says that the receiver is elsewhere, which the SDK takes for a success; or it is no
-                HTTP, for which the SDK would ask again and again.
+            requests.HTTPError: it is a redirect, which the SDK takes for a success; or no HTTP, for which the SDK would
+                retry again and again.
         """
         try:
             response = super().send(request, **{**kwargs, "stream": True})
@@ -87,47 +110,48 @@ class BoundedSession(requests.Session):
                 raise requests.HTTPError("the receiver does not speak HTTP") from None
             self.is_unanswered |= not _was_never_sent(error)
             raise
-        except requests.Timeout:  # while it was waited for the answer; one on connecting is a ConnectionError
+        except requests.Timeout:  # after the request was sent; a timeout on connecting is a ConnectionError
             self.is_unanswered = True
             raise
-        # A short body is read to its end, as only then the connection can be used again.
+        # A connection can only be used again after its body was read to the end.
         response.raw.read(_MOST_BYTES)
         response.close()
         if 300 <= response.status_code < 400:
-            raise requests.HTTPError(f"the receiver answers {response.status_code}, and is not looked for elsewhere")
+            raise requests.HTTPError(f"the receiver answers {response.status_code}; redirects are not followed")
         return response
 
 
 def _was_never_sent(error: requests.ConnectionError) -> bool:
-    """Return whether there was no connection on which a request could have been sent."""
+    """Return whether there was no connection to send the request on."""
     if isinstance(error, (requests.exceptions.ConnectTimeout, requests.exceptions.SSLError)):
         return True
     return any(isinstance(getattr(cause, "reason", None), NewConnectionError) for cause in error.args)
 
 
 def _is_no_http(error: requests.ConnectionError) -> bool:
-    """Return whether there was an answer, with endless headers for example."""
-    # requests and urllib3 each wrap what http.client says.
+    """Return whether the answer was invalid, with endless headers for example."""
+    # requests and urllib3 each wrap the exception of http.client.
     causes = [cause for outer in error.args for cause in getattr(outer, "args", ())]
     # A connection that is closed without an answer is both for http.client.
     return any(isinstance(cause, http.client.HTTPException) and not isinstance(cause, OSError) for cause in causes)
 
 
 def _session() -> BoundedSession | None:
-    """Return a session of ours, unless the variables name one."""
+    """Return a bounded session; None if the variables name a credential provider, which brings its own."""
     return None if any(os.environ.get(name) for name in _CREDENTIAL_PROVIDERS) else BoundedSession()
 
 
 def _made(exporter: Callable[..., _Exporter], session: BoundedSession | None) -> _Exporter:
     try:
         return exporter(session=session)
-    except ValueError:  # Its text repeats the value, in which there may be a password.
+    except ValueError:  # its text repeats the value, which may hold a password
         raise ConfigurationError("one of the variables OTEL_EXPORTER_OTLP_… has a value that cannot be used") from None
 
 
 def _outcome(session: BoundedSession | None, export: Callable[[], bool]) -> bool | None:
-    """Return whether a batch is taken; None where no answer came. If not, it is counted: errors of requests repeat the
-    address, so that none is logged.
+    """Return whether a batch was taken; None if no answer came.
+
+    Errors are not logged, as they repeat the address; the caller counts the batch.
     """
     if session is not None:
         session.is_unanswered = False
@@ -137,3 +161,7 @@ def _outcome(session: BoundedSession | None, export: Callable[[], bool]) -> bool
     except requests.RequestException:
         pass
     return None if session is not None and session.is_unanswered else False
+
+
+def _has_name(resource: Resource) -> bool:
+    return not str(resource.attributes[SERVICE_NAME]).startswith("unknown_service")

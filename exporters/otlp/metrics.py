@@ -1,8 +1,8 @@
 """The metrics of the Prometheus endpoint as OTLP metrics: the same numbers under OpenTelemetry's conventions.
 
-Units leave the name and dots take the place of underscores: ``commtrace_exposed_seconds_total`` is the monotonic sum
-``commtrace.exposed`` with unit ``s``. A backend that translates OTLP for Prometheus makes the old name of it again. All
-sums and histograms are cumulative.
+Names lose their unit and get dots: ``commtrace_exposed_seconds_total`` is the monotonic sum ``commtrace.exposed`` with
+unit ``s``. A backend that translates OTLP for Prometheus restores the old name. All sums and histograms are
+cumulative.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNITS: Final[Mapping[str, str]] = {
     "_ratio": "1",
 }
 _KEEPS_ITS_UNIT: Final = "commtrace_communication_bytes"
-"""Without it, it would have the name of ``commtrace_communication_seconds``. Translators do not write a unit twice."""
+"""Without its unit it would be named like ``commtrace_communication_seconds``. Translators do not repeat a unit."""
 
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
@@ -44,13 +44,13 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 def metrics_data(
     families: Iterable[Family], counts: SignalCounts | None, resource: Resource, start_ns: int, now_ns: int
 ) -> MetricsData:
-    """Return what to send now.
+    """Return Prometheus metrics as OTLP metrics.
 
     Args:
         families: of a Prometheus collector.
-        counts: what became of spans and of metrics; None of whoever does not count.
+        counts: of spans and requests; None for a sender that does not count.
         resource: of the rank, or of the run.
-        start_ns, now_ns: epoch; since when sums count, and this moment.
+        start_ns, now_ns: epoch ns at which sums began, and now.
     """
     metrics = [metric for family in families if (metric := _metric(family, start_ns, now_ns)) is not None]
     if counts is not None:
@@ -61,7 +61,7 @@ def metrics_data(
 
 
 def _metric(family: Family, start_ns: int, now_ns: int) -> Metric | None:
-    """One metric; None of a family without samples."""
+    """Return the metric; None if the family has no samples."""
     if not family.samples:
         return None
     name, unit = _name_and_unit(family.name)
@@ -86,7 +86,7 @@ def _histogram_point(family: Family, start_ns: int, now_ns: int) -> HistogramDat
     below = [0, *(int(one.value) for one in family.samples if one.name.endswith("_bucket"))]
     bounds = [float(one.labels["le"]) for one in family.samples if one.name.endswith("_bucket")]
     total = next(one.value for one in family.samples if one.name.endswith("_sum"))
-    # Smallest and largest are not known; this is how the SDK says so.
+    # The SDK's way to say that smallest and largest are unknown.
     return HistogramDataPoint(
         attributes={},
         start_time_unix_nano=start_ns,

@@ -1,19 +1,20 @@
-"""The telemetry that is already there: what the script or its framework has installed.
+"""The TracerProvider that the script or its framework has installed, and the spans that are sent through it.
 
-Nothing is imported for it: without the SDK in the process there is no provider.
+The SDK is not imported for it: without the SDK in the process there is no provider.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 
 def installed_provider() -> TracerProvider | None:
-    """Return the SDK's TracerProvider that the script or its framework has installed; None if there is none."""
+    """Return the SDK's TracerProvider that the script has installed; None if there is none."""
     if "opentelemetry.sdk.trace" not in sys.modules:
         return None
     from opentelemetry import trace
@@ -24,10 +25,9 @@ def installed_provider() -> TracerProvider | None:
 
 
 def processor_of(provider: TracerProvider | None) -> SpanProcessor | None:
-    """Return what a provider hands its spans to; None if that is nothing, or cannot be had from this version of the
-    SDK.
+    """Return the span processor of a provider; None if it has none, or this version of the SDK hides it.
 
-    Spans with ids of their own cannot be made with a provider's tracer, hence its processors.
+    A provider's tracer cannot make spans with given ids, hence its processor.
     """
     if provider is None:
         return None
@@ -37,3 +37,22 @@ def processor_of(provider: TracerProvider | None) -> SpanProcessor | None:
     if not isinstance(processor, SpanProcessor):
         return None
     return processor if getattr(processor, "_span_processors", ()) else None
+
+
+class ProviderSpans:
+    """Sends spans through the processor of a provider.
+
+    It is flushed after every batch, because a BatchSpanProcessor silently drops the oldest of more than 2,048 spans.
+    What a processor does with a span that it took is not counted here.
+    """
+
+    def __init__(self, processor: SpanProcessor) -> None:
+        self._processor = processor
+
+    def export(self, spans: Sequence[ReadableSpan]) -> bool:
+        for span in spans:
+            self._processor.on_end(span)
+        return bool(self._processor.force_flush())
+
+    def shutdown(self) -> None:
+        """Do nothing: the processor belongs to the script."""

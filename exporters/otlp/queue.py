@@ -1,4 +1,4 @@
-"""What waits to be exported, bounded, and the exact account of what became of it."""
+"""The bounded queue of steps to export, and the exact account of their spans."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import StepSummary
 from commtrace.trace.rows import Row
 
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
 MOST_SPANS: Final = 50_000
-"""So many spans wait for the receiver; of more, the newest are dropped and counted."""
+"""Most spans that wait for the receiver; newer ones are dropped and counted."""
 
 SPANS_PER_REQUEST: Final = 512
 
 QUEUE_FULL, REFUSED, UNANSWERED, AT_THE_END = "queue_full", "refused", "unanswered", "at_the_end"
 REASONS: Final = (QUEUE_FULL, REFUSED, UNANSWERED, AT_THE_END)
-"""Why spans are dropped: too many wait; the receiver did not take them; it did not answer, so that nobody knows whether
-it has them; recording ended first."""
+"""Why spans are dropped: too many wait; the receiver refused them; it did not answer, so it may have them; recording
+ended first."""
 
 
 Settle: TypeAlias = Callable[[int, "bool | None"], None]
-"""Told what became of spans, or of requests with metrics: how many, and whether they were taken; None where no answer
-came."""
+"""Takes a number of spans (or requests with metrics) and whether they were taken; None if no answer came."""
 
 
 class Counts(NamedTuple):
@@ -36,15 +38,19 @@ class Counts(NamedTuple):
 
 
 class SignalCounts(NamedTuple):
-    """What became of both signals so far.
-
-    Attributes:
-        spans: one by one.
-        metric_requests: requests, each with all metrics of the rank.
-    """
+    """Counts of both signals: spans, and requests with all metrics of the rank."""
 
     spans: Counts
     metric_requests: Counts
+
+
+class MetricsSnapshot(NamedTuple):
+    """All metrics of a rank at ``now_ns``; sums began at ``start_ns``, epoch ns."""
+
+    families: Sequence[Metric]
+    counts: SignalCounts
+    start_ns: int
+    now_ns: int
 
 
 class Job(NamedTuple):
@@ -53,11 +59,10 @@ class Job(NamedTuple):
     Attributes:
         summary: of the step.
         rows: those that become spans, the ``step`` row first if it is among them.
-        job_steps: those whose span, which holds the steps of all ranks, is to be sent now; other steps than this, where
-            they have waited for the times of other ranks.
+        job_steps: job steps to send now; earlier ones if they waited for the times of other ranks.
         findings: of the monitor, since the step before.
-        epoch_offset_ns: what turns the times of rows into epoch ns.
-        clock_error_ns: of that.
+        epoch_offset_ns: epoch ns minus the times of rows.
+        clock_error_ns: its error.
         dropped: spans dropped so far.
     """
 
@@ -73,16 +78,13 @@ class Job(NamedTuple):
     def num_spans(self) -> int:
         return len(self.rows) + len(self.job_steps) + len(self.findings)
 
-    def lean(self) -> Job:
-        """Without what spans are not made of."""
+    def without_operations(self) -> Job:
+        """Return the job without the parts of its summary that no span needs."""
         return self._replace(summary=replace(self.summary, operations=(), collectives=()))
 
 
 class Account:
-    """What became of one signal: of spans, or of requests with metrics. Produced = sent + dropped + what waits.
-
-    Several threads count; nobody holds the lock for long.
-    """
+    """Counts spans, or requests with metrics: produced = sent + dropped + waiting. For several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,13 +99,11 @@ class Account:
 
     @property
     def waiting(self) -> int:
-        """How many there are of which nothing is known yet."""
         with self._lock:
             return self.produced - self.sent - sum(self.dropped.values())
 
     @property
     def counts(self) -> Counts:
-        """Return what became of them so far."""
         with self._lock:
             return Counts(self.sent, dict(self.dropped))
 
@@ -119,7 +119,7 @@ class Account:
                 self.dropped[reason] += count
 
     def settle(self, count: int, was_sent: bool | None) -> None:
-        """A batch was taken, or not; None where no answer came."""
+        """Count a batch that was taken, or not; None if no answer came."""
         if not was_sent:
             self.drop(count, UNANSWERED if was_sent is None else REFUSED)
             return
@@ -128,7 +128,7 @@ class Account:
                 self.sent += count
 
     def finish(self) -> None:
-        """Nothing more is sent: what waits is dropped. What a thread still tells afterwards is not counted."""
+        """Drop what waits; later calls have no effect."""
         with self._lock:
             if not self._is_final:
                 self.dropped[AT_THE_END] += self.produced - self.sent - sum(self.dropped.values())
@@ -139,8 +139,8 @@ class JobQueue:
     """Steps that wait. Any thread puts, one gets; a put never blocks.
 
     Args:
-        account: what is produced and dropped is counted there.
-        most_spans: bound of the sum of their spans.
+        account: counts what is produced and dropped.
+        most_spans: limit of the sum of their spans.
     """
 
     def __init__(self, account: Account, most_spans: int = MOST_SPANS) -> None:
@@ -152,7 +152,7 @@ class JobQueue:
         self._closed = False
 
     def put(self, job: Job) -> None:
-        """Take a step, or as much of it as there is room for."""
+        """Add a step, or as much of it as fits."""
         self._account.produce(job.num_spans)
         with self._changed:
             fitting = self._fitting(job)
@@ -164,7 +164,7 @@ class JobQueue:
             self._account.drop(job.num_spans - fitting.num_spans, QUEUE_FULL)
 
     def get(self, seconds: float) -> Job | None:
-        """Return the oldest step; None if none comes in this time or the queue is closed and empty."""
+        """Return the oldest step; None if none comes in time, or the queue is closed and empty."""
         with self._changed:
             if not self._jobs and not self._closed:
                 self._changed.wait(seconds)
@@ -175,9 +175,7 @@ class JobQueue:
             return job
 
     def get_with(self, first: Job, most_spans: int) -> list[Job]:
-        """Return a step and those that wait behind it, as many as come to no more than so many spans, itself at
-        least.
-        """
+        """Return a step and those behind it, up to ``most_spans`` spans in all, but at least itself."""
         jobs, spans = [first], first.num_spans
         with self._changed:
             while self._jobs and spans + self._jobs[0].num_spans <= most_spans:
@@ -187,7 +185,7 @@ class JobQueue:
         return jobs
 
     def close(self) -> None:
-        """Nobody waits for a step any more."""
+        """Wake up whoever waits in :meth:`get`."""
         with self._changed:
             self._closed = True
             self._changed.notify()

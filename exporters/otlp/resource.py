@@ -18,11 +18,11 @@ from commtrace.live.rank import LiveRank
 _DIMENSIONS: Final = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "dp": "data_parallel"}
 _RUN_ID: Final = "nemo.run.id"
 
-NOTHING_TOLD: Final[Mapping[str, AttributeValue]] = {}
+NO_ATTRIBUTES: Final[Mapping[str, AttributeValue]] = {}
 
 
 class RankResource(Resource):
-    """A resource that is hashed once: the encoder hashes it for every span, and a resource does so by way of JSON."""
+    """A resource that caches its hash: the encoder needs it for every span, and the SDK computes it from JSON."""
 
     def __hash__(self) -> int:
         known: int | None = self.__dict__.get("_known_hash")
@@ -31,33 +31,34 @@ class RankResource(Resource):
         return known
 
 
-def resource_of(rank: LiveRank, told: Mapping[str, AttributeValue] = NOTHING_TOLD) -> Resource:
-    """Return what is sent once with the spans of a rank.
+def resource_of(rank: LiveRank, provider_attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES) -> Resource:
+    """Return the resource of a rank.
+
+    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` win over the resource of the provider, which wins over
+    defaults. Rank, run and topology are always commtrace's own.
 
     Args:
-        rank: whose.
-        told: attributes of the resource of the TracerProvider that the script has installed.
-
-    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` win over the resource of the provider, this wins over
-    defaults. Rank, run and topology are commtrace's own in any case.
+        rank: this rank.
+        provider_attributes: of the resource of the TracerProvider that the script has installed.
     """
     detected = {
         name: value
         for name, value in _of_environment().attributes.items()
         if name != SERVICE_NAME or not str(value).startswith("unknown_service")
     }
-    return RankResource({SERVICE_NAME: "commtrace", **told, **detected, **_identity(rank, {**told, **detected})})
+    given = {**provider_attributes, **detected}
+    return RankResource({SERVICE_NAME: "commtrace", **given, **_identity(rank, given)})
 
 
 def _of_environment() -> Resource:
     try:
         return Resource.create()
     except RuntimeError:
-        # Python is ending: no thread can be started any more, on which the SDK would run its detectors.
+        # Python is ending: the SDK cannot start the thread of its detectors any more.
         return OTELResourceDetector().detect()
 
 
-def _identity(rank: LiveRank, told: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+def _identity(rank: LiveRank, given: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
     metadata = rank.metadata
     named: dict[str, AttributeValue] = {
         "service.instance.id": f"{metadata.run_id}-rank{metadata.rank}",
@@ -68,7 +69,7 @@ def _identity(rank: LiveRank, told: Mapping[str, AttributeValue]) -> dict[str, A
         "commtrace.node": metadata.node,
         "commtrace.version": metadata.versions.get("commtrace", ""),
         "commtrace.device.name": metadata.device,
-        _RUN_ID: told.get(_RUN_ID) or metadata.run_id,
+        _RUN_ID: given.get(_RUN_ID) or metadata.run_id,
     }
     for prefix in ("dl", "nv.dl"):
         named[f"{prefix}.rank"] = metadata.rank
@@ -80,7 +81,7 @@ def _identity(rank: LiveRank, told: Mapping[str, AttributeValue]) -> dict[str, A
 
 
 def _topology(rank: LiveRank) -> dict[str, AttributeValue]:
-    """Position and size of each parallel dimension: Megatron's words for the three that it names, and all as ours."""
+    """Return position and size of each parallel dimension, also by Megatron's names for three of them."""
     named: dict[str, AttributeValue] = {}
     for what, by_dimension in (("rank", rank.marks.coordinates), ("size", rank.marks.parallel)):
         for dimension, number in dict(by_dimension).items():

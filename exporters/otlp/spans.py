@@ -21,8 +21,8 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
 from commtrace.analysis.matching.roles import role_of
-from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.queue import Job
+from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.exporters.otlp.span_ids import SpanIds
 from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
@@ -49,13 +49,13 @@ class SpanMaker:
 
     Args:
         rank: whose; what its marks have told by then is used.
-        choice: equal on all ranks: who else exports is known from it.
+        span_filter: equal on all ranks: who else exports is known from it.
         resource: of the rank, at the time of the call.
     """
 
-    def __init__(self, rank: LiveRank, choice: Choice, resource: Callable[[], Resource]) -> None:
+    def __init__(self, rank: LiveRank, span_filter: SpanFilter, resource: Callable[[], Resource]) -> None:
         self._rank = rank
-        self._choice = choice
+        self._filter = span_filter
         self._resource = resource
         self._ids = SpanIds(rank.run_id, rank.metadata.attempt)
         self._scope = InstrumentationScope("commtrace", rank.metadata.versions.get("commtrace", ""))
@@ -79,7 +79,7 @@ class _StepSpans:
         self._maker = maker
         self._job = job
         self._rank = maker._rank
-        self._choice = maker._choice
+        self._filter = maker._filter
         self._ids = maker._ids
         self._repetitions = maker._repetitions
         self._resource = maker._resource()
@@ -122,7 +122,7 @@ class _StepSpans:
         )
 
     def _job_step_context(self, step: int, repetition: int) -> SpanContext:
-        is_remote = self._rank.rank != self._choice.first_rank
+        is_remote = self._rank.rank != self._filter.first_rank
         return _context(trace_id(self._rank.run_id, step), self._ids.job_step(step, repetition), is_remote=is_remote)
 
     def _named(self, step: int) -> Attributes:
@@ -187,7 +187,7 @@ class _StepSpans:
         return ReadableSpan(
             name=finding["kind"],
             context=_context(trace, self._maker.next_own_id()),
-            parent=self._step_context(step)[1] if self._choice.takes_step(step) else None,
+            parent=self._step_context(step)[1] if self._filter.takes_step(step) else None,
             resource=self._resource,
             attributes=attributes,
             start_time=min(begins, at),
@@ -300,7 +300,7 @@ class _StepSpans:
         if row.kind == schema.P2P:
             peer = row.peer
             other = self._message_id(row, row.name != "send")
-            return (_link(trace, other, peer),) if other and self._choice.takes_rank(peer) else ()
+            return (_link(trace, other, peer),) if other and self._filter.takes_rank(peer) else ()
         group = self._groups.get(row.group)
         members = self._exporting(group) if group else ()
         chosen = members[1 : MOST_LINKS + 1] if members[:1] == (self._rank.rank,) else members[:1]
@@ -312,7 +312,7 @@ class _StepSpans:
         """Return the first members of a group that send spans, ascending: as many as are linked."""
         known = self._members.get(group.id)
         if known is None:
-            exporting = (rank for rank in group.ranks if self._choice.takes_rank(rank))
+            exporting = (rank for rank in group.ranks if self._filter.takes_rank(rank))
             known = self._members[group.id] = tuple(islice(exporting, MOST_LINKS + 1))
         return known
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commtrace.live.collector import StepCollector
-from commtrace.live.gil import Breath
+from commtrace.live.gil import GilYield
 from commtrace.live.pending import PendingRows
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
@@ -99,7 +99,7 @@ def test_steps_of_the_same_times_are_told_each_with_its_own_row() -> None:
 
 
 def test_names_that_no_row_bears_any_more_are_forgotten() -> None:
-    pending = PendingRows(Breath())
+    pending = PendingRows(GilYield())
     for number in range(30):
         pending.add(RowBatch(row(name=f"{number}.{at}", step=number) for at in range(100)))
         pending.drop_oldest(len(pending) - 10)

@@ -118,7 +118,7 @@ def _served(address: str, collector: PathCollector, run: Path) -> Iterator[None]
 
 def _otlp_sender(totals: PathTotals, collector: PathCollector) -> Callable[[], None]:
     try:
-        from commtrace.exporters.otlp.run_metrics import RunMetrics
+        from commtrace.exporters.otlp.http import RunMetrics
     except ImportError as error:
         raise MissingExtraError(f"{error}: pip install 'commtrace[otlp]'") from error
 

@@ -43,7 +43,7 @@ from commtrace.analysis.stragglers.slow_ranks import (
 )
 from commtrace.analysis.stragglers.slow_sets import MOST_SHARES, slow_phase
 from commtrace.analysis.stragglers.verdict import Verdict
-from commtrace.live.gil import Breath
+from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.job_past import JobPast
 from commtrace.live.monitoring.sampled_steps import SampledSteps, SampleError
 from commtrace.live.monitoring.window import WindowReport
@@ -108,9 +108,9 @@ class SampledReplay:
         return bench
 
     def _take(self, reports: Sequence[WindowReport]) -> None:
-        breath = Breath()
+        gil_yield = GilYield()
         for report in reports:
-            breath.take()
+            gil_yield.maybe_yield()
             if report.sample is None:
                 continue
             try:

@@ -10,9 +10,9 @@ from typing import Any
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
-from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.exporter import OtlpExporter
 from commtrace.exporters.otlp.queue import Job
+from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.exporters.otlp.spans import SpanMaker
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.rank import LiveRank
@@ -90,10 +90,10 @@ def own_job_step(one: Row) -> JobStep:
 
 
 def spans_of(
-    live: LiveRank, rows: Sequence[Row], step: int = 0, choice: Choice | None = None, **changes: Any
+    live: LiveRank, rows: Sequence[Row], step: int = 0, span_filter: SpanFilter | None = None, **changes: Any
 ) -> list[ReadableSpan]:
     """The spans that a rank makes of these rows."""
-    chosen = choice or Choice("modules", world_size=WORLD_SIZE)
+    chosen = span_filter or SpanFilter("modules", world_size=WORLD_SIZE)
     job = Job(
         summary=summary(live.rank, step),
         rows=chosen.rows(rows, step),
@@ -106,10 +106,14 @@ def spans_of(
     return list(SpanMaker(live, chosen, lambda: RESOURCE).spans(job._replace(**changes)))
 
 
-def job_spans(step: int = 0, choice: Choice | None = None) -> dict[int, list[ReadableSpan]]:
+def job_spans(step: int = 0, span_filter: SpanFilter | None = None) -> dict[int, list[ReadableSpan]]:
     """By rank: the spans of one step of the whole job, every rank by itself."""
-    ranks = range(WORLD_SIZE) if choice is None else [rank for rank in range(WORLD_SIZE) if choice.takes_rank(rank)]
-    return {rank: spans_of(live_rank(rank), step_rows(rank, step), step, choice) for rank in ranks}
+    ranks = (
+        range(WORLD_SIZE)
+        if span_filter is None
+        else [rank for rank in range(WORLD_SIZE) if span_filter.takes_rank(rank)]
+    )
+    return {rank: spans_of(live_rank(rank), step_rows(rank, step), step, span_filter) for rank in ranks}
 
 
 def run_steps(exporter: OtlpExporter, first: int, count: int) -> None:

@@ -10,16 +10,16 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from commtrace.config import Config, OtlpConfig
-from commtrace.exporters.otlp.choice import Choice
+from commtrace.exporters.otlp.span_filter import SpanFilter
 from tests.exporters.otlp.made import WORLD_SIZE, job_spans
 from tests.exporters.otlp.semantics import violations
 
 
-def decoded(choice: Choice | None = None, steps: int = 3) -> dict[int, list[Any]]:
+def decoded(span_filter: SpanFilter | None = None, steps: int = 3) -> dict[int, list[Any]]:
     """By rank: what a receiver gets of some steps."""
     got: dict[int, list[Any]] = {}
     for step in range(steps):
-        for rank, spans in job_spans(step, choice).items():
+        for rank, spans in job_spans(step, span_filter).items():
             request = ExportTraceServiceRequest.FromString(encode_spans(spans).SerializeToString())
             scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
             got.setdefault(rank, []).extend(span for scope in scopes for span in scope.spans)
@@ -29,8 +29,8 @@ def decoded(choice: Choice | None = None, steps: int = 3) -> dict[int, list[Any]
 @pytest.mark.parametrize("level", ["steps", "phases", "communication", "modules"])
 @pytest.mark.parametrize(("ranks", "chosen"), [("", [0, 1, 2, 3]), ("0,2", [0, 2]), ("1:4", [1, 2, 3])])
 def test_every_trace_is_one_tree_and_every_link_leads_somewhere(level: str, ranks: str, chosen: list[int]) -> None:
-    choice = Choice.of(Config(otlp=OtlpConfig(level=level, ranks=ranks)), WORLD_SIZE)
-    of_rank = decoded(choice)
+    span_filter = SpanFilter.from_config(Config(otlp=OtlpConfig(level=level, ranks=ranks)), WORLD_SIZE)
+    of_rank = decoded(span_filter)
     assert sorted(of_rank) == chosen
     assert violations(span for spans in of_rank.values() for span in spans) == []
 

@@ -8,8 +8,8 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind
 
-from commtrace.exporters.otlp.choice import Choice
 from commtrace.exporters.otlp.queue import Job
+from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.trace_id import trace_id
@@ -167,7 +167,7 @@ def test_late_rows_go_to_the_trace_of_their_own_step_and_those_of_no_step_to_the
 
 
 def test_a_step_that_is_repeated_is_another_span() -> None:
-    maker = SpanMaker(live_rank(0), Choice("steps", world_size=4), lambda: RESOURCE)
+    maker = SpanMaker(live_rank(0), SpanFilter("steps", world_size=4), lambda: RESOURCE)
     job = Job(summary(0, 1), step_rows(0, 1)[:1], (), (), 0, 0, 0)
     first, second = [
         list(maker.spans(job._replace(job_steps=(JobStep(1, repetition, 1_000, 2_000, 1),)))) for repetition in range(2)
@@ -178,8 +178,8 @@ def test_a_step_that_is_repeated_is_another_span() -> None:
 
 
 def test_ranks_that_do_not_export_are_not_linked_and_the_lowest_that_does_sends_the_job_step() -> None:
-    choice = Choice("communication", ranges=(StepRange.parse("1"), StepRange.parse("3")), world_size=4)
-    of_rank = job_spans(choice=choice)
+    span_filter = SpanFilter("communication", ranges=(StepRange.parse("1"), StepRange.parse("3")), world_size=4)
+    of_rank = job_spans(span_filter=span_filter)
 
     assert [span.name for span in of_rank[1]][:2] == ["job step", "step"]
     assert of_rank[3][0].name == "step"
@@ -190,9 +190,11 @@ def test_ranks_that_do_not_export_are_not_linked_and_the_lowest_that_does_sends_
 @pytest.mark.parametrize("size", [2, 9, 100])
 def test_members_of_a_large_group_link_to_the_lowest_and_this_one_to_some(size: int) -> None:
     world = group("dp", *range(size), ordinal=1)
-    choice = Choice("communication", world_size=size)
+    span_filter = SpanFilter("communication", world_size=size)
     one = row(kind=schema.COLLECTIVE, name="all_gather", step=0, group=world.id, seq=5, op_in_seq=0)
-    spans = {rank: spans_of(live_rank(rank, groups=[world]), [one], choice=choice)[-1] for rank in (0, 1, size - 1)}
+    spans = {
+        rank: spans_of(live_rank(rank, groups=[world]), [one], span_filter=span_filter)[-1] for rank in (0, 1, size - 1)
+    }
 
     assert [link.context.span_id for link in spans[0].links][:1] == [span_id(spans[1])]
     assert len(spans[0].links) == min(size - 1, MOST_LINKS)

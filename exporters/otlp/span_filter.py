@@ -1,4 +1,4 @@
-"""What is exported: which rows, of which steps, on which ranks. Equal on all ranks, so that links can be computed."""
+"""Selects the rows, steps and ranks that are exported. Equal on all ranks, so that each can compute links to others."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _ADDED_BY: Final[Mapping[str, frozenset[int]]] = {
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What becomes spans.
+class SpanFilter:
+    """The rows that become spans.
 
     Attributes:
         level: one of ``OTLP_LEVELS``.
-        every: of one step in so many: those divisible by it.
-        ranges: of these ranks; empty: of all.
+        every: only steps that are multiples of it.
+        ranges: ranks; empty for all.
         world_size: of the job.
     """
 
@@ -52,36 +52,32 @@ class Choice:
     world_size: int = 1
 
     @classmethod
-    def of(cls, config: Config, world_size: int) -> Choice:
-        """Return what the configuration says."""
+    def from_config(cls, config: Config, world_size: int) -> SpanFilter:
         ranges = tuple(StepRange.parse(part) for part in config.otlp.ranks.split(",") if part.strip())
         return cls(config.otlp.level, config.otlp.sample, ranges, world_size)
 
     @cached_property
     def kinds(self) -> frozenset[int]:
-        """The kinds of rows that become spans."""
         levels = OTLP_LEVELS[: OTLP_LEVELS.index(self.level) + 1]
         return frozenset[int]().union(*(_ADDED_BY[level] for level in levels))
 
     @cached_property
     def first_rank(self) -> int:
-        """The lowest rank that exports, which also exports what all ranks have in common; −1 where none does."""
+        """The lowest rank that exports, which also exports the job steps; −1 if none does."""
         return next((rank for rank in range(self.world_size) if self.takes_rank(rank)), -1)
 
     def takes_rank(self, rank: int) -> bool:
-        """Return whether this rank sends spans."""
         return not self.ranges or any(rank in ranks for ranks in self.ranges)
 
     def takes_step(self, step: int) -> bool:
-        """Return whether spans of this step are sent."""
         return step % self.every == 0
 
     def rows(self, rows: Sequence[Row], step: int) -> list[Row]:
-        """Return those that become spans.
+        """Return the rows that become spans.
 
         Args:
-            rows: handed out when a step closed.
-            step: that one; rows of no step are taken for its.
+            rows: of a closed step.
+            step: its number, also that of rows without one.
         """
         kinds = self.kinds
         if self.every == 1:

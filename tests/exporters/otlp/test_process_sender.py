@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from commtrace.config import Config, OtlpConfig
 from commtrace.exporters.otlp import exporter as exporter_module
-from commtrace.exporters.otlp import process as process_module
+from commtrace.exporters.otlp import process_sender as process_module
 from commtrace.exporters.otlp.exporter import OtlpExporter
-from commtrace.exporters.otlp.process import HelperSender
+from commtrace.exporters.otlp.process_sender import ProcessSender
 from tests.e2e.launch import REPOSITORY
 from tests.exporters.otlp.made import SECONDS, live_rank, run_steps, until
 from tests.exporters.otlp.receiver import attributes, receiving
@@ -29,10 +29,10 @@ from tests.exporters.otlp.receiver import attributes, receiving
 CONFIG = Config(otlp=OtlpConfig(level="modules"))
 
 
-def helper_of(exporter: OtlpExporter) -> int:
-    until(lambda: exporter._helper is not None and exporter._helper.pid > 0)
-    assert exporter._helper is not None
-    return exporter._helper.pid
+def worker_of(exporter: OtlpExporter) -> int:
+    until(lambda: exporter._worker is not None and exporter._worker.pid > 0)
+    assert exporter._worker is not None
+    return exporter._worker.pid
 
 
 def is_there(pid: int) -> bool:
@@ -46,7 +46,7 @@ def is_there(pid: int) -> bool:
 
 def test_it_ends_with_the_recording_and_leaves_nothing_behind(opened: Callable[..., OtlpExporter]) -> None:
     exporter = opened()
-    pid = helper_of(exporter)
+    pid = worker_of(exporter)
     exporter.close()
 
     assert not is_there(pid)
@@ -62,7 +62,7 @@ def test_one_that_is_killed_is_replaced_and_what_it_had_is_counted(
         account = exporter.account
         run_steps(exporter, 0, 2)
         until(lambda: account.sent == 18)
-        killed = helper_of(exporter)
+        killed = worker_of(exporter)
         os.kill(killed, signal.SIGKILL)
         run_steps(exporter, 2, 1)
         until(lambda: account.total_dropped == 9)
@@ -82,7 +82,7 @@ def test_one_that_is_killed_is_replaced_and_what_it_had_is_counted(
 
 def test_one_that_is_frozen_holds_up_neither_the_harvester_nor_the_end(opened: Callable[..., OtlpExporter]) -> None:
     exporter = opened()
-    frozen = helper_of(exporter)
+    frozen = worker_of(exporter)
     os.kill(frozen, signal.SIGSTOP)
     began = time.monotonic()
     run_steps(exporter, 0, 5)
@@ -116,7 +116,7 @@ def test_signals_that_a_launcher_sends_to_all_do_not_end_it(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         exporter = opened()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            os.kill(helper_of(exporter), number)  # it has just been started
+            os.kill(worker_of(exporter), number)  # it has just been started
         run_steps(exporter, 0, 2)
         until(lambda: exporter.account.sent == 18)
         exporter.close()
@@ -126,7 +126,7 @@ def test_signals_that_a_launcher_sends_to_all_do_not_end_it(
 
 
 def starts_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_module, "_START", f"import time; time.sleep({seconds}); {process_module._START}")
+    monkeypatch.setattr(process_module, "_PROGRAM", f"import time; time.sleep({seconds}); {process_module._PROGRAM}")
 
 
 def test_a_recording_that_ends_before_it_is_ready_loses_nothing(
@@ -151,7 +151,7 @@ def test_one_that_does_not_get_ready_is_not_waited_for_without_end(
     monkeypatch.setattr(exporter_module, "START_SECONDS", 0.2)
     monkeypatch.setattr(exporter_module, "CLOSE_SECONDS", 0.2)
     exporter = opened()
-    pid = helper_of(exporter)
+    pid = worker_of(exporter)
     run_steps(exporter, 0, 1)
     exporter.close()
     exporter._thread.join(SECONDS)
@@ -166,7 +166,7 @@ def test_one_that_has_nothing_to_send_is_not_waited_for(
     starts_after(SECONDS, monkeypatch)
     monkeypatch.setattr(exporter_module, "START_SECONDS", SECONDS)
     exporter = opened()
-    pid = helper_of(exporter)
+    pid = worker_of(exporter)
     began = time.monotonic()
     exporter.close()
 
@@ -180,7 +180,7 @@ def test_it_is_let_go_where_the_script_installs_a_provider_before_the_first_step
     opened: Callable[..., OtlpExporter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exporter = opened()
-    pid = helper_of(exporter)
+    pid = worker_of(exporter)
     memory = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(memory))
@@ -202,9 +202,9 @@ from commtrace.exporters.otlp.exporter import open_otlp
 from commtrace.live.rank import LiveRank
 from tests.trace.rows import metadata
 exporter = open_otlp(Config(), LiveRank(metadata(), Path()))
-while exporter._helper is None:
+while exporter._worker is None:
     time.sleep(0.01)
-print(exporter._helper.pid, flush=True)
+print(exporter._worker.pid, flush=True)
 forked = os.fork() if "fork" in sys.argv else -1
 if forked == 0:
     exporter.abandon_after_fork()
@@ -220,12 +220,12 @@ def test_it_does_not_outlive_a_rank_that_is_killed_and_the_rank_never_loads_the_
     forked = -1
     try:
         assert rank.stdout is not None
-        helper = int(rank.stdout.readline())
+        worker = int(rank.stdout.readline())
         modules, _, child = rank.stdout.readline().rpartition(" ")
         forked = int(child)
         rank.send_signal(signal.SIGKILL)
         rank.wait(SECONDS)
-        until(lambda: not is_there(helper) or _is_zombie(helper))
+        until(lambda: not is_there(worker) or _is_zombie(worker))
     finally:
         rank.kill()
         if forked > 0:
@@ -244,7 +244,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_what_is_asked_after_the_end_is_counted() -> None:
-    sender = HelperSender(CONFIG, live_rank(0))
+    sender = ProcessSender(CONFIG, live_rank(0))
     sender.close(SECONDS)
     settled: list[tuple[int, bool]] = []
     sender.send([], lambda count, was_sent: settled.append((count, was_sent)))

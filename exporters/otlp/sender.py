@@ -1,0 +1,206 @@
+"""Makes the spans and metrics of a rank and sends them, in the worker process or on a thread of the rank.
+
+Nearly all of the exporter's work is done here, most of it in the SDK's encoder. ``worker.py`` runs it in a process of
+its own; ``exporter.py`` runs it on a thread if spans go to a TracerProvider of the script.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from opentelemetry.context import attach, detach, set_value
+from opentelemetry.sdk.metrics.export import MetricsData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.util.types import AttributeValue
+
+from commtrace.config import Config
+from commtrace.exporters.otlp.file import FileMetrics, FileSpans
+from commtrace.exporters.otlp.metrics import metrics_data
+from commtrace.exporters.otlp.provider import ProviderSpans
+from commtrace.exporters.otlp.queue import SPANS_PER_REQUEST, Job, MetricsSnapshot, Settle
+from commtrace.exporters.otlp.resource import NO_ATTRIBUTES, resource_of
+from commtrace.exporters.otlp.span_filter import SpanFilter
+from commtrace.exporters.otlp.spans import SpanMaker
+from commtrace.live.gil import GilYield
+from commtrace.live.rank import LiveRank
+
+
+class SpanSink(Protocol):
+    """Takes batches of spans on the exporter's own thread; it may block."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> bool | None:
+        """Return whether they were taken; None if no answer came."""
+
+    def shutdown(self) -> None:
+        """Close it. Called once, from another thread if ``export`` does not return."""
+
+
+class MetricSink(Protocol):
+    """Takes metrics likewise."""
+
+    def export(self, metrics: MetricsData) -> bool | None:
+        """Return whether they were taken; None if no answer came."""
+
+    def shutdown(self) -> None:
+        """Close it."""
+
+
+class Sender:
+    """Sends for one rank, on one thread; only :meth:`interrupt` may come from another.
+
+    Args:
+        config: options.
+        rank: this rank.
+        provider_attributes: resource attributes of the TracerProvider that the script has installed; may be replaced.
+        processor: takes the spans instead of an exporter.
+        spans, metrics: open the sinks when they are first needed; by default those of the configuration.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        rank: LiveRank,
+        provider_attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES,
+        processor: SpanProcessor | None = None,
+        *,
+        spans: Callable[[], SpanSink] | None = None,
+        metrics: Callable[[], MetricSink] | None = None,
+    ) -> None:
+        self._config = config
+        self._rank = rank
+        self.provider_attributes = provider_attributes
+        self._processor = processor
+        self._open_spans = spans or self._span_sink
+        self._open_metrics = metrics or self._metric_sink
+        span_filter = SpanFilter.from_config(config, rank.metadata.world_size)
+        self._maker = SpanMaker(rank, span_filter, self._current_resource)
+        self._span_sink_open: SpanSink | None = None
+        self._metric_sink_open: MetricSink | None = None
+        self._resource: Resource | None = None
+        self._resource_key: tuple[Any, ...] = ()
+        self._interrupted = False
+        self._quiet = _QuietThread()
+
+    @property
+    def pause_seconds(self) -> float:
+        """Return 0: it can always send."""
+        return 0.0
+
+    def __enter__(self) -> Sender:
+        """Prepare the thread that will send."""
+        # Instrumentation of HTTP must not make spans of our requests.
+        self._token = attach(set_value("suppress_instrumentation", True))
+        self._quiet.__enter__()
+        if not self._config.otlp.file:
+            # Before training: the import takes a tenth of a second of the GIL.
+            importlib.import_module("commtrace.exporters.otlp.http")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._quiet.__exit__()
+        detach(self._token)
+        self.interrupt()
+
+    def send(self, jobs: Sequence[Job], settle: Settle) -> None:
+        """Send the spans of some steps in batches, until all are settled or :meth:`interrupt` is called."""
+        if self._span_sink_open is None:
+            self._span_sink_open = self._open_spans()
+        left = sum(job.num_spans for job in jobs)
+        for batch in _batches(chain.from_iterable(map(self._maker.spans, jobs))):
+            left -= len(batch)
+            if self._interrupted:
+                return
+            settle(len(batch), self._span_sink_open.export(batch))
+        assert left == 0, "jobs know how many spans they make"
+
+    def send_metrics(self, metrics: MetricsSnapshot, settle: Settle) -> None:
+        """Send metrics as one request, which is settled once."""
+        if self._metric_sink_open is None:
+            self._metric_sink_open = self._open_metrics()
+        families, counts, start_ns, now_ns = metrics
+        data = metrics_data(families, counts, self._current_resource(), start_ns, now_ns)
+        settle(1, self._metric_sink_open.export(data))
+
+    def interrupt(self) -> None:
+        """Close the sinks; from another thread, this interrupts an exporter that waits to try again."""
+        self._interrupted = True
+        span_sink, self._span_sink_open = self._span_sink_open, None
+        metric_sink, self._metric_sink_open = self._metric_sink_open, None
+        for sink in (span_sink, metric_sink):
+            if sink is not None:
+                sink.shutdown()
+
+    def _current_resource(self) -> Resource:
+        """Return the resource, made anew when more of the topology is known."""
+        marks = self._rank.marks
+        key = (tuple(marks.coordinates.items()), tuple(marks.parallel.items()), tuple(self.provider_attributes.items()))
+        if self._resource is None or key != self._resource_key:
+            self._resource, self._resource_key = resource_of(self._rank, self.provider_attributes), key
+        return self._resource
+
+    def _span_sink(self) -> SpanSink:
+        if self._config.otlp.file:
+            return FileSpans(Path(self._config.otlp.file), self._rank.run_id, self._rank.rank)
+        if self._processor is not None:
+            return ProviderSpans(self._processor)
+        from commtrace.exporters.otlp.http import HttpSpans
+
+        return HttpSpans()
+
+    def _metric_sink(self) -> MetricSink:
+        if self._config.otlp.file:
+            return FileMetrics(Path(self._config.otlp.file), self._rank.run_id, self._rank.rank)
+        from commtrace.exporters.otlp.http import HttpMetrics
+
+        return HttpMetrics()
+
+
+def _batches(spans: Iterator[ReadableSpan]) -> Iterator[list[ReadableSpan]]:
+    gil_yield = GilYield()
+
+    def yielding() -> Iterator[ReadableSpan]:
+        for span in spans:
+            gil_yield.maybe_yield()
+            yield span
+
+    remaining = yielding()
+    while batch := list(islice(remaining, SPANS_PER_REQUEST)):
+        yield batch
+
+
+class _QuietThread(logging.Filter):
+    """Drops the log records of the SDK's exporters on one thread: one per batch would be thousands of lines.
+
+    commtrace itself counts the spans and warns once.
+    """
+
+    _LOGGERS: Final = (
+        "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        # These two repeat headers that they cannot read, and paths; both may hold tokens.
+        "opentelemetry.util.re",
+        "urllib3.connectionpool",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread != self._thread
+
+    def __enter__(self) -> _QuietThread:
+        for name in self._LOGGERS:
+            logging.getLogger(name).addFilter(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._LOGGERS:
+            logging.getLogger(name).removeFilter(self)

@@ -211,7 +211,7 @@ def test_only_the_configuration_reads_variables_of_commtrace() -> None:
         "commtrace/config.py",
         "commtrace/cli/commands/bench.py",
         "commtrace/cli/commands/run.py",
-        "exporters/otlp/process.py",
+        "exporters/otlp/process_sender.py",
     }
 
 

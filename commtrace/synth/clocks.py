@@ -1,4 +1,4 @@
-"""Clocks of hosts that disagree: their readings at a true instant."""
+"""Simulates the clocks of hosts, which disagree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from commtrace.trace.metadata import ClockAnchor
 from commtrace.trace.spans import Int64
 
 EPOCH_NS = 1_700_000_000_000_000_000
-"""The wall clock's true reading at the true instant 0."""
+"""Epoch ns of the true instant 0."""
 
 _ANCHOR_BRACKET_NS = 120
 _ANCHOR_EVERY_NS = 10_000_000_000
@@ -23,16 +23,16 @@ class Clock:
     """A host's monotonic clock and wall clock.
 
     At the true instant t the monotonic clock shows t + ``offset_ns`` + round(t · ``drift_ppm`` · 10⁻⁶), and
-    ``step_ns`` more from ``step_at_ns`` on. The wall clock runs as fast (the kernel steers both alike) and is wrong by
-    ``wall_error_ns``, and ``wall_step_ns`` more from ``step_at_ns`` on.
+    ``step_ns`` more from ``step_at_ns`` on. The wall clock runs at the same rate and is wrong by ``wall_error_ns``, and
+    ``wall_step_ns`` more from ``step_at_ns`` on.
 
     Attributes:
-        offset_ns: the host's uptime when the job's time was 0: arbitrary, and different for every host.
-        drift_ppm: how much too fast the clock runs.
-        wall_error_ns: what time synchronisation left.
-        step_at_ns: true instant of a step of the clocks.
-        step_ns: of the monotonic clock, and so of both: the host was suspended, say.
-        wall_step_ns: of the wall clock alone: it was set.
+        offset_ns: uptime of the host at time 0 of the job.
+        drift_ppm: relative error of the rate.
+        wall_error_ns: error of time synchronisation.
+        step_at_ns: true instant at which the clocks jump.
+        step_ns: jump of both clocks, as after a suspension of the host.
+        wall_step_ns: jump of the wall clock alone, when it is set.
     """
 
     offset_ns: int = 0
@@ -43,16 +43,14 @@ class Clock:
     wall_step_ns: int = 0
 
     def read(self, true_ns: Int64) -> Int64:
-        """Return what the monotonic clock shows at true instants."""
+        """Return the monotonic clock's readings at true instants."""
         drifted = true_ns + np.rint(true_ns * (self.drift_ppm * 1e-6)).astype(np.int64) + self.offset_ns
         if self.step_ns:
             drifted = drifted + np.where(true_ns >= self.step_at_ns, self.step_ns, 0)
         return np.asarray(drifted, np.int64)
 
     def anchors(self, first_ns: int, last_ns: int) -> tuple[ClockAnchor, ...]:
-        """Return the pairs of readings that a recorder takes between two true instants: at the start and every ten
-        seconds.
-        """
+        """Return a recorder's pairs of readings between two true instants: at the start and every ten seconds."""
         moments = np.arange(first_ns, last_ns + 1, _ANCHOR_EVERY_NS, dtype=np.int64)
         monotonic = self.read(moments)
         wall = monotonic - self.offset_ns + self.wall_error_ns + EPOCH_NS
@@ -66,7 +64,7 @@ PERFECT = Clock()
 
 
 def random_clocks(hosts: int, *, wall_error_ns: int = 0, drift_ppm: float = 0.0, seed: int = 0) -> Mapping[int, Clock]:
-    """Clocks of that many hosts, by number: any uptime, wall clocks and rates wrong by up to the given amounts."""
+    """Return the clocks of hosts, by number, with random uptimes and errors up to the given amounts."""
     random = np.random.default_rng([seed, hosts])
     return {
         host: Clock(

@@ -44,7 +44,7 @@ FORMS: Final = {
     LONG_MICROBATCH: "long-microbatch=MICROBATCH:FACTOR or long-microbatch=MICROBATCH-REPLICA:FACTOR",
     SEQUENCE_IMBALANCE: "sequence-imbalance[=SIGMA]",
 }
-"""The form of each kind. RANKS, HOSTS and STAGES are numbers separated by commas."""
+"""By kind. RANKS, HOSTS and STAGES are numbers separated by commas."""
 
 CAUSES: Final = {
     SLOW_RANK: "compute",
@@ -64,7 +64,7 @@ CAUSES: Final = {
     LONG_MICROBATCH: "sequence_length_imbalance",
     SEQUENCE_IMBALANCE: "sequence_length_imbalance",
 }
-"""Why each costs time, in the words of a verdict."""
+"""The cause that a verdict should name, by kind."""
 
 PLACES: Final = {
     SLOW_HOST: "host",
@@ -75,7 +75,7 @@ PLACES: Final = {
     LONG_MICROBATCH: "job",
     SEQUENCE_IMBALANCE: "job",
 }
-"""The place of a fault in the words of a verdict, if not on ranks."""
+"""The place that a verdict should name, if not ranks."""
 
 OF_HOSTS: Final = (SLOW_HOST, SLOW_NETWORK)
 OF_PAIRS: Final = (SLOW_LINK, SLOW_SEND, LONG_MICROBATCH)
@@ -91,7 +91,7 @@ class Fault:
 
     Attributes:
         kind: one of :data:`FORMS`.
-        where: the ranks, hosts or stages; one rank of a link or both, the sender first; a microbatch, or it and a
+        where: the ranks, hosts or stages; one or both ranks of a link, the sender first; a microbatch, and perhaps a
             replica; empty for a sequence imbalance.
         amount: a factor on durations, milliseconds in a step (``data``, ``gc``, ``checkpoint``, ``evaluation``,
             ``late-launch``) or the standard deviation of the logarithm of a microbatch's work
@@ -106,7 +106,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in FORMS:
-            raise ConfigurationError(f"fault {self.kind!r}: there are {', '.join(FORMS)}")
+            raise ConfigurationError(f"fault {self.kind!r}: write one of {', '.join(FORMS)}")
         if self.amount <= 0:
             raise ConfigurationError(f"fault {self.kind}: {self.amount} must be above 0")
 
@@ -115,7 +115,7 @@ class Fault:
         """Parse ``KIND=WHERE:AMOUNT``, optionally with ``@A:B`` for the steps A to B (exclusive).
 
         Raises:
-            ConfigurationError: the text is of no such form.
+            ConfigurationError: the text has another form.
         """
         spoken, _, steps = text.strip().partition("@")
         match = _PATTERN.match(spoken)

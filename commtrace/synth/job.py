@@ -9,13 +9,33 @@ from typing import Any, Final
 from commtrace.errors import ConfigurationError
 from commtrace.synth.clocks import Clock
 from commtrace.synth.faults import LONG_MICROBATCH, OF_HOSTS, SEQUENCE_IMBALANCE, UNEVEN_STAGE, Fault
-from commtrace.synth.network import Network
 
 GPIPE: Final = "gpipe"
 ONE_F_ONE_B: Final = "1f1b"
 INTERLEAVED: Final = "interleaved"
 ZERO_BUBBLE: Final = "zero-bubble"
 SCHEDULES: Final = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE)
+
+_SHARES: Final = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""Times (n − 1)/n of the tensor: the traffic of a ring over its slowest link. Other operations move the tensor once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Latency of an operation, and bandwidth inside a host and between hosts, GB/s = 10⁹ bytes per second."""
+
+    latency_ns: int = 15_000
+    host_gbps: float = 300.0
+    network_gbps: float = 45.0
+
+    def transfer_ns(self, operation: str, num_bytes: int, ranks: int, *, same_host: bool) -> int:
+        """Return the duration, ns, of an operation after all ``ranks`` members have arrived."""
+        share = _SHARES[operation] * (ranks - 1) / ranks if operation in _SHARES else 1.0
+        return self.latency_ns + round(num_bytes * share / (self.host_gbps if same_host else self.network_gbps))
+
+
+FREE: Final = Network(latency_ns=0, host_gbps=float("inf"), network_gbps=float("inf"))
+"""Communication takes no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +58,16 @@ class Job:
         overlap_grad_reduce: gradients are reduced in buckets while the last backwards run.
         network: what communications cost.
         jitter: standard deviation of the logarithm of every single duration; 0 for exact runs.
-        wander: standard deviation of the logarithm of a rank's speed, which drifts from step to step, as that of a
-            device does that boosts and throttles a little: steps ten apart still have a third of it in common.
-        end_scatter_ns: by how much the ends of a collective differ between its ranks, in the mean.
+        wander: standard deviation of the logarithm of a rank's speed, which drifts from step to step as a GPU boosts
+            and throttles; the correlation of steps ten apart is a third.
+        end_scatter_ns: mean difference between the ends of a collective on its ranks.
         outliers: share of the collectives' recorded ends that are late by milliseconds.
         missing: share of the communications that were not recorded.
-        faults: what is wrong.
-        clocks: by number of the host; hosts without one have perfect clocks.
+        faults: of ranks, hosts, links or data.
+        clocks: by number of the host; perfect by default.
         gpus_per_host: ranks of one host, which share its clock.
-        start_ns: true instant at which the first step starts.
-        seed: of everything random. Durations do not depend on the faults, so runs can be compared.
+        start_ns: true start of the first step.
+        seed: of all random numbers. Durations do not depend on the faults, so runs can be compared.
     """
 
     tp: int = 1
@@ -103,7 +123,7 @@ class Job:
 
     @property
     def order(self) -> str:
-        """The schedule, chosen if none was given."""
+        """Return the schedule, or the default."""
         return self.schedule or (INTERLEAVED if self.chunks > 1 else ONE_F_ONE_B)
 
     @property

@@ -16,8 +16,8 @@ class Layout:
     """The groups of a job.
 
     Attributes:
-        members: by role, the global ranks of every group, shape (groups, members of one).
-        groups: by role, the same as group records.
+        members: by role, the global ranks, shape (groups, members).
+        groups: by role.
     """
 
     job: Job
@@ -43,7 +43,7 @@ class Layout:
         return "dp-cp" if self.job.cp > 1 else "dp"
 
     def of_stage(self, role: str, stage: int) -> Int64:
-        """Return the groups of a role inside one stage, as positions in it; shape (groups, members)."""
+        """Return the groups of a role inside a stage as positions in it, shape (groups, members)."""
         table = self.members[role]
         per_stage = len(table) // self.job.pp
         return np.asarray(table[stage * per_stage : (stage + 1) * per_stage] - stage * self.ranks_per_stage)
@@ -52,7 +52,7 @@ class Layout:
         return int(self.members[role].shape[1]) if role in self.members else 1
 
     def groups_of(self, rank: int) -> dict[int, Group]:
-        """Return the groups that a rank is a member of, by id."""
+        """Return the groups of a rank by id."""
         return {one.id: one for role in self.groups for one in self.groups[role] if rank in one.ranks}
 
     def group_ids(self, role: str) -> Int64:
@@ -77,7 +77,8 @@ class Layout:
         return rank // self.job.gpus_per_host
 
     def on_one_host(self, members: Int64) -> bool:
-        """Return whether the first of these groups (of global ranks) lies inside a host; all of a role lie alike."""
+        """Return whether groups (of global ranks, of one role) lie inside a host."""
+        # All groups of a role lie alike.
         hosts = members[0] // self.job.gpus_per_host
         return bool((hosts == hosts[0]).all())
 

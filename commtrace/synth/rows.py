@@ -1,4 +1,4 @@
-"""The rows of one pipeline stage. Its ranks do the same at different times, so a row is stored once for all of them."""
+"""The rows of one pipeline stage, stored once for all its ranks, as they differ only in their times."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class _Template(NamedTuple):
 _CODE: Final = {name: code for code, name in enumerate(NAMES)}
 _ON_THE_HOST: Final = (schema.DATA, schema.GC, schema.CHECKPOINT, schema.EVALUATION)
 _ONLY_WITH_A_LENGTH: Final = (schema.STALL, *_ON_THE_HOST)
-"""A lane that did not stand still has no stall."""
+"""Left out if they take no time."""
 
 
 @dataclass(slots=True)
 class StageRows:
-    """Rows of a stage in the making; times are arrays over its ranks."""
+    """Collects the rows of a stage; times are arrays over its ranks."""
 
     _templates: list[_Template] = field(default_factory=list)
     _starts: list[Int64] = field(default_factory=list)
@@ -91,7 +91,7 @@ class StageRows:
         self._add(_Template(kind, _CODE[name], lane, place, timing=timing), start, end)
 
     def communication(self, place: Place, message: Message, start: Int64, end: Int64, *, is_async: bool = False) -> int:
-        """Returns the id of the new row. ``end`` may be filled in later."""
+        """Add a communication and return its id. The caller may fill in ``end`` later."""
         self._ids += 1
         kind = schema.P2P if message.peer >= 0 else schema.COLLECTIVE
         self._add(
@@ -105,7 +105,7 @@ class StageRows:
         return self._ids
 
     def stall(self, place: Place, message: Message, communication: int, start: Int64, end: Int64) -> None:
-        """Add stalls on a communication; ranks that did not wait have no such row."""
+        """Add stalls on a communication; a rank that did not wait gets none."""
         role, name = ROLES.index(message.role), _CODE[message.operation]
         self._add(
             _Template(
@@ -139,13 +139,13 @@ class StageRows:
 
 @dataclass(frozen=True, slots=True)
 class StageColumns:
-    """All rows of a stage: what its ranks have in common by name, and the true times, shape (ranks, rows)."""
+    """All rows of a stage: common columns by name, and true times, shape (ranks, rows)."""
 
     common: dict[str, Int64]
     start: Int64
     end: Int64
 
     def recorded(self, position: int) -> Bool:
-        """Return which of the rows the rank at this position of the stage has."""
+        """Return which rows the rank at this position in the stage records."""
         optional = np.isin(self.common["kind"], _ONLY_WITH_A_LENGTH)
         return np.asarray(~optional | (self.end[position] > self.start[position]))

@@ -1,4 +1,4 @@
-"""Pipeline schedules: the order in which each stage works."""
+"""Pipeline schedules: the order of forwards and backwards on each stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WEIGHTS: Final = "W"
 
 
 class Action(NamedTuple):
-    """A forward, a backward or, where it is put off, a backward of the weights alone."""
+    """A forward, a backward, or a deferred backward of the weights."""
 
     letter: str
     microbatch: int
@@ -20,7 +20,7 @@ class Action(NamedTuple):
 
 
 def stage_order(schedule: str, stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Return what a stage does in a step."""
+    """Return the actions of a stage in a step."""
     if schedule == GPIPE:
         return [Action(letter, number) for letter in (FORWARD, BACKWARD) for number in range(microbatches)]
     total = microbatches * chunks
@@ -39,10 +39,10 @@ def stage_order(schedule: str, stage: int, stages: int, microbatches: int, chunk
 def ideal_step_ns(
     schedule: str, stages: int, microbatches: int, chunks: int, forward_ns: int, backward_ns: int, weight_ns: int
 ) -> int:
-    """Return the length of a step of nothing but forwards and backwards: (v·m + p − 1)(F + B), ns.
+    """Return the length of a step of forwards and backwards alone: (v·m + p − 1)(F + B), ns.
 
-    The bubble of zero-bubble is (p − 1)(F + B − 2W), if there are at least p microbatches: the schedule ZB-H1 of
-    "Zero Bubble Pipeline Parallelism" (ICLR 2024).
+    The bubble of zero-bubble is (p − 1)(F + B − 2W) with at least p microbatches: the schedule ZB-H1 of "Zero Bubble
+    Pipeline Parallelism" (ICLR 2024).
     """
     work = chunks * microbatches * (forward_ns + backward_ns)
     hidden = 2 * weight_ns if schedule == ZERO_BUBBLE else 0
@@ -57,14 +57,14 @@ def _one_forward_one_backward(forwards: list[Action], backwards: list[Action], w
 
 
 def _interleaved(number: int, stages: int, chunks: int, letter: str) -> Action:
-    """Megatron's order: p microbatches through one chunk, then through the next one; backwards the last chunk first."""
+    """Return the n-th action in Megatron's order: p microbatches per chunk, backwards from the last chunk."""
     round_, place = divmod(number, stages * chunks)
     chunk, microbatch = divmod(place, stages)
     return Action(letter, round_ * stages + microbatch, chunk if letter == FORWARD else chunks - 1 - chunk)
 
 
 def _put_off_weights(order: list[Action], stage: int) -> list[Action]:
-    """Return every backward's weights follow it, ``stage`` backwards late; the last ones come at the end."""
+    """Add the backward of the weights, ``stage`` backwards later, the last ones at the end."""
     late: list[Action] = []
     full: list[Action] = []
     for action in order:

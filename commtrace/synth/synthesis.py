@@ -1,4 +1,4 @@
-"""Makes the recording of a simulated job, and the truth about it."""
+"""Turns a simulated job into a recording, and into the truth about it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from commtrace.synth.faults import (
     UNEVEN_STAGE,
     Fault,
 )
-from commtrace.synth.job import Job
+from commtrace.synth.job import FREE, Job
 from commtrace.synth.layout import Layout
-from commtrace.synth.network import FREE
 from commtrace.synth.rows import NAMES, ROLES, StageColumns
 from commtrace.synth.schedules import ideal_step_ns
 from commtrace.synth.simulation import Simulated, simulate
@@ -32,18 +31,18 @@ from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int64, Spans
 
 _LATE_NS: Final = 5_000_000.0
-"""Mean lateness of a recorded end that is an outlier."""
+"""Mean lateness of an outlier."""
 
 _SCHEDULE_NAMES: Final = {"interleaved": "interleaved 1f1b"}
 
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """A simulated job.
+    """The recording of a simulated job.
 
     Attributes:
-        job: what was asked for.
-        truth: what is known about it; see docs/synthetic-runs.md.
+        job: its description.
+        truth: see docs/synthetic-runs.md.
     """
 
     job: Job
@@ -54,17 +53,17 @@ class Synthetic:
 
     @property
     def names(self) -> list[str]:
-        """Return what the codes of names stand for; equal for all ranks."""
+        """Return the names by their codes, equal for all ranks."""
         return list(NAMES)
 
     @property
     def run(self) -> Run:
-        """Return what all ranks recorded, in memory."""
+        """Return the recording of all ranks."""
         ranks = {rank: self.rank_trace(rank) for rank in range(self.job.world_size)}
         return Run(path=Path("synthetic-run"), ranks=ranks, names=self.names)
 
     def rank_trace(self, rank: int) -> RankTrace:
-        """Return what one rank recorded, as the reader would give it back."""
+        """Return the recording of one rank as the reader would return it."""
         metadata = self.metadata(rank)
         spans, dropped = self._recorded(rank)
         return RankTrace(
@@ -79,7 +78,7 @@ class Synthetic:
         )
 
     def topology(self, rank: int) -> dict[str, Any]:
-        """Return what the integration of Megatron tells about a rank."""
+        """Return the topology that the integration of Megatron would record."""
         return {
             "coordinates": self._layout.coordinates(rank),
             "parallel": self._layout.parallel(),
@@ -118,9 +117,7 @@ class Synthetic:
         return self._clock(rank).anchors(self.job.start_ns, max(steps[-1]["end_ns"], self.job.start_ns))
 
     def _recorded(self, rank: int) -> tuple[Spans, dict[str, int]]:
-        """Return a rank's rows in the order of the program, on its host's clock; and how many communications are
-        missing.
-        """
+        """Return a rank's rows in program order, on its host's clock, and the number of missing communications."""
         stage, position = divmod(rank, self._layout.ranks_per_stage)
         columns = self._stages[stage]
         random = np.random.default_rng([self.job.seed, 3, rank])
@@ -212,14 +209,13 @@ def _truth(job: Job, layout: Layout, simulated: Simulated) -> dict[str, Any]:
 
 
 def _place(fault: Fault) -> str:
-    """Return where it is: all links of a rank are the rank's."""
     if fault.kind in (SLOW_LINK, SLOW_SEND) and len(fault.where) == 1:
-        return "ranks"
+        return "ranks"  # all links of a rank
     return PLACES.get(fault.kind, "ranks")
 
 
 def _guilty(job: Job, layout: Layout, fault: Fault) -> list[int]:
-    """Return the ranks whose fault it is: both ends of a link, all of a host, stage or replica; none where it moves."""
+    """Return the ranks of a fault: both ends of a link, all of a host, stage or replica; none if it moves."""
     if fault.kind in (SEQUENCE_IMBALANCE, LONG_MICROBATCH) and len(fault.where) < 2:
         return []
     if fault.kind == LONG_MICROBATCH:
@@ -250,7 +246,7 @@ def _without(job: Job, number: int) -> Job:
 
 
 def _exact(job: Job) -> Job:
-    """One step of the job as it was meant: the second one, as ranks enter the first one all at once."""
+    # Two steps: all ranks enter the first one at the same time.
     return replace(job, faults=(), jitter=0.0, wander=0.0, end_scatter_ns=0, steps=2)
 
 

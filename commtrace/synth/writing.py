@@ -1,4 +1,4 @@
-"""Writes a synthetic run in the layout of a recorder."""
+"""Writes a synthetic run as a recorder would."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from commtrace.trace.run import RankTrace
 TRUTH_FILE: Final = "truth.json"
 
 _THREADS: Final = 2
-"""Compression runs outside of the interpreter's lock; what is inside of it needs no more than that."""
+"""Compression releases the GIL; more threads would not help."""
 
 
 def write(
@@ -37,8 +37,8 @@ def write(
     Args:
         synthetic: the run.
         directory: of the new run; it must not hold one.
-        ranks: only these, as if the files of the others had been lost.
-        progress: called with the number of spans of every rank that is done.
+        ranks: only these, as if the files of the others were lost.
+        progress: called after each rank with its number of spans.
 
     Raises:
         ConfigurationError: a run is there already.
@@ -68,7 +68,7 @@ def _write_rank(synthetic: Synthetic, directory: Path, rank: int, session: int, 
 
 
 def _marks(synthetic: Synthetic, trace: RankTrace) -> list[Row]:
-    """Return what a recorder tells besides its spans."""
+    """Return the marks of a recorder."""
     dropped = [_mark("dropped", dict(trace.dropped))] if trace.dropped else []
     return [
         *(_mark("process_group", _group(one)) for one in trace.groups.values()),

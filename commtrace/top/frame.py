@@ -1,30 +1,30 @@
-"""One look at a running job: what ``commtrace top`` draws, and its JSON. What is not known is None, never 0."""
+"""The frame that ``commtrace top`` draws, also as JSON. Unknown values are None, never 0."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from commtrace.trace.json_values import JsonObject
 
 PARTS: Final = ("compute", "exposed", "bubble", "data", "checkpoint", "gc", "memory", "idle", "other")
-"""What a step divides into; they add up to it. ``memory`` and ``idle`` are known of imported kernels only."""
+"""The parts of a step; they add up to it. Only imported kernel traces have ``memory`` and ``idle``."""
 
 MOST_STEPS: Final = 20
-"""So many of the newest steps are shown where nothing else is wished."""
+"""Number of the newest steps that are shown by default."""
 
 URGENT: Final = ("SILENT", "NO STEP", "STOPPED")
-"""How notes begin that cannot wait until the morning."""
+"""Beginnings of notes that need action now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """Standing still for communication of one role; ns per step.
+    """Stalls for communication of one role, ns per step.
 
     Attributes:
-        total_ns: all of it.
-        wait_ns, transfer_ns: before and after the last participant had arrived; None where one rank alone told.
+        total_ns: wait and transfer.
+        wait_ns, transfer_ns: before and after the last participant arrived; None if ranks were not compared.
     """
 
     total_ns: int
@@ -37,19 +37,19 @@ class RankRow:
     """One rank; times are ns per step, the mean of the steps shown.
 
     Attributes:
-        rank: −1 where a metrics endpoint does not say whose it is.
+        rank: −1 if a metrics endpoint does not name it.
         host: its node; empty if unknown.
-        where: its position in the parallel dimensions, such as ``pp1 dp0``.
-        step_ns: None where no step is known.
-        parts: by the words of ``PARTS``; empty where no step was recorded in detail.
+        where: position in the parallel dimensions, such as ``pp1 dp0``.
+        step_ns: None without a step.
+        parts: by ``PARTS``; empty if no step was recorded in detail.
         exposed: by role.
-        waits_for: the rank for which it waited longest; None if for nobody, or not known.
-        waits_ns: for that one.
-        blame_ns: how long all others waited for this one.
+        waits_for: the rank that it waited for longest; None if there is none, or it is unknown.
+        waits_ns: its wait for that rank.
+        blame_ns: the wait of all others for this rank.
         last_step: −1 before the first.
-        age_ns: since its last word; None if not known.
-        state: ``running``, ``silent``, ``ended`` or ``stopped``; empty if not known.
-        dropped: spans that were lost: all in metrics, those of the steps shown in files.
+        age_ns: since its last sign of life; None if unknown.
+        state: ``running``, ``silent``, ``ended`` or ``stopped``; empty if unknown.
+        dropped: lost spans: all of them in metrics, those of the steps shown in files.
     """
 
     rank: int
@@ -69,18 +69,18 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A rank that holds up the others.
+    """A slow rank.
 
     Attributes:
         rank: −1 where the cause moves between ranks.
         host: its node.
-        place, cause: where and why, as a verdict has them; metrics tell no more than ``slow`` or ``own work``.
-        cost_ms_per_step: None where the source does not tell it.
-        since: epoch seconds, of the monitor.
+        place, cause: as in a verdict; in metrics only ``slow`` or ``own work``.
+        cost_ms_per_step: None if the source does not give it.
+        since: epoch seconds, from the monitor.
         evidence: a sentence with the numbers.
         told_by: ``steps shown``, ``monitor``, both, ``metrics`` or ``alert``.
-        who: the same as ``commtrace straggler`` names it: ranks, a host or a stage with its ranks, or that it moves.
-        others: slow ranks that it names beside ``rank``.
+        who: as ``commtrace straggler`` prints it: ranks, a host or a stage with its ranks, or that it moves.
+        others: further slow ranks in ``who``.
     """
 
     rank: int
@@ -97,24 +97,23 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One look.
+    """One look at a job; fields are None or empty if unknown.
 
     Attributes:
         source: the run directory or address.
         time_ns: epoch ns of the look.
-        run_id: empty if not known.
-        world_size: ranks of the job; None if not known.
-        hosts: how many; None if not known.
-        first_step, last_step: of the steps that are shown; None where nobody knows them.
-        num_steps: how many they are; the parts are means over them. 0: none.
+        world_size: ranks of the job.
+        hosts: their number.
+        first_step, last_step: of the steps shown.
+        num_steps: number of the steps shown; parts are means over them.
         step_ns: median of the steps shown, over all ranks.
-        before_ns: the same of the run so far; None where it is not known.
-        before: what that is a median of.
-        ranks: by rank.
-        stragglers: dearest first.
+        before_ns: likewise of the run so far.
+        before: describes ``before_ns``.
+        ranks: ascending.
+        stragglers: costliest first.
         abstentions: what could not be judged, and why.
-        notes: what else there is to know, most urgent first.
-        took_ns: how long it took to find all of this.
+        notes: most urgent first.
+        took_ns: duration of the look.
     """
 
     source: str
@@ -137,3 +136,34 @@ class Frame:
     def to_json(self) -> JsonObject:
         """Return the frame as JSON can hold it."""
         return asdict(self)
+
+
+def choose_ranks(frame: Frame, most: int) -> list[RankRow]:
+    """Return up to ``most`` ranks, ascending: slow, silent, waited for, and the extremes of compute."""
+    rows = frame.ranks
+    if len(rows) <= most:
+        return list(rows)
+    chosen: dict[int, RankRow] = {}
+    for row in _by_interest(frame):
+        if len(chosen) >= most:
+            break
+        chosen.setdefault(row.rank, row)
+    return [row for row in rows if row.rank in chosen]
+
+
+def _by_interest(frame: Frame) -> Iterable[RankRow]:
+    rows = frame.ranks
+    slow = {rank for one in frame.stragglers for rank in (one.rank, *one.others)}
+    yield from (row for row in rows if row.rank in slow)
+    # A few of each kind first: a thousand silent ranks must not hide the one that all wait for.
+    yield from _most(rows, lambda row: row.blame_ns or 0)[:2]
+    silent = [row for row in rows if row.state == "silent"]
+    yield from silent[:4]
+    by_work = sorted(rows, key=lambda row: (-row.parts.get("compute", row.step_ns or 0), row.rank))
+    for heaviest, lightest in zip(by_work, reversed(by_work), strict=True):
+        yield heaviest
+        yield lightest
+
+
+def _most(rows: Sequence[RankRow], of: Callable[[RankRow], int]) -> list[RankRow]:
+    return sorted((row for row in rows if of(row)), key=lambda row: (-of(row), row.rank))

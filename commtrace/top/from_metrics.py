@@ -1,6 +1,7 @@
-"""A frame from metrics: of one rank's endpoint, or of a Prometheus that watches all of them.
+"""Makes frames from metrics: of one rank's endpoint, or of a Prometheus that scrapes all of them.
 
-Metrics know less than files: not who waited for whom, nor, without the monitor, waiting from transfer. That stays None.
+Metrics hold less than files: not who waited for whom and, without the monitor, no split into wait and transfer. These
+stay None.
 """
 
 from __future__ import annotations
@@ -40,12 +41,10 @@ _SILENT_SECONDS: Final = 30.0
 _SILENT_STEPS: Final = 10.0
 _NO_COORDINATE: Final = frozenset({"__name__", "run_id", "rank", "node", "local_rank", "instance", "job"})
 _OF_SAMPLES: Final = frozenset({"phase", "role", "operation", "kind", "le", "part", "straggler_rank", "place", "cause"})
-"""Labels that tell one series of a rank from another, and nothing of the rank."""
+"""Labels that distinguish the series of a rank and do not describe it."""
 
 
 class Sample(NamedTuple):
-    """One series and its value."""
-
     name: str
     labels: Mapping[str, str]
     value: float
@@ -56,15 +55,15 @@ class RankTotals:
     """Totals of one rank, or their growth; seconds.
 
     Attributes:
-        labels: who it is.
-        steps, seconds: how many steps, and how long they took.
+        labels: of the rank.
+        steps, seconds: number and total length of its steps.
         parts: ``compute``, ``bubble``, …; without ``exposed``.
         exposed: by role.
-        work: own time; None where it is not told.
+        work: own time; None if unknown.
         dropped: spans.
         last_step: −1 before the first.
         ended: epoch seconds of its end.
-        split: by role, of the calls that the monitor compared: waiting for the last rank, and transfer.
+        split: by role, wait and transfer of the calls that the monitor compared.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -79,7 +78,7 @@ class RankTotals:
     split: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def since(self, before: RankTotals) -> RankTotals:
-        """Return what has been added; everything so far, where the rank was started again meanwhile."""
+        """Return the growth; everything so far if the rank was restarted meanwhile."""
         if before.steps > self.steps:
             return self
         return replace(
@@ -97,11 +96,11 @@ class RankTotals:
 
 
 Totals = dict[str, RankTotals]
-"""By the label ``rank``; empty where there is none."""
+"""By the label ``rank``, which may be empty."""
 
 
 def metrics_source(url: str, last: int, run_id: str = "") -> EndpointSource | PrometheusSource:
-    """Whoever makes frames of an address: that of a rank ends with ``/metrics``."""
+    """Return the source for an address; that of a rank ends with ``/metrics``."""
     if url.partition("?")[0].endswith("/metrics"):
         return EndpointSource(url, last)
     return PrometheusSource(url.rstrip("/"), last, run_id)
@@ -111,8 +110,8 @@ class EndpointSource:
     """Makes frames of the metrics of one rank.
 
     Args:
-        url: of them.
-        last: the newest so many steps are shown, as far as they were seen to be added; at the first look all so far.
+        url: of the endpoint.
+        last: number of the newest steps to show; at the first look, all steps so far.
     """
 
     def __init__(self, url: str, last: int) -> None:
@@ -121,7 +120,7 @@ class EndpointSource:
         self._seen: deque[Totals] = deque(maxlen=_MOST_LOOKS)
 
     def look(self) -> Frame:
-        """Return the rank as it is now.
+        """Return the present frame.
 
         Raises:
             MetricsError: no answer, or not in Prometheus's text format.
@@ -132,12 +131,12 @@ class EndpointSource:
         return replace(frame, took_ns=time.monotonic_ns() - began)
 
     def frame_of(self, text: str, now_ns: int) -> Frame:
-        """Return the frame of what the endpoint answered, and of what it answered before."""
+        """Return the frame of this answer of the endpoint and of its former answers."""
         now = totals_of(_parsed(text, redacted_url(self._url)))
         if not any(one.steps for one in now.values()):
-            raise RunNotFoundError(f"{redacted_url(self._url)} has told of no complete step yet.")
+            raise RunNotFoundError(f"{redacted_url(self._url)} has no complete step yet.")
         if self._seen and _steps(now) < _steps(self._seen[-1]):
-            self._seen.clear()  # the job was started again
+            self._seen.clear()  # the job was restarted
         self._seen.append(now)
         while len(self._seen) > 2 and _steps(now) - _steps(self._seen[1]) >= self._last:
             self._seen.popleft()
@@ -145,22 +144,22 @@ class EndpointSource:
         added = {rank: one.since(before.get(rank, RankTotals())) for rank, one in now.items()}
         is_all = not any(one.steps for one in added.values())
         note = (
-            "A metrics endpoint tells of one rank. Give top the run directory, or a Prometheus, to see the others."
+            "A metrics endpoint has one rank. Give top the run directory, or a Prometheus, to see the others."
             if len(now) == 1
             else ""
         )
         frame = frame_of_totals(redacted_url(self._url), now if is_all else added, now, now_ns)
-        first = "These are means over the whole run; from the next look on, over what is new." if is_all else ""
+        first = "These are means over the whole run; later frames show the newest steps." if is_all else ""
         return replace(frame, notes=(*frame.notes, *filter(None, (note, first))))
 
 
 class PrometheusSource:
-    """Makes frames of what a Prometheus has scraped.
+    """Makes frames of the metrics in a Prometheus.
 
     Args:
         url: its base.
-        last: the window is that many steps long, but no less than a minute.
-        run_id: of several runs, this one; the one whose last step ended last if empty.
+        last: length of the window in steps; at least a minute.
+        run_id: by default the run with the newest step.
     """
 
     def __init__(self, url: str, last: int, run_id: str = "") -> None:
@@ -169,7 +168,7 @@ class PrometheusSource:
         self._run_id = run_id
 
     def look(self) -> Frame:
-        """Return the job as it is now.
+        """Return the present frame.
 
         Raises:
             MetricsError: no answer, or no Prometheus.
@@ -182,15 +181,15 @@ class PrometheusSource:
             raise RunNotFoundError(f"{redacted_url(self._url)} has no metrics of a step. Does it scrape the ranks?")
         if self._run_id and self._run_id not in newest:
             raise RunNotFoundError(
-                f"{redacted_url(self._url)} knows no run {self._run_id}; it knows {', '.join(newest)}."
+                f"{redacted_url(self._url)} has no run {self._run_id}. Its runs: {', '.join(newest)}."
             )
         run_id = self._run_id or max(newest, key=lambda one: newest[one])
-        # JSON writes a string as PromQL reads one.
+        # A string in JSON is a string in PromQL.
         chosen = f"{{run_id={json.dumps(run_id)}}}"
         total = totals_of(self._samples(chosen))
         steps, seconds = _steps(total), sum(one.seconds for one in total.values())
         window = max(_SHORTEST_WINDOW_SECONDS, math.ceil(1.5 * self._last * seconds / steps) if steps else 0)
-        # Not increase(): that extrapolates, each counter in its own way, and the parts would not add up to the step.
+        # Not increase(): it extrapolates each counter differently, so the parts would not add up to the step.
         before = totals_of(self._samples(f"{chosen} offset {window}s"))
         added = {rank: one.since(before.get(rank, RankTotals())) for rank, one in total.items()}
         alerts = self._query(
@@ -204,11 +203,10 @@ class PrometheusSource:
         notes = [*frame.notes, f"Means over the last {window} s."]
         if others and not self._run_id:
             listed = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
-            notes.append(f"Of {len(newest)} runs this is the one with the newest step; --run-id for: {listed}")
+            notes.append(f"This run has the newest step of {len(newest)} runs. Choose another with --run-id: {listed}")
         return replace(frame, run_id=run_id, notes=tuple(notes), took_ns=time.monotonic_ns() - began)
 
     def _samples(self, chosen: str) -> Iterator[Sample]:
-        """Counters and gauges of a run."""
         for name, over in _COUNTERS.items():
             series = f"{name}{chosen}"
             for one in self._query(f"sum without ({over}) ({series})" if over else series):
@@ -220,12 +218,12 @@ class PrometheusSource:
     def _query(self, expression: str) -> list[Sample]:
         answer = fetch(f"{self._url}/api/v1/query", query=expression)
         try:
-            told: _Answer = decode_json(answer, _Answer)
-            return [_sample(one.metric.get("__name__", ""), one.metric, one.value[1]) for one in told.data.result]
+            decoded: _Answer = decode_json(answer, _Answer)
+            return [_sample(one.metric.get("__name__", ""), one.metric, one.value[1]) for one in decoded.data.result]
         except ValueError as error:
             raise MetricsError(
-                f"{redacted_url(self._url)} does not answer as a Prometheus does. "
-                "The metrics of one rank end with /metrics."
+                f"{redacted_url(self._url)} does not answer like a Prometheus. "
+                "For the metrics of one rank, give an address that ends with /metrics."
             ) from error
 
 
@@ -238,7 +236,7 @@ _COUNTERS: Final = {
     **{f"commtrace_{part}_seconds_total": "" for part in (*_PARTS, "work")},
     "commtrace_spans_dropped_total": "kind",
 }
-"""What is asked of a Prometheus, and over which label it is summed up there."""
+"""By name of a counter, the label that Prometheus sums over."""
 
 
 def _parsed(text: str, where: str) -> list[Sample]:
@@ -250,10 +248,10 @@ def _parsed(text: str, where: str) -> list[Sample]:
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float | str) -> Sample:
-    """Return a series; what is no number that a metric of a job can have is NaN, which is passed over.
+    """Return a sample; an impossible value becomes NaN, which is ignored.
 
     Raises:
-        ValueError: the value is none.
+        ValueError: the value is no number.
     """
     number = float(value)
     return Sample(name, all_printable(dict(labels)), number if abs(number) < _LARGEST_VALUE else math.nan)
@@ -275,7 +273,7 @@ class _Answer(msgspec.Struct):
 
 
 def totals_of(samples: Iterable[Sample]) -> Totals:
-    """Return the samples put together by rank; metrics that are not commtrace's are passed over."""
+    """Return totals by rank; metrics of other programs are ignored."""
     found: Totals = {}
     for name, labels, value in samples:
         if not name.startswith("commtrace_") or math.isnan(value):
@@ -322,12 +320,12 @@ def frame_of_totals(
     """Return the frame.
 
     Args:
-        source: where it is from.
-        shown_totals: what was added in the steps that are shown.
-        so_far: what was told since the ranks began.
+        source: address.
+        shown_totals: growth in the steps shown.
+        so_far: totals since the ranks started.
         now_ns: epoch ns.
-        alerts: the labels of the alerts about stragglers that fire.
-        found: what slow ranks cost per step, seconds, as the monitor says.
+        alerts: labels of the firing alerts about stragglers.
+        found: the monitor's costs of slow ranks, seconds per step.
     """
     rows = tuple(sorted((_row(so_far[rank], shown_totals.get(rank), now_ns) for rank in so_far), key=_by_rank))
     ids = {one.labels["run_id"] for one in so_far.values() if "run_id" in one.labels}
@@ -391,9 +389,7 @@ def _row(so_far: RankTotals, added: RankTotals | None, now_ns: int) -> RankRow:
 
 
 def _split(exposed_ns: int, wait: float, transfer: float) -> Exposed:
-    """Return all that was exposed, divided as the calls are that the monitor compared; not divided where it compared
-    none.
-    """
+    """Return exposed time, split in proportion to the calls that the monitor compared, if there are any."""
     compared = wait + transfer
     if compared <= 0:
         return Exposed(exposed_ns)
@@ -458,7 +454,7 @@ def _told_by_work(totals: Totals, rows: Sequence[RankRow], told: set[str]) -> It
 
 
 def _numbers(words: Iterable[str]) -> Int64:
-    """Equal ones for equal words."""
+    """Return equal numbers for equal words."""
     return np.unique([*words], return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Asks an address that may be slow, wrong, or gone."""
+"""Gets a text over HTTP from an address that may be slow, wrong or gone."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _MOST_BYTES: Final = 64 << 20
 
 
 class MetricsError(CommtraceError):
-    """An address gave no metrics."""
+    """No metrics at this address."""
 
 
 def fetch(url: str, **parameters: str) -> str:
-    """Return what a GET answers.
+    """Return the answer to a GET.
 
     Args:
-        url: http or https, with ``user:password@`` before the host where it wants credentials.
+        url: http or https, with ``user:password@`` before the host if it needs credentials.
         parameters: of the query.
 
     Raises:
-        MetricsError: no answer, or not a good one.
+        MetricsError: no answer, an error, or too large an answer.
     """
     try:
         with urllib.request.urlopen(_request(url, parameters), timeout=_SECONDS) as answer:
@@ -41,17 +41,17 @@ def fetch(url: str, **parameters: str) -> str:
         raise MetricsError(f"{redacted_url(url)} answers {http_reason(error)}{why}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise MetricsError(
-            f"{redacted_url(url)} does not answer: {http_reason(error)}. Is the job running, the address right?"
+            f"{redacted_url(url)} does not answer: {http_reason(error)}. Check that the job runs, and the address."
         ) from error
     if len(content) > _MOST_BYTES:
         raise MetricsError(
-            f"{redacted_url(url)} answers more than {_MOST_BYTES:,} bytes: those are no metrics of a job."
+            f"{redacted_url(url)} answers more than {_MOST_BYTES:,} bytes, too much for the metrics of a job."
         )
     return content.decode("utf-8", errors="replace")
 
 
 def _request(url: str, parameters: Mapping[str, str]) -> urllib.request.Request:
-    """Return the request, with the credentials in a header: urllib takes none in the address."""
+    """Return the request with the credentials in a header, as urllib does not accept them in the address."""
     parts = urllib.parse.urlsplit(url)
     asked = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     request = urllib.request.Request(asked + (f"?{urllib.parse.urlencode(parameters)}" if parameters else ""))

@@ -129,4 +129,4 @@ def _check_prometheus(job: Job, directory: Path) -> None:
             assert sum(row["parts"].values()) == pytest.approx(row["step_ns"], abs=50)
             assert row["exposed"]
         unknown = top(server.url, "--run-id", "another")
-        assert "knows no run another; it knows shown" in unknown["waiting"]
+        assert "has no run another. Its runs: shown" in unknown["waiting"]

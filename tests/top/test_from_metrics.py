@@ -193,7 +193,7 @@ def test_of_a_prometheus_the_newest_run_is_shown_over_the_last_minute(monkeypatc
     assert frame.before_ns == round(14e9 / 24)
     assert frame.notes == (
         "Means over the last 60 s.",
-        "Of 2 runs this is the one with the newest step; --run-id for: old",
+        "This run has the newest step of 2 runs. Choose another with --run-id: old",
     )
     assert 'commtrace_bubble_seconds_total{run_id="new"} offset 60s' in answers.asked
 
@@ -212,11 +212,11 @@ def test_what_the_monitor_has_found_is_shown_with_its_split(monkeypatch: pytest.
 
 def test_a_run_that_a_prometheus_does_not_know_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     Answers(monkeypatch)
-    with pytest.raises(RunNotFoundError, match="knows no run mine; it knows old, new"):
+    with pytest.raises(RunNotFoundError, match="has no run mine. Its runs: old, new"):
         PrometheusSource("http://p", 20, "mine").look()
 
 
 def test_what_is_no_prometheus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commtrace.top.from_metrics.fetch", lambda url, **parameters: "<html>")
-    with pytest.raises(MetricsError, match="does not answer as a Prometheus does"):
+    with pytest.raises(MetricsError, match="does not answer like a Prometheus"):
         PrometheusSource("http://p", 20).look()

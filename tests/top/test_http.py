@@ -74,4 +74,4 @@ def test_an_error_names_the_host_alone(url: str, message: str) -> None:
     with pytest.raises(MetricsError) as error:
         metrics_source(url, 5).look()
 
-    assert str(error.value) == f"{message} Is the job running, the address right?"
+    assert str(error.value) == f"{message} Check that the job runs, and the address."

@@ -12,8 +12,7 @@ from rich.text import Text
 from commtrace.analysis.rank_words import seconds_in_words
 from commtrace.analysis.stragglers.verdict import cause_in_words
 from commtrace.cli.units import UNKNOWN, milliseconds, share
-from commtrace.top.choice import choose_ranks
-from commtrace.top.frame import URGENT, Frame, RankRow, Slow
+from commtrace.top.frame import URGENT, Frame, RankRow, Slow, choose_ranks
 
 NARROWEST: Final = 80
 WIDEST: Final = 200

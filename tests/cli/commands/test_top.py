@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 from commtrace.cli.commands.top import pause_seconds
 from commtrace.cli.main import app
 from commtrace.cli.views.top import draw
-from commtrace.top.choice import choose_ranks
-from commtrace.top.frame import Frame, RankRow, Slow
+from commtrace.top.frame import Frame, RankRow, Slow, choose_ranks
 from commtrace.top.from_files import make_frame
 from tests.cli.commands.test_summary import write_run
 from tests.e2e.launch import REPOSITORY

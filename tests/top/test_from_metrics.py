@@ -212,7 +212,7 @@ def test_what_the_monitor_has_found_is_shown_with_its_split(monkeypatch: pytest.
 
 def test_a_run_that_a_prometheus_does_not_know_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     Answers(monkeypatch)
-    with pytest.raises(RunNotFoundError, match="has no run mine. Its runs: old, new"):
+    with pytest.raises(RunNotFoundError, match=r"has no run mine\. Its runs: old, new"):
         PrometheusSource("http://p", 20, "mine").look()
 
 

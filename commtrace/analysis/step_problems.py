@@ -10,7 +10,7 @@ from commtrace.analysis.chain import Analysis
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.analysis.steps.attempts import is_earlier
 from commtrace.analysis.steps.choice import DURATION_ONLY, WARM_UP
-from commtrace.analysis.steps.unreached import unreached_steps
+from commtrace.analysis.steps.progress import unreached_steps
 from commtrace.trace import schema
 from commtrace.trace.run import RankTrace
 

@@ -19,8 +19,7 @@ from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
 from commtrace.analysis.communication.table import Communication, communication_table
 from commtrace.analysis.communication.unmatched import Unmatched, find_unmatched, roles_of_one_rank
-from commtrace.analysis.matching.coverage import Coverage, find_coverage
-from commtrace.analysis.matching.group_coverage import missing_numbers
+from commtrace.analysis.matching.coverage import Coverage, find_coverage, missing_numbers
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.pipeline.observed import Pipeline, observe_pipeline

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.matching.blame import blame_ns
+from commtrace.analysis.matching.match import blame_ns
 from commtrace.cli.main import app
 from tests.importers.reference import reference_data
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commtrace.analysis.summary import summarise
-from commtrace.analysis.whatif_traces.run import whatif_trace_of
+from commtrace.analysis.whatif_traces.trace import whatif_trace_of
 from commtrace.cli.main import app
 from commtrace.errors import ImportFileError, TraceFormatError
 from commtrace.importers.whatif import import_whatif

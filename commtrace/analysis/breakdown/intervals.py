@@ -1,10 +1,11 @@
-"""Interval arithmetic on whole columns: unions, lengths, and who wins where intervals overlap.
+"""Interval arithmetic on columns: unions, lengths, and the winner where intervals overlap.
 
 Intervals are half-open [start, end) in integer nanoseconds; those with end ≤ start are empty.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,39 +17,56 @@ from commtrace.trace.spans import Int64
 _NOBODY = -1
 
 
-class IntervalUnion(NamedTuple):
-    """Disjoint intervals in ascending order."""
+@dataclass(frozen=True, slots=True)
+class IntervalUnion:
+    """Disjoint intervals, ascending."""
 
     start: Int64
     end: Int64
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def bounds(self) -> tuple[Int64, Int64]:
+        return self.start, self.end
 
     @property
     def length(self) -> int:
         return int((self.end - self.start).sum())
 
     def before(self, times: Int64) -> Int64:
-        """Return how much of the union lies before each of these times; the difference of two is the part between
-        them.
-        """
+        """Return how much of the union lies before each time."""
         total = np.concatenate([[0], np.cumsum(self.end - self.start)])
-        whole = np.searchsorted(self.start, times, side="right")  # intervals that have begun
-        before_all = times.min(initial=0)  # Where none has, none goes on.
-        beyond = np.append(before_all, self.end)[whole] - times
-        return np.asarray(total[whole] - np.maximum(beyond, 0))
+        begun = np.searchsorted(self.start, times, side="right")
+        beyond = np.append(times.min(initial=0), self.end)[begun] - times  # rest of the interval that has begun last
+        return np.asarray(total[begun] - np.maximum(beyond, 0))
+
+    def holding(self, times: Int64) -> Int64:
+        """Return the position of the interval that holds each time; −1 if none does."""
+        return self.of_begun(np.searchsorted(self.start, times, side="right"), times)
+
+    def of_begun(self, begun: Int64, times: Int64) -> Int64:
+        """Return the same, given the number of intervals that have begun at each time."""
+        index = begun - 1
+        if not len(self.start):
+            return index
+        holds = (index >= 0) & (times < self.end[index])
+        return np.asarray(begun * holds - 1)
 
 
 def ranges(first: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Return all numbers of the ranges [first, end): which range, and the number."""
+    """Return all numbers of the ranges [first, end): the position of the range, and the number."""
     return np.repeat(np.arange(len(first)), end - first), concatenated_ranges(first, end)
 
 
 def union(start: Int64, end: Int64) -> IntervalUnion:
-    """Return the points that are in at least one interval."""
+    """Return the union of intervals."""
     filled = np.flatnonzero(end > start)
     start, end = start[filled], end[filled]
     if not len(start):
         return IntervalUnion(start, end)
-    if not (start[1:] >= start[:-1]).all():  # rows come in the order of their starts
+    if not (start[1:] >= start[:-1]).all():  # rows usually come in the order of their starts
         order = stable_order(start)
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
@@ -57,12 +75,18 @@ def union(start: Int64, end: Int64) -> IntervalUnion:
     return IntervalUnion(start[begins], reach[ends])
 
 
+def begun_at(cuts: Int64, begins: Int64) -> Int64:
+    """Return how many of ``begins`` are at or before each cut; both ascend, and all ``begins`` are among the cuts."""
+    at = np.searchsorted(cuts, begins)
+    return np.repeat(np.arange(len(begins) + 1), np.diff(at, prepend=0, append=len(cuts)))
+
+
 class Segments(NamedTuple):
     """Time cut wherever an interval starts or ends.
 
     Attributes:
         edges: the cuts, ascending; segment i is [edges[i], edges[i + 1]).
-        winner: of each segment: the position of the interval that it belongs to, or −1.
+        winner: by segment, the position of the interval that it belongs to, or −1.
     """
 
     edges: Int64
@@ -70,7 +94,7 @@ class Segments(NamedTuple):
 
 
 def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
-    """Give every instant to the one interval with the highest rank among those that hold it.
+    """Assign every instant to the interval of the highest rank that holds it.
 
     Args:
         start, end: of the intervals.
@@ -86,15 +110,12 @@ def paint(start: Int64, end: Int64, rank: Int64, cuts: Int64) -> Segments:
 
 
 def distinct(times: Int64) -> Int64:
-    """Ascending, each once. What sorts numbers fastest is numpy's default, not what would make use of long runs."""
-    ordered = np.sort(times)
-    is_first = np.ones(len(ordered), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    return ordered.compress(is_first)
+    """Return each time once, ascending."""
+    return np.unique(times)
 
 
 def _numbered(times: Int64, count: int) -> tuple[Int64, tuple[Int64, Int64]]:
-    """Distinct times, ascending; and the numbers among them of the first ``count`` times and of the next."""
+    """Return the distinct times, ascending, and the numbers among them of the first ``count`` times and of the next."""
     order = stable_order(times)
     ordered = times[order]
     is_new = np.diff(ordered, prepend=ordered[:1] - 1) > 0
@@ -104,7 +125,7 @@ def _numbered(times: Int64, count: int) -> tuple[Int64, tuple[Int64, Int64]]:
 
 
 def _highest(left: Int64, right: Int64, rank: Int64, count: int) -> Int64:
-    """For each of ``count`` slots, the highest rank of the ranges [left, right) that hold it; −1 without.
+    """Return the highest rank of the ranges [left, right) that hold each of ``count`` slots; −1 if none does.
 
     A range is the union of two, perhaps overlapping, blocks whose length is a power of two. Blocks are entered level
     by level from the longest; going down a level, a block hands what it holds to its halves (a sparse table, filled

@@ -23,8 +23,7 @@ from commtrace.analysis.breakdown.states import (
     WAIT,
     State,
 )
-from commtrace.analysis.matching.blame import blame_ns
-from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.trace.json_values import JsonObject, to_json
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Int64

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.clocks.piecewise import PiecewiseClock
-from commtrace.analysis.matching.join import IDENTITY, bucket, gather
+from commtrace.analysis.matching.join import bucket, gather
 from commtrace.analysis.thinning import least_power, multiples
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block
@@ -48,7 +48,7 @@ def without_violations(run: Run, keys: Sequence[tuple[str, str]], clocks: list[P
 
 def _messages(run: Run, keys: Sequence[tuple[str, str]], clocks: Sequence[PiecewiseClock]) -> _Messages:
     clock_of_rank = _clock_of_rank(run, keys)
-    rows = gather(run, _between_hosts(run, clock_of_rank), IDENTITY | {"name", "start", "end", "step"})
+    rows = gather(run, _between_hosts(run, clock_of_rank))
     # Of very many some: by their numbers, and so the same ones on both sides.
     rows = rows.take(multiples(rows.spans.seq, least_power(rows.spans.seq, MOST_MESSAGES)))
     if not len(rows.rank):

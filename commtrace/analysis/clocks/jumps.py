@@ -21,7 +21,7 @@ from commtrace.analysis.clocks.change_points import (
     noise_of,
     without_drift,
 )
-from commtrace.analysis.clocks.observations import Observations
+from commtrace.analysis.clocks.fit import Observations
 from commtrace.analysis.clocks.piecewise import Begin
 from commtrace.trace.spans import Int32, Int64
 

@@ -37,8 +37,7 @@ from commtrace.analysis.hangs.liveness import Ending, find_endings
 from commtrace.analysis.hangs.stops import find_stops
 from commtrace.analysis.hangs.story import hang_sentences
 from commtrace.analysis.matching.arrivals import RankArrivals, describe_group, find_arrivals, known_groups
-from commtrace.analysis.matching.coverage import find_coverage
-from commtrace.analysis.matching.group_coverage import cover_groups
+from commtrace.analysis.matching.coverage import cover_groups, find_coverage
 from commtrace.analysis.matching.mismatches import find_mismatches
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.analysis.stragglers.exclusion import keep_out

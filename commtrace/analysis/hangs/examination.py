@@ -13,8 +13,7 @@ from commtrace.analysis.hangs.flight_calls import FlightEvidence
 from commtrace.analysis.hangs.last_activity import LastActivity
 from commtrace.analysis.hangs.stops import HUNG, Stop
 from commtrace.analysis.matching.arrivals import GroupLabel
-from commtrace.analysis.matching.coverage import Coverage
-from commtrace.analysis.matching.group_coverage import GroupCoverage
+from commtrace.analysis.matching.coverage import Coverage, GroupCoverage
 from commtrace.analysis.matching.mismatches import Mismatch
 from commtrace.trace.json_values import JsonObject, fields_to_json
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from commtrace.analysis.keys import grouped_rows, pack, sort_groups
+from commtrace.analysis.matching.arrivals import GroupLabel, RankArrivals, describe_group, known_groups
 from commtrace.analysis.matching.operations import communication_rows
 from commtrace.analysis.matching.roles import Roles
 from commtrace.analysis.rank_words import ranks_in_words
 from commtrace.trace import schema
-from commtrace.trace.run import Run
+from commtrace.trace.blocks import Block
+from commtrace.trace.metadata import IMPORTED
+from commtrace.trace.run import RankTrace, Run
 
 _USUAL_BYPASS: Final = {
     "tp": "user buffers of Transformer Engine or symmetric memory",
@@ -91,3 +95,176 @@ def _roles_that_communicated(run: Run, roles: Roles) -> set[str]:
     for rank, trace in run.ranks.items():
         heard[roles.ranks[rank].role[communication_rows(trace.spans)]] = True
     return {word for word, is_heard in zip(roles.words, heard, strict=True) if is_heard}
+
+
+_MOST_RANGES: Final = 16
+
+
+class Seen(NamedTuple):
+    """What one rank recorded of one group.
+
+    Attributes:
+        rank: the rank.
+        first, last: lowest and highest number recorded; None if none was.
+        recorded: how many numbers were recorded; the members of a bracket share one.
+        in_flight: how many it had launched whose end it had not seen when it last wrote.
+        missing: how many of those that it had launched are neither.
+        ranges: of the missing numbers, the first ones, as (first, last); not told of messages, which every pair numbers
+            for itself.
+        unwritten: how many more others got through with it: lost with its last second, or not written yet. None where
+            there are none: it ended in order, or stood still when it last wrote.
+    """
+
+    rank: int
+    first: int | None
+    last: int | None
+    recorded: int
+    in_flight: int
+    missing: int
+    ranges: tuple[tuple[int, int], ...]
+    unwritten: int | None = None
+
+
+class GroupCoverage(NamedTuple):
+    """What was seen of a group.
+
+    Attributes:
+        group: as results name it.
+        collectives, messages: by rank, of the ranks that recorded or launched any.
+    """
+
+    group: GroupLabel
+    collectives: tuple[Seen, ...]
+    messages: tuple[Seen, ...]
+
+    @property
+    def missing(self) -> int:
+        return sum(seen.missing for seen in (*self.collectives, *self.messages))
+
+
+def cover_groups(run: Run, arrivals: Mapping[int, RankArrivals]) -> list[GroupCoverage]:
+    """What was seen of every group that any rank told of, largest groups first."""
+    groups = known_groups(run)
+    collectives: dict[int, list[Seen]] = {}
+    messages: dict[int, list[Seen]] = {}
+    for rank, trace in run.ranks.items():
+        for group, seen in _collectives(trace, arrivals[rank]).items():
+            collectives.setdefault(group, []).append(seen)
+        for group, seen in _messages(trace, arrivals[rank]).items():
+            messages.setdefault(group, []).append(seen)
+    numbers = {*groups, *collectives, *messages}
+    ordered = sorted(numbers, key=lambda number: (-(groups[number].size if number in groups else 0), number))
+    return [
+        GroupCoverage(
+            describe_group(groups.get(number), number),
+            tuple(collectives.get(number, ())),
+            tuple(messages.get(number, ())),
+        )
+        for number in ordered
+    ]
+
+
+def missing_numbers(run: Run) -> int | None:
+    """Collectives between the first and the last of each rank and group that are not there.
+
+    None where gaps are no sign of a loss: steps were left out on purpose, or the run was imported.
+    """
+    if any(trace.recording or trace.discarded or trace.metadata.boot_id == IMPORTED for trace in run.ranks.values()):
+        return None
+    return sum(_missing_of_block(block) for block in run.blocks)
+
+
+def _missing_of_block(block: Block) -> int:
+    spans = block.spans
+    rows = np.flatnonzero((spans.kind == schema.COLLECTIVE) & (spans.group >= 0) & (spans.seq >= 0))
+    if not len(rows):
+        return 0
+    _, sequence = grouped_rows((block.rank()[rows], spans.group[rows]))
+    order, begins = sort_groups(pack((sequence, spans.seq[rows])))
+    each_once = order[begins]  # the members of a bracket share a number
+    sequence, seq = sequence[each_once], spans.seq[rows][each_once]
+    first = np.flatnonzero(np.diff(sequence, prepend=-1))
+    last = np.append(first[1:], len(seq)) - 1
+    return int((seq[last] - seq[first] + 1).sum()) - len(seq)
+
+
+def _collectives(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
+    group, seq = _numbers(trace, schema.COLLECTIVE)
+    launched = {number: count for number, count in arrivals.launched.items() if count}
+    in_flight: dict[int, set[int]] = {}
+    for one in arrivals.in_flight:
+        if not one.is_p2p:
+            in_flight.setdefault(one.group, set()).add(one.seq)
+    found = {}
+    for number in {*np.unique(group).tolist(), *launched, *(one for one, count in arrivals.arrived.items() if count)}:
+        own = np.sort(seq[group == number])
+        under_way = np.array(sorted(in_flight.get(number, ())), np.int64)
+        known = np.union1d(own, under_way)
+        end = max(launched.get(number, 0), int(own[-1]) + 1 if len(own) else 0)
+        gaps = _gaps(known, end)
+        found[number] = Seen(
+            rank=trace.rank,
+            first=int(own[0]) if len(own) else None,
+            last=int(own[-1]) if len(own) else None,
+            recorded=len(own),
+            in_flight=len(known) - len(own),
+            missing=int(end - len(known)),
+            ranges=tuple(gaps),
+            unwritten=_unwritten(trace, arrivals, arrivals.arrived.get(number, 0) - end),
+        )
+    return found
+
+
+def _unwritten(trace: RankTrace, arrivals: RankArrivals, by_others: int) -> int | None:
+    told_all = trace.closed or arrivals.stood_still_ns > 0
+    return None if told_all and by_others <= 0 else max(0, by_others)
+
+
+def _gaps(known: Any, end: int) -> list[tuple[int, int]]:
+    """Ranges of numbers from 0 to ``end`` − 1 that are not among these ascending ones."""
+    edges = np.concatenate([[-1], known, [end]])
+    holes = np.flatnonzero(np.diff(edges) > 1)
+    return [(int(edges[at]) + 1, int(edges[at + 1]) - 1) for at in holes[:_MOST_RANGES]]
+
+
+def _messages(trace: RankTrace, arrivals: RankArrivals) -> dict[int, Seen]:
+    """Numbers are counted per direction and tag; here only how many there are of a group in all."""
+    spans = trace.spans
+    rows = np.flatnonzero((spans.kind == schema.P2P) & (spans.group >= 0))
+    launched: dict[int, int] = {}
+    under_way: dict[int, int] = {}
+    unwritten: dict[int, int] = {}
+    for message, count in arrivals.messages.items():
+        launched[message.group] = launched.get(message.group, 0) + count
+    for message, count in arrivals.sent.items():
+        more = max(0, count - arrivals.messages.get(message, 0))
+        unwritten[message.group] = unwritten.get(message.group, 0) + more
+    for one in arrivals.in_flight:
+        if one.is_p2p and one.seq >= 0:
+            under_way[one.group] = under_way.get(one.group, 0) + 1
+    groups, counts = np.unique(spans.group[rows], return_counts=True)
+    recorded = dict(zip(groups.tolist(), counts.tolist(), strict=True))
+    # Two messages of a rank to itself, or one from anybody that never ended, have no number of their own.
+    return {
+        number: Seen(
+            rank=trace.rank,
+            first=None,
+            last=None,
+            recorded=recorded.get(number, 0),
+            in_flight=under_way.get(number, 0),
+            missing=max(0, launched.get(number, 0) - recorded.get(number, 0) - under_way.get(number, 0)),
+            ranges=(),
+            unwritten=_unwritten(trace, arrivals, unwritten.get(number, 0)),
+        )
+        for number in {*recorded, *launched, *unwritten}
+    }
+
+
+def _numbers(trace: RankTrace, kind: int) -> tuple[Any, Any]:
+    """Group and number of the rank's communications of a kind, each number once."""
+    spans = trace.spans
+    rows = np.flatnonzero((spans.kind == kind) & (spans.group >= 0) & (spans.seq >= 0))
+    if not len(rows):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    _, first = np.unique(pack((spans.group[rows], spans.seq[rows])), return_index=True)
+    return spans.group[rows[first]], spans.seq[rows[first]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from commtrace.trace import schema
 from commtrace.trace.blocks import Block
 from commtrace.trace.order import stable_order
 from commtrace.trace.run import Run
-from commtrace.trace.spans import DTYPE_OF_COLUMN, Bool, Int32, Int64, Spans
+from commtrace.trace.spans import Bool, Int32, Int64, Spans
 
 
 class Rows(NamedTuple):
@@ -37,9 +37,7 @@ class Rows(NamedTuple):
     spans: Spans
 
     def take(self, chosen: Bool) -> Rows:
-        """Return only these rows; the rows themselves where they are all of them."""
-        if chosen.all():
-            return self
+        """Return only these rows."""
         own = np.flatnonzero(chosen)
         return Rows(
             self.rank[own], self.clock[own], self.position[own], self.is_send[own], self.finished[own],
@@ -86,34 +84,24 @@ class Buckets(NamedTuple):
         return buckets
 
 
-IDENTITY: Final = frozenset({"kind", "group", "seq", "op_in_seq", "peer"})
-"""The columns by which rows are recognised as one communication."""
-
-_EMPTY: Final = Spans.empty()
-_OF_ROWS: Final = ("rank", "clock", "position", "is_send", "finished")
-
-
-def gather(run: Run, chosen: Callable[[Block], Bool] | None = None, columns: Collection[str] | None = None) -> Rows:
-    """The communication rows of a run that know their group; of those, what ``chosen`` selects.
+def gather(run: Run, chosen: Callable[[Block], Bool] | None = None) -> Rows:
+    """Return the communication rows that know their group, of all ranks.
 
     Args:
         run: with its ranks.
-        chosen: which rows of a block.
-        columns: only these are copied, the others are −1 throughout; None for all. Copying is most of the work.
+        chosen: returns the rows of a block to take.
     """
-    return concatenate(gather_blocks(run, chosen, columns), columns)
+    return concatenate(gather_blocks(run, chosen))
 
 
-def gather_blocks(
-    run: Run, chosen: Callable[[Block], Bool] | None = None, columns: Collection[str] | None = None
-) -> list[Rows]:
-    """The same, block by block."""
+def gather_blocks(run: Run, chosen: Callable[[Block], Bool] | None = None) -> list[Rows]:
+    """Return likewise the rows of each block."""
     number_of_clock = {key: number for number, key in enumerate(dict.fromkeys(t.clock_key for t in run.ranks.values()))}
 
     def of_block(block: Block) -> Rows:
         selected = communication_rows(block.spans) & (block.spans.group >= 0)
         position = np.flatnonzero(selected & chosen(block) if chosen else selected)
-        spans = block.spans.take(position) if columns is None else _columns(block.spans, position, columns)
+        spans = block.spans.take(position)
         clock = np.array([number_of_clock[run.ranks[rank].clock_key] for rank in block.ranks], np.int32)
         return Rows(
             rank=block.rank()[position],
@@ -127,29 +115,12 @@ def gather_blocks(
     return [of_block(block) for block in run.blocks]
 
 
-def concatenate(parts: Sequence[Rows], columns: Collection[str] | None = None) -> Rows:
-    """Rows one behind the other; ``columns`` as of :func:`gather`."""
-    spans = [part.spans for part in parts]
-    copied = [name for name in DTYPE_OF_COLUMN if columns is None or name in columns]
-    of_spans = {name: np.concatenate([getattr(own, name) for own in spans]) for name in copied}
+def concatenate(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of all parts."""
     rank, clock, position, is_send, finished = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in _OF_ROWS
+        np.concatenate([part[column] for part in parts]) for column in range(len(Rows._fields) - 1)
     )
-    count = sum(map(len, spans))
-    own_columns = (of_spans[name] if name in of_spans else _nothing(name, count) for name in DTYPE_OF_COLUMN)
-    return Rows(rank, clock, position, is_send, finished, Spans(*own_columns))
-
-
-def _columns(spans: Spans, rows: Int64, columns: Collection[str]) -> Spans:
-    """Only some columns; the others are filled in when the ranks are put together, which is cheaper."""
-    return Spans(
-        *(getattr(spans, name)[rows] if name in columns else getattr(_EMPTY, name) for name in DTYPE_OF_COLUMN)
-    )
-
-
-def _nothing(name: str, count: int) -> npt.NDArray[Any]:
-    """A column of "does not apply" that takes no memory."""
-    return np.broadcast_to(np.array(schema.NOT_APPLICABLE).astype(DTYPE_OF_COLUMN[name]), count)
+    return Rows(rank, clock, position, is_send, finished, Spans.concatenate([part.spans for part in parts]))
 
 
 def bucket(rows: Rows) -> Buckets:

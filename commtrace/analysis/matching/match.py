@@ -9,6 +9,7 @@ n-th send from a to b meets the n-th receive. Never on names, never on order in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -18,15 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commtrace.analysis.keys import grouped, pack
-from commtrace.analysis.matching.join import IDENTITY, Buckets, Rows, bucket, concatenate, gather_blocks
+from commtrace.analysis.matching.join import Buckets, Rows, bucket, concatenate, gather_blocks
 from commtrace.analysis.matching.operations import BYTES_DIFFER, ROOTED, SYNCHRONISING, communication_rows, named
 from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of
 from commtrace.trace.run import Run
 from commtrace.trace.spans import Bool, Int32, Int64, Spans
-
-_JOINED = IDENTITY | {"name", "start", "end", "bytes", "self_bytes", "dtype", "id"}
-"""The columns that are looked at here."""
 
 _UNKNOWN_SIZE = -1
 _LARGEST = np.iinfo(np.int64).max
@@ -99,8 +97,8 @@ def match(run: Run, *, clocks_agree: bool = True) -> Matches:
         run: with all ranks on one clock (see :mod:`commtrace.analysis.clocks.align`).
         clocks_agree: False if that could not be had; times of different hosts are then never compared.
     """
-    parts = gather_blocks(run, columns=_JOINED)
-    rows = concatenate(parts, _JOINED)
+    parts = gather_blocks(run)
+    rows = concatenate(parts)
     positions = [part.position for part in parts]
     joined = _join(run, rows, clocks_agree) if len(rows.rank) else None
     bounds = bounds_of([len(own) for own in positions])
@@ -245,9 +243,6 @@ def differences(run: Run, rows: Rows, buckets: Buckets) -> dict[str, Bool]:
     operation = np.where(spans.kind == schema.P2P, 0, spans.name)
     may_differ = named(run, spans, BYTES_DIFFER) | (spans.self_bytes >= 0)
     bytes_of_all = np.where(may_differ, schema.NOT_APPLICABLE, spans.bytes)
-    if not buckets.differ(pack((operation, bytes_of_all, spans.dtype))).any():
-        nowhere = np.zeros(len(buckets.first), np.bool_)
-        return {"operation": nowhere, "bytes": nowhere, "dtype": nowhere, "sides": _same_side(rows, buckets)}
     return {
         "operation": buckets.differ(operation),
         "bytes": _known_values_differ(buckets, bytes_of_all),
@@ -299,3 +294,22 @@ def _shared_in_brackets(rows: Rows, ready: Int64) -> Int64:
     shared = ready.copy()
     shared[ordered] = np.maximum.reduceat(ready[ordered], np.flatnonzero(begins))[of_row]
     return shared
+
+
+def blame_ns(run: Run, matches: Matches) -> Mapping[int, int]:
+    """By rank: how long others waited, in all, for communications in which it arrived last.
+
+    Args:
+        run: with all ranks on one clock.
+        matches: of this run.
+    """
+    blame = Counter[int]()
+    for rank, trace in run.ranks.items():
+        own = matches.ranks[rank]
+        wait = own.wait_ns(trace.spans)
+        waited = np.flatnonzero((own.last_rank >= 0) & (own.last_rank != rank) & (wait > 0))
+        last, which = grouped(own.last_rank[waited])
+        # float64 sums are exact here: they stay far below 2⁵³ ns, which is 104 days.
+        for one, sum_ns in zip(own.last_rank[waited[last]].tolist(), np.bincount(which, wait[waited]), strict=True):
+            blame[one] += int(sum_ns)
+    return blame

@@ -9,15 +9,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from commtrace.analysis.matching.arrivals import GroupLabel, InFlight, RankArrivals, describe_group, known_groups
-from commtrace.analysis.matching.join import IDENTITY, Rows, bucket, concatenate, gather
+from commtrace.analysis.matching.join import Rows, bucket, concatenate, gather
 from commtrace.analysis.matching.match import differences
 from commtrace.trace import schema
 from commtrace.trace.json_values import JsonObject, fields_to_json
 from commtrace.trace.run import RankTrace, Run
 from commtrace.trace.spans import Spans
-
-_COMPARED: Final = IDENTITY | {"name", "bytes", "self_bytes", "dtype"}
-"""The columns that are looked at."""
 
 MOST_MISMATCHES: Final = 20
 """So many are described; the others are counted."""
@@ -64,9 +61,9 @@ def find_mismatches(run: Run, arrivals: Mapping[int, RankArrivals]) -> tuple[lis
     """The first mismatches, those that never ended before the others, and how many there are in all."""
     in_flight = _in_flight(run, arrivals)
     whole = replace(run, names=in_flight.names)
-    rows = gather(run, columns=_COMPARED)
+    rows = gather(run)
     if in_flight.ranks:
-        rows = concatenate([rows, gather(in_flight, columns=_COMPARED)], _COMPARED)
+        rows = concatenate([rows, gather(in_flight)])
     if not len(rows.rank):
         return [], 0
     buckets = bucket(rows)

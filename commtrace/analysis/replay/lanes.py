@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from commtrace.analysis.breakdown.disjoint import Disjoint
-from commtrace.analysis.breakdown.intervals import distinct
+from commtrace.analysis.breakdown.intervals import IntervalUnion, distinct
 from commtrace.analysis.keys import pack
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import SYNCHRONISING, codes_named, communication_rows
@@ -140,7 +139,7 @@ def read_lanes(rows: LaneRows, matches: Matches, stages: Int64, bounds: StepBoun
     """Return the programs of some ranks in the steps of which the bounds are given; ``stages`` by rank."""
     steps, step_start, step_end = bounds.steps, bounds.start, bounds.end
     along = rows.shift[:, None]
-    intervals = Disjoint((step_start + along).reshape(-1), (step_end + along).reshape(-1))
+    intervals = IntervalUnion((step_start + along).reshape(-1), (step_end + along).reshape(-1))
     stall_rows, stalls = _stalls(rows, intervals)
     phases = Phases.of(rows, intervals)
     begins = _begins(rows, steps, intervals)
@@ -222,7 +221,7 @@ def _concatenated(kind: type[_Columns], parts: Sequence[_Columns]) -> _Columns:
     return kind(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(kind)))
 
 
-def _stalls(rows: LaneRows, steps: Disjoint) -> tuple[Int64, Disjoint]:
+def _stalls(rows: LaneRows, steps: IntervalUnion) -> tuple[Int64, IntervalUnion]:
     """Return rows of the stalls in the steps, in order, and when they were; of those that overlap only the first is
     kept.
 
@@ -242,10 +241,10 @@ def _stalls(rows: LaneRows, steps: Disjoint) -> tuple[Int64, Disjoint]:
     if len(chosen):
         apart = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])
         chosen, start, end = chosen[apart], start[apart], end[apart]
-    return chosen, Disjoint(start, end)
+    return chosen, IntervalUnion(start, end)
 
 
-def _instants(rows: LaneRows, steps: Disjoint, stalls: Int64) -> Int64:
+def _instants(rows: LaneRows, steps: IntervalUnion, stalls: Int64) -> Int64:
     """Return rows of finished communications without a length, on which no stall was recorded."""
     spans = rows.spans
     found = np.flatnonzero(communication_rows(spans) & (spans.start == spans.end))
@@ -279,7 +278,7 @@ class _Begins(NamedTuple):
     time: Int64
 
 
-def _begins(rows: LaneRows, numbers: Int64, intervals: Disjoint) -> _Begins:
+def _begins(rows: LaneRows, numbers: Int64, intervals: IntervalUnion) -> _Begins:
     """Return the communications of the steps with these numbers.
 
     The step is the recorded one: an operation may start at the very instant at which its step ends.
@@ -337,7 +336,7 @@ class _Places:
 
     rows: LaneRows
     begins: _Begins
-    stalls: Disjoint
+    stalls: IntervalUnion
     stall_row: Int64
     stalls_before: Int64
     first_node: Int64

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commtrace.analysis.breakdown.disjoint import Disjoint, begun_at
+from commtrace.analysis.breakdown.intervals import IntervalUnion, begun_at, union
 from commtrace.analysis.keys import concatenated_ranges, grouped, pack
 from commtrace.analysis.replay.lane_rows import LaneRows
 from commtrace.trace import schema
@@ -94,7 +94,9 @@ class Pieces(NamedTuple):
     stalls: Int64
 
     @classmethod
-    def cut(cls, cuts: Int64, intervals: Disjoint, stalls: Disjoint, recorded: Int64, phases: Disjoint) -> Pieces:
+    def cut(
+        cls, cuts: Int64, intervals: IntervalUnion, stalls: IntervalUnion, recorded: Int64, phases: IntervalUnion
+    ) -> Pieces:
         """Return the pieces between these instants, at which all of the bounds are; ``recorded`` are starts of
         stalls.
         """
@@ -114,12 +116,12 @@ class Phases(NamedTuple):
         kind: FORWARD, BACKWARD or OPTIMIZER.
     """
 
-    intervals: Disjoint
+    intervals: IntervalUnion
     row: Int64
     kind: Int64
 
     @classmethod
-    def of(cls, rows: LaneRows, intervals: Disjoint) -> Phases:
+    def of(cls, rows: LaneRows, intervals: IntervalUnion) -> Phases:
         """Return the phases that begin in the steps; what is nested in another one is left out."""
         kinds = np.zeros(len(schema.KINDS), np.int64)
         kinds[list(_KIND_OF_SPAN)] = list(_KIND_OF_SPAN.values())
@@ -131,11 +133,17 @@ class Phases(NamedTuple):
         if len(chosen):
             outermost = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])
             chosen, start, end = chosen[outermost], start[outermost], end[outermost]
-        return cls(Disjoint(start, end), chosen, kinds[rows.spans.kind[chosen]])
+        return cls(IntervalUnion(start, end), chosen, kinds[rows.spans.kind[chosen]])
 
 
 def find_segments(
-    rows: LaneRows, stages: Int64, num_steps: int, pieces: Pieces, intervals: Disjoint, stalls: Int64, phases: Phases
+    rows: LaneRows,
+    stages: Int64,
+    num_steps: int,
+    pieces: Pieces,
+    intervals: IntervalUnion,
+    stalls: Int64,
+    phases: Phases,
 ) -> tuple[Segments, Int64]:
     """Return the segments of some lanes, and the segment of each piece.
 
@@ -208,7 +216,7 @@ class _Instances(NamedTuple):
 
     @classmethod
     def of(
-        cls, first: Int64, in_phase: Bool, pieces: Pieces, intervals: Disjoint, stalls: Int64, phases: Phases
+        cls, first: Int64, in_phase: Bool, pieces: Pieces, intervals: IntervalUnion, stalls: Int64, phases: Phases
     ) -> _Instances:
         """``first`` is the first piece of each."""
         phase, interval = pieces.phase[first], pieces.interval[first]
@@ -216,7 +224,7 @@ class _Instances(NamedTuple):
         before = np.searchsorted(stalls, start, side="left")
         return cls(phase, in_phase, interval, before, np.searchsorted(stalls, end, side="left") - before)
 
-    def kinds(self, intervals: Disjoint, phases: Phases) -> Int64:
+    def kinds(self, intervals: IntervalUnion, phases: Phases) -> Int64:
         """Return what each one is; a phase of another step counts as the step's edge."""
         kind = np.concatenate([[0], phases.kind, [0]])
         step = np.concatenate([[-1], intervals.holding(phases.intervals.start), [-1]])
@@ -227,7 +235,7 @@ class _Instances(NamedTuple):
 
 
 def _bounds(
-    before: Int64, in_phase: Bool, interval: Int64, intervals: Disjoint, phases: Disjoint
+    before: Int64, in_phase: Bool, interval: Int64, intervals: IntervalUnion, phases: IntervalUnion
 ) -> tuple[Int64, Int64]:
     """Start and end of each instance."""
     step_start, step_end = intervals.start[interval], intervals.end[interval]
@@ -261,11 +269,12 @@ def _shares(rows: LaneRows, pieces: Pieces, heads: Int64) -> dict[str, Int64]:
 
 def _covered(pieces: Pieces, start: Int64, end: Int64) -> Int64:
     """Return how much of each piece lies in any of these intervals, which are few."""
-    union = Disjoint.union(start, end)
-    first, behind = np.searchsorted(pieces.end, union.start, "right"), np.searchsorted(pieces.start, union.end, "left")
+    covering = union(start, end)
+    first = np.searchsorted(pieces.end, covering.start, "right")
+    behind = np.searchsorted(pieces.start, covering.end, "left")
     touched = np.unique(concatenated_ranges(first, np.maximum(behind, first)))
     covered = np.zeros(len(pieces.start), np.int64)
-    covered[touched] = union.covered_before(pieces.end[touched]) - union.covered_before(pieces.start[touched])
+    covered[touched] = covering.before(pieces.end[touched]) - covering.before(pieces.start[touched])
     return covered
 
 

@@ -25,7 +25,7 @@ from commtrace.analysis.stragglers.exclusion import keep_out
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
 from commtrace.analysis.stragglers.verdict import on_gpu
 from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
-from commtrace.analysis.whatif_traces.run import is_whatif_run, whatif_trace_of
+from commtrace.analysis.whatif_traces.trace import is_whatif_run, whatif_trace_of
 from commtrace.errors import CommtraceError
 from commtrace.trace.files.reader import load_earlier_attempts
 from commtrace.trace.json_values import JsonObject, to_json

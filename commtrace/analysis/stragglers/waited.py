@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from commtrace.analysis.matching.blame import blame_ns
-from commtrace.analysis.matching.match import Matches
+from commtrace.analysis.matching.match import Matches, blame_ns
 from commtrace.analysis.stragglers.costs import Bench
 from commtrace.analysis.stragglers.slow_ranks import (
     DATA,

@@ -1,22 +1,37 @@
 """The what-if analysis of a published trace, by the rules of its authors.
 
->>> trace = read_whatif_trace("trace-ST.parquet", "meta-ST.yaml")    # doctest: +SKIP
+The order of operations is read off the first step of the first replica and holds for all. For one stage:
+
+* forwards and backwards run one after the other, in the order of their starts;
+* sends and receives of one type run one after the other; the i-th receive of a type belongs to the i-th compute of
+  that type, which waits for it, and is posted after compute i − 1; the i-th send follows compute i;
+* the first backward send and receive are posted after the last but one compute before the first backward;
+* the gather of a chunk's parameters precedes its first forward; its gradients are reduced after its last backward if
+  that is overlapped, else after all computes and after the all-reduces of layer norm and embedding gradients;
+* then come clipping, a collective of all ranks, and the optimizer.
+
+Source: ByteDance-Seed/StragglerAnalysis, whose results are published.
+
+>>> trace = whatif_trace_of(load_run("imported"))              # doctest: +SKIP
 >>> analyse_whatif_trace(trace).slowdown                             # doctest: +SKIP
 1.1787
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from commtrace.analysis.replay.graph import ReplayGraph
 from commtrace.analysis.replay.peers import grouped_median
 from commtrace.analysis.replay.whatif import Experiment, WhatIf, analyse_experiment
-from commtrace.analysis.whatif_traces.graph import build_graph
 from commtrace.analysis.whatif_traces.trace import WhatIfTrace
-from commtrace.trace.spans import Int64
+from commtrace.errors import TraceFormatError
+from commtrace.trace.spans import Bool, Int64
 
 _MERGED: Final = {
     "forward-send": "forward-pp-comm",
@@ -72,3 +87,307 @@ def _measured_steps(trace: WhatIfTrace) -> Int64:
     ends = np.zeros(len(trace.steps), np.int64)
     np.maximum.at(ends, trace.step, trace.end_ns)
     return ends
+
+
+_FORWARD: Final = "forward-compute"
+_BACKWARD: Final = "backward-compute"
+_GATHER: Final = "params-all-gather"
+_SCATTER: Final = "grads-reduce-scatter"
+_SEPARATE: Final = "separate-grads-all-reduce"
+_LAYER_NORM: Final = "layernorm-grads-all-reduce"
+_EMBEDDING: Final = "embedding-grads-all-reduce"
+_CLIP: Final = "optimizer-clip-main-grad"
+_OPTIMIZER: Final = "optimizer"
+_COLLECTION: Final = "gc"
+
+_PEER_OF: Final = {
+    "forward-send": ("forward-recv", 1),
+    "forward-recv": ("forward-send", -1),
+    "backward-send": ("backward-recv", -1),
+    "backward-recv": ("backward-send", 1),
+}
+"""The type of the other side, and on which stage it is."""
+
+_CLOCK_SLACK_NS: Final = 50_000
+_EARLY_NS: Final = 10_000_000
+"""A transfer that would be more negative than this was a send that did not wait: it took no time."""
+
+
+class _Operation(NamedTuple):
+    """An operation of one step of one replica."""
+
+    optype: str
+    seq: int
+    stage: int
+
+
+@dataclass
+class _Model:
+    """Operations of one replica and step: what each waits for, and which of them are one communication."""
+
+    index: dict[_Operation, int]
+    waits_for: dict[_Operation, list[_Operation]] = field(default_factory=dict)
+    communications: list[list[_Operation]] = field(default_factory=list)
+
+    def chain(self, operations: Iterable[_Operation], after: Sequence[_Operation] = ()) -> None:
+        """Each operation waits for the one before it, the first one for ``after``."""
+        before = list(after)
+        for operation in operations:
+            self.waits_for.setdefault(operation, []).extend(before)
+            before = [operation]
+
+    def wait(self, operation: _Operation, other: _Operation) -> None:
+        self.waits_for.setdefault(operation, []).append(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The dependencies of all rows of a trace.
+
+    Attributes:
+        duration_of_edge: of each edge the row whose duration is its weight; one past the last row for those of none.
+        last_nodes: the ends of each step, of shape (steps, ends).
+        is_communication: rows whose duration is a transfer, after the last participant has started.
+        transfer_ns: of these rows, as measured; else 0.
+    """
+
+    replay: ReplayGraph
+    duration_of_edge: Int64
+    last_nodes: Int64
+    is_communication: Bool
+    transfer_ns: Int64
+
+    def step_times(self, durations_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Step durations, of shape (scenarios, steps), from durations of shape (scenarios, rows)."""
+        scenarios, rows = durations_ns.shape
+        padded = np.empty((rows + 1, scenarios), np.int64)
+        padded[:-1], padded[-1] = durations_ns.T, 0
+        ends = self.replay.times(padded.take(self.duration_of_edge, axis=0), nodes=self.last_nodes.reshape(-1))
+        return np.ascontiguousarray(ends.reshape(*self.last_nodes.shape, scenarios).max(axis=1).T)
+
+
+def build_graph(trace: WhatIfTrace) -> Graph:
+    """Return the dependency graph of all replicas and steps of a trace.
+
+    Raises:
+        TraceFormatError: messages and computes do not belong together.
+    """
+    model = _model(trace)
+    copies, rows = trace.copies, len(trace.optype)
+    copy = np.arange(copies)
+    of_step = trace.step[:copies]
+    replicas_together = (_GATHER, _SCATTER, _SEPARATE, _CLIP)
+
+    # Node 0 is the start of the step, node r + 1 the end of row r, the rest are the joins of communications.
+    join_of: dict[_Operation, Int64] = {}
+    next_node = rows + 1
+    for members in model.communications:
+        together = members[0].optype in replicas_together
+        nodes = next_node + (of_step if together else copy)
+        next_node += len(trace.steps) if together else copies
+        join_of.update(dict.fromkeys(members, nodes))
+
+    sources, targets, durations = [], [], []
+    for operation, number in model.index.items():
+        row = number * copies + copy
+        starts = join_of.get(operation, row + 1)
+        before = model.waits_for.get(operation, [])
+        own_duration = np.full(copies, rows) if operation in join_of else row
+        sources += [model.index[other] * copies + copy + 1 for other in before]
+        if not before:
+            sources.append(np.zeros(copies, np.int64))
+        targets += [starts] * max(len(before), 1)
+        durations += [own_duration] * max(len(before), 1)
+        if operation in join_of:
+            sources.append(starts)
+            targets.append(row + 1)
+            durations.append(row)
+    last = [number * copies + copy + 1 for operation, number in model.index.items() if operation.optype == _OPTIMIZER]
+    if not last:
+        raise TraceFormatError(f"the trace has no operation of type {_OPTIMIZER}, with which the study's steps end.")
+    is_communication = np.zeros(rows, np.bool_)
+    join = np.zeros(rows, np.int64)
+    for operation, nodes in join_of.items():
+        row = model.index[operation] * copies + copy
+        is_communication[row], join[row] = True, nodes
+    return Graph(
+        replay=ReplayGraph.from_edges(next_node, np.concatenate(sources), np.concatenate(targets)),
+        duration_of_edge=np.concatenate(durations),
+        last_nodes=np.stack(last)
+        .reshape(len(last), len(trace.steps), -1)
+        .transpose(1, 0, 2)
+        .reshape(len(trace.steps), -1),
+        is_communication=is_communication,
+        transfer_ns=_transfers(trace, is_communication, join),
+    )
+
+
+def _transfers(trace: WhatIfTrace, is_communication: Bool, join: Int64) -> Int64:
+    last_start = np.zeros(int(join.max(initial=0)) + 1, np.int64)
+    np.maximum.at(last_start, join[is_communication], trace.start_ns[is_communication])
+    transfer = trace.end_ns - last_start[join]
+    return np.where(is_communication & (transfer > -_EARLY_NS), transfer, 0)
+
+
+def _model(trace: WhatIfTrace) -> _Model:
+    """Dependencies and communications among the operations of the first replica in the first step."""
+    first = slice(None, None, trace.copies)
+    operations = [
+        _Operation(str(optype), int(seq), int(stage))
+        for optype, seq, stage in zip(trace.optype[first], trace.seq[first], trace.stage[first], strict=True)
+    ]
+    model = _Model({operation: number for number, operation in enumerate(operations)})
+    stages = int(trace.stage.max()) + 1
+    data_parallel = trace.sizes.get("dp_size", 1) * trace.sizes.get("dsp_size", 1) > 1
+    overlapped = bool((trace.optype == _SEPARATE).any())
+    by_stage = [_Stage(trace, model, stage, stages) for stage in range(stages)]
+    for stage in by_stage:
+        stage.add(data_parallel=data_parallel, overlapped=overlapped)
+    model.communications += _pairs(by_stage)
+    if data_parallel:
+        model.communications += [[one] for one in operations if one.optype in (_GATHER, _SCATTER, _SEPARATE)]
+    ends = [_Operation(_EMBEDDING, 0, stage) for stage in sorted({0, stages - 1})]
+    clips = [_Operation(_CLIP, 0, stage) for stage in range(stages)]
+    for members in (ends, clips):
+        model.communications += [[member for member in members if member in model.index]]
+    model.communications = [members for members in model.communications if members]
+    return model
+
+
+def _pairs(stages: Sequence[_Stage]) -> Iterator[list[_Operation]]:
+    """Yield the k-th effective send of a type with the k-th effective receive of its counterpart; the others alone."""
+    for stage in stages:
+        for optype, own in stage.effective.items():
+            peer_type, distance = _PEER_OF[optype]
+            peer = (stage.number + distance) % len(stages)
+            peers = stages[peer].effective.get(peer_type, [])
+            if len(own) != len(peers):
+                raise TraceFormatError(
+                    f"stage {stage.number} has {len(own)} {optype} and stage {peer} {len(peers)} {peer_type}, so the "
+                    "study's rules cannot tell which belong together: rows of the trace are missing or doubled."
+                )
+            if optype.endswith("-send"):
+                yield from ([send, receive] for send, receive in zip(own, peers, strict=True))
+        yield from ([operation] for operation in stage.idle)
+
+
+class _Stage:
+    """One stage of the first replica in the first step."""
+
+    def __init__(self, trace: WhatIfTrace, model: _Model, number: int, stages: int) -> None:
+        self.number = number
+        self.effective: dict[str, list[_Operation]] = {}
+        self.idle: list[_Operation] = []
+        self._model = model
+        self._model_chunks = (int(trace.chunk.max()) + 1) * stages
+        rows = np.flatnonzero(trace.stage[:: trace.copies] == number) * trace.copies
+        order = np.lexsort((trace.optype[rows], trace.seq[rows], trace.start_ns[rows]))
+        rows = rows[order]
+        self._operations = [_Operation(str(trace.optype[row]), int(trace.seq[row]), number) for row in rows]
+        self._row = dict(zip(self._operations, rows.tolist(), strict=True))
+        self._trace = trace
+
+    def add(self, *, data_parallel: bool, overlapped: bool) -> None:
+        """Add what the operations of this stage wait for."""
+        computes = self._of(_FORWARD, _BACKWARD)
+        self._model.chain(computes)
+        for optype in _PEER_OF:
+            self._model.chain(self._of(optype))
+            self._tie_to_computes(optype)
+        first = next((place for place, one in enumerate(computes) if one.optype == _BACKWARD), 0)
+        if first >= 2:
+            for optype in ("backward-recv", "backward-send"):
+                if _Operation(optype, 0, self.number) in self._row:
+                    self._model.wait(_Operation(optype, 0, self.number), computes[first - 2])
+        if data_parallel:
+            self._model.chain(self._of(_GATHER, _SCATTER))
+            self._gathers_before_forwards()
+            if overlapped:
+                self._scatters_after_backwards()
+        self._end_of_step(computes, data_parallel=data_parallel, overlapped=overlapped)
+
+    def _of(self, *optypes: str) -> list[_Operation]:
+        """Return the stage's operations of these types, in the order in which they started."""
+        return [operation for operation in self._operations if operation.optype in optypes]
+
+    def _start(self, operation: _Operation) -> int:
+        return int(self._trace.start_ns[self._row[operation]])
+
+    def _end(self, operation: _Operation) -> int:
+        return int(self._trace.end_ns[self._row[operation]])
+
+    def _chunk(self, operation: _Operation) -> int:
+        return int(self._trace.chunk[self._row[operation]])
+
+    def _tie_to_computes(self, optype: str) -> None:
+        """Each receive to the compute that needs it, each send to the one that it comes from.
+
+        The recorder also wrote operations that nobody launched: receives after the last compute, sends before the end
+        of the first one, and those that would leave the model at its first or last chunk.
+        """
+        direction, side = optype.split("-")
+        computes = self._of(f"{direction}-compute")
+        if not computes:
+            raise TraceFormatError(
+                f"stage {self.number} has no {direction}-compute; the study's rules need one of each microbatch."
+            )
+        by_seq = {compute.seq: compute for compute in computes}
+        if side == "recv":
+            last_start = max(map(self._start, computes)) + _CLOCK_SLACK_NS
+            launched = [one for one in self._of(optype) if self._start(one) <= last_start]
+        else:
+            first_end = min(map(self._end, computes)) - _CLOCK_SLACK_NS
+            launched = [one for one in self._of(optype) if self._end(one) >= first_end]
+        if len(launched) > len(computes):
+            raise TraceFormatError(
+                f"stage {self.number} has {len(launched)} {optype} and {len(computes)} {direction}-compute, so the "
+                "study's rules cannot tell which belong together: rows of the trace are missing or doubled."
+            )
+        skipped = 1 if side == "recv" and len(launched) + 1 == len(computes) else 0
+        toward = 1 if optype in ("forward-send", "backward-recv") else -1
+        effective = []
+        for number, operation in enumerate(launched, start=skipped):
+            compute = by_seq[number]
+            if side == "send":
+                self._model.wait(operation, compute)
+            else:
+                self._model.wait(compute, operation)
+                if number > 0:
+                    self._model.wait(operation, by_seq[number - 1])
+            if 0 <= int(self._trace.model_chunk[self._row[compute]]) + toward < self._model_chunks:
+                effective.append(operation)
+        self.effective[optype] = effective
+        self.idle += [one for one in self._of(optype) if one not in effective]
+
+    def _gathers_before_forwards(self) -> None:
+        last_gather = {self._chunk(gather): gather for gather in sorted(self._of(_GATHER), key=lambda one: one.seq)}
+        for chunk, gather in last_gather.items():
+            forwards = [one for one in self._of(_FORWARD) if self._chunk(one) == chunk]
+            if forwards:
+                self._model.wait(forwards[0], gather)
+
+    def _scatters_after_backwards(self) -> None:
+        chunks_seen = set()
+        for scatter in sorted(self._of(_SCATTER), key=lambda one: one.seq):
+            chunk = self._chunk(scatter)
+            backwards = [one for one in self._of(_BACKWARD) if self._chunk(one) == chunk]
+            if chunk not in chunks_seen and backwards:
+                self._model.wait(scatter, max(backwards, key=self._end))
+            chunks_seen.add(chunk)
+
+    def _end_of_step(self, computes: Sequence[_Operation], *, data_parallel: bool, overlapped: bool) -> None:
+        scatters = sorted(self._of(_SCATTER), key=lambda one: one.seq)
+        collection = _Operation(_COLLECTION, 0, self.number)
+        last = max(computes, key=self._end)
+        after = [last]
+        if collection in self._row:
+            self._model.wait(collection, last)
+            after = [collection]
+        tail = [_Operation(optype, 0, self.number) for optype in (_LAYER_NORM, _EMBEDDING)]
+        if data_parallel and overlapped:
+            after = [*scatters[-1:], *after]
+            tail.append(_Operation(_SEPARATE, 0, self.number))
+        elif data_parallel:
+            tail += scatters
+        tail += [_Operation(optype, 0, self.number) for optype in (_CLIP, _OPTIMIZER)]
+        self._model.chain([operation for operation in tail if operation in self._row], after)

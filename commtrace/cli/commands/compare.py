@@ -15,10 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from commtrace.analysis.breakdown.states import State
-from commtrace.analysis.comparison.compare import Comparison, Difference
+from commtrace.analysis.comparison.compare import Comparison, Difference, Link, StepSeries, step_series
 from commtrace.analysis.comparison.compare import compare as compare_runs
 from commtrace.analysis.comparison.noise import FEWEST_SAMPLES, Change
-from commtrace.analysis.comparison.step_series import Link, StepSeries, step_series
 from commtrace.analysis.windows.run import MeasuredRun, Workers, measure_run
 from commtrace.cli.console import wide_console
 from commtrace.cli.units import UNKNOWN, bandwidth, milliseconds

@@ -163,7 +163,7 @@ def _unreached(run_directory: Path, environment: Mapping[str, str]) -> str | Non
     """Return what there is to say if only steps were asked for that the job did not get to."""
     if not Config.from_env(environment).steps:
         return None
-    from commtrace.analysis.steps.unreached import unreached_steps
+    from commtrace.analysis.steps.progress import unreached_steps
     from commtrace.trace.files.reader import load_newest
 
     try:

@@ -14,7 +14,7 @@ from commtrace.analysis.hangs.examination import Diagnosis, Drops
 from commtrace.analysis.hangs.liveness import SILENT, STOPPED
 from commtrace.analysis.hangs.story import activity_words
 from commtrace.analysis.matching.arrivals import GroupLabel
-from commtrace.analysis.matching.group_coverage import Seen
+from commtrace.analysis.matching.coverage import Seen
 from commtrace.analysis.rank_words import ranges, ranges_in_words, ranks_in_words, seconds_in_words
 from commtrace.cli.views.basis import clock_line
 from commtrace.trace.groups import UNKNOWN_ROLE

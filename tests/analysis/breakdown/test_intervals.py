@@ -21,7 +21,7 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 def test_a_union_holds_the_points_of_its_intervals_in_disjoint_pieces(pairs: list[tuple[int, int]]) -> None:
     merged = union(*columns(pairs))
     held = {point for start, end in pairs for point in range(start, end)}
-    assert {p for start, end in zip(*merged, strict=True) for p in range(start, end)} == held
+    assert {p for start, end in zip(*merged.bounds, strict=True) for p in range(start, end)} == held
     assert merged.length == len(held)
     assert (merged.start[1:] > merged.end[:-1]).all()
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from commtrace.analysis.clocks.align import COLLECTIVE_ENDS, align, apply
+from commtrace.analysis.clocks.fit import Observations, observe
 from commtrace.analysis.clocks.jumps import ClockStep, find_steps, split_at
-from commtrace.analysis.clocks.observations import Observations, observe
 from commtrace.synth import Job, synthesize
 from commtrace.synth import random_clocks as synthetic_clocks
 from commtrace.trace.run import Run

@@ -9,8 +9,7 @@ import pytest
 
 from commtrace.analysis.breakdown.states import BUBBLE, COMPUTE, OTHER, TRANSFER, State
 from commtrace.analysis.chain import analyse
-from commtrace.analysis.comparison.compare import Comparison, compare, compare_series
-from commtrace.analysis.comparison.step_series import Link, StepSeries, step_series
+from commtrace.analysis.comparison.compare import Comparison, Link, StepSeries, compare, compare_series, step_series
 from commtrace.analysis.windows.run import MeasuredRun
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, span, stall

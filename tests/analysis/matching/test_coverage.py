@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from commtrace.analysis.matching.coverage import find_coverage
+from commtrace.analysis.hangs.diagnosis import examine
+from commtrace.analysis.matching.arrivals import find_arrivals
+from commtrace.analysis.matching.coverage import Seen, cover_groups, find_coverage
 from commtrace.analysis.matching.roles import find_roles
 from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.run import Run
-from tests.factory import collective, group, make_run, span
+from tests.analysis.hung_runs import NOW_NS, activity, done, flight, stopped_run
+from tests.factory import collective, group, make_run, p2p, span
 
 PAIR = group("dp-cp", 0, 1)
 
@@ -44,3 +47,62 @@ def test_a_role_that_was_skipped_on_purpose_is_not_zero() -> None:
     assert find_coverage(run, find_roles(run)).not_visible == (
         "tp: not recorded (skipped by COMMTRACE_SKIP_ROLES); its time is not zero, it is unknown.",
     )
+
+
+TP = group("tp", 0, 1)
+
+
+def seen(run: Run) -> Seen:
+    (covered,) = [one for one in cover_groups(run, find_arrivals(run)) if one.group.role == "tp"]
+    return covered.collectives[0]
+
+
+def test_numbers_that_are_missing_are_told_as_ranges() -> None:
+    rows = [row for row in done({TP: 20}) if row["seq"] not in (0, 5, 6, 7, 12)]
+    assert seen(stopped_run({0: rows}, [TP])) == Seen(0, 1, 19, 15, 0, 5, ((0, 0), (5, 7), (12, 12)), 0)
+
+
+def test_what_was_launched_and_is_not_there_is_missing_at_the_end() -> None:
+    run = stopped_run({0: done({TP: 4})}, [TP], activities={0: activity(collectives={str(TP.id): 7})})
+    assert seen(run) == Seen(0, 0, 3, 4, 0, 3, ((4, 6),))
+
+
+def test_what_others_came_out_of_is_unwritten_of_a_rank_whose_files_break_off() -> None:
+    """Rank 1 came out of 7, the last but one, so rank 0 had called that."""
+    rows = {0: done({TP: 4}), 1: done({TP: 9})}
+    assert seen(stopped_run(rows, [TP])) == Seen(0, 0, 3, 4, 0, 0, (), unwritten=4)
+    assert seen(stopped_run(rows, [TP], closed=[0])) == Seen(0, 0, 3, 4, 0, 0, ()), "it has told of everything"
+    quiet = {0: activity(collectives={str(TP.id): 4})}
+    assert seen(stopped_run({0: done({TP: 4})}, [TP], activities=quiet)) == Seen(0, 0, 3, 4, 0, 0, ()), "it stood still"
+
+
+def test_messages_that_others_received_are_unwritten_of_a_rank_whose_files_break_off() -> None:
+    sent = [p2p("send", TP, 1, seq, seq, seq + 1, id=seq) for seq in range(2)]
+    received = [p2p("recv", TP, 0, seq, seq, seq + 1, id=seq) for seq in range(5)]
+    run = stopped_run({0: sent, 1: received}, [TP])
+    (covered,) = cover_groups(run, find_arrivals(run))
+    assert [*covered.messages] == [Seen(0, None, None, 2, 0, 0, (), unwritten=3), Seen(1, None, None, 5, 0, 0, (), 0)]
+
+
+def test_what_is_in_flight_is_not_missing() -> None:
+    run = stopped_run({0: done({TP: 4})}, [TP], in_flight={0: [flight(TP, 4)]})
+    assert seen(run) == Seen(0, 0, 3, 4, 1, 0, (), 0)
+
+
+def test_members_of_a_bracket_are_one_number() -> None:
+    rows = [{**row, "op_in_seq": position, "id": 10 + position} for row in done({TP: 1}) for position in range(3)]
+    assert seen(stopped_run({0: rows}, [TP])).recorded == 1
+
+
+def test_messages_are_counted() -> None:
+    rows = [p2p("send", TP, 1, seq, seq, seq + 1, id=seq) for seq in (0, 1, 3)]
+    (covered,) = cover_groups(run := stopped_run({0: rows}, [TP]), find_arrivals(run))
+    assert [*covered.messages] == [Seen(0, None, None, 3, 0, 1, (), 0)]
+
+
+def test_gaps_that_nothing_explains_are_a_finding() -> None:
+    rows = [row for row in done({TP: 20}) if row["seq"] != 5]
+    run = stopped_run({0: rows, 1: done({TP: 20})}, [TP], closed=[0, 1])
+    assert [*examine(run, now_ns=NOW_NS).findings] == [
+        "1 collectives were launched and are not in the files, and nothing says why."
+    ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commtrace.analysis.matching.match import RankMatches, communication_of, match
+from commtrace.analysis.matching.match import RankMatches, blame_ns, communication_of, match
 from commtrace.trace.run import Run
 from tests.factory import Row, collective, group, make_run, p2p, span, stall
 from tests.pipeline_factory import PipelineJob
@@ -239,3 +239,29 @@ def test_stalls_find_what_they_wait_for_however_far_apart_the_ids_are(apart: int
         assert matches.ranks[rank].stall_complete.tolist() == [True, False, True, False, False]
         communications = communication_of(run.ranks[rank].spans, np.arange(3))
         assert [int(run.ranks[rank].spans.seq[row]) if row >= 0 else None for row in communications] == [1, None, 0]
+
+
+def test_the_last_one_is_to_blame_for_all_who_waited() -> None:
+    """0 waits 30 and 1 waits 10 for rank 2; then 1 and 2 wait 5 each for rank 0."""
+    world = group("world", 0, 1, 2)
+    first = {0: 0, 1: 20, 2: 30}
+    second = {0: 105, 1: 100, 2: 100}
+    run = make_run(
+        {
+            rank: [
+                collective("all_reduce", world, 0, first[rank], 50),
+                collective("all_reduce", world, 1, second[rank], 120),
+            ]
+            for rank in range(3)
+        },
+        [world],
+    )
+
+    assert blame_ns(run, match(run)) == {2: 40, 0: 10}
+
+
+def test_nobody_is_to_blame_for_what_was_not_seen() -> None:
+    world = group("world", 0, 1)
+    run = make_run({0: [collective("all_reduce", world, 0, 0, 50)]}, [world], world_size=2)
+
+    assert blame_ns(run, match(run)) == {}

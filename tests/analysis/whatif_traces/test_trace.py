@@ -1,97 +1,76 @@
-"""A real job of 8 GPUs whose what-if analysis was published: every number of it."""
-
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
-from commtrace.analysis.replay.whatif import WhatIf
+from commtrace.analysis.replay.graph import ReplayError
+from commtrace.analysis.stragglers import search as stragglers
 from commtrace.analysis.whatif_traces.analysis import analyse_whatif_trace
-from commtrace.analysis.whatif_traces.trace import read_sizes, read_whatif_trace
+from commtrace.analysis.whatif_traces.trace import is_whatif_run, whatif_trace_of
+from commtrace.cli.main import app
 from commtrace.errors import TraceFormatError
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-DATA = Path(os.environ.get("REFERENCE_DATA", REPOSITORY.parent / "shared" / "data")) / "whatif"
-
-needs_data = pytest.mark.skipif(
-    not (DATA / "trace-ST.parquet").exists(),
-    reason="no reference data: set REFERENCE_DATA to the folder that holds whatif/trace-ST.parquet",
-)
+from commtrace.importers.whatif import import_whatif
+from commtrace.trace.files.reader import load_run
+from tests.factory import make_run, span
+from tests.importers.reference import reference_data
+from tests.importers.test_whatif import Operation, operation, two_stages, write_trace
 
 
-@pytest.fixture(scope="module")
-def computed() -> WhatIf:
-    return analyse_whatif_trace(read_whatif_trace(DATA / "trace-ST.parquet", DATA / "meta-ST.yaml"))
+def test_a_run_that_commtrace_recorded_is_none() -> None:
+    run = make_run({0: [span("forward", 0, 10)]})
+
+    assert not is_whatif_run(run)
+    with pytest.raises(TraceFormatError, match="commtrace import whatif"):
+        whatif_trace_of(run)
 
 
-def published(name: str) -> Any:
-    return json.loads((DATA / name).read_text())
+def test_the_straggler_command_gives_the_published_answers(tmp_path: Path) -> None:
+    folder = reference_data("whatif")
+    import_whatif(folder / "trace-ST.parquet", tmp_path / "run", meta=folder / "meta-ST.yaml")
+
+    result = CliRunner().invoke(app, ["straggler", str(tmp_path / "run"), "--json"])
+
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["S"] == pytest.approx(1.179, rel=1e-3)
+    assert told["S_by_stage"]["3"] == pytest.approx(1.232, rel=1e-3)
+    assert told["M_S"] == pytest.approx(1.219, rel=1e-3)
+    assert told["M_W"] == pytest.approx(0.031, abs=5e-4)
+    assert told["launch_slowdown"] == pytest.approx(1.019, rel=1e-3)
 
 
-@needs_data
-def test_the_slowdown_of_the_job(computed: WhatIf) -> None:
-    result = published("result-ST.json")
+def test_where_only_the_rules_of_the_study_can_replay_a_trace_its_numbers_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ReplayError("recorded events wait for one another in a circle")
 
-    assert computed.slowdown == pytest.approx(result["blocking_slowdown"], rel=1e-5)
-    assert computed.launch_slowdown == pytest.approx(result["launch_slowdown"], rel=1e-5)
+    import_whatif(write_trace(tmp_path / "trace.parquet", two_stages()), tmp_path / "run")
+    monkeypatch.setattr("commtrace.cli.commands.straggler.build_program", refuse)
+    monkeypatch.setattr(stragglers, "build_program", refuse)
+
+    told = json.loads(CliRunner().invoke(app, ["straggler", str(tmp_path / "run"), "--json"]).stdout)
+
+    assert (told["S"], told["steps"], told["verdicts"]) == (pytest.approx(1.0), 1, [])
+    assert told["abstentions"] == ["Stragglers were not looked for: recorded events wait for one another in a circle"]
 
 
-@needs_data
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("rows", "message"),
     [
-        ("by_step", "blocking_step_slowdown"),
-        ("by_stage", "blocking_decompose_by_stage"),
-        ("by_dp_rank", "blocking_decompose_by_dp_rank"),
-        ("by_operation", "blocking_decompose_by_optype"),
+        ([one for one in two_stages() if one["optype"] != "forward-recv"], "1 forward-send and stage 1 0 forward-recv"),
+        ([*two_stages(), operation(1, "forward-recv", 0.1, 0.2, seq=1)], "2 forward-recv and 1 forward-compute"),
+        ([one for one in two_stages() if one["optype"] != "backward-compute"], "stage 0 has no backward-compute"),
+        ([one for one in two_stages() if one["optype"] != "optimizer"], "no operation of type optimizer"),
     ],
 )
-def test_the_slowdown_by(computed: WhatIf, ours: str, theirs: str) -> None:
-    slices = {str(key): value for key, value in getattr(computed, ours).items()}
+def test_a_trace_that_the_rules_do_not_fit_is_refused_in_words(
+    tmp_path: Path, rows: list[Operation], message: str
+) -> None:
+    import_whatif(write_trace(tmp_path / "trace.parquet", rows), tmp_path / "run")
 
-    assert slices == pytest.approx(published("result-ST.json")[theirs], rel=1e-5)
-
-
-@needs_data
-def test_what_fixing_the_slowest_workers_and_the_last_stage_recovers(computed: WhatIf) -> None:
-    assert computed.slowest_workers_share == pytest.approx(published("mw-ST.json")["Mw"], rel=1e-4)
-    assert computed.last_stage_share == pytest.approx(published("ms-ST.json")["Ms"], rel=1e-5)
-
-
-def test_the_sizes_of_a_job(tmp_path: Path) -> None:
-    file = tmp_path / "meta.yaml"
-    file.write_text("trial_name: ST\ndp_size: 2\n\npp_size: 4\n# a comment\n")
-
-    assert read_sizes(file) == {"dp_size": 2, "pp_size": 4}
-
-
-def test_a_table_that_is_no_such_trace(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"rank": [0], "step": [1]}), tmp_path / "trace.parquet")
-
-    with pytest.raises(TraceFormatError, match="has no columns dp_rank, duration"):
-        read_whatif_trace(tmp_path / "trace.parquet", tmp_path / "meta.yaml")
-
-
-def test_steps_that_differ_in_their_operations(tmp_path: Path) -> None:
-    columns = dict.fromkeys(("dp_rank", "stage", "rank", "seq_id", "mc", "gmc"), np.zeros(3, np.int64))
-    table = pa.table(
-        {
-            **columns,
-            "step": [0, 1, 1],
-            "optype": ["optimizer", "optimizer", "gc"],
-            "start_ts": [0.0, 0.0, 1.0],
-            "duration": [1.0, 1.0, 1.0],
-        }
-    )
-    pq.write_table(table, tmp_path / "trace.parquet")
-    (tmp_path / "meta.yaml").write_text("dp_size: 1\n")
-
-    with pytest.raises(TraceFormatError, match="the operations differ between steps"):
-        read_whatif_trace(tmp_path / "trace.parquet", tmp_path / "meta.yaml")
+    with pytest.raises(TraceFormatError, match=message):
+        analyse_whatif_trace(whatif_trace_of(load_run(tmp_path / "run")))

@@ -10,7 +10,7 @@ import pytest
 
 from commtrace.analysis.breakdown.run_budget import run_budget
 from commtrace.analysis.clocks import causality
-from commtrace.analysis.clocks import observations as clock_observations
+from commtrace.analysis.clocks import fit as clock_fit
 from commtrace.analysis.clocks.align import align
 from commtrace.analysis.steps.attempts import told_apart
 from commtrace.analysis.steps.choice import choose_steps
@@ -85,7 +85,7 @@ def test_clocks_are_fitted_as_by_all_rows(tmp_path: Path, monkeypatch: pytest.Mo
     write(synthesize(job), tmp_path / "run")
 
     for most in (10**9, 40):
-        for module, name in ((clock_observations, "MOST_ENDS"), (causality, "MOST_MESSAGES")):
+        for module, name in ((clock_fit, "MOST_ENDS"), (causality, "MOST_MESSAGES")):
             monkeypatch.setattr(module, name, most)
             monkeypatch.setattr(survey_module, name, most)
         alignment = align(load_run(tmp_path / "run"))

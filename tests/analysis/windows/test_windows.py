@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
-from commtrace.analysis.comparison.step_series import StepSeries, step_series
+from commtrace.analysis.comparison.compare import StepSeries, step_series
 from commtrace.analysis.stragglers.links import LinkSpeeds, measure_links
 from commtrace.analysis.time_totals import TimeTotals, time_totals
 from commtrace.analysis.windows.run import MeasuredRun, measure_run

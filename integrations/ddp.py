@@ -1,6 +1,6 @@
 """``DistributedDataParallel``: its forward is a span, its process group has the role dp.
 
-What its reducer sends during the backward is captured by :mod:`commtrace.capture.collectives.reducer`.
+What its reducer sends during the backward is captured by :mod:`commtrace.capture.collectives.ddp_reducer`.
 """
 
 from __future__ import annotations

@@ -18,9 +18,10 @@ from commtrace.capture.collectives.process_groups import ProcessGroupCapture
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.device.device_watch import DeviceWatch
 from commtrace.capture.hangs.hang_watch import HangWatch
-from commtrace.capture.model import module_selection
+from commtrace.capture.hooks import installed
+from commtrace.capture.model import modules
 from commtrace.capture.model.garbage import GarbageCollections
-from commtrace.capture.model.module_selection import ModuleSelection
+from commtrace.capture.model.modules import ModuleSelection
 from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.capture.model.phases import PhaseCapture
 from commtrace.capture.peer_watch import PeerWatch
@@ -125,15 +126,13 @@ class Instrumentation:
     def start(self) -> None:
         """Install everything and start the harvester. A part that cannot be installed is left out, with a warning."""
         from commtrace.capture.collectives import (
+            cpp_calls,
             cpp_communication,
-            creation,
-            destruction,
             functional,
-            futures,
-            meshes,
+            group_lifecycle,
             process_group_hooks,
             process_groups,
-            reducer,
+            waits,
         )
         from commtrace.capture.device import device_calls
         from commtrace.capture.model import compiler, garbage, optimizers, phases
@@ -144,12 +143,12 @@ class Instrumentation:
             (device_calls.PART, self._stop_capture),
             (cpp_communication.PART, self._stop_capture),
             (functional.PART, self._stop_capture),
-            (reducer.PART, self._stop_capture),
+            (cpp_calls.PART, self._stop_capture),
             (process_group_hooks.PART, self._stop_capture),
             (optimizers.PART, self._optimizers.uninstall),
             (garbage.PART, self._garbage.uninstall),
             (phases.PART, self._phases.uninstall),
-            (module_selection.PART, self._modules.uninstall),
+            (modules.PART, self._modules.uninstall),
         ):
             self.tracer.guard.on_failure(part, switch_off)
         self._install(process_groups.PART, self._process_groups.install, self._process_groups.uninstall)
@@ -157,11 +156,15 @@ class Instrumentation:
         self._install(optimizers.PART, self._optimizers.install, self._optimizers.uninstall)
         self._install(garbage.PART, self._garbage.install, self._garbage.uninstall)
         self._install(phases.PART, self._phases.install, self._phases.uninstall)
-        self._install(module_selection.PART, self._modules.install, self._modules.uninstall)
+        self._install(modules.PART, self._modules.install, self._modules.uninstall)
         for name, install in (
-            (compiler.PART, compiler.install), (creation.PART, creation.install), (meshes.PART, meshes.install),
-            (destruction.PART, self._install_destruction), (futures.PART, self._install_futures), *self._integrations,
-        ):  # fmt: skip
+            (compiler.PART, compiler.install),
+            (group_lifecycle.CREATION, group_lifecycle.watch_creation),
+            (group_lifecycle.MESH_NAMES, group_lifecycle.watch_meshes),
+            (group_lifecycle.DESTRUCTION, self._install_destruction),
+            (waits.FUTURES, self._install_futures),
+            *self._integrations,
+        ):
             try:
                 self._uninstallers.append((name, install(self.tracer)))
             except Exception as error:
@@ -237,9 +240,9 @@ class Instrumentation:
             uninstall()
 
     def _install_destruction(self, tracer: Tracer) -> Callable[[], None]:
-        from commtrace.capture.collectives import destruction
+        from commtrace.capture.collectives import group_lifecycle
 
-        return destruction.install(tracer, before=self._identify_before_the_end)
+        return group_lifecycle.watch_destruction(tracer, before=self._identify_before_the_end)
 
     def _identify_before_the_end(self) -> None:
         """The store through which ranks agree may end with the process groups."""
@@ -247,9 +250,9 @@ class Instrumentation:
             self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)
 
     def _install_futures(self, tracer: Tracer) -> Callable[[], None]:
-        from commtrace.capture.collectives import futures
+        from commtrace.capture.collectives.waits import FutureWaits
 
-        return futures.install(tracer, self._process_groups)
+        return installed(FutureWaits(tracer, self._process_groups.pending, self._process_groups.devices))
 
     def _open_sinks(self) -> list[Sink]:
         found = self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)

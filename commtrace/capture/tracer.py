@@ -11,10 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from commtrace.capture.collectives.calling_thread import CallingThread
 from commtrace.capture.collectives.completions import CompletionCallbacks
 from commtrace.capture.collectives.groups import GroupRegistry
-from commtrace.capture.collectives.unknown_payload import Unmeasured
+from commtrace.capture.collectives.operations import Unmeasured
 from commtrace.capture.device.clock import DeviceClock, HostClock, Mark, now_ns
 from commtrace.capture.guard import Guard
 from commtrace.capture.model.step_finder import StepFinder
@@ -38,6 +37,26 @@ _PATIENCE_SECONDS = 0.1
 
 _coordinates: Callable[[tuple[int, int, int, int]], Coordinates] = functools.partial(tuple.__new__, Coordinates)
 """Without the frame of Python that ``Coordinates(…)`` makes."""
+
+
+class CallingThread(threading.local):
+    """The call that a thread is passing to torch, which code below the call cannot see.
+
+    Attributes:
+        has_counted: the communication that it is handing on has been counted; what of it passes a kernel or a hook of
+            torch's further down is the same one.
+        waits_in_cpp: it is in a function of C++ that communicates and waits for it itself.
+        issuing: what has passed torch's pre-hooks and not yet its post-hooks, the innermost last.
+        threads: idents of all threads that have asked, the same for each of them.
+    """
+
+    has_counted = False
+    waits_in_cpp = False
+
+    def __init__(self, threads: set[int]) -> None:  # Called again, with the same set, by each thread that asks.
+        self.issuing: list[Any] = []
+        self.threads = threads
+        threads.add(threading.get_ident())
 
 
 class Tracer:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 PROGRAM = REPOSITORY / "tests" / "e2e" / "programs" / "mixed_communication.py"
 DESTROYING = PROGRAM.with_name("destroys_groups.py")
 LIVES = 100
-"""Without :mod:`commtrace.capture.collectives.destruction` one of about 340 hung, on a busy machine with two cores."""
+"""Without :mod:`commtrace.capture.collectives.group_lifecycle` one of about 340 hung, on two busy cores."""
 SIZE, LIFE_CYCLES, ROUNDS = 4, 3, 20
 COLLECTIVES = LIFE_CYCLES * (ROUNDS * (4 + 1 + 1 + 1 + 1) + len(range(0, ROUNDS, 3)))
 POINT_TO_POINT = LIFE_CYCLES * ROUNDS * 4

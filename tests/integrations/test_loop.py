@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from commtrace.capture.collectives.issued import IssuedCalls
-from commtrace.capture.collectives.reducer import ReducerCapture
+from commtrace.capture.collectives.cpp_calls import CppCalls
+from commtrace.capture.collectives.ddp_reducer import ReducerCapture
 from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.integrations import fsdp, loop
 from commtrace.trace import schema
@@ -408,7 +408,7 @@ def raise_as_gloo_does() -> None:
 @pytest.mark.parametrize("of_framework", [False, True])
 def test_what_the_reducer_waited_for_in_a_backward_that_raises_has_failed(alone: Recording, of_framework: bool) -> None:
     """It waits in C++: only the exception that comes out of the backward tells."""
-    reducer = ReducerCapture(alone.tracer, IssuedCalls(alone.tracer))
+    reducer = ReducerCapture(alone.tracer, CppCalls(alone.tracer))
     reducer.install()
     trained = DistributedDataParallel(model())
     if of_framework:

@@ -35,7 +35,7 @@ from commtrace.capture.collectives import dispatcher
 from commtrace.capture.collectives.cpp_communication import torch_has_hooks
 from commtrace.capture.instrumentation import Instrumentation
 from commtrace.capture.model import compiler, garbage
-from commtrace.capture.model.optimizer_hooks import STEP_HOOKS
+from commtrace.capture.model.optimizers import STEP_HOOKS
 from commtrace.capture.triggers import Triggers
 from commtrace.recorder import Recorder
 from commtrace.trace.selection import trigger
@@ -369,7 +369,7 @@ def test_under_deepspeed(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None
 NOT_REACHED = {
     "capture/announcement.py": "the harvester says where it writes when it opens the files",
     "capture/device/clock.py": "its clocks are functions of C's",
-    "capture/device/cuda_driver.py": "only a CUDA device reaches it",
+    "capture/device/cuda_clock.py": "only a CUDA device reaches it",
     "capture/collectives/untraced_paths.py": "the harvester asks it",
 }
 """Modules that no job breaks, and why."""

@@ -7,7 +7,7 @@
 If Python is being finalised by then, CPython ends that thread with ``pthread_exit``, which unwinds through C++ and
 aborts the process ("terminate called without an active exception"): a program that exits while a communication is under
 way would die of SIGABRT because somebody listens, where it used to end well. A process group that is destroyed too soon
-hangs: :mod:`commtrace.capture.collectives.destruction`.
+hangs: :mod:`commtrace.capture.collectives.group_lifecycle`.
 """
 
 from __future__ import annotations

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from commtrace.capture.collectives.functional import FunctionalCapture
-from commtrace.capture.collectives.functional_operations import FUNCTIONAL_P2P
+from commtrace.capture.collectives.cpp_calls import CppCalls
+from commtrace.capture.collectives.ddp_reducer import ReducerCapture
+from commtrace.capture.collectives.functional import FUNCTIONAL_P2P, FunctionalCapture
 from commtrace.capture.collectives.functional_waits import FunctionalWaits
-from commtrace.capture.collectives.issued import IssuedCalls
 from commtrace.capture.collectives.process_group_hooks import ProcessGroupHooks
-from commtrace.capture.collectives.reducer import ReducerCapture
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.hooks import Part
 from commtrace.capture.records import Launch
@@ -54,7 +53,7 @@ class _Timed:
     """The calls that either way times."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None) -> None:
-        self._issued = IssuedCalls(tracer, devices)
+        self._issued = CppCalls(tracer, devices)
         self._waits = FunctionalWaits(tracer, devices)
 
     def unfinished(self) -> list[Launch]:

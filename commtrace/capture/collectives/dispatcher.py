@@ -145,3 +145,10 @@ def is_traced(value: Any) -> bool:
 
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     return isinstance(tensor, FakeTensor) or bool(getattr(tensor, "is_meta", False))
+
+
+def graph_task() -> int:
+    """Return the number of the backward pass that this thread is in; −1 outside of one."""
+    import torch
+
+    return int(torch._C._current_graph_task_id())

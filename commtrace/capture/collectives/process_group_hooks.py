@@ -22,13 +22,12 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
-from commtrace.capture.collectives.calling_thread import graph_task
-from commtrace.capture.collectives.dispatcher import is_traced
+from commtrace.capture.collectives.cpp_calls import CppCall, CppCalls, HostCall
+from commtrace.capture.collectives.ddp_reducer import ReducerCapture
+from commtrace.capture.collectives.dispatcher import graph_task, is_traced
 from commtrace.capture.collectives.functional_waits import Awaited, FunctionalWaits, storage_of
 from commtrace.capture.collectives.groups import GroupState
-from commtrace.capture.collectives.issued import HostCall, Issued, IssuedCalls
 from commtrace.capture.collectives.operations import HOOKED_OPERATIONS, Operation
-from commtrace.capture.collectives.reducer import ReducerCapture
 from commtrace.capture.tracer import Tracer
 
 PART: Final = "capture through torch's hooks of process groups"
@@ -54,7 +53,7 @@ class Issuing(NamedTuple):
     op_id: int
     operation: Operation
     peer: int
-    issued: Issued | None
+    issued: CppCall | None
     results: list[Any]
 
 
@@ -78,7 +77,7 @@ class ProcessGroupHooks:
         reducer: takes the times of DDP's stalls.
     """
 
-    def __init__(self, tracer: Tracer, issued: IssuedCalls, waits: FunctionalWaits, reducer: ReducerCapture) -> None:
+    def __init__(self, tracer: Tracer, issued: CppCalls, waits: FunctionalWaits, reducer: ReducerCapture) -> None:
         self._tracer = tracer
         self._issued = issued
         self._waits = waits

@@ -15,15 +15,16 @@ must, hence nothing around that. The replaced methods are closures over local na
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from commtrace.capture.collectives.call_arguments import barrier_device, by_position, collective_number, p2p_number
 from commtrace.capture.collectives.groups import GroupState
 from commtrace.capture.collectives.operations import NOT_COMMUNICATION, ONE_SIDED, OPERATIONS, Operation
-from commtrace.capture.collectives.waits import waiting, waiting_beside
-from commtrace.capture.device.clock import Mark, now_ns
+from commtrace.capture.collectives.waits import PendingWorks, subclasses, waiting, waiting_beside
+from commtrace.capture.device.clock import now_ns
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.records import (
@@ -31,14 +32,12 @@ from commtrace.capture.records import (
     ENDED,
     NUMBER,
     P2P_AND_STALL,
-    WAITED,
     Launch,
     completed_rows,
     forgotten_rows,
     kind_of,
     launch_of,
     next_id,
-    stall_rows,
     waited_rows,
 )
 from commtrace.capture.tracer import Tracer
@@ -49,21 +48,7 @@ _TOLD: Final = -1
 """Stands for the end of an operation that was told to be unfinished."""
 
 
-class Pending(NamedTuple):
-    """A communication that nobody has waited for.
-
-    Attributes:
-        key: id of its Work.
-        entry: its launch, and what its completion will tell.
-    """
-
-    key: int
-    entry: tuple[Launch, Any]
-
-    @property
-    def launch(self) -> Launch:
-        """As in :mod:`commtrace.capture.records`."""
-        return self.entry[0]
+_SYNCHRONOUS_P2P: Final = frozenset({"send", "recv"})
 
 
 class ProcessGroupCapture:
@@ -72,13 +57,15 @@ class ProcessGroupCapture:
     Args:
         tracer: where entries go and coordinates come from.
         device_clock: times communication of tensors on an accelerator; None where there is no accelerator.
+
+    Attributes:
+        pending: communications that nobody has waited for.
     """
 
     def __init__(self, tracer: Tracer, device_clock: CudaClock | None = None) -> None:
         self._tracer = tracer
         self._devices = None if device_clock is None else DeviceCalls(tracer, device_clock)
-        # By id of the Work: (launch, None) if the wait ends it, (launch, [id, end of the wait, end]) if a callback.
-        self._pending: dict[int, tuple[Launch, Any]] = {}
+        self.pending: PendingWorks = {}
         self._originals: list[tuple[type, str, Any, Any]] = []
         self._get_future: Callable[[Any], Any] = lambda work: work.get_future()
 
@@ -127,57 +114,27 @@ class ProcessGroupCapture:
             if owner.__dict__.get(name) is replacement:
                 setattr(owner, name, original)
         self._originals.clear()
-        for launch, completion in self._pending.values():
+        for launch, completion in self.pending.values():
             if completion is None:
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
             elif not completion[ENDED]:
                 completion[ENDED] = _TOLD
                 self._tracer.append((forgotten_rows, kind_of(launch), launch, completion[NUMBER]))
-        self._pending.clear()
+        self.pending.clear()
         if self._devices is not None:
             self._devices.forget_all()
-
-    def future_taken(self, work: Any) -> Pending | None:
-        """Somebody takes the future of a Work: what of the host it stands for, if nobody has waited for it."""
-        if self._devices is not None:
-            self._devices.future_taken(work)
-        key = id(work)
-        found = self._pending.get(key)
-        return None if found is None else Pending(key, found)
-
-    def mark(self) -> Mark:
-        """Now; beside an accelerator, the position of its current stream."""
-        return now_ns() if self._devices is None else self._devices.mark()
-
-    def waited_for_future(self, pending: Pending, start: Mark, end: Mark) -> None:
-        """Somebody has waited, between two marks, for the future of what :meth:`future_taken` told."""
-        if self._pending.get(pending.key) is not pending.entry:
-            return  # A wait for the Work has told it, or the Work is gone and another one has its id.
-        del self._pending[pending.key]
-        launch, completion = pending.entry
-        tracer, ended = self._tracer, end if self._devices is None else now_ns()
-        if completion is None:
-            number = next_id()
-            tracer.append((completed_rows, kind_of(launch), launch, number, ended, ()))
-        else:
-            number, completion[WAITED] = completion[NUMBER], ended
-        if self._devices is None:
-            tracer.last_mark = end
-            tracer.append((stall_rows, schema.STALL, launch, number, tracer.coordinates, start, end))
-        else:
-            self._devices.host_stalled(launch, number, start, end)
 
     def unfinished(self) -> list[Launch]:
         """Communications that were launched and whose end has not been seen, oldest first."""
         waiting = [
-            launch for launch, completion in list(self._pending.values()) if completion is None or not completion[ENDED]
+            launch for launch, completion in list(self.pending.values()) if completion is None or not completion[ENDED]
         ]
         return waiting + ([] if self._devices is None else self._devices.unfinished())
 
     def _waiting(self, original: Any) -> Callable[..., Any]:
         if self._devices is None:
-            return waiting(original, self._tracer, self._pending, PART)
-        return waiting_beside(original, self._tracer, self._pending, PART, self._devices)
+            return waiting(original, self._tracer, self.pending, PART)
+        return waiting_beside(original, self._tracer, self.pending, PART, self._devices)
 
     def _replace(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
         original = owner.__dict__[name]
@@ -186,10 +143,10 @@ class ProcessGroupCapture:
         setattr(owner, name, replacement)
 
     def _captured(self, original: Any, operation: Operation) -> Callable[..., Any]:
-        tracer, devices, pending = self._tracer, self._devices, self._pending
+        tracer, devices, pending = self._tracer, self._devices, self.pending
         states, register = tracer.groups.states, tracer.groups.state
         skip_roles, skips = tracer.groups.skip_roles, tracer.groups.skips
-        number = p2p_number if operation.is_p2p else collective_number
+        number = _p2p_number if operation.is_p2p else _collective_number
         measure, is_collective = operation.measure, not operation.is_p2p
         launched, forgotten, unrecorded = self._launching(operation), self._forgotten, self._unrecorded
         refused, blocked, thread, unmeasured = self._refused, tracer.blocked, tracer.thread, tracer.unmeasured
@@ -199,7 +156,7 @@ class ProcessGroupCapture:
             seq = peer = -1
             try:
                 thread.has_counted = True
-                positional = by_position(arguments, keywords, operation.arguments) if keywords else arguments
+                positional = _by_position(arguments, keywords, operation.arguments) if keywords else arguments
                 state = states.get(id(process_group)) or register(process_group)
                 seq, peer, is_async = number(operation, state, positional)
                 if tracer.recording and not (skip_roles and skips(state, -1 if is_collective else peer)):
@@ -212,7 +169,7 @@ class ProcessGroupCapture:
                         members, now_ns(),
                     ))  # fmt: skip
                     if devices is not None:
-                        device = tensor.device if tensor is not None else barrier_device(positional)
+                        device = tensor.device if tensor is not None else _barrier_device(positional)
                         if device is not None and device.type == "cuda":
                             device_call, launch = devices.launch(launch, device.index), None
                     blocked[0] = launch or device_call
@@ -281,13 +238,13 @@ class ProcessGroupCapture:
         """What is done after the launch of an operation that is over already, or whose completion will call back."""
         tracer, pending, completions, completed = (
             self._tracer,
-            self._pending,
+            self.pending,
             self._tracer.completions,
             self._completing(),
         )
         append = tracer.append
         kinds = P2P_AND_STALL if operation.is_p2p else COLLECTIVE_AND_STALL
-        # Torch's own method: what stands in for it (capture.futures) is for those who wait for the future.
+        # Torch's own method: what FutureWaits puts in its place is for those who wait for the future.
         get_future, forgotten = self._get_future, self._forgotten
 
         def launched(launch: Launch, work: Any) -> None:
@@ -338,11 +295,75 @@ class ProcessGroupCapture:
 
     def _unrecorded(self, work: Any) -> None:
         """A Work that is not ours: its id may be that of one that is gone."""
-        earlier = self._pending.pop(id(work), None)
+        earlier = self.pending.pop(id(work), None)
         if earlier is not None:
             self._forgotten(earlier)
         if self._devices is not None:
             self._devices.forget(work)
+
+
+def _collective_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
+    """Sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
+    position = len(operation.arguments) - 1
+    options = arguments[position] if len(arguments) > position else None
+    is_async = getattr(options, "asyncOp", None)
+    if is_async is None or not _options_tell():
+        # torch before 2.8 tells it only to its own Python function, which is the caller of the replaced method. Any
+        # other caller gets the Work, unless its options say something else.
+        caller = sys._getframe(2).f_locals
+        is_async = bool(caller.get("async_op", caller.get("async_ops", is_async is not False)))
+    peer = -1
+    if operation.has_root:
+        root = getattr(options, "rootRank", options)
+        peer = _global_rank(state, root) if isinstance(root, int) else -1
+    if state.bracket is not None:
+        state.bracket_is_collective = True
+        return -1, peer, is_async
+    return next(state.collective_seq), peer, is_async
+
+
+@functools.cache
+def _options_tell() -> bool:
+    """Whether torch's functions tell all options whether the call is asynchronous; some have the field without that."""
+    from torch.distributed import AllreduceOptions
+
+    return hasattr(AllreduceOptions, "asyncOp")
+
+
+def _global_rank(state: GroupState, group_rank: int) -> int:
+    """−1 for one that the group does not have: torch refuses the call, and that is no failure of ours."""
+    ranks = state.ranks_by_group_rank
+    return ranks[group_rank] if 0 <= group_rank < len(ranks) else -1
+
+
+def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
+    """Sequence number towards the peer, the peer's global rank, and whether the caller gets the Work."""
+    # The peer of a receive from anybody, and so its number, is not known when it is posted: see from_anybody.
+    peer = _global_rank(state, arguments[1]) if len(arguments) > 2 else -1
+    # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
+    caller = sys._getframe(2)
+    outer = caller.f_back
+    is_async = caller.f_code.co_name not in _SYNCHRONOUS_P2P and (
+        # dist.send and dist.recv call isend and irecv, and wait.
+        outer is None or outer.f_code.co_name not in _SYNCHRONOUS_P2P or outer.f_globals is not caller.f_globals
+    )
+    seq = -1 if peer < 0 else state.next_p2p(operation.is_send, peer, arguments[2] or 0)
+    return seq, peer, is_async
+
+
+def _barrier_device(arguments: tuple[Any, ...]) -> Any:
+    """The device that runs an operation without tensors, where its options say so."""
+    return getattr(arguments[-1], "device", None) if arguments else None
+
+
+def _by_position(
+    arguments: tuple[Any, ...], keywords: dict[str, Any], names: tuple[tuple[str, ...], ...]
+) -> tuple[Any, ...]:
+    """Arguments in the order of ``names``, wherever they were passed by keyword; None for those that are missing."""
+    return arguments + tuple(
+        next((keywords[name] for name in alternatives if name in keywords), None)
+        for alternatives in names[len(arguments) :]
+    )
 
 
 def unknown_methods(owner: type) -> list[str]:
@@ -357,12 +378,6 @@ def unknown_methods(owner: type) -> list[str]:
         and callable(value)
         and not isinstance(value, (type, staticmethod, classmethod))
     ]
-
-
-def subclasses(owner: type) -> list[type]:
-    """Return the classes below this one, and those below them."""
-    children: list[type] = owner.__subclasses__()
-    return [found for child in children for found in (child, *subclasses(child))]
 
 
 def _copy_description(original: Any, replacement: Any) -> None:

@@ -1,16 +1,25 @@
 """What stands in for ``Work.wait``: the stall, and the end of a communication that ends with its wait.
 
 The functions are closures over local names, and flat: they are the hot path.
+
+
+Stalls of those who wait for a communication's future instead of its Work: ``work.get_future().wait()``.
+
+A future is C++'s, shared by everything in torch that is asynchronous, and does not say whose it is. So each future that
+a captured Work hands out is remembered while it lives; for every other one a wait costs a look into a dictionary.
+Futures that are made of such a future (``then``, ``torch.futures.collect_all``) are not known: what waits for them
+shows as work. With tensors on an accelerator a future's wait is no wait of the host, and no stall is told here.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from commtrace.capture.collectives.call_arguments import from_anybody
 from commtrace.capture.device.clock import Mark, now_ns
 from commtrace.capture.device.device_calls import DeviceCalls
+from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import (
     COLLECTIVE_AND_STALL,
     NUMBER,
@@ -27,6 +36,12 @@ from commtrace.capture.records import (
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
+PendingWork: TypeAlias = tuple[Launch, Any]
+"""``(launch, None)`` if its wait ends a communication, ``(launch, [id, end of the wait, end])`` if a callback does."""
+
+PendingWorks: TypeAlias = dict[int, PendingWork]
+"""Communications that nobody has waited for, by the id of their Work."""
+
 
 def tell_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> None:
     """Of the ranks that fail together, those whose communication failed were cut off by another one."""
@@ -38,7 +53,17 @@ def tell_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> 
         tracer.failed(part, error)
 
 
-def waiting(original: Any, tracer: Tracer, pending: dict[int, tuple[Launch, Any]], part: str) -> Callable[..., Any]:
+def _from_anybody(launch: Launch, work: Any) -> Launch:
+    """Return the launch of a receive from anybody, with the sender that its Work knows once it is over."""
+    state = launch.state
+    try:
+        peer = state.ranks_by_group_rank[work._source_rank()]
+    except RuntimeError:  # This backend does not tell.
+        return launch
+    return launch._replace(seq=state.next_p2p(False, peer), peer=peer)
+
+
+def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> Callable[..., Any]:
     """``wait`` of a Work, on a machine without an accelerator.
 
     Args:
@@ -81,7 +106,7 @@ def waiting(original: Any, tracer: Tracer, pending: dict[int, tuple[Launch, Any]
             entry: tuple[Any, ...]
             tracer.last_mark = end
             if launch.seq < 0 and launch.operation.is_p2p:
-                launch = from_anybody(launch, work)
+                launch = _from_anybody(launch, work)
             if completion is None:
                 kinds = P2P_AND_STALL if launch.operation.is_p2p else COLLECTIVE_AND_STALL
                 entry = (waited_rows, kinds, launch, tracer.coordinates, start, end)
@@ -100,7 +125,7 @@ def waiting(original: Any, tracer: Tracer, pending: dict[int, tuple[Launch, Any]
 
 
 def waiting_beside(
-    original: Any, tracer: Tracer, pending: dict[int, tuple[Launch, Any]], part: str, devices: DeviceCalls
+    original: Any, tracer: Tracer, pending: PendingWorks, part: str, devices: DeviceCalls
 ) -> Callable[..., Any]:
     """``wait`` where there is an accelerator: while its stream is busy, it misses nothing when the host waits."""
     blocked = tracer.blocked
@@ -140,7 +165,7 @@ def waiting_beside(
                 return result
             launch, completion = waited_for
             if launch.seq < 0 and launch.operation.is_p2p:
-                launch = from_anybody(launch, work)
+                launch = _from_anybody(launch, work)
             if completion is None:
                 number = next_id()
                 tracer.append((completed_rows, kind_of(launch), launch, number, end, ()))
@@ -152,3 +177,138 @@ def waiting_beside(
         return result
 
     return wait
+
+
+FUTURES: Final = "capture of waits for futures"
+
+
+class _OfWork(NamedTuple):
+    """A pending communication whose future was taken, with the id of its Work."""
+
+    key: int
+    entry: PendingWork
+
+    @property
+    def launch(self) -> Launch:
+        return self.entry[0]
+
+
+class FutureWaits:
+    """The futures that captured Works have handed out, and the waits for them.
+
+    Args:
+        tracer: where entries go.
+        pending: by id of their Work, communications that nobody has waited for.
+        devices: times tensors of an accelerator; None where there is none.
+    """
+
+    def __init__(self, tracer: Tracer, pending: PendingWorks, devices: DeviceCalls | None) -> None:
+        self._tracer = tracer
+        self._pending = pending
+        self._devices = devices
+        self._hooks = Hooks(FUTURES, tracer)
+        # By id of the future: what it belongs to, and the reference that takes it out of here when it dies.
+        self._known: dict[int, tuple[_OfWork, weakref.ref[Any]]] = {}
+
+    def install(self) -> None:
+        """Replace ``get_future`` of every kind of Work, and the wait of futures."""
+        import torch
+        from torch.distributed import Work
+
+        for work_type in (Work, *subclasses(Work)):
+            self._hooks.replace(work_type, "get_future", self._handing_out)
+        self._hooks.replace(torch._C.Future, "wait", self._waiting)
+
+    def uninstall(self) -> None:
+        """Put the originals back."""
+        self._hooks.restore()
+        self._known.clear()
+
+    def _handing_out(self, original: Any) -> Callable[..., Any]:
+        future_taken, remember, failed = self._taken, self._remember, self._hooks.failed
+
+        def get_future(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            pending: _OfWork | None = None
+            try:
+                pending = future_taken(work)
+            except Exception as error:
+                failed(error)
+            future = original(work, *arguments, **keywords)
+            try:
+                if pending is not None:
+                    remember(future, pending)
+            except Exception as error:
+                failed(error)
+            return future
+
+        return get_future
+
+    def _taken(self, work: Any) -> _OfWork | None:
+        """Return what of the host a Work stands for whose future is taken, if nobody has waited for it."""
+        if self._devices is not None:
+            self._devices.future_taken(work)
+        key = id(work)
+        found = self._pending.get(key)
+        return None if found is None else _OfWork(key, found)
+
+    def _mark(self) -> Mark:
+        return now_ns() if self._devices is None else self._devices.mark()
+
+    def _waited_for(self, pending: _OfWork, start: Mark, end: Mark) -> None:
+        if self._pending.get(pending.key) is not pending.entry:
+            return  # A wait for the Work has told it, or the Work is gone and another one has its id.
+        del self._pending[pending.key]
+        launch, completion = pending.entry
+        tracer, ended = self._tracer, end if self._devices is None else now_ns()
+        if completion is None:
+            number = next_id()
+            tracer.append((completed_rows, kind_of(launch), launch, number, ended, ()))
+        else:
+            number, completion[WAITED] = completion[NUMBER], ended
+        if self._devices is None:
+            tracer.last_mark = end
+            tracer.append((stall_rows, schema.STALL, launch, number, tracer.coordinates, start, end))
+        else:
+            self._devices.host_stalled(launch, number, start, end)
+
+    def _remember(self, future: Any, pending: _OfWork) -> None:
+        key, known = id(future), self._known
+        known[key] = (pending, weakref.ref(future, lambda _: known.pop(key, None)))
+
+    def _waiting(self, original: Any) -> Callable[..., Any]:
+        known, hooks, failed, blocked = self._known, self._hooks, self._hooks.failed, self._tracer.blocked
+        mark, waited_for = self._mark, self._waited_for
+
+        def wait(future: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            pending: _OfWork | None = None
+            start: Mark | None = None
+            try:
+                ours = known.pop(id(future), None)
+                if ours is not None and hooks.active:
+                    pending = ours[0]
+                    blocked[0] = pending.launch
+                    start = mark()
+            except Exception as error:
+                failed(error)
+            if pending is None or start is None:
+                return original(future, *arguments, **keywords)
+            try:
+                result = original(future, *arguments, **keywords)
+            finally:
+                try:
+                    blocked[0] = None
+                except Exception as error:
+                    failed(error)
+            try:
+                waited_for(pending, start, mark())
+            except Exception as error:
+                failed(error)
+            return result
+
+        return wait
+
+
+def subclasses(owner: type) -> list[type]:
+    """Return the classes below this one, and those below them."""
+    children: list[type] = owner.__subclasses__()
+    return [found for child in children for found in (child, *subclasses(child))]

@@ -10,17 +10,19 @@ Where no event can or may be recorded the mark is the host's time instead: befor
 would create a context on it) and while the stream is captured into a graph (the event would belong to the graph).
 
 ``cudaEventQuery`` and ``cudaEventElapsedTime`` can block when the driver is stuck: only the harvester calls them.
-"""
+
+
+Functions of the CUDA driver that the clock needs and ``torch.cuda`` lacks."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from commtrace.capture.device.clock import Mark, now_ns
-from commtrace.capture.device.cuda_driver import CudaDriver
 from commtrace.trace import schema
 
 ANCHOR_TRIES: Final = 3
@@ -58,7 +60,7 @@ class Anchor(NamedTuple):
 
 
 class Driver(Protocol):
-    """:class:`~commtrace.capture.device.cuda_driver.CudaDriver`, or a simulated one."""
+    """:class:`~commtrace.capture.device.cuda_clock.CudaDriver`, or a simulated one."""
 
     def has_context(self, device: int) -> bool:
         """Return whether this process uses the device."""
@@ -237,3 +239,48 @@ class CudaClock:
             self._record(self._cuda.Event(enable_timing=True), stream)
             self._driver.spare_captures()
             self._thread.spares_captures = True
+
+
+_THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+_EXCHANGE_CAPTURE_MODE: Final = (
+    ("libcuda.so.1", "cuThreadExchangeStreamCaptureMode"),
+    ("libamdhip64.so", "hipThreadExchangeStreamCaptureMode"),
+)
+
+
+class CudaDriver:
+    """Questions to the driver that create no context."""
+
+    def has_context(self, device: int) -> bool:
+        """Return whether this process uses the device.
+
+        A mark on a device that the job does not use would create a context there: some hundred MB on GPU 0 for each
+        rank of a node whose ranks never call ``torch.cuda.set_device``.
+        """
+        import torch
+
+        has_primary_context: Any = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+        return bool(has_primary_context(device))
+
+    def spare_captures(self) -> None:
+        """Let the calling thread query events while another thread captures a graph.
+
+        By default such a query fails, and the capture with it; the watchdog of ProcessGroupNCCL does the same
+        (https://github.com/pytorch/pytorch/pull/148594). A context must be current.
+
+        Raises:
+            OSError: the driver has no such function, or refuses.
+        """
+        exchange = _exchange_capture_mode()
+        status = exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
+        if status != 0:
+            raise OSError(f"{exchange.__name__} failed with status {status}")
+
+
+def _exchange_capture_mode() -> Any:
+    for library, name in _EXCHANGE_CAPTURE_MODE:
+        try:
+            return getattr(ctypes.CDLL(library), name)
+        except (OSError, AttributeError):
+            continue
+    raise OSError(f"none of {', '.join(library for library, _ in _EXCHANGE_CAPTURE_MODE)} can be loaded")

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
+import wrapt
+
 from commtrace import capture
 from commtrace.called import code_of_stand_ins
 from commtrace.capture.hooks import Hooks
@@ -55,3 +57,14 @@ def _skip_own_files(rules: ModuleType) -> Callable[[], None]:
         names["_recompile_re"]()
 
     return take_off
+
+
+def leave_to_python(*functions: Any) -> None:
+    """Have ``torch.compile`` compile no frames of these: where a graph breaks it would take them for the model's."""
+    codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
+
+    def skip(eval_frame: ModuleType) -> None:
+        for code in codes:
+            eval_frame.skip_code(code)
+
+    wrapt.register_post_import_hook(skip, "torch._dynamo.eval_frame")

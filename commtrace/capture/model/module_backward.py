@@ -17,13 +17,11 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
-from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import torch
-import wrapt
 
-from commtrace.capture.model.module_names import PART
+from commtrace.capture.model.compiler import leave_to_python
 from commtrace.capture.records import module_rows
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -61,12 +59,13 @@ class BackwardSpans:
         hook_type, key, attach: :class:`Hook`, :data:`KEY` and :func:`attach`, for code that may not import this module.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, part: str) -> None:
         self._tracer = tracer
+        self._part = part
         self.make_rows = tracer.recorder.number_of(module_rows(tracer.clock))
         self._open: dict[int, list[_Open]] = {}
         self.hook_type, self.key, self.attach = Hook, KEY, attach
-        self.begins, self.completes = _hooks(tracer, self.make_rows, self._open, self._new_pass)
+        self.begins, self.completes = _hooks(tracer, part, self.make_rows, self._open, self._new_pass)
 
     def forget(self) -> None:
         """Drop what is open now; it never ends."""
@@ -110,11 +109,11 @@ class BackwardSpans:
                 for name, _, _, place, start in reversed(stack):
                     tracer.append((self.make_rows, schema.MODULE, name, place, start, end))
         except Exception as error:
-            self._tracer.failed(PART, error)
+            self._tracer.failed(self._part, error)
 
 
 def _hooks(
-    tracer: Tracer, make_rows: int, opened: dict[int, list[_Open]], new_pass: Callable[[int], list[_Open]]
+    tracer: Tracer, part: str, make_rows: int, opened: dict[int, list[_Open]], new_pass: Callable[[int], list[_Open]]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """Return what :class:`BackwardSpans` calls ``begins`` and ``completes``: all that they use is theirs already."""
     graph_task: Any = torch._C._current_graph_task_id  # number of the pass through a graph that this thread is in
@@ -143,7 +142,7 @@ def _hooks(
                     drop(entry)
             stack.append((name, first, last, tracer.place, now))
         except Exception as error:
-            tracer.failed(PART, error)
+            tracer.failed(part, error)
 
     def completes(number: int, _gradient: Any) -> None:
         try:
@@ -159,7 +158,7 @@ def _hooks(
                 else:
                     drop(entry)
         except Exception as error:
-            tracer.failed(PART, error)
+            tracer.failed(part, error)
 
     leave_to_python(begins, completes)
     return begins, completes
@@ -227,17 +226,6 @@ def _collect(values: Iterable[Any], found: list[Any], nesting: int) -> None:
             _collect(getattr(value, "__dict__", {}).values(), found, nesting - 1)
         if len(found) >= _MOST_TENSORS:
             return
-
-
-def leave_to_python(*functions: Any) -> None:
-    """Have ``torch.compile`` compile no frames of these: where a graph breaks it would take them for the model's."""
-    codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
-
-    def skip(eval_frame: ModuleType) -> None:
-        for code in codes:
-            eval_frame.skip_code(code)
-
-    wrapt.register_post_import_hook(skip, "torch._dynamo.eval_frame")
 
 
 leave_to_python(attach, _is_watched, _tensors, _collect, _once_in_a_pass, *vars(BackwardSpans).values())

@@ -1,30 +1,82 @@
-"""Forward and backward of chosen modules, without a line in the script.
+"""Captures forward and backward of chosen modules, without a line in the script.
 
-Off, nothing is touched. On, ``_call_impl`` of the *classes* of the chosen modules is replaced: torch calls it for
-every call of a module, it takes in what other people's hooks do there (an FSDP all-gather belongs to its module), the
-modules themselves stay as they were (copies, pickles and replicas of them are right, and are not recorded), and a
-graph that ``torch.compile`` traces does not notice: inside of one, every module is passed through.
+``_call_impl`` of the *classes* of the chosen modules is replaced. torch calls it for every call of a module, with the
+hooks of others inside (an FSDP all-gather belongs to its module). The modules themselves stay as they were, so copies,
+pickles and replicas of them are right, and are not recorded. A graph that ``torch.compile`` traces does not notice.
 
-A call within a backward is a repeated forward: activation checkpointing. What a backward is, and how it is seen, says
-:mod:`commtrace.capture.model.module_backward`.
+A call within a backward is a repeated forward: activation checkpointing. :mod:`commtrace.capture.model.module_backward`
+finds where a backward begins and ends.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 from commtrace.called import recorded
-from commtrace.capture.model.module_backward import BackwardSpans, leave_to_python
-from commtrace.capture.model.module_names import PART, find_models, placed_modules
+from commtrace.capture.model.compiler import leave_to_python
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 from commtrace.trace.selection.module_choice import ModuleChoice
 
 _logger = logging.getLogger("commtrace")
+
+PART: Final = "capture of modules"
+
+_WRAPPED: Final = frozenset(
+    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+)
+"""Names by which wrappers hold the one module that they wrap."""
+
+
+class ModuleSelection:
+    """Switches the capture of modules; on the training thread, between steps.
+
+    Args:
+        tracer: where spans go.
+        configured: the choice that holds when nobody asks for another one; empty: no modules.
+
+    Raises:
+        ConfigurationError: ``configured`` cannot be read.
+    """
+
+    def __init__(self, tracer: Tracer, configured: str = "") -> None:
+        if configured:
+            ModuleChoice.parse(configured)
+        self._tracer = tracer
+        self._configured = configured
+        self._spans: ModuleSpans | None = None
+
+    def install(self) -> None:
+        """Record what the configuration names, from the first step on."""
+        if self._configured:
+            self.select(self._configured)
+
+    def select(self, spec: str) -> None:
+        """Record the modules that ``spec`` names, e.g. ``depth=2``, instead of those that are recorded now.
+
+        Raises:
+            ConfigurationError: the choice cannot be read.
+        """
+        if self._spans is None:
+            self._spans = ModuleSpans(self._tracer)
+        self._spans.select(spec)
+
+    def clear(self) -> None:
+        """Record those that the configuration names, or none."""
+        if self._configured:
+            self.select(self._configured)
+        else:
+            self.uninstall()
+
+    def uninstall(self) -> None:
+        """Record none."""
+        if self._spans is not None:
+            self._spans.clear()
 
 
 class Label:
@@ -58,6 +110,9 @@ class ModuleSpans:
     """
 
     def __init__(self, tracer: Tracer) -> None:
+        # Here: a job that records no modules does not import it.
+        from commtrace.capture.model.module_backward import BackwardSpans
+
         self._tracer = tracer
         self._labels: dict[int, Label] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -66,7 +121,7 @@ class ModuleSpans:
         self._compiled: list[tuple[weakref.ref[Any], Any, Any]] = []
         self._choice: ModuleChoice | None = None
         self._looks_left = 0
-        self._backward = BackwardSpans(tracer)
+        self._backward = BackwardSpans(tracer, PART)
 
     def select(self, choice: str) -> None:
         """Record the modules that ``choice`` takes (:class:`commtrace.trace.selection.module_choice.ModuleChoice`)
@@ -202,3 +257,84 @@ class ModuleSpans:
         leave_to_python(self._tracer.clock.mark)
         may_capture = self._tracer.clock.timing != schema.HOST_TIMING
         return recorded(original, self._labels.get, self._tracer, self._backward, schema.MODULE, PART, may_capture)
+
+
+class Placed(NamedTuple):
+    """A module in its model.
+
+    Attributes:
+        name: ``decoder.layers.3``; the class for the outermost module of a model. Where a process has models of
+            several classes, the names of all but the largest begin with their class.
+        depth: inside how many other modules it is called.
+        modules: the module, and before it what wraps it, outermost first.
+    """
+
+    name: str
+    depth: int
+    modules: tuple[Any, ...]
+
+
+def find_models() -> list[Any]:
+    """Return every module that is not part of another one; those with the most parts first.
+
+    Python's garbage collector knows all modules (~0.1 s for a million objects): no framework has to be known and no
+    constructor hooked.
+    """
+    import torch
+
+    # Not isinstance: that would run code of lazy and deprecated objects.
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    whole = [module for module in found if isinstance(module.__dict__.get("_modules"), dict)]
+    parts = {id(child) for module in whole for child in _children(module).values()}
+    models = [module for module in whole if id(module) not in parts and not _is_script(module)]
+    return sorted(models, key=lambda model: -sum(1 for _ in model.modules()))
+
+
+def placed_modules(models: list[Any]) -> Iterator[Placed]:
+    """Yield all modules of these models that are called; containers (``ModuleList``, ``ModuleDict``) are not."""
+    seen: set[int] = set()
+    main = type(_unwrapped(models[0])[-1]) if models else None
+    for model in models:
+        own = type(_unwrapped(model)[-1])
+        yield from _below(model, own.__name__, "" if own is main else f"{own.__name__}.", 0, seen)
+
+
+def _below(module: Any, name: str, prefix: str, depth: int, seen: set[int]) -> Iterator[Placed]:
+    if id(module) in seen or _is_script(module):
+        return  # shared: it has the name under which it was met first
+    chain = _unwrapped(module)
+    seen.update(map(id, chain))
+    is_called = not _is_container(chain[-1])
+    if is_called:
+        yield Placed(name, depth, chain)
+    for child_name, child in _children(chain[-1]).items():
+        full_name = f"{prefix}{child_name}"
+        yield from _below(child, full_name, f"{full_name}.", depth + is_called, seen)
+
+
+def _unwrapped(module: Any) -> tuple[Any, ...]:
+    chain = [module]
+    while True:
+        children = _children(chain[-1])
+        if len(children) != 1 or not _WRAPPED.issuperset(children):
+            return tuple(chain)
+        (inner,) = children.values()
+        if inner in chain or _is_script(inner):
+            return tuple(chain)
+        chain.append(inner)
+
+
+def _children(module: Any) -> dict[str, Any]:
+    return {name: child for name, child in module.__dict__.get("_modules", {}).items() if child is not None}
+
+
+def _is_container(module: Any) -> bool:
+    import torch
+
+    return isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))
+
+
+def _is_script(module: Any) -> bool:
+    import torch
+
+    return isinstance(module, torch.jit.ScriptModule)

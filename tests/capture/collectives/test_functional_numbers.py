@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from commtrace.capture.collectives.cpp_calls import CppCalls
+from commtrace.capture.collectives.ddp_reducer import ReducerCapture
 from commtrace.capture.collectives.functional import FunctionalCapture
 from commtrace.capture.collectives.functional_waits import FunctionalWaits
 from commtrace.capture.collectives.groups import GroupState
-from commtrace.capture.collectives.issued import IssuedCalls
-from commtrace.capture.collectives.reducer import ReducerCapture
 from tests.capture.recording import Recording, of_all_reduce
 
 OPERATIONS: Any = torch.ops._c10d_functional
@@ -32,7 +32,7 @@ def state(recording: Recording) -> Iterator[GroupState]:
     """Of the group of one rank that is alone under gloo, which sends nothing to itself."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     functional = FunctionalCapture(recording.tracer, FunctionalWaits(recording.tracer))
-    reducer = ReducerCapture(recording.tracer, IssuedCalls(recording.tracer))
+    reducer = ReducerCapture(recording.tracer, CppCalls(recording.tracer))
     functional.install()
     reducer.install()
     reducer._watch()

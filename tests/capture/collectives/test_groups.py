@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from commtrace.capture.collectives import creation
+from commtrace.capture.collectives import group_lifecycle
 from commtrace.capture.collectives.groups import GroupRegistry
 from commtrace.trace.groups import group_id
 from tests.capture.recording import Recording, fake_backend
@@ -25,7 +25,7 @@ def registry(world: None) -> GroupRegistry:
 
 @pytest.fixture
 def watched(recording: Recording, world: None) -> Iterator[Recording]:
-    uninstall = creation.install(recording.tracer)
+    uninstall = group_lifecycle.watch_creation(recording.tracer)
     yield recording
     uninstall()
 
@@ -145,7 +145,7 @@ def test_a_role_is_then_what_the_framework_says(registry: GroupRegistry) -> None
 
 def test_creation_puts_torchs_function_back(recording: Recording, world: None) -> None:
     original = distributed_c10d._new_group_with_tag
-    uninstall = creation.install(recording.tracer)
+    uninstall = group_lifecycle.watch_creation(recording.tracer)
     assert distributed_c10d._new_group_with_tag is not original
 
     uninstall()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commtrace.capture.collectives import cpp_communication, creation, process_group_hooks
+from commtrace.capture.collectives import cpp_communication, group_lifecycle, process_group_hooks
 from commtrace.capture.collectives.cpp_communication import Hooked
 from commtrace.capture.collectives.process_group_hooks import ProcessGroupHooks
 from tests.capture.recording import Recording
@@ -110,7 +110,7 @@ def test_what_a_backend_refuses_takes_no_number(alone: Recording) -> None:
 
 def test_groups_that_are_made_later_have_hooks_too(alone: Recording) -> None:
     later = dist.new_group([0])
-    alone.tracer.groups.register_known_groups()  # as commtrace.capture.collectives.creation does
+    alone.tracer.groups.register_known_groups()  # as commtrace.capture.collectives.group_lifecycle does
 
     OPERATIONS.wait_tensor(OPERATIONS.all_reduce(torch.ones(2), "sum", later.group_name))
 
@@ -122,7 +122,7 @@ def test_what_a_constructor_of_ddp_sends_is_recorded_if_nothing_was_sent_before(
     """C++ sends it all, and is the first one to use the group."""
     hooked = Hooked(recording.tracer)
     hooked.install()
-    stop_watching = creation.install(recording.tracer)
+    stop_watching = group_lifecycle.watch_creation(recording.tracer)
     try:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         DistributedDataParallel(torch.nn.Linear(3, 2))

@@ -12,13 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from commtrace.capture.collectives.functional import FunctionalCapture
-from commtrace.capture.collectives.functional_operations import FUNCTIONAL
+from commtrace.capture.collectives.cpp_calls import CppCalls
+from commtrace.capture.collectives.ddp_reducer import ReducerCapture
+from commtrace.capture.collectives.functional import FUNCTIONAL, FunctionalCapture
 from commtrace.capture.collectives.functional_waits import FunctionalWaits, storage_of
-from commtrace.capture.collectives.issued import IssuedCalls
 from commtrace.capture.collectives.operations import OPERATIONS
 from commtrace.capture.collectives.process_groups import ProcessGroupCapture
-from commtrace.capture.collectives.reducer import ReducerCapture
 from commtrace.capture.device.cuda_clock import CudaClock
 from commtrace.capture.device.device_calls import DeviceCalls
 from commtrace.capture.records import Launch, next_id
@@ -478,7 +477,7 @@ def of_the_host(job: Job, work: HostWork, method: str, seq: int, peer: int) -> N
     state = job.recording.tracer.groups.state(job.group)
     coordinates = job.recording.tracer.coordinates
     launch = Launch(OPERATIONS[method], state, seq, 8, -1, torch.float32, peer, True, coordinates, None, 5)
-    job.capture._pending[id(work)] = (launch, None)
+    job.capture.pending[id(work)] = (launch, None)
 
 
 def test_communication_of_the_host_stalls_the_device_only_while_that_is_idle(job: Job) -> None:
@@ -509,7 +508,7 @@ def test_the_sender_of_a_receive_from_anybody_is_known_after_the_wait(job: Job) 
 
 @pytest.mark.parametrize("backend", ["nccl", "nccl2"])
 def test_what_the_reducer_launches_ends_with_the_reducers_wait(job: Job) -> None:
-    issued = IssuedCalls(job.recording.tracer, job.devices)
+    issued = CppCalls(job.recording.tracer, job.devices)
     payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
     calls = []
     for _ in range(3):
@@ -537,7 +536,7 @@ def test_what_a_function_of_cpp_sends_and_waits_for_ends_with_its_return(
 ) -> None:
     """As FSDP's first generation gives all ranks the same model: no reducer is there that would wait."""
     monkeypatch.setattr(dist.Work, "unbox", staticmethod(lambda work: work))
-    issued = IssuedCalls(job.recording.tracer, job.devices)
+    issued = CppCalls(job.recording.tracer, job.devices)
     reducer = ReducerCapture(job.recording.tracer, issued)
     payload = (8, -1, torch.float32, SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), None)
 

@@ -157,8 +157,8 @@ def test_a_wait_that_blocks_is_seen_from_outside() -> None:
             seen.append(tracer.blocked[0])
 
     capture, work, pending = ProcessGroupCapture(tracer), SlowWork(), launch(5)
-    capture._pending[id(work)] = (pending, None)
-    waiting(SlowWork.wait, tracer, capture._pending, "waits")(work)
+    capture.pending[id(work)] = (pending, None)
+    waiting(SlowWork.wait, tracer, capture.pending, "waits")(work)
 
     assert seen == [pending]
     assert tracer.blocked[0] is None

@@ -69,7 +69,8 @@ def main() -> None:
     sys.stdout.flush()
     # torch 2.13 alone hung in 5 of 16 runs of this program when its model went: a thread of gloo's drops the last
     # reference to a tensor of the checkpoint's broadcasts, which needs the GIL, while the destructor of the reducer
-    # joins that thread with the GIL held. What commtrace added to that, capture/collectives/destruction.py takes away.
+    # joins that thread with the GIL held. What commtrace added to that,
+    # capture/collectives/group_lifecycle.py takes away.
     os._exit(0)
 
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commtrace.capture.collectives.completions import CompletionCallbacks
-from commtrace.capture.collectives.issued import HostCall, IssuedCalls
+from commtrace.capture.collectives.cpp_calls import CppCalls, HostCall
+from commtrace.capture.collectives.ddp_reducer import ReducerCapture
 from commtrace.capture.collectives.operations import OPERATIONS
-from commtrace.capture.collectives.reducer import ReducerCapture
 from commtrace.capture.records import ENDED
 from tests.capture.recording import Recording, of_all_reduce
 
@@ -23,7 +23,7 @@ from tests.capture.recording import Recording, of_all_reduce
 def alone(recording: Recording) -> Iterator[Recording]:
     """The only rank under gloo, with the reducer captured."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    capture = ReducerCapture(recording.tracer, IssuedCalls(recording.tracer))
+    capture = ReducerCapture(recording.tracer, CppCalls(recording.tracer))
     capture.install()
     try:
         yield recording
@@ -38,7 +38,7 @@ def test_a_bucket_stalls_from_the_end_of_the_backward_until_it_is_over(
     recording: Recording, world: None, over: int, stalls: list[tuple[int, int]]
 ) -> None:
     """The reducer waits from 10 to 20; 0 is the end of what has not called back by then."""
-    issued = IssuedCalls(recording.tracer)
+    issued = CppCalls(recording.tracer)
     state = recording.tracer.groups.state(dist.group.WORLD)
     call = issued.launch(OPERATIONS["allreduce"], state, 0, (8, -1, torch.float32, None, None), None)
     assert isinstance(call, HostCall)

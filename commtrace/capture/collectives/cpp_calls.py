@@ -1,7 +1,7 @@
 """Communication that C++ issues and waits for: no Python code ever sees its ``Work.wait``.
 
 Its end comes from the completion callback; whether and how long somebody stood still for it is told by whoever knows
-(:mod:`commtrace.capture.collectives.reducer`).
+(:mod:`commtrace.capture.collectives.ddp_reducer`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 PART: Final = "capture of DistributedDataParallel"
-"""What asks for the times: see :mod:`commtrace.capture.collectives.reducer`."""
+"""What asks for the times: see :mod:`commtrace.capture.collectives.ddp_reducer`."""
 
 
 class HostCall:
@@ -52,10 +52,10 @@ class HostCall:
         return self.completion[ENDED]
 
 
-Issued: TypeAlias = "HostCall | DeviceCall"
+CppCall: TypeAlias = "HostCall | DeviceCall"
 
 
-class IssuedCalls:
+class CppCalls:
     """Numbers and times what C++ issues.
 
     Args:
@@ -76,7 +76,7 @@ class IssuedCalls:
 
     def launch(
         self, operation: Operation, state: GroupState, seq: int, payload: Payload, root: int | None
-    ) -> Issued | None:
+    ) -> CppCall | None:
         """A communication is about to be handed on; None if it is not to be recorded."""
         tracer = self._tracer
         if not tracer.recording or tracer.groups.skips(state):
@@ -91,7 +91,7 @@ class IssuedCalls:
             return self._devices.launch(launch, tensor.device.index)
         return HostCall(launch)
 
-    def complete(self, issued: Issued, work: Any, *, stalls_until_end: bool) -> None:
+    def complete(self, issued: CppCall, work: Any, *, stalls_until_end: bool) -> None:
         """Have the end marked when it comes.
 
         Args:
@@ -125,11 +125,11 @@ class IssuedCalls:
         completions = self._tracer.completions
         completions.add(future, partial(completed, completions.alive))
 
-    def mark(self, issued: Issued) -> Mark:
+    def mark(self, issued: CppCall) -> Mark:
         """A mark on the clock that times this communication."""
         return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()
 
-    def stalled(self, issued: Issued, start: Mark, end: Mark) -> None:
+    def stalled(self, issued: CppCall, start: Mark, end: Mark) -> None:
         """Somebody stood still for the communication from ``start`` to ``end``."""
         tracer = self._tracer
         tracer.last_mark = end

@@ -1,12 +1,7 @@
-"""What ``DistributedDataParallel`` sends from C++, its gradient buckets and its broadcasts, and the stalls on it.
+"""Captures what ``DistributedDataParallel`` sends from C++, gradient buckets and broadcasts, and the stalls on it.
 
-On torch ≥ 2.14 the hooks of process groups see it (:mod:`commtrace.capture.collectives.process_group_hooks`); before,
-kernels in the dispatcher do, which are used from the first DDP on
-(:mod:`commtrace.capture.collectives.reducer_kernels`).
-
-The reducer waits for its buckets inside a callback that autograd runs at the end of a backward pass. Callbacks run in
-the order in which they were queued, and may queue more, so two of ours stand around the reducer's: one queued with the
-first bucket, the other by the first one. The time between them is the stall.
+On torch ≥ 2.14 hooks of process groups see it (:mod:`commtrace.capture.collectives.process_group_hooks`). Before,
+kernels in torch's dispatcher do, from the first DDP on.
 """
 
 from __future__ import annotations
@@ -15,10 +10,10 @@ import gc
 from collections.abc import Callable
 from typing import Any, Final
 
-from commtrace.capture.collectives.calling_thread import graph_task
-from commtrace.capture.collectives.issued import PART as PART
-from commtrace.capture.collectives.issued import Issued, IssuedCalls
-from commtrace.capture.collectives.reducer_kernels import ReducerKernels
+from commtrace.capture.collectives.cpp_calls import PART, CppCall, CppCalls
+from commtrace.capture.collectives.dispatcher import Captures, Kernel, KeyOf, graph_task, is_traced, kernel_for
+from commtrace.capture.collectives.groups import GroupState
+from commtrace.capture.collectives.operations import OPERATIONS, _flat
 from commtrace.capture.device.clock import Mark
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import DeviceCall, next_id
@@ -40,7 +35,7 @@ class ReducerCapture:
         has_seen_ddp: there is, or was, a ``DistributedDataParallel``.
     """
 
-    def __init__(self, tracer: Tracer, issued: IssuedCalls, *, by_kernels: bool = True) -> None:
+    def __init__(self, tracer: Tracer, issued: CppCalls, *, by_kernels: bool = True) -> None:
         self.has_seen_ddp = False
         self._tracer = tracer
         self._issued = issued
@@ -48,7 +43,7 @@ class ReducerCapture:
         self._ddp_init: tuple[Any, Any, Any] | None = None
         self._hooks = Hooks(PART, tracer)
         self._backward: _Backward | None = None
-        self._sent_outside: Issued | None = None
+        self._sent_outside: CppCall | None = None
 
     def install(self) -> None:
         """Wait for the first DDP; there may be one already. Idempotent."""
@@ -93,7 +88,7 @@ class ReducerCapture:
         if self._kernels is not None:
             self._kernels.uninstall()
 
-    def sent(self, issued: Issued, work: Any, *, in_backward: bool) -> None:
+    def sent(self, issued: CppCall, work: Any, *, in_backward: bool) -> None:
         """Something was sent: by the reducer in a backward, or by a function of C++ that waits for it itself."""
         self._issued.complete(issued, work, stalls_until_end=not in_backward)
         if in_backward:
@@ -153,11 +148,15 @@ class ReducerCapture:
 
 
 class _Backward:
-    """One backward pass: takes a mark before and after the reducer's own callback."""
+    """One backward pass: takes a mark before and after the reducer's own callback.
 
-    def __init__(self, task: int, tracer: Tracer, issued: IssuedCalls) -> None:
+    The reducer waits for its buckets in a callback at the end of the backward. Callbacks run in the order in which they
+    were queued, and may queue more. One of ours is queued with the first bucket; it queues one behind the reducer's.
+    """
+
+    def __init__(self, task: int, tracer: Tracer, issued: CppCalls) -> None:
         self.task = task
-        self.last_launch: Issued | None = None
+        self.last_launch: CppCall | None = None
         self._tracer = tracer
         self._issued = issued
         self._first = next_id()
@@ -195,3 +194,110 @@ def _queue_callback(callback: Callable[[], None]) -> None:
     from torch.autograd import Variable
 
     Variable._execution_engine.queue_callback(callback)
+
+
+_OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "allgather_": "allgather"}
+"""c10d operators that DDP's C++ issues, with the method of ``ProcessGroup`` that takes the same tensors."""
+
+
+class ReducerKernels:
+    """The kernels for a reducer, active while there is something to capture.
+
+    Args:
+        tracer: where coordinates come from.
+        issued: times what nobody in Python waits for.
+        reducer: takes the times of the stalls.
+    """
+
+    def __init__(self, tracer: Tracer, issued: CppCalls, reducer: ReducerCapture) -> None:
+        self._tracer = tracer
+        self._issued = issued
+        self._reducer = reducer
+        self._captures = Captures()
+
+    @property
+    def installed(self) -> bool:
+        """Return whether they call this capture."""
+        return bool(self._captures)
+
+    def install(self) -> None:
+        """Capture what the kernels get. Idempotent."""
+        if self._captures:
+            return
+        key_of = _key_of_backend()
+        for name, method in _OPERATIONS.items():
+            kernel = kernel_for("c10d", name, key_of)
+            if kernel is not None:
+                self._captures.take(kernel, self._capture(kernel, method))
+
+    def uninstall(self) -> None:
+        """Have the kernels pass everything through."""
+        self._captures.release()
+
+    def _capture(self, kernel: Kernel, method: str) -> Callable[..., Any]:
+        from torch._C import DispatchKey
+        from torch.distributed import Work
+
+        meta, operation = DispatchKey.Meta, OPERATIONS[method]
+        group_argument = 2 if method == "allgather" else 1
+        failed, completions, unmeasured = self._tracer.failed, self._tracer.completions, self._tracer.unmeasured
+        thread, overload, original = self._tracer.thread, kernel.overload, kernel.original
+        key_of = kernel.key_of
+
+        def capture(*arguments: Any, **keywords: Any) -> Any:
+            key: Any = None
+            issued: CppCall | None = None
+            state: GroupState | None = None
+            seq = -1
+            try:
+                tensor: Any = next(iter(_flat(arguments[0])), None)
+                traced = tensor is None or is_traced(tensor)
+                key = meta if traced else key_of(arguments)
+                if thread.has_counted and not traced and graph_task() != -1:
+                    self._reducer.sent_by_python()
+                elif not traced and not thread.has_counted:
+                    try:
+                        payload = operation.measure(arguments, None)
+                    except Exception as error:
+                        payload = unmeasured(operation, arguments, error)
+                    root = int(arguments[2]) if operation.has_root else None
+                    state = self._issued.state(arguments[group_argument])
+                    seq = next(state.collective_seq)
+                    issued = self._issued.launch(operation, state, seq, payload, root)
+                    if graph_task() == -1:  # In a backward they are the reducer's buckets, which live as long as it.
+                        completions.add_temporaries(_flat(arguments[:group_argument]))
+            except Exception as error:
+                failed(PART, error)
+            if key is None:
+                return original(*arguments, **keywords)
+            try:
+                result = overload._op_dk(key, *arguments, **keywords)
+            except BaseException:
+                try:
+                    if state is not None and seq >= 0:  # refused: the number is free, as it is on the other ranks
+                        state.take_back(seq)
+                except Exception as error:
+                    failed(PART, error)
+                raise
+            try:
+                if issued is not None:
+                    self._reducer.sent(issued, Work.unbox(result[1]), in_backward=graph_task() != -1)
+            except Exception as error:
+                failed(PART, error)
+            return result
+
+        return capture
+
+
+def _key_of_backend() -> KeyOf:
+    """Return what tells the key of the first tensor's backend."""
+    from torch._C import DispatchKey, _dispatch_keys, _dispatch_keyset_full_after
+
+    meta, backends = DispatchKey.Meta, _dispatch_keyset_full_after(DispatchKey.BackendSelect)
+
+    def key_of(arguments: tuple[Any, ...]) -> Any:
+        tensor = next(iter(_flat(arguments[0])), None)
+        # Not the device's key: sparse tensors and devices of other makers have keys of their own.
+        return meta if tensor is None else (_dispatch_keys(tensor) & backends).highestPriorityTypeId()
+
+    return key_of

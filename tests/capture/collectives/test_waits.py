@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commtrace.capture.collectives import futures
+from commtrace.capture.collectives.waits import FutureWaits
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.device.cuda_clock import CudaClock
+from commtrace.capture.hooks import installed
 from tests.capture.recording import Recording
 from tests.capture.simulated_cuda import SimulatedCuda
 
@@ -27,7 +28,7 @@ def alone(request: pytest.FixtureRequest) -> Iterator[Recording]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     before = (dist.Work.__dict__["get_future"], torch._C.Future.__dict__["wait"])
     with recording.capturing(clock) as capture:
-        uninstall = futures.install(recording.tracer, capture)
+        uninstall = installed(FutureWaits(recording.tracer, capture.pending, capture.devices))
         try:
             yield recording
         finally:

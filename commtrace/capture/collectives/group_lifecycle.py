@@ -1,0 +1,179 @@
+"""Follows process groups from their creation to their end: registers them, names them, lets callbacks finish first."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+from commtrace.capture.hooks import RAISED, Hooks
+from commtrace.capture.tracer import Tracer
+
+_logger: Final = logging.getLogger("commtrace")
+
+CREATION: Final = "process group creation"
+_CREATORS: Final = ("_update_default_pg", "_new_group_with_tag", "_register_pg_in_world")
+"""Functions that torch looks up in its module when it makes a group: replacing them reaches every caller.
+``init_process_group`` calls the first one, ``split_group`` the last."""
+
+
+def watch_creation(tracer: Tracer) -> Callable[[], None]:
+    """Register groups as they are created: in the same order on every member, which their numbers rely on.
+
+    Returns:
+        The function that puts torch's own functions back.
+    """
+    from torch.distributed import distributed_c10d
+
+    hooks = Hooks(CREATION, tracer)
+
+    def register(_begun: bool, group: Any) -> None:
+        if group is not RAISED:
+            tracer.groups.register_known_groups()
+
+    restore = hooks.restore
+    try:
+        for name in _CREATORS:
+            hooks.replace(distributed_c10d, name, hooks.around(lambda args, kwargs: True, register))
+        tracer.groups.register_known_groups()
+    except BaseException:
+        restore()
+        raise
+    return restore
+
+
+MESH_NAMES: Final = "names of DeviceMesh dimensions"
+
+
+def watch_meshes(tracer: Tracer) -> Callable[[], None]:
+    """Give process groups the names of the ``DeviceMesh`` dimensions that they serve: ``dp``, ``tp``, …
+
+    torch writes the name into the description of a group that it makes for a mesh. It makes none for a dimension of all
+    ranks, which uses the default group, nor for a mesh of existing groups: these are named here.
+
+    Returns:
+        The function that takes the hooks out.
+    """
+    hooks = Hooks(MESH_NAMES, tracer)
+
+    def told_of_itself(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return args[0]
+
+    def tell_of_itself(mesh: Any, result: Any) -> None:
+        if result is not RAISED:
+            _name_dimensions(tracer, mesh)
+
+    def tell_of_result(_begun: bool, mesh: Any) -> None:
+        if mesh is not RAISED:
+            _name_dimensions(tracer, mesh)
+
+    def hook(module: ModuleType) -> None:
+        hooks.replace(module.DeviceMesh, "__init__", hooks.around(told_of_itself, tell_of_itself))
+        hooks.replace(module.DeviceMesh, "from_group", hooks.around(lambda args, kwargs: True, tell_of_result))
+        for mesh in _existing_meshes(module.DeviceMesh):
+            try:
+                _name_dimensions(tracer, mesh)
+            except RuntimeError as error:  # its groups were destroyed, and it is still held by somebody
+                _logger.debug("a DeviceMesh without its groups is left alone: %s", error)
+
+    restore = hooks.restore
+    hooks.when_imported("torch.distributed.device_mesh", hook)
+    return restore
+
+
+def _existing_meshes(mesh_type: type) -> list[Any]:
+    from torch.distributed import is_initialized
+
+    if not is_initialized():
+        return []
+    # Not isinstance, which would run code of lazy and deprecated objects.
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), mesh_type)]
+
+
+def _name_dimensions(tracer: Tracer, mesh: Any) -> None:
+    names = mesh.mesh_dim_names
+    # A slice of a mesh is given the groups of its root later: they have their names.
+    if not names or not any(hasattr(mesh, held) for held in ("_dim_group_names", "_dim_group_infos")):
+        return
+    if mesh.get_coordinate() is None:  # This rank is not in the mesh.
+        return
+    for dimension, name in enumerate(names):
+        group = mesh.get_group(dimension)
+        if _was_made_with(mesh, group):
+            tracer.groups.name_dimension(group, name)
+
+
+def _was_made_with(mesh: Any, group: Any) -> bool:
+    """Return whether this is the dimension's own group, or one that was given the same name after that was destroyed.
+
+    A mesh finds its groups by name. Versions of torch that do not keep the groups beside the names cannot tell.
+    """
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    return getattr(root, "_pg_registry", {}).get(group.group_name, group) is group
+
+
+DESTRUCTION: Final = "waiting for callbacks before process groups are destroyed"
+LONGEST_SECONDS: Final = 1.0
+"""A callback is late by as long as a thread of the backend waits for a core. That of a communication that never ends
+does not come, so it is waited for once."""
+PAUSE_SECONDS: Final = 0.01
+
+
+def watch_destruction(tracer: Tracer, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """Let the threads of a backend finish their callbacks before a process group is destroyed.
+
+    Args:
+        tracer: of the process.
+        before: called before the default group is destroyed, while its store is still there.
+
+    Returns:
+        The function that takes the hooks out.
+    """
+    import torch.distributed
+    from torch.distributed import ProcessGroup, distributed_c10d
+
+    hooks = Hooks(DESTRUCTION, tracer)
+    completions = tracer.completions
+    has_waited = is_inside = False
+
+    def is_subgroup(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the group is one of several, while the default group stays."""
+        group, default = args[0] if args else kwargs.get("group"), distributed_c10d._world.default_pg
+        return group is not None and default is not None and group is not default and group.size() < default.size()
+
+    def settle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+        nonlocal has_waited, is_inside
+        if is_inside:
+            return None
+        if not is_subgroup(args, kwargs):
+            before()
+        if completions.unsettled and not has_waited:
+            completions.settle(LONGEST_SECONDS)
+        has_waited = completions.unsettled
+        # The destructor of ProcessGroupGloo joins the backend's threads. Where the last reference to the group is the
+        # reducer's of a DistributedDataParallel that outlives destroy_process_group, torch runs it with the GIL held:
+        # a thread that then wants the GIL, for a callback or to drop the last reference to a tensor, hangs the process.
+        # So does torch alone with tensors of the script's, of which nobody can know: the pause is for those.
+        if completions.saw_temporaries:
+            time.sleep(PAUSE_SECONDS)
+        is_inside = True
+        return True
+
+    def leave(_begun: bool, _result: Any) -> None:
+        nonlocal is_inside
+        is_inside = False
+
+    watched = hooks.around(settle, leave)
+    restore = hooks.restore
+    try:
+        # The method is what destroy_process_group calls since torch 2.5, however a script has bound that.
+        hooks.replace(ProcessGroup, "shutdown", watched)
+        for owner in (distributed_c10d, torch.distributed):
+            hooks.replace(owner, "destroy_process_group", watched)
+        return restore
+    except BaseException:
+        restore()
+        raise

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from commtrace.capture.model import compiler, modules
-from commtrace.capture.model import modules as modules_of_capture
-from commtrace.capture.model.modules import ModuleSpans
 from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.trace import schema
 from tests.capture.recording import Recording
@@ -60,12 +58,9 @@ def no_models_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
-    of_others = weakref.WeakSet(modules.find_models())
-
-    def find_models() -> list[Any]:
-        return [model for model in modules.find_models() if model not in of_others]
-
-    monkeypatch.setattr(modules_of_capture, "find_models", find_models)
+    find_all = modules.find_models
+    of_others = weakref.WeakSet(find_all())
+    monkeypatch.setattr(modules, "find_models", lambda: [model for model in find_all() if model not in of_others])
 
 
 @pytest.fixture

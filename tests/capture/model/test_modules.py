@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from commtrace.capture.model import compiler, modules
+from commtrace.capture.model.modules import ModuleSpans
 from commtrace.capture.model.optimizers import OptimizerPhase
 from commtrace.trace import schema
 from tests.capture.recording import Recording

@@ -43,11 +43,11 @@ import numpy as np
 
 from commtrace.analysis.chain import analyse
 from commtrace.analysis.stragglers.search import Findings, find_stragglers
+from commtrace.live.collector import owners
 from commtrace.live.gil import GilYield
 from commtrace.live.monitoring.findings import FOUND, LiveStraggler
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import Window
-from commtrace.live.owners import owners
 from commtrace.live.rank import LiveRank
 from commtrace.live.summarise import StepWindow, summarise
 from commtrace.live.summary import StepSummary

@@ -11,8 +11,8 @@ from typing import Final, TypeAlias
 from commtrace.config import Config
 from commtrace.errors import CommtraceError, ConfigurationError
 from commtrace.live.collector import StepCollector
-from commtrace.live.listener import StepListener
 from commtrace.live.rank import Hang, LiveRank, Phase
+from commtrace.live.summary import StepListener
 from commtrace.recorder import Recorder
 from commtrace.trace.metadata import RankMetadata
 

@@ -1,14 +1,15 @@
-"""One step of one rank in numbers."""
+"""One step of one rank in numbers, and what exporters implement to be told of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from commtrace.analysis.matching.roles import PIPELINE
-from commtrace.live.device import Device
-from commtrace.live.peak_flops import mfu
+from commtrace.live.device import Device, mfu
+from commtrace.trace.rows import Row
 
 _POINT_TO_POINT: Final = ("send", "recv")
 
@@ -152,3 +153,34 @@ class StepSummary:
     def work_ns(self) -> int:
         """Return what the rank itself did: the step without waiting for others and without saving checkpoints."""
         return self.duration_ns - sum(self.exposed_ns.values()) - self.bubble_ns - self.checkpoint_ns
+
+
+class StepListener(Protocol):
+    """Told of every step on the harvester thread. What can block belongs behind a bounded queue of the listener's own.
+
+    A listener that raises is switched off, with one warning; training and the other listeners go on.
+    """
+
+    def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
+        """A step is complete.
+
+        Args:
+            summary: its numbers.
+            rows: its rows in the order of ``schema.SCHEMA``, its ``step`` row and marks included, oldest first by
+                their arrival. Every row is handed out once: what arrived after its step was closed comes with the
+                next one.
+        """
+
+    def close(self) -> None:
+        """Recording ends: give up threads, ports and files. Must not take longer than a second or two."""
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: everything belongs to the parent. Close inherited sockets, touch nothing else."""
+
+
+def trace_id(run_id: str, step: int) -> int:
+    """Return the 128-bit trace id of a step: the first 16 bytes of SHA-256 over ``RUN_ID/STEP``, big-endian.
+
+    Written as 32 hexadecimal digits (``f"{trace_id(run_id, step):032x}"``) it is what OpenTelemetry calls a trace id.
+    """
+    return int.from_bytes(hashlib.sha256(f"{run_id}/{step}".encode()).digest()[:16], "big")

@@ -38,10 +38,9 @@ from commtrace.exporters.monitor.sinks import FileSink, LiveSink, LogSink, Webho
 from commtrace.exporters.monitor.store import MonitorStore
 from commtrace.exporters.monitor.tokens import checked_token, new_token, read_token, token_path
 from commtrace.exporters.otlp.span_filter import SpanFilter
-from commtrace.live.listener import StepListener
 from commtrace.live.monitoring.window import Window, WindowReport
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import StepSummary
+from commtrace.live.summary import StepListener, StepSummary
 from commtrace.recorder import uncaught_exception
 from commtrace.trace.rows import Row
 

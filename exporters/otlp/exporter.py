@@ -37,10 +37,9 @@ from commtrace.exporters.otlp.queue import (
     SignalCounts,
 )  # fmt: skip
 from commtrace.exporters.otlp.span_filter import SpanFilter
-from commtrace.live.listener import StepListener
 from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import StepSummary
+from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace import schema
 from commtrace.trace.rows import Row
 

@@ -26,8 +26,7 @@ from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.exporters.otlp.span_ids import SpanIds
 from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import StepSummary
-from commtrace.live.trace_id import trace_id
+from commtrace.live.summary import StepSummary, trace_id
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.rows import Row

@@ -13,9 +13,8 @@ from commtrace.exporters.prometheus.metrics import RankCollector
 from commtrace.exporters.prometheus.targets import TargetFile, file_name, reachable
 from commtrace.exporters.prometheus.textfile import Textfile
 from commtrace.exporters.prometheus.totals import StepTotals
-from commtrace.live.listener import StepListener
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import StepSummary
+from commtrace.live.summary import StepListener, StepSummary
 from commtrace.trace.rows import Row
 
 _logger = logging.getLogger("commtrace")

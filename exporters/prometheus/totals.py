@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from commtrace.live.summary import OperationSummary, StepSummary
-from commtrace.live.trace_id import trace_id
+from commtrace.live.summary import OperationSummary, StepSummary, trace_id
 
 BUCKETS_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 120.0)
 """Upper bounds of the step duration's buckets; with +Inf they are ten.

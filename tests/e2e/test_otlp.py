@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from commtrace.exporters.otlp.span_ids import SpanIds
-from commtrace.live.trace_id import trace_id
+from commtrace.live.summary import trace_id
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launch import REPOSITORY, launch
 from tests.exporters.otlp.receiver import attributes, receiving

@@ -18,7 +18,7 @@ import pytest
 from commtrace.exporters.grafana.dashboards import ALERTS, FOUND, dashboards
 from commtrace.exporters.prometheus import generate
 from commtrace.exporters.prometheus.rules import Timing, alerts, recording_rules
-from commtrace.live.trace_id import trace_id
+from commtrace.live.summary import trace_id
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from tests.e2e import prometheus

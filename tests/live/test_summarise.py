@@ -12,8 +12,7 @@ import pytest
 import commtrace.live.collector as collector_module
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
-from commtrace.live.summary import GroupSummary, OperationSummary, StepSummary
-from commtrace.live.trace_id import trace_id
+from commtrace.live.summary import GroupSummary, OperationSummary, StepSummary, trace_id
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
 from commtrace.trace.rows import Row

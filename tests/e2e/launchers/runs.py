@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from commtrace.live.trace_id import trace_id
+from commtrace.live.summary import trace_id
 from commtrace.trace.files.reader import load_run
 from tests.e2e.launchers.programs.few_steps import STEPS
 

@@ -20,7 +20,7 @@ from commtrace.exporters.live import live_view
 from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp.exporter import OtlpExporter, open_otlp
 from commtrace.live.monitoring.job_steps import JobStep
-from commtrace.live.trace_id import trace_id
+from commtrace.live.summary import trace_id
 from commtrace.recorder import Recorder
 from tests.exporters.otlp.made import (
     EPOCH_NS,

@@ -12,7 +12,7 @@ from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker
 from commtrace.live.monitoring.job_steps import JobStep
-from commtrace.live.trace_id import trace_id
+from commtrace.live.summary import trace_id
 from commtrace.trace import schema
 from commtrace.trace.selection.step_range import StepRange
 from tests.exporters.otlp.made import EPOCH_NS, RESOURCE, RUN, job_spans, live_rank, spans_of, step_rows, summary

@@ -18,8 +18,7 @@ from commtrace.exporters.prometheus.metrics import RankCollector
 from commtrace.exporters.prometheus.totals import MOST_OPERATIONS, StepTotals
 from commtrace.live.device import Device
 from commtrace.live.monitoring.waits import Split
-from commtrace.live.summary import OperationSummary
-from commtrace.live.trace_id import trace_id
+from commtrace.live.summary import OperationSummary, trace_id
 from commtrace.trace import schema
 from tests.exporters.prometheus.steps import SECOND, rank, summary
 from tests.trace.rows import mark

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from commtrace.live.collector import StepCollector
+from commtrace.live.collector import PendingRows, StepCollector
 from commtrace.live.gil import GilYield
-from commtrace.live.pending import PendingRows
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
 from commtrace.trace import schema

@@ -47,10 +47,11 @@ _TOLD_AGAIN: Final = frozenset({"activity", "clock_anchor", "count", "dropped", 
 
 
 Entry: TypeAlias = tuple[Any, ...]
-"""What capture appends: ``(make_rows, kind, …)``. ``make_rows(entry)`` is a list of rows, or None while the device has
-not reached a mark of the entry; it is called by the harvester only. In its place may stand a number that
-:meth:`Recorder.number_of` has given. ``kind`` is what the entry is counted as if it has
-to be dropped: a code of ``schema.KINDS``, or a tuple of them, one for each row."""
+"""What capture appends: ``(make_rows, kind, …)``. The harvester calls ``make_rows(entry)`` for the rows; None means
+that the device has not reached a mark of the entry. An entry for which there is no room is counted as ``kind``: a code
+of ``schema.KINDS``, or a tuple of them, one for each row."""
+# Entries of plain numbers, which the garbage collector stops tracking, were tried: of 20,000 that wait for a pass each
+# costs 17 ns less. Only with 100,000 do those that wait cause full collections (docs/overhead.md).
 
 
 class Sink(Protocol):
@@ -116,7 +117,6 @@ class Recorder:
         self._stopping = False
         self._pass_lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._numbered: list[Callable[[Entry], list[Row] | None]] = []
         self.captured = [0] * len(schema.KINDS)
 
     def append(self, entry: Entry) -> None:
@@ -125,16 +125,6 @@ class Recorder:
             self.buffer.append(entry)
         else:
             self.drop(entry)
-
-    def number_of(self, make_rows: Callable[[Entry], list[Row] | None]) -> int:
-        """Return a number that stands for ``make_rows`` in entries.
-
-        Python's garbage collector looks no second time at a tuple of nothing but numbers, strings and such tuples.
-        Entries that come by the ten thousand and hold anything else would make it go through the whole process more
-        often.
-        """
-        self._numbered.append(make_rows)
-        return len(self._numbered) - 1
 
     def drop(self, entry: Entry) -> None:
         """Count an entry for which there was no room."""
@@ -309,8 +299,7 @@ class Recorder:
 
     def _resolve(self, entry: Entry, rows: list[Row]) -> None:
         try:
-            make_rows = entry[0]
-            own = (self._numbered[make_rows] if type(make_rows) is int else make_rows)(entry)
+            own = entry[0](entry)
         except Exception:
             self._count_lost_entry(entry)
             self._tell_bad_entry()

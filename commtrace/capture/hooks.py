@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import wrapt
 
-from commtrace.called import RAISED as RAISED
-from commtrace.called import surrounded as _surrounded
+from commtrace._compile_safe import RAISED as RAISED
+from commtrace._compile_safe import wrap_with_callbacks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
 from commtrace.installation import PAGE
@@ -164,7 +164,7 @@ class Hooks:
         import torch
 
         return functools.partial(
-            _surrounded, is_compiling=torch.compiler.is_dynamo_compiling, part=self, begin=begin, end=end
+            wrap_with_callbacks, is_compiling=torch.compiler.is_dynamo_compiling, part=self, begin=begin, end=end
         )
 
     def failed(self, error: Exception) -> None:

@@ -30,6 +30,9 @@ SHORTEST_STALL_NS: Final = 10_000
 Entry: TypeAlias = tuple[Any, ...]
 """``(make_rows, kind, …)``: see the functions below."""
 
+MakeRows: TypeAlias = Callable[[Entry], "list[Row] | None"]
+"""Makes the rows of an entry; None while the device has not reached one of its marks."""
+
 _NO_COMMUNICATION: Final = Row(0, "", 0, 0, 0)[Row._fields.index("group") : Row._fields.index("timing")]
 """The columns of a communication in the row of something else."""
 
@@ -391,10 +394,10 @@ def failed_rows(entry: Entry) -> list[Row]:
     return [mark_row("failed", told, at_ns=at_ns)]
 
 
-def module_rows(clock: DeviceClock) -> Callable[[Entry], list[Row] | None]:
+def module_rows(clock: DeviceClock) -> MakeRows:
     """Makes the rows of modules: their forwards, backwards and recomputes.
 
-    Entry: ``(number of this function, kind, name, coordinates as a plain tuple, start mark, end mark)``.
+    Entry: ``(this function, kind, name, coordinates, start mark, end mark)``.
     """
     resolve = clock.resolve
 

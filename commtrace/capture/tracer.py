@@ -6,7 +6,6 @@ One :class:`Tracer` per process. Integrations tell it about steps, microbatches 
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -35,9 +34,6 @@ _MOST_FAILURES_TOLD = 8
 _PATIENCE_SECONDS = 0.1
 """So long a communication that failed waits until that is written."""
 
-_coordinates: Callable[[tuple[int, int, int, int]], Coordinates] = functools.partial(tuple.__new__, Coordinates)
-"""Without the frame of Python that ``Coordinates(…)`` makes."""
-
 
 class CallingThread(threading.local):
     """The call that a thread is passing to torch, which code below the call cannot see.
@@ -64,7 +60,6 @@ class Tracer:
 
     Attributes:
         coordinates: step, microbatch, chunk and stage that training is in now.
-        place: the same as a plain tuple, which the garbage collector stops to look at.
         recording: False outside the window of steps that the user asked for; sequence numbers are counted
             nevertheless, so that ranks stay joined.
         clock: times the compute lane.
@@ -104,7 +99,7 @@ class Tracer:
         self.groups = groups or GroupRegistry()
         self.completions = CompletionCallbacks()
         self._host_clock = HostClock()
-        self._go_to(Coordinates())
+        self.coordinates = Coordinates()
         self.recording = window is None
         self.last_mark: Mark | None = None
         self.saw_graph_capture = False
@@ -181,7 +176,7 @@ class Tracer:
             self.set_topology({"first_step": step})
         self._latest_step = step
         self._work_end = self.last_mark = None
-        self._go_to(Coordinates(step))
+        self.coordinates = Coordinates(step)
         self.recording = record
         self._step = Span(schema.STEP, "step", schema.COMPUTE, self.coordinates, self.clock, now) if record else None
         for listener in tuple(self.step_listeners):
@@ -216,7 +211,7 @@ class Tracer:
         """Close the current step here; what follows belongs to no step until the next one begins."""
         self._step_is_users = False
         self._close_step(self.clock.mark() if self.recording else None)
-        self._go_to(Coordinates())
+        self.coordinates = Coordinates()
         self.recording = self.window is None
 
     def end_iteration(self) -> None:
@@ -234,11 +229,11 @@ class Tracer:
 
     def leave_step(self) -> None:
         """What comes now belongs to no step, though the current one goes on afterwards."""
-        self._go_to(self.coordinates._replace(step=schema.NOT_APPLICABLE))
+        self.coordinates = self.coordinates._replace(step=schema.NOT_APPLICABLE)
 
     def return_to_step(self) -> None:
         """What comes now belongs to the current step again."""
-        self._go_to(self.coordinates._replace(step=self._latest_step))
+        self.coordinates = self.coordinates._replace(step=self._latest_step)
 
     def discard_step(self, *, frees_number: bool = False) -> None:
         """The current step was none; the next one may have its number."""
@@ -259,12 +254,8 @@ class Tracer:
     def be_at(self, coordinates: Coordinates) -> Coordinates:
         """Go elsewhere in the schedule without a phase of its own; returns where it was, for going back."""
         before = self.coordinates
-        self._go_to(coordinates)
-        return before
-
-    def _go_to(self, coordinates: Coordinates) -> None:
         self.coordinates = coordinates
-        self.place: tuple[int, ...] = tuple(coordinates)
+        return before
 
     def _close_step(self, end: Mark | None) -> None:
         step, self._step = self._step, None
@@ -281,13 +272,12 @@ class Tracer:
         lane = schema.HOST if kind in _HOST_LANE_KINDS else schema.COMPUTE
         span = Span(kind, name, lane, outer, self.clock, None)
         if microbatch >= 0 or chunk >= 0 or stage >= 0:
-            self.place = place = (
+            self.coordinates = Coordinates(
                 outer[0],
                 microbatch if microbatch >= 0 else outer[1],
                 chunk if chunk >= 0 else outer[2],
                 stage if stage >= 0 else outer[3],
             )
-            self.coordinates = _coordinates(place)
         span.outer, self.innermost = self.innermost, span
         if kind in _COUNTED_KINDS:
             self.open_optimizers += kind == schema.OPTIMIZER
@@ -309,7 +299,7 @@ class Tracer:
         inner, outer = self.coordinates, span.coordinates
         if outer is not inner:
             # A step that began inside the phase (an iteration called from a phase of the user's) stays.
-            self._go_to(outer if outer[0] == inner[0] else outer._replace(step=inner.step))
+            self.coordinates = outer if outer[0] == inner[0] else outer._replace(step=inner.step)
             span.coordinates = inner if outer[0] == inner[0] else inner._replace(step=outer.step)
         if span.start is not None:
             self.append((span_rows, span.kind, span))

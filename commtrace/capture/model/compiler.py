@@ -4,8 +4,8 @@ Dynamo compiles what Python code runs beneath a compiled region, and traces into
 in for torch's own would become part of a graph, with the numbers and times of the moment of the trace. torch's own are
 written in C++ and end a graph; with these files on the list of what Dynamo skips, so do ours.
 
-What stands in for Python functions that compile (:mod:`commtrace.called`) is not on that list. Dynamo may look through
-it, but is not to compile its frame where the script calls it after the end of a graph.
+Wrappers of Python functions that compile (:mod:`commtrace._compile_safe`) are not on that list. Dynamo may look through
+them, but is not to compile their frames where the script calls them after the end of a graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import wrapt
 
 from commtrace import capture
-from commtrace.called import code_of_stand_ins
+from commtrace._compile_safe import wrapper_code
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.tracer import Tracer
 
@@ -36,7 +36,7 @@ def install(tracer: Tracer) -> Callable[[], None]:
 
     try:
         hooks.when_imported("torch._dynamo.trace_rules", lambda rules: taken_off.append(_skip_own_files(rules)))
-        hooks.when_imported("torch._dynamo.eval_frame", lambda frames: frames.skip_code(code_of_stand_ins()))
+        hooks.when_imported("torch._dynamo.eval_frame", lambda frames: frames.skip_code(wrapper_code()))
         return uninstall
     except BaseException:
         uninstall()

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from commtrace.called import recorded
+from commtrace._compile_safe import wrap_call_impl
 from commtrace.capture.model.compiler import leave_to_python
 from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
@@ -256,7 +256,9 @@ class ModuleSpans:
     def _recorded(self, original: Callable[..., Any]) -> Callable[..., Any]:
         leave_to_python(self._tracer.clock.mark)
         may_capture = self._tracer.clock.timing != schema.HOST_TIMING
-        return recorded(original, self._labels.get, self._tracer, self._backward, schema.MODULE, PART, may_capture)
+        return wrap_call_impl(
+            original, self._labels.get, self._tracer, self._backward, schema.MODULE, PART, may_capture
+        )
 
 
 class Placed(NamedTuple):

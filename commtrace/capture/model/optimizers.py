@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, Protocol
 
-from commtrace.called import nothing, surrounded
+from commtrace._compile_safe import do_nothing, wrap_with_callbacks
 from commtrace.capture.hooks import Hooks
 from commtrace.capture.records import Span
 from commtrace.capture.tracer import Tracer
@@ -68,7 +68,7 @@ class StepHooks:
 
         if _is_called_from(optimizer.__file__):
             return False
-        hook = functools.partial(surrounded, nothing, is_dynamo_compiling, self, end=nothing)
+        hook = functools.partial(wrap_with_callbacks, do_nothing, is_dynamo_compiling, self, end=do_nothing)
         optimizer.register_optimizer_step_pre_hook(hook(begin=self._before_step))
         optimizer.register_optimizer_step_post_hook(hook(begin=self._after_step))
         self._is_registered = True
@@ -119,7 +119,7 @@ class OptimizerPhase:
                 "the recording was started within an optimizer's step: steps of optimizers are recorded from the next "
                 "zero_grad() of an optimizer on. Start it outside to have all of them."
             )
-            self._replaced.replace(Optimizer, "zero_grad", self._replaced.around(_register, nothing))
+            self._replaced.replace(Optimizer, "zero_grad", self._replaced.around(_register, do_nothing))
         STEP_HOOKS.listener = self
 
     def uninstall(self) -> None:

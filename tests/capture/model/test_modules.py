@@ -435,24 +435,6 @@ def test_nothing_is_kept_alive(recording: Recording, spans: ModuleSpans) -> None
     assert spans.names == []
 
 
-def test_what_waits_to_be_written_does_not_occupy_the_garbage_collector(
-    recording: Recording, spans: ModuleSpans
-) -> None:
-    net = Net()
-    spans.select("depth=2")
-    span = recording.tracer.enter(schema.FORWARD, "forward", 0)
-    net(TOKENS).backward()
-    recording.tracer.leave(span)
-    *modules, phase = recording.recorder.buffer
-    for _ in range(2):  # a tuple that holds another one may be looked at before that
-        gc.collect()
-
-    assert len(modules) == 16
-    assert not any(map(gc.is_tracked, modules))
-    assert gc.is_tracked(phase)
-    assert {row.microbatch for row in recording.rows(schema.MODULE)} == {0}
-
-
 def test_cleared_every_class_is_as_before(recording: Recording, spans: ModuleSpans) -> None:
     class Own(nn.Linear):
         def _call_impl(self, *arguments: Any, **keywords: Any) -> Any:

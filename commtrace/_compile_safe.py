@@ -30,7 +30,7 @@ class Part(Protocol):
         """The part has failed: it is off from now on."""
 
 
-def surrounded(
+def wrap_with_callbacks(
     original: Callable[..., Any],
     is_compiling: Callable[[], bool],
     part: Part,
@@ -72,20 +72,20 @@ def surrounded(
     return hooked
 
 
-def nothing(*_arguments: Any) -> None:
+def do_nothing(*_arguments: Any) -> None:
     """Do nothing: what stands behind a hook that stands in for no function."""
 
 
-def code_of_stand_ins() -> CodeType:
-    """Return the code that all functions that :func:`surrounded` makes have in common."""
+def wrapper_code() -> CodeType:
+    """Return the code that all functions that :func:`wrap_with_callbacks` makes have in common."""
     return next(
         constant
-        for constant in surrounded.__code__.co_consts
+        for constant in wrap_with_callbacks.__code__.co_consts
         if isinstance(constant, CodeType) and constant.co_name == "hooked"
     )
 
 
-def recorded(
+def wrap_call_impl(
     original: Callable[..., Any],
     label_of: Callable[[int], Any],
     tracer: Any,
@@ -143,7 +143,7 @@ def recorded(
                         else:
                             watch_inputs(args, kwargs)
                     name = label.forward if graph_task() == -1 else label.recompute
-                    place = tracer.place
+                    place = tracer.coordinates
                     if label.is_wrapped:
                         label.open_calls = 1
                     start = mark()

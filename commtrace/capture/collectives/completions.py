@@ -1,13 +1,8 @@
-"""Tracks why threads of a backend still need the GIL because of commtrace, and waits for them before Python ends.
+"""Keeps count of what a backend's threads still need the GIL for because of commtrace, and waits for it.
 
-* A completion callback, which a backend runs on a thread of its own.
-* A tensor that C++ made, as the reducer's broadcasts do, and that passed one of our kernels in the dispatcher: it has
-  become a Python object, and the thread that drops the last reference to it, which may be the backend's, needs the GIL.
-
-If Python is being finalised by then, CPython ends that thread with ``pthread_exit``, which unwinds through C++ and
-aborts the process ("terminate called without an active exception"): a program that exits while a communication is under
-way would die of SIGABRT because somebody listens, where it used to end well. A process group that is destroyed too soon
-hangs: :mod:`commtrace.capture.collectives.group_lifecycle`.
+It is two things: a completion callback, which a backend runs on a thread of its own, and a tensor of C++'s that passed
+one of our kernels. The latter has become a Python object, so that the thread that drops its last reference needs the
+GIL.
 """
 
 from __future__ import annotations
@@ -23,10 +18,10 @@ from typing import Any
 class CompletionCallbacks:
     """Registers callbacks with futures and knows whether some of them are still to be called.
 
-    A callback counts until it is destroyed, which torch does after it has run, and which takes the GIL once more.
+    A callback counts until torch destroys it, after it has run, which takes the GIL once more.
 
     Attributes:
-        alive: every callback holds a reference to it, so how many there are is known without keeping a list of them.
+        alive: every callback holds a reference to it, so they are counted without a list of them.
         saw_temporaries: whether :meth:`add_temporaries` was ever called.
     """
 
@@ -42,22 +37,25 @@ class CompletionCallbacks:
     def add(self, future: Any, completed: Callable[[Any], None]) -> None:
         """Have ``completed`` called when ``future`` is done.
 
-        It holds :attr:`alive` (``functools.partial(function, callbacks.alive)``), and nobody else may keep a reference
-        to it.
+        It holds :attr:`alive` (``functools.partial(function, callbacks.alive)``); nobody else may keep a reference to
+        it.
         """
         future.add_done_callback(completed)
 
     @property
     def pending(self) -> bool:
-        """Return whether some have not been destroyed yet."""
+        """Return whether some callbacks have not been destroyed yet."""
         return sys.getrefcount(self.alive) > self._references
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until all of them have run. False if that takes longer than the timeout."""
+        """Wait until all callbacks have run; return False if that takes longer than the timeout."""
+        # Before 3.14 Python ends a thread that asks for the GIL while it is finalised with pthread_exit, which unwinds
+        # through C++ and aborts the process (https://github.com/python/cpython/issues/87135). A program that exits
+        # while a communication is under way would die of SIGABRT because somebody listens.
         return _wait_while(lambda: self.pending, timeout_seconds)
 
     def add_temporaries(self, tensors: Iterable[Any]) -> None:
-        """These are C++'s own and live as long as their communication; Python objects only because of us."""
+        """Count tensors of C++'s, which are Python objects only because of us, until they are freed."""
         self.saw_temporaries = True
         for tensor in tensors:
             key = id(tensor)
@@ -72,7 +70,7 @@ class CompletionCallbacks:
         return self.pending or bool(self._tensors)
 
     def settle(self, timeout_seconds: float) -> bool:
-        """Wait until they will not. False if that takes longer than the timeout."""
+        """Wait until they will not; return False if that takes longer than the timeout."""
         return _wait_while(lambda: self.unsettled, timeout_seconds)
 
 

@@ -1,7 +1,6 @@
-"""Communication that C++ issues and waits for: no Python code ever sees its ``Work.wait``.
+"""Times communication that C++ issues and waits for: Python code never sees its ``Work.wait``.
 
-Its end comes from the completion callback; whether and how long somebody stood still for it is told by whoever knows
-(:mod:`commtrace.capture.collectives.ddp_reducer`).
+Its end comes from the completion callback; :mod:`commtrace.capture.collectives.ddp_reducer` reports stalls on it.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 PART: Final = "capture of DistributedDataParallel"
-"""What asks for the times: see :mod:`commtrace.capture.collectives.ddp_reducer`."""
+"""Switched off if the times cannot be taken."""
 
 
 class HostCall:
-    """A host-timed communication that C++ issued. ``completion`` is as in :mod:`commtrace.capture.records`."""
+    """A host-timed communication of C++. ``completion`` is as in :mod:`commtrace.capture.records`."""
 
     __slots__ = ("completion", "launch")
 
@@ -43,12 +42,12 @@ class HostCall:
 
     @property
     def id(self) -> int:
-        """Number of the communication."""
+        """Return the number of the communication."""
         return self.completion[NUMBER]
 
     @property
     def end(self) -> int:
-        """When its completion called back; 0 before that."""
+        """Return when its completion called back; 0 before that."""
         return self.completion[ENDED]
 
 
@@ -69,7 +68,7 @@ class CppCalls:
         self._unfinished: dict[int, HostCall] = {}
 
     def state(self, boxed_group: Any) -> GroupState:
-        """Of a group as C++ hands it to a kernel."""
+        """Return the state of a group as C++ hands it to a kernel."""
         from torch.distributed import ProcessGroup
 
         return self._tracer.groups.state(ProcessGroup.unbox(boxed_group))
@@ -77,7 +76,7 @@ class CppCalls:
     def launch(
         self, operation: Operation, state: GroupState, seq: int, payload: Payload, root: int | None
     ) -> CppCall | None:
-        """A communication is about to be handed on; None if it is not to be recorded."""
+        """Take the time before a communication is handed on; return None if it is not to be recorded."""
         tracer = self._tracer
         if not tracer.recording or tracer.groups.skips(state):
             return None
@@ -126,11 +125,11 @@ class CppCalls:
         completions.add(future, partial(completed, completions.alive))
 
     def mark(self, issued: CppCall) -> Mark:
-        """A mark on the clock that times this communication."""
+        """Return a mark on the clock that times this communication."""
         return issued.clock.mark(issued.device) if isinstance(issued, DeviceCall) else now_ns()
 
     def stalled(self, issued: CppCall, start: Mark, end: Mark) -> None:
-        """Somebody stood still for the communication from ``start`` to ``end``."""
+        """Record a stall on the communication from ``start`` to ``end``."""
         tracer = self._tracer
         tracer.last_mark = end
         if isinstance(issued, DeviceCall):
@@ -146,9 +145,9 @@ class CppCalls:
 
     @property
     def devices(self) -> DeviceCalls | None:
-        """What times tensors of an accelerator; None where there is none."""
+        """Return what times tensors of an accelerator; None where there is none."""
         return self._devices
 
     def unfinished(self) -> list[Launch]:
-        """What was launched and has not ended."""
+        """Return what was launched and has not ended."""
         return [call.launch for call in list(self._unfinished.values())]

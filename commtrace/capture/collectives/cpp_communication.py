@@ -1,13 +1,7 @@
-"""Communication that C++ issues: functional collectives, compiled graphs, the reducer of DistributedDataParallel.
+"""Captures communication that C++ issues: functional collectives, compiled graphs, the reducer of DDP.
 
-No method of ``ProcessGroup`` sees it (:mod:`commtrace.capture.collectives.process_groups` captures what does). Two
-ways lead to it:
-
-* :class:`Hooked`, on torch ≥ 2.14: torch's own hooks of process groups. Kernels of ours remain for what hooks are not
-  told: splits, tags, and waits.
-* :class:`Dispatched`, before: kernels in torch's dispatcher.
-
-Both count alike: a recording does not show which one it was made by, but for the ends of functional collectives.
+No method of ``ProcessGroup`` sees it. On torch ≥ 2.14 its hooks of process groups do (:class:`Hooked`), before that
+kernels in its dispatcher (:class:`Dispatched`). Both count alike; only ends of functional collectives differ.
 """
 
 from __future__ import annotations
@@ -62,7 +56,7 @@ class _Timed:
 
 
 class Hooked(_Timed):
-    """Torch's hooks, and kernels for what they are not told."""
+    """Torch's hooks, and kernels for what they are not told: splits, tags and waits."""
 
     def __init__(self, tracer: Tracer, devices: DeviceCalls | None = None) -> None:
         super().__init__(tracer, devices)
@@ -71,13 +65,13 @@ class Hooked(_Timed):
         self._hooks = ProcessGroupHooks(tracer, self._issued, self._waits, self._reducer)
 
     def install(self) -> None:
-        """Hang the hooks, and capture what the kernels get."""
+        """Register the hooks, and capture what the kernels get."""
         self._functional.install()
         self._reducer.install()
         self._hooks.install()
 
     def uninstall(self) -> None:
-        """Take the hooks out, and have the kernels pass everything through."""
+        """Remove the hooks, and have the kernels pass everything through."""
         self._hooks.uninstall()
         self._reducer.uninstall()
         self._functional.uninstall()

@@ -29,7 +29,7 @@ class ReducerCapture:
     Args:
         tracer: where entries go and coordinates come from.
         issued: times what nobody in Python waits for.
-        by_kernels: kernels see what is sent, and hand it on to here; else hooks of process groups do.
+        by_kernels: kernels see what is sent; else hooks of process groups do.
 
     Attributes:
         has_seen_ddp: there is, or was, a ``DistributedDataParallel``.
@@ -89,7 +89,7 @@ class ReducerCapture:
             self._kernels.uninstall()
 
     def sent(self, issued: CppCall, work: Any, *, in_backward: bool) -> None:
-        """Something was sent: by the reducer in a backward, or by a function of C++ that waits for it itself."""
+        """Take what the reducer sent in a backward, or what a function of C++ sent that waits for it itself."""
         self._issued.complete(issued, work, stalls_until_end=not in_backward)
         if in_backward:
             self._around_the_reducer().last_launch = issued
@@ -97,13 +97,12 @@ class ReducerCapture:
             self._sent_outside = issued
 
     def sent_by_python(self) -> None:
-        """A method of ``ProcessGroup`` sends something in a backward: C++ waits for its future if it is of a
-        communication hook."""
+        """Mark the reducer's wait: it waits for the future of what a communication hook has sent."""
         if self._issued.devices is not None:
             self._around_the_reducer()
 
     def _communicating_in_cpp(self, original: Any) -> Callable[..., Any]:
-        """Of a function that communicates in C++, and waits there. Kernels are used at least while it runs."""
+        """Wrap a function that communicates in C++ and waits there. Kernels are used at least while it runs."""
         thread, kernels = self._tracer.thread, self._kernels
 
         def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[bool]:
@@ -123,7 +122,6 @@ class ReducerCapture:
         return self._hooks.around(begin, end)(original)
 
     def _has_waited_itself(self) -> None:
-        """A function has returned that waits in C++, outside of a backward, for what it has sent."""
         sent, self._sent_outside = self._sent_outside, None
         if isinstance(sent, DeviceCall):
             self._issued.stalled(sent, sent.launch.start, self._issued.mark(sent))
@@ -148,11 +146,7 @@ class ReducerCapture:
 
 
 class _Backward:
-    """One backward pass: takes a mark before and after the reducer's own callback.
-
-    The reducer waits for its buckets in a callback at the end of the backward. Callbacks run in the order in which they
-    were queued, and may queue more. One of ours is queued with the first bucket; it queues one behind the reducer's.
-    """
+    """One backward pass: takes a mark before and after the reducer's own callback."""
 
     def __init__(self, task: int, tracer: Tracer, issued: CppCalls) -> None:
         self.task = task
@@ -201,7 +195,9 @@ _OPERATIONS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast", "all
 
 
 class ReducerKernels:
-    """The kernels for a reducer, active while there is something to capture.
+    """Kernels in torch's dispatcher for what C++ sends: before torch 2.14, which has hooks for it.
+
+    Python methods and functional collectives reach these operators too. The calling thread says that they were counted.
 
     Args:
         tracer: where coordinates come from.
@@ -290,7 +286,7 @@ class ReducerKernels:
 
 
 def _key_of_backend() -> KeyOf:
-    """Return what tells the key of the first tensor's backend."""
+    """Return a function that finds the dispatch key of the first tensor's backend."""
     from torch._C import DispatchKey, _dispatch_keys, _dispatch_keyset_full_after
 
     meta, backends = DispatchKey.Meta, _dispatch_keyset_full_after(DispatchKey.BackendSelect)

@@ -1,11 +1,7 @@
-"""Kernels of ours in torch's dispatcher: registered once in a process, and never taken out.
+"""Registers kernels of ours in torch's dispatcher: once in a process, and never taken out.
 
-A kernel at the dispatch key BackendSelect is passed by every call of its operator, because that key is included by
-default, and calls on with the key that would have been reached without it.
-
-torch looks a kernel up and runs it without a lock. If it is taken out meanwhile, the call fails ("fallthrough_kernel
-was executed"), or the process ends with a segmentation fault, because what runs is freed. A kernel that is added
-disturbs nobody. So it stays where it is, and passes calls through while nobody captures them.
+Every call of an operator passes a kernel at the dispatch key BackendSelect, which is included by default. The kernel
+calls on with the key that would have been reached without it.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ class Kernel:
         overload: the operator that it belongs to.
         key_of: see :func:`kernel_for`.
         capture: gets the calls, in place of the operator; None: they pass through.
-        has_told: a call could not be passed on as usual, and that was said.
+        has_told: a call could not be passed on as usual, and a warning said so.
     """
 
     def __init__(self, overload: Any, key_of: KeyOf, tensor_argument: int = 0) -> None:
@@ -47,7 +43,7 @@ class Kernel:
         return (self.capture or self.original)(*arguments, **keywords)
 
     def original(self, *arguments: Any, **keywords: Any) -> Any:
-        """Call what stands behind the kernel."""
+        """Call the operator behind the kernel."""
         key: Any = None
         traced = False
         try:
@@ -105,6 +101,8 @@ class Captures:
         self._taken.clear()
 
 
+# torch looks a kernel up and runs it without a lock. Were it taken out meanwhile, the call would fail
+# ("fallthrough_kernel was executed") or run what was freed. Adding one disturbs nobody, so kernels stay.
 # Re-entrant: the handler of a signal may start a recording while another one starts.
 _lock: Final = threading.RLock()
 _libraries: Final[dict[str, Any]] = {}
@@ -116,7 +114,7 @@ def kernel_for(namespace: str, name: str, key_of: KeyOf, tensor_argument: int = 
 
     Args:
         namespace, name: of the operator, of which the default overload is meant.
-        key_of: always the same for an operator.
+        key_of: finds the key to go on with; always the same for an operator.
         tensor_argument: position of the tensor, or list of tensors, that tells whether a graph is traced.
 
     Returns:

@@ -25,10 +25,10 @@ FunctionalPayload = tuple[int, int, Any, "tuple[int, ...] | None"]
 
 
 class FunctionalOperation(NamedTuple):
-    """An operator of ``_c10d_functional``.
+    """An operator of ``_c10d_functional``. Sizes come from its inputs: an all_gather gathers its input once per member.
 
     Attributes:
-        operation: the operation that it is.
+        operation: what it does.
         measure: payload from the arguments and the process group.
         group_argument: position of the group (its name, or the group itself).
         tensor_argument: position of the tensor, or list of tensors, that is sent.
@@ -92,7 +92,6 @@ FUNCTIONAL: Final[Mapping[str, FunctionalOperation]] = {
     "broadcast": FunctionalOperation(_BROADCAST, _input, 2, root_argument=1),
     "broadcast_": FunctionalOperation(_BROADCAST, _input, 2, root_argument=1),
 }
-"""Operator → operation."""
 
 
 class Message(NamedTuple):
@@ -192,6 +191,7 @@ class FunctionalCapture:
                     state = self._tracer.groups.state(_process_group(arguments[operation.group_argument]))
                     seq = next(state.collective_seq)
                     functional = self._launch(operation, arguments, state, seq)
+                # The operator goes on to one of ``c10d``, with a hook or kernel of its own, which must not count again.
                 thread.has_counted = key is composite
             except Exception as error:
                 failed(PART, error)
@@ -320,13 +320,13 @@ class FunctionalCapture:
 
 
 def _device(value: Any) -> Any:
-    """Of a tensor or of the first one of a list."""
+    """Return the device of a tensor, or of the first one of a list."""
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     return getattr(tensor, "device", None)
 
 
 def _process_group(group: Any) -> Any:
-    """The group itself: graphs name it."""
+    """Return a group, which graphs name."""
     from torch.distributed import distributed_c10d
 
     resolve: Any = vars(distributed_c10d)["_resolve_process_group"]

@@ -1,8 +1,7 @@
-"""Waits for the results of functional collectives: ``_c10d_functional::wait_tensor`` and ``wait_tensors``.
+"""Captures waits for the results of functional collectives: ``wait_tensor`` and ``wait_tensors``.
 
-No hook of torch's tells of a wait, and no Python method: graphs and C++ call the operator. A kernel in the dispatcher
-(:mod:`commtrace.capture.collectives.dispatcher`) takes the time, and the storage of the tensor says what was waited
-for, as it does to torch.
+No hook and no Python method sees a wait: graphs and C++ call the operator. A kernel in the dispatcher takes the time;
+the storage of the tensor says what was waited for, as it does to torch.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class Awaited:
     Args:
         launch: as in :mod:`commtrace.capture.records`.
         call: times it, if its tensors are on an accelerator.
-        completion: what its completion callback tells, as in :mod:`commtrace.capture.records`; None if the wait is its
-            end.
+        completion: what its callback fills in, as in :mod:`commtrace.capture.records`; None if the wait is its end.
     """
 
     __slots__ = ("call", "completion", "launch", "number", "waited")
@@ -51,7 +49,7 @@ class Awaited:
 
 
 class FunctionalWaits:
-    """What there is to wait for, and the waits.
+    """The results that are waited for, and the waits.
 
     Args:
         tracer: where entries go.
@@ -83,12 +81,12 @@ class FunctionalWaits:
         self._pending.clear()
 
     def unfinished(self) -> list[Launch]:
-        """What nobody has waited for, and whose end nobody else will tell."""
+        """Return what nobody has waited for, and whose end nobody else reports."""
         pending = list(self._pending.values())
         return [each.launch for each in pending if not each.waited and each.completion is None]
 
     def remember(self, awaited: Awaited, storages: Iterable[int]) -> None:
-        """Whoever waits for a tensor in one of these storages waits for this communication, which was handed on."""
+        """Take note that who waits for a tensor in one of these storages waits for this communication."""
         if awaited.call is not None and self._devices is not None:
             self._devices.returned(awaited.call)
         for storage in storages:
@@ -178,7 +176,6 @@ class FunctionalWaits:
         return pending, self._mark(pending)
 
     def _mark(self, pending: Awaited) -> Mark:
-        """On the clock that times this communication."""
         return now_ns() if pending.call is None else pending.call.clock.mark(pending.call.device)
 
     def _waited(self, pending: Awaited, start: Mark, end: Mark) -> None:
@@ -199,7 +196,7 @@ class FunctionalWaits:
 
 
 def storage_of(tensor: Any) -> int:
-    """What torch keeps the Work of a result by."""
+    """Return the storage of a tensor, by which torch keeps the Work of a result."""
     storage: int = tensor.untyped_storage()._cdata
     return storage
 

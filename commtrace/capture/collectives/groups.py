@@ -43,10 +43,9 @@ class GroupState:
         self.queues: dict[int, Queue] = {}
 
     def next_p2p(self, is_send: bool, peer: int, tag: int = 0) -> int:
-        """Number of the next send to, or receive from, ``peer`` (a global rank).
+        """Return the number of the next send to, or receive from, ``peer`` (a global rank).
 
-        Messages of one tag keep their order, those of different tags need not: each tag is numbered by itself, from
-        ``tag · 2³²`` on.
+        Only messages of one tag keep their order, so each tag is numbered by itself, from ``tag · 2³²`` on.
         """
         key = (is_send, peer, tag)
         counter = self.p2p_seq.get(key)
@@ -55,15 +54,15 @@ class GroupState:
         return next(counter)
 
     def take_back(self, seq: int) -> None:
-        """The collective of this number was refused by its backend: the number is free, as it is on the other members.
+        """Free the number of a collective that its backend refused, as it is free on the other members.
 
-        Not if another thread has taken the next number meanwhile.
+        It stays taken if another thread has taken the next number meanwhile.
         """
         if next_number(self.collective_seq) == seq + 1:
             self.collective_seq = itertools.count(seq)
 
     def take_back_p2p(self, is_send: bool, peer: int, seq: int) -> None:
-        """Like :meth:`take_back`, for a message; its tag is in its number."""
+        """Free the number of a message, like :meth:`take_back`; its tag is in its number."""
         key = (is_send, peer, seq >> 32)
         if key in self.p2p_seq and next_number(self.p2p_seq[key]) == seq + 1:
             self.p2p_seq[key] = itertools.count(seq)
@@ -75,22 +74,21 @@ class GroupState:
 
 
 def next_number(counter: itertools.count[int]) -> int:
-    """Return what a counter will give next, without taking it: its printed form is the only place that says so."""
+    """Return what a counter will give next, without taking it."""
+    # Its printed form is the only place that says so.
     return int(repr(counter)[len("count(") : -1])
 
 
 class GroupRegistry:
     """Maps ``ProcessGroup`` objects to their state.
 
-    Groups are numbered among those of the same members in the order of their creation, which is the same on all
-    members: torch requires it. So they are registered when they are created; groups that existed before are found in
-    torch's own table, which keeps that order.
-
-    Objects are looked up by ``id`` because hashing a ``ProcessGroup`` is slower than the rest of the lookup; a weak
-    reference removes the entry before the id can be used again.
+    Groups of the same members are numbered in the order of their creation, which torch requires to be the same on all
+    members. So groups are registered when they are created; earlier ones are found in torch's table, which keeps the
+    order.
 
     Attributes:
-        states: by ``id`` of the ``ProcessGroup``.
+        states: by ``id`` of the ``ProcessGroup``: hashing one is slower than the rest of the lookup. A weak reference
+            removes the entry before the id can be used again.
         version: changes with every group and role that becomes known.
         place: rank, world size and backend of this process in the largest world that it has been part of: a job may
             give up its group and go on as a smaller one.
@@ -119,7 +117,7 @@ class GroupRegistry:
             return self.states.get(id(process_group)) or self._register(process_group)
 
     def register_known_groups(self) -> None:
-        """Register every group that torch knows, oldest first. One that is still being made has no ranks yet."""
+        """Register every group that torch knows, oldest first."""
         from torch.distributed import distributed_c10d
 
         with self._lock:
@@ -128,13 +126,13 @@ class GroupRegistry:
                 if (
                     id(process_group) not in self.states
                     and hasattr(process_group, "allreduce")
-                    # Of the default group torch notes them last; they are all ranks.
+                    # One that is still being made has no ranks yet. Those of the default group, all, come last.
                     and (world.pg_group_ranks.get(process_group) or process_group is world.default_pg)
                 ):
                     self._register(process_group)
 
     def follow(self, follower: Callable[[Any, GroupState], None]) -> None:
-        """Have every group that there is, and each one from now on, told as it becomes known."""
+        """Have ``follower`` called with every group that there is, and with each new one."""
         with self._lock:
             self.register_known_groups()
             self._followers.append(follower)
@@ -150,14 +148,12 @@ class GroupRegistry:
                 self._followers.remove(follower)
 
     def skips(self, state: GroupState, peer: int = -1) -> bool:
-        """Return whether a communication is not to be timed; ``peer`` is given for point-to-point operations only.
-
-        Its role is found as readers find it: a pipeline's sends may go over the group of the whole world.
-        """
+        """Return whether a communication is not to be timed; ``peer`` is given for point-to-point operations only."""
+        # The role is found as readers find it: a pipeline's messages may go over the group of all ranks.
         return ("pp" if peer in self._pipeline_peers else state.group.role) in self.skip_roles
 
     def set_role(self, process_group: Any, role: str) -> None:
-        """Say what a group is for. The first framework that knows wins over torch's description."""
+        """Set what a group is for. The first framework that knows wins over torch's description."""
         state = self.state(process_group)
         with self._lock:
             if state.group.role != role:
@@ -165,7 +161,7 @@ class GroupRegistry:
                 self._remember(state.group)
 
     def name_dimension(self, process_group: Any, dimension: str) -> None:
-        """A ``DeviceMesh`` calls its dimension so. What a framework has said of the group stays."""
+        """Name a group after its dimension of a ``DeviceMesh``, unless a framework has named it."""
         state = self.state(process_group)
         if state.group.role in _GENERIC_ROLES:
             self.set_role(process_group, dimension)
@@ -219,7 +215,7 @@ class GroupRegistry:
 
 
 def _global_ranks(process_group: Any) -> list[int]:
-    """Global ranks in the order of the ranks inside the group."""
+    """Return the global ranks in the order of the ranks inside the group."""
     from torch.distributed import distributed_c10d
 
     global_rank_to_group_rank = distributed_c10d._world.pg_group_ranks.get(process_group)
@@ -229,7 +225,7 @@ def _global_ranks(process_group: Any) -> list[int]:
 
 
 def _role_from_description(process_group: Any) -> str:
-    """torch's own words: ``default_pg`` → world, the ``mesh_dp`` of a DeviceMesh → dp."""
+    """Return torch's own word: ``default_pg`` → world, the ``mesh_dp`` of a DeviceMesh → dp."""
     description = str(process_group.group_desc)
     if description == "default_pg":
         return "world"

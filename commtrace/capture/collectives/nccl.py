@@ -1,8 +1,7 @@
-"""NCCL backends of torch: which one serves a process group, and on which streams it runs operations.
+"""The NCCL backends of torch and the streams on which they run operations.
 
-Since torch 2.15 the name ``nccl`` builds a new backend, unless ``TORCH_DIST_USE_NCCL2=0``; the old one is there as
-``nccl-legacy``. Asynchronous operations run beside the current stream with both. They differ in the rest (read in
-``c10d/nccl2/ProcessGroupNCCL.hpp`` and in ``ProcessGroupNCCLBackend.cpp`` of pytorch's repository).
+Since torch 2.15 the name ``nccl`` builds a new backend, unless ``TORCH_DIST_USE_NCCL2=0``; ``nccl-legacy`` is the old
+one. Read in ``c10d/nccl2/ProcessGroupNCCL.hpp`` and ``ProcessGroupNCCLBackend.cpp`` of pytorch's repository.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ class NcclBackend(NamedTuple):
     launches_in_brackets: bool
 
     def runs_on_current_stream(self, operation: Operation, is_async: bool) -> bool:
-        """Return whether an operation that has returned a Work runs on the stream that was current where it was
-        called.
-        """
+        """Return whether an operation that has returned a Work runs on the stream that was current at the call."""
         return self.returns_work and not operation.is_p2p and (not is_async or operation.name == "barrier")
 
 
@@ -44,13 +41,10 @@ _BY_NAME: Final = {backend.name: backend for backend in (LEGACY, NCCL2, LAZY)}
 
 
 def nccl_backend(process_group: Any) -> NcclBackend:
-    """Return the backend of a group's CUDA tensors; :data:`LEGACY` where it has none, or none of these.
-
-    The name under which a group was made does not tell: ``nccl`` stands for either.
-    """
+    """Return the backend of a group's CUDA tensors; :data:`LEGACY` where it has none of these."""
     import torch
 
-    try:
+    try:  # Not by the name under which the group was made: ``nccl`` stands for either.
         backend = process_group._get_backend(torch.device("cuda"))
         return _BY_NAME.get(backend.name(), LEGACY)
     except (AttributeError, RuntimeError):  # A group without CUDA, or a stand-in for a group.

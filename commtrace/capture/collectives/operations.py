@@ -1,14 +1,8 @@
-"""The communication methods of ``torch.distributed.ProcessGroup`` and what each of them sends.
+"""The communication methods of ``torch.distributed.ProcessGroup``, what each of them sends, and the names of its
+arguments.
 
-Names of methods differ between torch versions (``_allgather_base`` became ``all_gather_single``): every method listed
-here is patched if the class has it. Bytes follow docs/definitions.md: the full tensor.
-
-
-Communication whose bytes cannot be read: a tensor of a kind that nobody has thought of, for one.
-
-It is recorded all the same, with its number, its group and its times; its bytes are :data:`UNKNOWN_BYTES`. The capture
-goes on, and the ranks' numbers stay equal. The log and the run's files report it once per operation; the rows show how
-often it happened.
+Names differ between torch versions (``_allgather_base`` became ``all_gather_single``): every method listed here is
+patched if the class has it. Bytes follow docs/definitions.md: the full tensor.
 """
 
 from __future__ import annotations
@@ -37,9 +31,9 @@ class Operation(NamedTuple):
     Attributes:
         name: canonical name of the operation.
         measure: payload of a call.
-        arguments: names of the positional arguments, for calls that pass them by keyword; where overloads of the
-            method name one differently, all its names. The last one is the options, or an overload's root.
-        has_root: one rank is special; which one is in the options.
+        arguments: names of the positional arguments, for calls that pass them by keyword; all names where overloads of
+            the method differ. The last one is the options, or an overload's root.
+        has_root: one rank is special; the options say which one.
     """
 
     name: str
@@ -92,7 +86,7 @@ def _sum(tensors: list[Any]) -> Payload:
 
 
 def _coalesced(position: int) -> Measure:
-    """Like :func:`_tensors`, and remembers what each member sends when there are several."""
+    """Return the bytes of all tensors, like :func:`_tensors`, and those of each member where there are several."""
 
     def measure(arguments: tuple[Any, ...], _process_group: Any) -> Payload:
         members = [_sum(_flat(member)) for member in arguments[position]]
@@ -109,7 +103,7 @@ def _nothing(_arguments: tuple[Any, ...], _process_group: Any) -> Payload:
 
 
 def _split_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
-    """all_to_all_single: the input tensor; with splits, also the part that stays on this rank."""
+    """Return the bytes of an all_to_all_single; with splits, also the part that stays on this rank."""
     tensor, splits = arguments[1], arguments[3] if len(arguments) > 3 else None
     self_bytes = NO_SELF_BYTES
     # Megatron passes an array of numpy, which is neither true nor false.
@@ -120,7 +114,7 @@ def _split_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
 
 
 def _list_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
-    """alltoall of tensor lists, which may differ in size."""
+    """Return the bytes of an alltoall of tensor lists, which may differ in size."""
     tensors = arguments[1]
     if not tensors:
         return _EMPTY
@@ -219,10 +213,9 @@ _MOST_NESTING: Final = 3
 
 
 class Unmeasured:
-    """Stands in for what measures a communication where that fails.
+    """Stands in for what measures a communication whose bytes cannot be read: a tensor of an unknown kind, for one.
 
-    Args:
-        guard: tells it.
+    The communication is recorded all the same, with :data:`UNKNOWN_BYTES`, so that the ranks' numbers stay equal.
     """
 
     def __init__(self, guard: Guard) -> None:
@@ -242,7 +235,7 @@ class Unmeasured:
 
 
 def _tensor(values: Any, nesting: int) -> Any:
-    """Return the first tensor in arguments that says where it is: that decides how the communication is timed."""
+    """Return the first tensor in arguments: its device decides how the communication is timed."""
     import torch
 
     for value in values:

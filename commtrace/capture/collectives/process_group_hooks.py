@@ -1,14 +1,7 @@
 """Captures what C++ sends through the pre- and post-hooks that torch ≥ 2.14 has for process groups.
 
-Every group gets a pair. They are called for each communication, whoever issued it: functional collectives, compiled
-graphs, the reducer of DistributedDataParallel, callers of ``c10d::`` operators. What a method of ``ProcessGroup`` or a
-kernel has counted passes by: the methods know what hooks are not told (tags, splits, the Work that Python waits for).
-
-torch keeps its hooks in a map without a lock: taking one out while a communication passes it, perhaps on another
-thread, ends the process with a segmentation fault, and so does a hook that takes itself out. So hooks are taken out
-only where no other thread runs, and none has ever communicated; elsewhere they stay, do nothing, and go with their
-group, or when the process exits: a group that outlives Python with a hook ends it with a segmentation fault, too. Of a
-process that exits while a daemon thread communicates they are not taken out at all.
+Every group gets a pair. torch calls them for each communication, whoever issued it. What a method of ``ProcessGroup``
+or a kernel has counted is passed by: methods know what hooks are not told (tags, splits, the Work that is waited for).
 """
 
 from __future__ import annotations
@@ -58,17 +51,19 @@ class Issuing(NamedTuple):
 
 
 class OwnRank(NamedTuple):
-    """What measures a payload asks a process group. Not the group: a hook that holds it keeps it alive for ever."""
+    """What the measuring of a payload asks a process group. A hook that held the group itself would keep it alive for
+    ever.
+    """
 
     own: int
 
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """Return this rank's place in the group."""
         return self.own
 
 
 class ProcessGroupHooks:
-    """Hangs the hooks into every group, and turns what passes them into entries of the recorder's buffer.
+    """Registers the hooks with every group, and turns what passes them into entries of the recorder's buffer.
 
     Args:
         tracer: where entries go and coordinates come from.
@@ -89,7 +84,7 @@ class ProcessGroupHooks:
         self._code: set[CodeType] = set()
 
     def install(self) -> None:
-        """Hang the hooks into the groups there are, and into new ones as they are made. Idempotent."""
+        """Register the hooks with the groups there are, and with new ones as they are made. Idempotent."""
         from torch._C._distributed_c10d import HookOpName  # type: ignore[attr-defined]
 
         if self._active:
@@ -104,6 +99,10 @@ class ProcessGroupHooks:
         """Have the hooks do nothing, and take them out where that is safe."""
         self._active = False
         self._tracer.groups.unfollow(self._hang)
+        # torch keeps hooks in a map without a lock: taking one out while a communication passes it, on this thread or
+        # another, ends the process with a segmentation fault. So it is done only where nobody can be in one. Elsewhere
+        # they stay, do nothing, and go with their group, or at exit: a group that outlives Python with a hook ends it
+        # with a segmentation fault, too.
         thread = self._tracer.thread
         is_inside = thread.has_counted or bool(thread.issuing) or self._is_in_a_hook()
         if not is_inside and thread.threads == {threading.get_ident()} and not _other_threads():
@@ -111,14 +110,14 @@ class ProcessGroupHooks:
             atexit.unregister(self._end)
 
     def _end(self) -> None:
-        """Of Python. A daemon thread that communicates may be in a hook now, and goes on after this."""
+        """Take the hooks out as Python ends, unless a daemon thread communicates: it may be in a hook now."""
         self._active = False
         self._tracer.groups.unfollow(self._hang)
         if not self._tracer.thread.threads & _other_threads():
             self._take_out()
 
     def _is_in_a_hook(self) -> bool:
-        """Whether the calling thread is: a hook has failed, or a signal's handler stops the recording in one."""
+        """Return whether the calling thread is: a hook has failed, or a signal's handler stops the recording in one."""
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code not in self._code:
             frame = frame.f_back
@@ -229,16 +228,17 @@ class ProcessGroupHooks:
 
 
 def _other_threads() -> set[int]:
-    """Idents of the threads, but for this one and ours, that could communicate for the first time at this moment.
+    """Return the idents of other threads than this one and ours: they could communicate for the first time at this
+    moment.
 
-    Those of C++ which send on behalf of a backward pass are not among them, but the thread that has called it is.
+    Threads of C++ that send for a backward pass are not among them, but the thread that has called it is.
     """
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OUR_THREADS)}
     return sys._current_frames().keys() - ours - {threading.get_ident()}
 
 
 def _is_of_the_reducer() -> bool:
-    """Whether the backward is where a reducer sends: at the node that accumulates a gradient, or behind all nodes."""
+    """Return whether the backward is where a reducer sends: where a gradient is accumulated, or behind all nodes."""
     import torch
 
     node = torch._C._current_autograd_node()

@@ -2,15 +2,9 @@
 
 The methods of the class ``torch.distributed.ProcessGroup`` are replaced, not the functions of ``torch.distributed``:
 frameworks bind those functions when they are imported, but all of them end in a method of the class. ``Work.wait`` is
-replaced for the stalls. Originals are taken from, and put back into, the class dictionaries: reading a method as an
-attribute and assigning it back would lose its binding.
-
-The order of events around one operation::
+replaced for the stalls (:mod:`commtrace.capture.collectives.waits`). The order of events around one operation::
 
     launch mark → original method → (completion callback: end mark) → wait: mark → original wait → mark
-
-A failure in our code must not reach training, hence the try around everything that is ours; a failure in the original
-must, hence nothing around that. The replaced methods are closures over local names, and flat: they are the hot path.
 """
 
 from __future__ import annotations
@@ -71,7 +65,7 @@ class ProcessGroupCapture:
 
     @property
     def devices(self) -> DeviceCalls | None:
-        """What times tensors of an accelerator; None where there is none."""
+        """Return what times tensors of an accelerator; None where there is none."""
         return self._devices
 
     def install(self) -> None:
@@ -125,7 +119,7 @@ class ProcessGroupCapture:
             self._devices.forget_all()
 
     def unfinished(self) -> list[Launch]:
-        """Communications that were launched and whose end has not been seen, oldest first."""
+        """Return communications that were launched and whose end has not been seen, oldest first."""
         waiting = [
             launch for launch, completion in list(self.pending.values()) if completion is None or not completion[ENDED]
         ]
@@ -137,6 +131,7 @@ class ProcessGroupCapture:
         return waiting_beside(original, self._tracer, self.pending, PART, self._devices)
 
     def _replace(self, owner: type, name: str, replacement: Callable[..., Any]) -> None:
+        # From the class dictionary, and back into it: assigning what getattr() gives would lose the binding.
         original = owner.__dict__[name]
         _copy_description(original, replacement)
         self._originals.append((owner, name, original, replacement))
@@ -154,7 +149,7 @@ class ProcessGroupCapture:
         def method(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
             launch = device_call = state = None
             seq = peer = -1
-            try:
+            try:  # around all that is ours, and never around the original: its failures are training's
                 thread.has_counted = True
                 positional = _by_position(arguments, keywords, operation.arguments) if keywords else arguments
                 state = states.get(id(process_group)) or register(process_group)
@@ -209,7 +204,7 @@ class ProcessGroupCapture:
         return method
 
     def _not_followed(self, original: Any, name: str, meaning: str) -> Callable[..., Any]:
-        """Of a method that may communicate: that it was called, and what that means, is told once."""
+        """Wrap a method that may communicate: its first call is reported, with what it means."""
         from torch.distributed import Work
 
         tracer = self._tracer
@@ -228,14 +223,13 @@ class ProcessGroupCapture:
         return method
 
     def _refused(self, operation: Operation, state: GroupState, peer: int, seq: int) -> None:
-        """The backend raised: nothing was sent, so the number is free, as it is on ranks that did not try."""
         if operation.is_p2p:
             state.take_back_p2p(operation.is_send, peer, seq)
         else:
             state.take_back(seq)
 
     def _launching(self, operation: Operation) -> Callable[[Launch, Any], None]:
-        """What is done after the launch of an operation that is over already, or whose completion will call back."""
+        """Return what follows the launch of an operation that is over already, or whose completion will call back."""
         tracer, pending, completions, completed = (
             self._tracer,
             self.pending,
@@ -267,7 +261,7 @@ class ProcessGroupCapture:
         return launched
 
     def _completing(self) -> Callable[[object, tuple[Launch, Any], Any], None]:
-        """What a completion calls back, on a thread of the backend."""
+        """Return what a completion calls, on a thread of the backend."""
         tracer = self._tracer
         buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
@@ -288,13 +282,11 @@ class ProcessGroupCapture:
         return completed
 
     def _forgotten(self, pending: tuple[Launch, Any]) -> None:
-        """The Work is gone, for its id is in use again, and nobody waited for it."""
         launch, completion = pending
         if completion is None:
             self._tracer.append((forgotten_rows, kind_of(launch), launch, next_id()))
 
     def _unrecorded(self, work: Any) -> None:
-        """A Work that is not ours: its id may be that of one that is gone."""
         earlier = self.pending.pop(id(work), None)
         if earlier is not None:
             self._forgotten(earlier)
@@ -303,7 +295,7 @@ class ProcessGroupCapture:
 
 
 def _collective_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
-    """Sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
+    """Return sequence number, global rank of the root (or −1), and whether the caller gets the Work."""
     position = len(operation.arguments) - 1
     options = arguments[position] if len(arguments) > position else None
     is_async = getattr(options, "asyncOp", None)
@@ -324,20 +316,22 @@ def _collective_number(operation: Operation, state: GroupState, arguments: tuple
 
 @functools.cache
 def _options_tell() -> bool:
-    """Whether torch's functions tell all options whether the call is asynchronous; some have the field without that."""
+    """Return whether torch's functions say in all options whether the call is asynchronous; some have the field without
+    that.
+    """
     from torch.distributed import AllreduceOptions
 
     return hasattr(AllreduceOptions, "asyncOp")
 
 
 def _global_rank(state: GroupState, group_rank: int) -> int:
-    """−1 for one that the group does not have: torch refuses the call, and that is no failure of ours."""
+    """Return −1 for a rank that the group does not have: torch refuses the call, and that is no failure of ours."""
     ranks = state.ranks_by_group_rank
     return ranks[group_rank] if 0 <= group_rank < len(ranks) else -1
 
 
 def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, ...]) -> tuple[int, int, bool]:
-    """Sequence number towards the peer, the peer's global rank, and whether the caller gets the Work."""
+    """Return the number towards the peer, the peer's global rank, and whether the caller gets the Work."""
     # The peer of a receive from anybody, and so its number, is not known when it is posted: see from_anybody.
     peer = _global_rank(state, arguments[1]) if len(arguments) > 2 else -1
     # Frame 0 is this function, 1 the replaced method, 2 its caller: isend, irecv, send or recv.
@@ -352,14 +346,14 @@ def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, .
 
 
 def _barrier_device(arguments: tuple[Any, ...]) -> Any:
-    """The device that runs an operation without tensors, where its options say so."""
+    """Return the device that runs an operation without tensors, where its options say so."""
     return getattr(arguments[-1], "device", None) if arguments else None
 
 
 def _by_position(
     arguments: tuple[Any, ...], keywords: dict[str, Any], names: tuple[tuple[str, ...], ...]
 ) -> tuple[Any, ...]:
-    """Arguments in the order of ``names``, wherever they were passed by keyword; None for those that are missing."""
+    """Return arguments in the order of ``names``, wherever they were passed by keyword; None for missing ones."""
     return arguments + tuple(
         next((keywords[name] for name in alternatives if name in keywords), None)
         for alternatives in names[len(arguments) :]
@@ -367,7 +361,7 @@ def _by_position(
 
 
 def unknown_methods(owner: type) -> list[str]:
-    """Methods of ``ProcessGroup`` of which is not known whether they communicate."""
+    """Return the methods of ``ProcessGroup`` of which is not known whether they communicate."""
     return [
         name
         for name, value in vars(owner).items()

@@ -1,8 +1,7 @@
 """Detects communication of this process that bypasses torch.distributed and cannot be captured.
 
-Looked for by the harvester's thread among what other libraries keep in their modules: nothing is imported, patched or
-called, and the training thread has no part in it. A path is ``active`` where the library's own state says that it was
-used, and ``loaded`` where only the library is there and its use cannot be told.
+The harvester looks at what other libraries keep in their modules; nothing is imported, patched or called. A path is
+``active`` where the library's own state says that it was used, ``loaded`` where its use cannot be known.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class InvisiblePath(NamedTuple):
     """A way of communicating that is not seen.
 
     Attributes:
-        name: what it is called.
+        name: as users know it.
         hides: what of the job goes that way.
         state: asks the modules of this process: ``active``, ``loaded``, or None if it is not there.
     """
@@ -37,15 +36,14 @@ class InvisiblePath(NamedTuple):
 
 
 def find_invisible(modules: Modules | None = None) -> dict[str, str]:
-    """By name: the state of every known path that is there."""
+    """Return the state of every known path that is there, by name."""
     loaded = sys.modules if modules is None else modules
     states = ((path.name, path.state(loaded)) for path in INVISIBLE_PATHS)
     return {name: state for name, state in states if state is not None}
 
 
 def _held(modules: Modules, module: str, name: str) -> Any:
-    """Return a module's own variable; None where module or variable are missing. Asks ``__dict__``: a lazy module that
-    imports on attribute access is not made to."""
+    """Return a module's own variable, or None. Asks ``__dict__``: a lazy module that imports on access is not made to."""
     found = modules.get(module)
     return None if found is None else vars(found).get(name)
 

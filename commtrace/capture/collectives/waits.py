@@ -1,14 +1,7 @@
-"""What stands in for ``Work.wait``: the stall, and the end of a communication that ends with its wait.
+"""Captures waits for communication: ``Work.wait``, and the wait for a Work's future.
 
-The functions are closures over local names, and flat: they are the hot path.
-
-
-Stalls of those who wait for a communication's future instead of its Work: ``work.get_future().wait()``.
-
-A future is C++'s, shared by everything in torch that is asynchronous, and does not say whose it is. So each future that
-a captured Work hands out is remembered while it lives; for every other one a wait costs a look into a dictionary.
-Futures that are made of such a future (``then``, ``torch.futures.collect_all``) are not known: what waits for them
-shows as work. With tensors on an accelerator a future's wait is no wait of the host, and no stall is told here.
+What replaces ``Work.wait`` takes the stall, and the end of a communication that ends with its wait. The functions are
+closures over local names, and flat: they are the hot path.
 """
 
 from __future__ import annotations
@@ -44,7 +37,7 @@ PendingWorks: TypeAlias = dict[int, PendingWork]
 
 
 def tell_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> None:
-    """Of the ranks that fail together, those whose communication failed were cut off by another one."""
+    """Record that a communication failed: of ranks that fail together, those that see this were cut off by another one."""
     try:
         launch = blocked.launch if isinstance(blocked, DeviceCall) else blocked
         if launch is not None:
@@ -64,12 +57,12 @@ def _from_anybody(launch: Launch, work: Any) -> Launch:
 
 
 def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> Callable[..., Any]:
-    """``wait`` of a Work, on a machine without an accelerator.
+    """Wrap ``wait`` of a Work, on a machine without an accelerator.
 
     Args:
         original: as it was.
         tracer: where entries go.
-        pending: by id of their Work, communications that nobody has waited for.
+        pending: communications that nobody has waited for.
         part: what is switched off if this fails.
     """
     blocked = tracer.blocked
@@ -127,7 +120,7 @@ def waiting(original: Any, tracer: Tracer, pending: PendingWorks, part: str) -> 
 def waiting_beside(
     original: Any, tracer: Tracer, pending: PendingWorks, part: str, devices: DeviceCalls
 ) -> Callable[..., Any]:
-    """``wait`` where there is an accelerator: while its stream is busy, it misses nothing when the host waits."""
+    """Wrap ``wait`` where there is an accelerator: while its stream is busy, it misses nothing when the host waits."""
     blocked = tracer.blocked
 
     def wait(work: Any, /, *arguments: Any, **keywords: Any) -> Any:
@@ -194,11 +187,16 @@ class _OfWork(NamedTuple):
 
 
 class FutureWaits:
-    """The futures that captured Works have handed out, and the waits for them.
+    """Waits for a communication's future instead of its Work: ``work.get_future().wait()``.
+
+    A future is C++'s and does not say whose it is, so each one that a captured Work hands out is remembered while it
+    lives. For every other one a wait costs a look into a dictionary. Futures that are made of such a future (``then``,
+    ``torch.futures.collect_all``) are not known: what waits for them shows as work. With tensors on an accelerator a
+    future's wait is no wait of the host, and no stall.
 
     Args:
         tracer: where entries go.
-        pending: by id of their Work, communications that nobody has waited for.
+        pending: communications that nobody has waited for.
         devices: times tensors of an accelerator; None where there is none.
     """
 
@@ -244,7 +242,7 @@ class FutureWaits:
         return get_future
 
     def _taken(self, work: Any) -> _OfWork | None:
-        """Return what of the host a Work stands for whose future is taken, if nobody has waited for it."""
+        """Return the pending communication of a Work whose future is taken."""
         if self._devices is not None:
             self._devices.future_taken(work)
         key = id(work)

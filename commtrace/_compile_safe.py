@@ -1,11 +1,9 @@
-"""What stands in for functions that a compiled region may call: ``_call_impl`` of recorded modules
-(:mod:`commtrace.capture.model.modules`), and everything that is hooked with
-:meth:`commtrace.capture.hooks.Hooks.around`, such as ``clip_grad_norm_``.
+"""Wrappers of functions that a compiled region may call: ``_call_impl`` of recorded modules, ``clip_grad_norm_`` and
+others.
 
-It is a file of its own outside of ``commtrace.capture`` because ``torch.compile`` must trace it: Dynamo is told to skip
-the files of capture, and where it traces what calls a recorded function, a skipped function would end the graph, or
-raise where the script asked for ``fullgraph=True``. Here it reads the first line and goes on with the original; nothing
-of ours is in the graph.
+A file outside of ``commtrace.capture``, because ``torch.compile`` must trace it: Dynamo skips the files of capture, and
+a skipped function in a traced one would end the graph, or raise where the script asked for ``fullgraph=True``. Here it
+reads the first line and goes on with the original; nothing of ours is in the graph.
 """
 
 from __future__ import annotations
@@ -16,18 +14,18 @@ from types import CodeType
 from typing import Any, Protocol
 
 RAISED: Any = object()
-"""Stands for the result of a function that raised."""
+"""The result of a function that raised."""
 
 
 class Part(Protocol):
-    """Whose stand-in it is."""
+    """The part of commtrace that a wrapper belongs to."""
 
     @property
     def active(self) -> bool:
-        """Whether it is on."""
+        """Return whether it is on."""
 
     def failed(self, error: Exception) -> None:
-        """The part has failed: it is off from now on."""
+        """Switch it off."""
 
 
 def wrap_with_callbacks(
@@ -37,12 +35,12 @@ def wrap_with_callbacks(
     begin: Callable[[tuple[Any, ...], dict[str, Any]], Any],
     end: Callable[[Any, Any], None],
 ) -> Callable[..., Any]:
-    """``original``, with ``begin`` before it and ``end`` after it: see :meth:`commtrace.capture.hooks.Hooks.around`.
+    """Wrap a function with ``begin`` before and ``end`` after it: see :meth:`commtrace.capture.hooks.Hooks.around`.
 
     Args:
         original: as it was.
         is_compiling: ``torch.compiler.is_dynamo_compiling``.
-        part: is asked whether it is on, and told what failed.
+        part: says whether it is on, and gets what failed.
         begin, end: of the recorder's.
     """
     failed, raised = part.failed, RAISED
@@ -73,11 +71,11 @@ def wrap_with_callbacks(
 
 
 def do_nothing(*_arguments: Any) -> None:
-    """Do nothing: what stands behind a hook that stands in for no function."""
+    """Do nothing: the original of a wrapper that wraps no function."""
 
 
 def wrapper_code() -> CodeType:
-    """Return the code that all functions that :func:`wrap_with_callbacks` makes have in common."""
+    """Return the code that all wrappers of :func:`wrap_with_callbacks` have in common."""
     return next(
         constant
         for constant in wrap_with_callbacks.__code__.co_consts
@@ -94,13 +92,13 @@ def wrap_call_impl(
     part: str,
     may_capture: bool,
 ) -> Callable[..., Any]:
-    """``original``, with a span around it when the module is one of those that were chosen.
+    """Wrap ``_call_impl`` with a span around it when the module was chosen.
 
     Args:
         original: ``_call_impl`` as it was.
         label_of: the label of the module with an id, or None.
         tracer: where spans go.
-        backward: the backwards of modules; is shown inputs and outputs when gradients are recorded.
+        backward: sees inputs and outputs when gradients are recorded.
         kind: of the recorder's entries.
         part: what is switched off if this fails.
         may_capture: the clock's device has graphs.

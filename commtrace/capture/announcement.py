@@ -15,10 +15,7 @@ _logger = logging.getLogger("commtrace")
 
 
 def announce(directory: Path, metadata: RankMetadata) -> None:
-    """Tell ``commtrace run`` on this node, which says it at the end, where it is not scrolled away.
-
-    Where there is none, rank 0 says it.
-    """
+    """Tell ``commtrace run`` on this node where the rank records; without one, rank 0 prints it."""
     is_noted = _note(rank_directory(directory, metadata.rank))
     if metadata.rank == 0:
         if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
@@ -37,7 +34,7 @@ def announce(directory: Path, metadata: RankMetadata) -> None:
 
 
 def _note(folder: Path) -> bool:
-    """Return whether there is a ``commtrace run`` on this node that now knows of the folder."""
+    """Return whether a ``commtrace run`` on this node now knows of the folder."""
     notes = os.environ.get(NOTES_VARIABLE)
     if not notes:
         return False
@@ -57,7 +54,7 @@ def _print(line: str) -> None:
 
 
 def _lacks_variables() -> bool:
-    """Return whether ``commtrace run`` was used on another node and its launcher has not forwarded its variables."""
+    """Return whether ``commtrace run`` of another node did not get its variables forwarded."""
     search_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     is_injected = any(Path(entry).parts[-2:] == ("commtrace", "_inject") for entry in search_path)
     return is_injected and not has_variables(os.environ)

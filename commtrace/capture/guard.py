@@ -1,7 +1,7 @@
 """Keeps commtrace's own failures away from training.
 
-Every hook catches what goes wrong inside commtrace and reports it here: the part that failed is switched off, one
-warning says what that means, and the run's files say it too.
+Hooks catch what goes wrong inside commtrace and report it here. The part that failed is switched off; one warning and
+the run's files say what is missing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Guard:
     """The parts of commtrace that have failed in this process.
 
     Attributes:
-        has_ended: everything has been taken out. What a hook misses that was running meanwhile (a signal's handler has
-            stopped the recording) is no failure to tell anybody of; what it has put in since then is taken out again.
+        has_ended: everything has been taken out. A hook that still runs (a signal's handler has stopped the recording)
+            may fail without a warning; what it has put in since then is taken out again.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Guard:
         self._switches: dict[str, Callable[[], None]] = {}
 
     def on_failure(self, part: str, switch_off: Callable[[], None]) -> None:
-        """Have ``switch_off`` called when ``part`` fails: it takes the part's hooks out."""
+        """Have ``switch_off`` called when ``part`` fails, to take its hooks out."""
         self._switches[part] = switch_off
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Note that ``part`` failed; warns the first time."""
+        """Switch ``part`` off, with a warning the first time."""
         with self._lock:
             if part in self._failed:
                 return
@@ -53,13 +53,13 @@ class Guard:
                 _logger.warning("commtrace: %s could not be switched off", part, exc_info=True)
 
     def noticed(self, message: str) -> None:
-        """Something that the recording lacks although every part works: warned of, and told in the files."""
+        """Warn of something that the recording lacks although every part works, and have the files say it."""
         with self._lock:
             self._untold.append(message)
         _logger.warning("commtrace: %s", message)
 
     def renew_lock(self) -> None:
-        """In a forked child."""
+        """Make a new lock, in a forked child."""
         self._lock = threading.RLock()
 
     def works(self, part: str) -> bool:
@@ -67,7 +67,7 @@ class Guard:
         return part not in self._failed
 
     def take_untold(self) -> list[str]:
-        """Messages since the last call, for the trace files."""
+        """Return the messages since the last call, for the trace files."""
         with self._lock:
             untold, self._untold = self._untold, []
         return untold

@@ -31,14 +31,14 @@ class Part(Protocol):
     """A part that can be installed into a process, and removed again."""
 
     def install(self) -> None:
-        """Hang the hooks, or wait for the modules that they belong in."""
+        """Install the hooks, or wait for the modules that they belong in."""
 
     def uninstall(self) -> None:
-        """Put every original back. Whoever is interrupted here calls it again."""
+        """Put every original back. If interrupted, it can be called again."""
 
 
 def installed(part: Part) -> Callable[[], None]:
-    """Install a part, wholly or not at all; returns what takes it out."""
+    """Install a part, wholly or not at all; return what takes it out."""
     try:
         part.install()
         return part.uninstall
@@ -70,7 +70,7 @@ class Hooks:
         wrapt.register_post_import_hook(waiting, module)
 
     def replace(self, owner: Any, name: str, wrap: Wrap) -> None:
-        """Replace an attribute of a class or module; nothing happens where this version has none of that name."""
+        """Replace an attribute of a class or module, if this version has it."""
         original = vars(owner).get(name)
         if original is None:
             return
@@ -81,7 +81,7 @@ class Hooks:
         setattr(owner, name, replacement)
 
     def replace_required(self, owner: Any, name: str, wrap: Wrap) -> None:
-        """The same for an attribute that every version has which commtrace was tried with: a lack of it is told."""
+        """Replace an attribute that every tried version has, and report where it is missing."""
         if vars(owner).get(name) is None:
             where = getattr(owner, "__qualname__", owner.__name__)
             self._tracer.guard.noticed(
@@ -92,20 +92,17 @@ class Hooks:
         self.replace(owner, name, wrap)
 
     def replace_method(self, module: ModuleType, owner: str, name: str, wrap: Wrap) -> None:
-        """Replace a method of a class of a module; nothing happens where this version has no such class or method."""
+        """Replace a method of a class of a module, if this version has both."""
         found = getattr(module, owner, None)
         if found is not None:
             self.replace(found, name, wrap)
 
     def replace_method_when_imported(self, module: str, owner: str, name: str, wrap: Wrap) -> None:
-        """The same as soon as the module is imported, or now if it has been."""
+        """Replace a method as soon as its module is imported, or now if it has been."""
         self.when_imported(module, lambda imported: self.replace_method(imported, owner, name, wrap))
 
     def replace_function(self, module: ModuleType, name: str, wrap: Wrap, *also_in: str) -> None:
-        """Replace a function of a module, for callers too that bound its name before, if a decorator made it.
-
-        What a decorator returns calls the function that it was given; that one is replaced, and whoever holds the
-        decorated function gets the replacement. Of a plain function, only the names that modules hold are replaced.
+        """Replace a function of a module; if a decorator made it, also for callers that bound its name before.
 
         Args:
             also_in: modules that hold the same function by the same name, as far as they are imported.
@@ -134,7 +131,7 @@ class Hooks:
         table[key] = replacement
 
     def restore(self) -> None:
-        """Put every original back, except where somebody else has put something in place of ours."""
+        """Put every original back, except where somebody else has replaced ours."""
         self.active = False
         while self._waiting:
             _wait_no_more(*self._waiting[-1])
@@ -154,7 +151,8 @@ class Hooks:
         self._items.clear()
 
     def around(self, begin: Begin, end: End) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Has ``begin`` called before a function and ``end`` after it. Whatever fails in either stays here.
+        """Return a wrapper that calls ``begin`` before a function and ``end`` after it; what fails in either stays
+        here.
 
         Args:
             begin: gets the positional and the keyword arguments; what it returns is handed to ``end``. None: there is
@@ -168,12 +166,12 @@ class Hooks:
         )
 
     def failed(self, error: Exception) -> None:
-        """The part has failed: it is off from now on."""
+        """Switch the part off."""
         self.active = False
         self._tracer.failed(self._part, error)
 
     def guarded(self, action: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what ``action`` returns; None if it fails, after which this integration is off."""
+        """Return what ``action`` returns; None if it fails, after which the part is off."""
         try:
             return action(*arguments)
         except Exception as error:
@@ -181,22 +179,22 @@ class Hooks:
             return None
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span | None:
-        """Begin a phase; None if that fails."""
+        """Begin a phase; return None if that fails."""
         span: Span | None = self.guarded(self._tracer.enter, kind, name, microbatch, chunk, stage)
         return span
 
     def leave(self, span: Span | None) -> None:
-        """End a phase, if it was begun. It is ended even when the integration is off by now."""
+        """End a phase, if it was begun, even when the part is off by now."""
         if span is not None:
             self.guarded(self._tracer.leave, span)
 
     def timed(self, kind: int, name: str) -> Wrap:
-        """Makes a function a phase."""
+        """Return a wrapper that makes a function a phase."""
 
         return self.around(lambda args, kwargs: self._tracer.enter(kind, name), self.end)
 
     def end(self, span: Any, _result: Any) -> None:
-        """Ends the span that a ``begin`` has returned."""
+        """End the span that a ``begin`` has returned."""
         self._tracer.leave(span)
 
     def _on_import(self, hook: Callable[[ModuleType], None], module: ModuleType) -> None:
@@ -205,7 +203,7 @@ class Hooks:
 
 
 def _decorated(function: Any) -> CellType | None:
-    """Return where a decorator keeps the function that it was given; None for a function without (such) a decorator."""
+    """Return the cell in which a decorator keeps the function that it was given; None without (such) a decorator."""
     inner = getattr(function, "__wrapped__", None)
     if inner is None:
         return None
@@ -220,9 +218,9 @@ def _holds(cell: CellType, value: Any) -> bool:
 
 
 def _wait_no_more(module: str, hook: Callable[[ModuleType], None]) -> None:
-    """Take a hook of a module that was never imported out of wrapt's table: wrapt itself has no way to do it.
+    """Take a hook of a module that was never imported out of wrapt's table: wrapt has no way to do it.
 
-    A version of wrapt that keeps its table otherwise keeps the hook, which does nothing any more.
+    Where a version of wrapt keeps its table otherwise the hook stays, and does nothing any more.
     """
     importer: Any = sys.modules.get("wrapt.importer")
     table = getattr(importer, "_post_import_hooks", None)

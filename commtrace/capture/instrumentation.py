@@ -52,10 +52,10 @@ process groups have been destroyed: then nothing more will come."""
 
 
 class Observer(Sink, Protocol):
-    """A sink beside the trace that knows about forks: see commtrace.live."""
+    """A sink beside the trace that is told of forks: see commtrace.live."""
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: everything belongs to the parent."""
+        """Give up everything, in a forked child: it belongs to the parent."""
 
 
 LAST_WORD_SECONDS: Final = 2.0
@@ -211,14 +211,14 @@ class Instrumentation:
         return self.tracer.completions.unsettled
 
     def await_callbacks(self) -> None:
-        """Before Python ends: wait for communications that nobody waited for, as torch will do in any case."""
+        """Wait, before Python ends, for communications that nobody waited for, as torch does in any case."""
         if not self.tracer.completions.wait(QUIET_SECONDS) and _is_initialized():
             _logger.warning("commtrace: waiting, as torch does, for communications that nobody has waited for")
             self.tracer.completions.wait(EXIT_SECONDS)
         self.tracer.completions.settle(SETTLE_SECONDS)
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: stay silent. The patches stay and pass everything through."""
+        """Stay silent in a forked child. The patches stay and pass everything through."""
         self.tracer.recording = False
         self.tracer.renew_locks()
         self.recorder.abandon_after_fork()
@@ -245,7 +245,7 @@ class Instrumentation:
         return group_lifecycle.watch_destruction(tracer, before=self._identify_before_the_end)
 
     def _identify_before_the_end(self) -> None:
-        """The store through which ranks agree may end with the process groups."""
+        """Agree on the run while the store is still there: it may end with the process groups."""
         if _is_initialized():
             self._identity.settled(LAST_WORD_SECONDS, self.tracer.groups.place)
 
@@ -318,7 +318,7 @@ class Instrumentation:
 
 
 def recording_options(config: Config) -> dict[str, Any]:
-    """Options that are not left at their default and say what is recorded: readers must not take it for a loss."""
+    """Return the options that say what is recorded and are not at their default, so that readers see no loss in it."""
     options = ("steps", "sample", "keep_steps", "keep_bytes", "skip_roles")
     usual = Config()
     return {name: getattr(config, name) for name in options if getattr(config, name) != getattr(usual, name)}
@@ -342,8 +342,9 @@ def _torch_version() -> str:
 
 
 def _device_clock() -> CudaClock | None:
-    """Return where torch is built for CUDA or HIP. Whether there is a device is not asked: that starts the driver,
-    and a process that is forked then cannot use it any more.
+    """Return the clock of CUDA or HIP where torch is built for them.
+
+    Whether there is a device is not asked: that starts the driver, which a process that is forked then cannot use.
     """
     import torch
 

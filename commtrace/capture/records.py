@@ -1,8 +1,7 @@
-"""What the training threads put into the recorder's buffer, and how the harvester turns it into rows.
+"""Entries of the recorder's buffer, and the functions with which the harvester turns them into rows.
 
-An entry of the buffer is a tuple: the function that makes its rows (or returns None while the device has not
-reached one of its marks), the kind of span as which it is counted if it is dropped, and what the function needs. What a
-hot path appends is as flat as it can be: a plain tuple costs a fifth of an object.
+An entry is a plain tuple, which costs a fifth of an object: the function that makes its rows, the kind as which it is
+counted if it is dropped, and the function's arguments.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Coordinates(NamedTuple):
 
 
 class LaunchGroup(Protocol):
-    """What a launch knows of its process group: see :class:`commtrace.capture.collectives.groups.GroupState`."""
+    """What a launch knows of its group: see :class:`commtrace.capture.collectives.groups.GroupState`."""
 
     group: Group
     nccl: NcclBackend
@@ -109,7 +108,7 @@ def kind_of(launch: Launch) -> int:
 
 
 def waited_rows(entry: Entry) -> list[Row]:
-    """Host-timed communication that ended when the wait for it returned.
+    """Make the rows of a host-timed communication that ended when the wait for it returned, and of its stall.
 
     Entry: ``(waited_rows, kind, launch, coordinates at the wait, wait start, wait end)`` and perhaps an id.
     """
@@ -125,7 +124,7 @@ def waited_rows(entry: Entry) -> list[Row]:
 
 
 def completed_rows(entry: Entry) -> list[Row]:
-    """Host-timed communication whose completion called back.
+    """Make the row of a host-timed communication whose completion called back.
 
     Entry: ``(completed_rows, kind, launch, id, end, completion)``. The last one is ``()``, or holds the end of
     the wait for it at ``WAITED`` as soon as one has returned.
@@ -138,7 +137,7 @@ def completed_rows(entry: Entry) -> list[Row]:
 
 
 def stall_rows(entry: Entry) -> list[Row]:
-    """Host-timed wait for a communication that has a row of its own.
+    """Make the row of a host-timed wait for a communication that has a row of its own.
 
     Entry: ``(stall_rows, kind, launch, id, coordinates at the wait, wait start, wait end)``.
     """
@@ -147,29 +146,29 @@ def stall_rows(entry: Entry) -> list[Row]:
 
 
 def forgotten_rows(entry: Entry) -> list[Row]:
-    """Communication whose end nobody saw. Entry: ``(forgotten_rows, kind, launch, id)``."""
+    """Make the row of a communication whose end nobody saw. Entry: ``(forgotten_rows, kind, launch, id)``."""
     _, _, launch, number = entry
     start = launch.start if isinstance(launch.start, int) else 0
     return [communication_row(launch, start, start, number, schema.HOST_TIMING, True)]
 
 
 class DeviceCall:
-    """One communication of an accelerator's tensors: its marks are known later than it is launched.
+    """A communication of an accelerator's tensors: its marks are resolved later than it is launched.
 
     Attributes:
         launch: as above; its start is a mark.
         device: index of the device of its tensors; None for the current one.
         op_in_seq: index in the coalescing bracket.
         batch: equal for the members of a coalescing bracket.
-        queue: where it runs, if it runs on a stream of its own; None if it runs on the current stream.
+        queue: the stream of its own on which it runs; None if it runs on the current stream.
         waited_from: mark before the wait for it; None if it ran on the current stream.
         end: mark after it, or after the wait for it; None if nobody waited.
         is_joined: it ran beside the stream that computes, which has waited for it since.
         has_future: somebody has taken its future, to wait for that instead.
         position: counts the operations of its queue.
         holder: holds its row back until it knows its true end; None where nobody does.
-        launched_at, returned_at: the system's time before and after it was handed to the backend, ns, where ``holder``
-            is; 0 if it is not known.
+        launched_at, returned_at: the system's time before and after it was handed to the backend, ns, where there is a
+            ``holder``; 0 if unknown.
     """
 
     __slots__ = (
@@ -231,35 +230,36 @@ class Queue:
         return self._positions - 1
 
     def withdraw(self, call: DeviceCall) -> None:
-        """``call`` runs on another stream after all."""
+        """Uncount ``call``, which runs on another stream after all."""
         if call.position == self._positions - 1:
             self._positions -= 1
 
     @property
     def known_end(self) -> int:
-        """When the latest operation ended whose end is known."""
+        """Return when the latest operation ended whose end is known."""
         return self._exact.end
 
     def before(self, call: DeviceCall) -> Placed | None:
-        """When the operation right before ``call`` ran; None if nothing is known of it yet."""
+        """Return when the operation right before ``call`` ran; None if nothing is known of it yet."""
         return self._last if self._last_position == call.position - 1 else None
 
     def of_batch(self, call: DeviceCall) -> Placed | None:
-        """When the other members of its coalescing bracket ran, if that is known."""
+        """Return when the other members of its coalescing bracket ran, if that is known."""
         return self._exact if call.batch == self._batch else None
 
     def passed(self, call: DeviceCall, placed: Placed) -> None:
-        """``call`` ran then."""
+        """Take note of when ``call`` ran."""
         if call.position > self._last_position:
             self._last_position, self._last = call.position, placed
         if placed.is_exact and call.batch > self._batch:
             self._batch, self._exact = call.batch, placed
 
     def place(self, call: DeviceCall, start: int, end: int, exact: bool, timing: int) -> Placed:
-        """When an operation ran that was launched at ``start`` and seen to be over at ``end``.
+        """Return when an operation ran that was launched at ``start`` and seen to be over at ``end``.
 
         Args:
             call: the operation.
+            start, end: ns.
             exact: it ended at ``end``, not perhaps before.
             timing: how the times were obtained.
         """
@@ -275,10 +275,10 @@ class Queue:
 
 
 def device_call_rows(entry: Entry) -> list[Row] | None:
-    """Device-timed communication. Entry: ``(device_call_rows, kind, call)``.
+    """Make the row of a device-timed communication. Entry: ``(device_call_rows, kind, call)``.
 
-    An operation that was over before anybody waited for it ended somewhere between its launch and the wait: its
-    timing is unknown, and its row ends where it was seen to be over, unless its holder finds out more.
+    One that was over before anybody waited for it ended somewhere between launch and wait: its timing is unknown, and
+    its row ends where it was seen to be over, unless its holder finds out more.
     """
     call: DeviceCall = entry[2]
     queue = call.queue
@@ -310,7 +310,10 @@ def device_call_rows(entry: Entry) -> list[Row] | None:
 
 
 def device_stall_rows(entry: Entry) -> list[Row] | None:
-    """Device-timed stall. Entry: ``(device_stall_rows, kind, call, coordinates at the wait, start mark, end mark)``."""
+    """Make the row of a device-timed stall.
+
+    Entry: ``(device_stall_rows, kind, call, coordinates at the wait, start mark, end mark)``.
+    """
     call, coordinates, start_mark, end_mark = entry[2:]
     start, end = call.clock.resolve(start_mark), call.clock.resolve(end_mark)
     if start is None or end is None:
@@ -395,7 +398,7 @@ def failed_rows(entry: Entry) -> list[Row]:
 
 
 def module_rows(clock: DeviceClock) -> MakeRows:
-    """Makes the rows of modules: their forwards, backwards and recomputes.
+    """Return a function that makes the rows of modules: their forwards, backwards and recomputes.
 
     Entry: ``(this function, kind, name, coordinates, start mark, end mark)``.
     """

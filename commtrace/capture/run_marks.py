@@ -1,6 +1,6 @@
-"""Marks of a rank beside its spans: groups, topology, clock anchors, problems, activity.
+"""Writes the marks of a rank beside its spans, once per pass: groups, topology, clock anchors, problems, activity.
 
-Runs on the harvester thread, once per pass. Every part of it fails for itself.
+Runs on the harvester thread. A part of it that fails leaves the others alone.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class RunMarks:
 
     Args:
         tracer: of the process.
-        device_clock: to be refreshed in each pass; None where there is no accelerator.
+        device_clock: refreshed in each pass; None where there is no accelerator.
         requests: who may ask for steps in detail.
         unfinished: communications whose end nobody has seen, oldest first.
-        device_watch: to be started once the device is known.
+        device_watch: started once the device is known.
 
     Attributes:
         has_ended: the recording is being stopped.
@@ -177,5 +177,5 @@ class RunMarks:
                 yield "process_group", {**group._asdict(), "ranks": list(group.ranks)}
 
     def _in_flight(self, activity: Activity) -> list[dict[str, Any]]:
-        """Communications that have been under way since before the last pass: what a hang report starts from."""
+        """Return the communications that have been under way since before the last pass."""
         return activity.in_flight(self._unfinished())[:MOST_IN_FLIGHT]

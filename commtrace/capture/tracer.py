@@ -1,7 +1,7 @@
-"""Where training is in its schedule, and the phases it goes through.
+"""Follows training through its schedule and the phases of a step.
 
-One :class:`Tracer` per process. Integrations tell it about steps, microbatches and phases; communication capture reads
-``coordinates`` from it. Everything here runs on training threads: a mark, a tuple, an append.
+Integrations report steps, microbatches and phases; communication capture reads ``coordinates``. Everything here runs on
+training threads: a mark, a tuple, an append.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class CallingThread(threading.local):
     """The call that a thread is passing to torch, which code below the call cannot see.
 
     Attributes:
-        has_counted: the communication that it is handing on has been counted; what of it passes a kernel or a hook of
-            torch's further down is the same one.
+        has_counted: the communication that it is handing on has been counted; a kernel or a hook of torch's further
+            down does not count it again.
         waits_in_cpp: it is in a function of C++ that communicates and waits for it itself.
         issuing: what has passed torch's pre-hooks and not yet its post-hooks, the innermost last.
         threads: idents of all threads that have asked, the same for each of them.
@@ -56,7 +56,7 @@ class CallingThread(threading.local):
 
 
 class Tracer:
-    """The recorder as instrumentation sees it.
+    """The recorder as instrumentation sees it. One per process.
 
     Attributes:
         coordinates: step, microbatch, chunk and stage that training is in now.
@@ -65,8 +65,8 @@ class Tracer:
         clock: times the compute lane.
         completions: callbacks that communications under way will make.
         saw_graph_capture: a communication was captured into a CUDA graph, whose replays cannot be seen.
-        unknown_methods: methods of ``ProcessGroup`` that were called and of which is not known what they send.
-        unmeasured: payload of a communication of which it cannot be read.
+        unknown_methods: methods of ``ProcessGroup`` that were called and are in no list of operations.
+        unmeasured: stands in for the payload of a communication where it cannot be read.
         open_optimizers: how many optimizer phases are open now.
         open_waits: how many ``data`` and ``checkpoint`` phases are open now; the outermost says what is waited for.
         detail: which steps are recorded in detail, whatever the window.
@@ -74,7 +74,7 @@ class Tracer:
         optimizer_listeners: the same when an optimizer is about to step.
         innermost: the phase that is open now; its ``outer`` is the one around it.
         blocked: one item: launch of the communication that is being handed to its backend or waited for, or None.
-        thread: what the calling thread is handing to torch.
+        thread: the call of the calling thread.
         last_mark: the latest end of a phase or a stall in the current step.
         steps: finds the steps of a loop in which nobody marks them.
         failures_told: how many communications raised, of the first few.
@@ -126,21 +126,21 @@ class Tracer:
 
     @property
     def has_begun_a_step(self) -> bool:
-        """Whether this process trains, as far as is known; steps that nobody marked are not sure enough."""
+        """Return whether this process trains for sure: steps that nobody marked do not count."""
         return self._latest_step >= 0 and not self.steps.finding
 
     @property
     def step_start(self) -> Mark | None:
-        """Where the current step began, if it is recorded."""
+        """Return where the current step began, if it is recorded."""
         return None if self._step is None else self._step.start
 
     @property
     def latest_step(self) -> int:
-        """Number of the step that was begun last; −1 before the first one."""
+        """Return the number of the step that was begun last; −1 before the first one."""
         return self._latest_step
 
     def is_in_window(self, step: int) -> bool:
-        """Whether this very step was chosen for detail: by a range of steps, by sampling, or on request."""
+        """Return whether this very step was chosen for detail: by a range of steps, by sampling, or on request."""
         chosen = self.window is not None and step in self.window
         sampled = self.detail.every > 1 and self.detail.details(step)
         return step >= 0 and (chosen or sampled or self.detail.requests(step))
@@ -154,10 +154,9 @@ class Tracer:
         """Close the current step and open the next one, at this instant.
 
         Args:
-            number: of the new step; the previous one plus 1 if None. Where the numbers of a script begin again (a loop
-                over batches inside of one over epochs) they are counted on: one number is one step.
-            is_users: the script itself marks its steps. An integration that begins one inside it then means the same
-                step.
+            number: of the new step; the previous one plus 1 if None. Numbers that a script begins again (a loop over
+                batches inside of one over epochs) are counted on: one number is one step.
+            is_users: the script itself marks its steps. An integration that begins one inside it means the same step.
             is_found: nobody marked it; :attr:`steps` found it.
         """
         if not is_found:
@@ -208,14 +207,14 @@ class Tracer:
                 self.failed("what was asked for at a step", error)
 
     def end_step(self) -> None:
-        """Close the current step here; what follows belongs to no step until the next one begins."""
+        """Close the current step; what follows belongs to none until the next one begins."""
         self._step_is_users = False
         self._close_step(self.clock.mark() if self.recording else None)
         self.coordinates = Coordinates()
         self.recording = self.window is None
 
     def end_iteration(self) -> None:
-        """Of a framework that only begins steps: close the current one, because what follows is no training.
+        """Close the step of a framework that only begins steps, because what follows is no training.
 
         A step that the script marks stays open, and so does one that has done no work yet.
         """
@@ -223,36 +222,35 @@ class Tracer:
             self.end_step()
 
     def restart_step(self) -> None:
-        """The current step begins only now; what there was of it belongs to no step."""
+        """Have the current step begin now; what there was of it belongs to no step."""
         if self._step is not None:
             self._step.start = self.clock.mark()
 
     def leave_step(self) -> None:
-        """What comes now belongs to no step, though the current one goes on afterwards."""
+        """Assign what comes now to no step, though the current one goes on afterwards."""
         self.coordinates = self.coordinates._replace(step=schema.NOT_APPLICABLE)
 
     def return_to_step(self) -> None:
-        """What comes now belongs to the current step again."""
+        """Assign what comes now to the current step again."""
         self.coordinates = self.coordinates._replace(step=self._latest_step)
 
     def discard_step(self, *, frees_number: bool = False) -> None:
-        """The current step was none; the next one may have its number."""
+        """Drop the current step, which was none; the next one may have its number."""
         if frees_number and self._step is not None:
             self._latest_step -= 1
         self._step = None
 
     def finish(self) -> None:
-        """At the end of the run: the last step ends with its last forward, backward or optimizer, not at process exit.
+        """End the last step with its last forward, backward or optimizer, not at process exit.
 
-        What comes later (a last barrier, a checkpoint, an evaluation) is no part of it. A step that was to end with an
-        optimizer, and did not, is none.
+        A step that was to end with an optimizer, and did not, is dropped.
         """
         if self.steps.finding:
             self.discard_step()
         self._close_step(self.last_mark if self._work_end is None else self._work_end)
 
     def be_at(self, coordinates: Coordinates) -> Coordinates:
-        """Go elsewhere in the schedule without a phase of its own; returns where it was, for going back."""
+        """Go elsewhere in the schedule without a phase; return the coordinates to go back to."""
         before = self.coordinates
         self.coordinates = coordinates
         return before
@@ -264,7 +262,7 @@ class Tracer:
             self.append((span_rows, schema.STEP, step))
 
     def enter(self, kind: int, name: str, microbatch: int = -1, chunk: int = -1, stage: int = -1) -> Span:
-        """Begin a phase; pass what this returns to :meth:`leave`, in a ``finally``.
+        """Begin a phase. Hand the result to :meth:`leave`, in a ``finally``.
 
         Microbatch, chunk and stage that are −1 are taken from the phase around this one.
         """
@@ -305,7 +303,7 @@ class Tracer:
             self.append((span_rows, span.kind, span))
 
     def aside(self, kind: int, name: str) -> Span | None:
-        """Begin a span of a thread that is not training: it is on the host lane and no part of the schedule."""
+        """Begin a span of a thread that does not train: on the host lane, and no part of the schedule."""
         if not self.recording:
             return None
         place = Coordinates(self.coordinates.step)
@@ -317,33 +315,33 @@ class Tracer:
         self.append((span_rows, span.kind, span))
 
     def count(self, counts: dict[str, float]) -> None:
-        """Tell what the current step works on: ``tokens``, ``samples``, ``model_flops``. Several calls add up."""
+        """Add to what the current step works on: ``tokens``, ``samples``, ``model_flops``."""
         if self.recording:
             self.append((count_rows, schema.MARK, self.coordinates.step, now_ns(), counts))
 
     def set_role(self, process_group: Any, role: str) -> None:
-        """Say what a process group is for: ``tp``, ``pp``, ``dp``, …"""
+        """Set what a process group is for: ``tp``, ``pp``, ``dp``, …"""
         self.groups.set_role(process_group, role)
 
     def set_topology(self, topology: dict[str, Any]) -> None:
-        """Say where this rank stands: ``coordinates``, ``parallel``, ``framework``, ``schedule``, … Keys are merged."""
+        """Set where this rank stands: ``coordinates``, ``parallel``, ``framework``, ``schedule``, … Keys are merged."""
         with self._lock:
             self._topology.update(topology)
             self._topology_version += 1
 
     def topology(self) -> tuple[int, dict[str, Any]]:
-        """A version that changes with the topology, and the topology."""
+        """Return a version that changes with the topology, and the topology."""
         with self._lock:
             return self._topology_version, dict(self._topology)
 
     def renew_locks(self) -> None:
-        """In a forked child: another thread of the parent may have held them, and nobody here would let them go."""
+        """Make new locks, in a forked child: another thread of the parent may have held the old ones."""
         self._lock = threading.RLock()
         self.guard.renew_lock()
         self.groups.renew_lock()
 
     def communication_failed(self, launch: Launch, error: BaseException) -> None:
-        """A communication raised; the first few are written at once, for the process may end of it."""
+        """Record a communication that raised. The first few are written at once: the process may end of it."""
         if self.failures_told < _MOST_FAILURES_TOLD:
             self.failures_told += 1
             self.append((failed_rows, schema.MARK, launch, type(error).__name__, now_ns()))
@@ -351,5 +349,5 @@ class Tracer:
             self.recorder.harvest_soon(_PATIENCE_SECONDS)
 
     def failed(self, part: str, error: BaseException) -> None:
-        """A hook of ``part`` failed: warn once, and have the part stop."""
+        """Switch ``part`` off after a failure in one of its hooks."""
         self.guard.failed(part, error)

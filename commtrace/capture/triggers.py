@@ -1,7 +1,6 @@
-"""Detail on request: what ``commtrace trigger`` or a signal asks of a rank while it trains.
+"""Records steps in detail that ``commtrace trigger`` or a signal asks for while the job trains.
 
-The harvester looks for requests; they take effect on the training thread, at the beginning of the step that they name
-(:meth:`commtrace.capture.tracer.Tracer.at_step`).
+The harvester looks for requests. They take effect on the training thread, as the step that they name begins.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SAMPLES: Final = 60
 
 
 class ModuleSelection(Protocol):
-    """The capture of modules, as far as it can be switched at the boundary of a step."""
+    """The part of the capture of modules that can be switched between steps."""
 
     def select(self, spec: str) -> None:
         """Record the modules that ``spec`` names, e.g. ``depth=2``."""
@@ -55,11 +54,11 @@ class Triggers:
         self._handler: tuple[int, Any, Any] | None = None
 
     def open(self, directory: Path, metadata: RankMetadata) -> None:
-        """Now it is known where the run is and who this rank is."""
+        """Look in this run directory from now on."""
         self._directory, self._metadata = directory, metadata
 
     def listen(self, name: str) -> None:
-        """Take the signal ``name`` for a request to all ranks. A handler that is there already is called as well.
+        """Take the signal ``name`` for a request to all ranks, and call an earlier handler as well.
 
         Raises:
             ConfigurationError: this is not the main thread, where signals are handled.
@@ -88,7 +87,7 @@ class Triggers:
             signal.signal(handler[0], signal.SIG_DFL if handler[1] is None else handler[1])
 
     def marks(self) -> Iterator[tuple[str, Any]]:
-        """Follow new requests, and tell of them. Called by the harvester in every pass."""
+        """Follow new requests and yield a mark for each. Called by the harvester in every pass."""
         directory, metadata = self._directory, self._metadata
         if directory is None or metadata is None:
             return
@@ -110,7 +109,7 @@ class Triggers:
         write_request(directory, make_request(metadata.run_id, metadata.attempt, first, SIGNALLED_STEPS, by=by))
 
     def _step_ns(self) -> float | None:
-        """Mean duration of the steps lately."""
+        """Return the mean duration of the latest steps."""
         if len(self._begun) < 2:
             return None
         (start, first), (end, last) = self._begun[0], self._begun[-1]

@@ -35,10 +35,7 @@ _SPARE_NAMES: Final = 1_000
 
 
 class PendingRows:
-    """Rows by their arrival.
-
-    Args:
-        gil_yield: taken in long work.
+    """Rows by their arrival, and their columns, which are made once.
 
     Attributes:
         rows: as they came.
@@ -57,18 +54,18 @@ class PendingRows:
 
     @property
     def columns(self) -> Spans:
-        """All rows."""
+        """Return the columns of all rows."""
         self._columns = [Spans.concatenate(self._columns)]
         return self._columns[0]
 
     @property
     def handed(self) -> Bool:
-        """Which rows a listener has had."""
+        """Return which rows a listener has had."""
         self._handed = [np.concatenate([np.empty(0, np.bool_), *self._handed])]
         return self._handed[0]
 
     def add(self, batch: RowBatch) -> None:
-        """Take new ones; of marks, those of a step."""
+        """Take new rows; of marks, those of a step."""
         spans, rows = batch.columns, list[Row](batch)
         is_wanted = (spans.kind != schema.MARK) | (spans.step >= 0)
         if not is_wanted.all():
@@ -80,7 +77,7 @@ class PendingRows:
         self._gil_yield.maybe_yield()
 
     def _recoded(self, spans: Spans, words: Sequence[str]) -> Spans:
-        """With our codes for the words."""
+        """Return spans with our codes for the words."""
         own = {name: code for code, name in enumerate(self.names)}
         for word in words:
             if word not in own:
@@ -90,10 +87,10 @@ class PendingRows:
         return spans.replace(name=codes[spans.name], dtype=codes[spans.dtype])
 
     def keep(self, kept: Int64, handed: Bool) -> None:
-        """Only these rows, ascending.
+        """Keep only these rows.
 
         Args:
-            kept: positions.
+            kept: positions, ascending.
             handed: which of all rows listeners have had.
         """
         self._columns = [self.columns.take(kept)]
@@ -102,7 +99,7 @@ class PendingRows:
         self._forget_names()
 
     def drop_oldest(self, count: int) -> None:
-        """Let go of so many."""
+        """Let go of so many rows."""
         del self.rows[:count]
         self._handed = [self.handed[count:]]
         while count:
@@ -144,12 +141,12 @@ def owners(spans: Spans, steps: Int64) -> Int64:
 class StepCollector:
     """A sink of the recorder: summarises every step once its rows are in.
 
-    A step is closed by the second pass after its ``step`` row: what is only known later (the end of an asynchronous
-    communication) may arrive after it. What comes later still is counted in a later step.
+    A step is closed by the second pass after its ``step`` row, because the end of an asynchronous communication may
+    arrive later than that. What comes later still is counted in a later step.
 
     Args:
-        rank: is kept up to date with what the rows tell.
-        listeners: told of every step.
+        rank: kept up to date with what the rows say.
+        listeners: get every step.
         dropped: spans dropped so far, by kind.
         thread_ns: CPU time of the calling thread.
         device: what the process trains on; without, torch is asked.
@@ -195,7 +192,7 @@ class StepCollector:
         self._close_listeners()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: nothing here is its own."""
+        """Give up everything, in a forked child."""
         self._is_off = True
         for listener in self._listeners:
             listener.abandon_after_fork()
@@ -247,7 +244,7 @@ class StepCollector:
         return [[rows[one] for one in at[begin:end]] for begin, end in pairwise(bounds)]
 
     def _told(self, spans: Spans, owner: Int64, count: int) -> list[dict[str, Any]]:
-        """What spans do not tell of each step; overhead and drops since the last one are those of the first."""
+        """Return what spans do not say of each step; overhead and drops since the last one are those of the first."""
         rank = self.rank
         overhead, self._told_overhead_ns = rank.overhead_ns - self._told_overhead_ns, rank.overhead_ns
         before, self._told_dropped = self._told_dropped, rank.dropped
@@ -310,7 +307,7 @@ def _close(listener: StepListener) -> None:
 
 
 def _count(counts: dict[str, float], mark: Row) -> None:
-    """Add what the script told of a step."""
+    """Add what the script counted in a step."""
     if mark.name == "count":
         for name, number in json.loads(mark.detail or "{}").items():
             counts[name] = counts.get(name, 0) + number

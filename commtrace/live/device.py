@@ -12,7 +12,7 @@ class Device(NamedTuple):
 
     Attributes:
         name: as the driver says.
-        peak_memory_bytes: that torch's allocator has held at most since the process began or since the script reset it.
+        peak_memory_bytes: the most that torch's allocator has held since the process began or the script reset it.
     """
 
     name: str
@@ -20,9 +20,8 @@ class Device(NamedTuple):
 
 
 def training_device() -> Device | None:
-    """Return the device on which torch's allocator has held most; None where no device is in use.
-
-    Reads the allocator's own statistics and what torch has noted about the device: nothing waits for the device.
+    """Return the device on which torch's allocator has held most; None where no device is in use. Never waits for the
+    device.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -56,6 +55,6 @@ PEAK_BF16_FLOPS: Final[Mapping[str, float]] = {
 
 
 def mfu(model_flops: float, seconds: float, device: str) -> float | None:
-    """Model FLOPs utilisation, ``model FLOPs / (time · peak)``; None for a GPU that is not known: no guess."""
+    """Return ``model FLOPs / (time · peak)``; None for a GPU that is not known: no guess."""
     peak = PEAK_BF16_FLOPS.get(device)
     return model_flops / (seconds * peak) if peak and model_flops and seconds > 0 else None

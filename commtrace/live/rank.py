@@ -1,4 +1,4 @@
-"""Who this rank is and what it has told so far, for whoever exports it while it runs."""
+"""Keeps what a running rank has recorded about itself, for whoever exports it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ class LiveRank:
     Attributes:
         metadata: identity.
         directory: the run directory.
-        hang: what the process is in since training stopped; None while it goes on.
-        phase: ``checkpoint`` or ``evaluation`` while one is under way, in which no step ends; else empty.
-        end_first: at the end of Python, the recording is to end before whatever has asked for that so far.
-        marks: process groups, topology, clock anchors, communications in flight, as far as told.
+        hang: returns what the process is in since training stopped; None while it goes on.
+        phase: returns ``checkpoint`` or ``evaluation`` while one is under way, in which no step ends; else empty.
+        end_first: has the recording end, at the end of Python, before whatever has asked for that so far.
+        marks: process groups, topology, clock anchors, communications in flight.
         spans: rows so far, marks left out.
         dropped: spans dropped so far, by kind.
         overhead_ns: CPU time of the harvester thread so far.
         joins: whether the monitor on this rank joins the reports of all ranks.
         stragglers: who is slow now, as the monitor on this rank found; empty where it does not join.
-        score: this rank's own work as a multiple of what is typical of its stage, as the monitor last told; None if it
-            has not.
+        score: this rank's own work as a multiple of what is typical of its stage, by the monitor; None if unknown.
         events: what it found so far, the newest few.
         budget: what its wall time went to so far.
-        job_steps: by number and repetition, when the newest steps of the job began and ended, as the monitor last told;
-            empty on ranks that do not ask for it.
+        job_steps: by number and repetition, when the newest steps of the job began and ended, by the monitor; empty on
+            ranks that do not ask for it.
         split: by operation and role, the exposed time of which the monitor knows how much was waiting.
     """
 
@@ -81,31 +80,32 @@ class LiveRank:
         return self.metadata.rank
 
     def learn(self, mark: Row) -> None:
-        """Take what a row of kind ``mark`` tells."""
+        """Take what a row of kind ``mark`` says."""
         self.marks.read(mark.name, json.loads(mark.detail) if mark.detail else {})
 
     @property
     def anchor(self) -> ClockAnchor:
-        """The newest comparison of the monotonic clock with the wall clock."""
+        """Return the newest comparison of the monotonic clock with the wall clock."""
         anchors = self.marks.anchors
         return anchors[-1] if anchors else self.metadata.anchor
 
     def epoch_ns(self, monotonic_ns: int) -> int:
-        """An instant of the host's monotonic clock as epoch nanoseconds, by the newest anchor."""
+        """Return an instant of the host's monotonic clock as epoch nanoseconds, by the newest anchor."""
         anchor = self.anchor
         return monotonic_ns + anchor.realtime_ns - anchor.monotonic_ns
 
     def clock(self) -> tuple[int, int]:
-        """How far the wall clock has been moved against the monotonic clock since the recording began, and the error.
+        """Return how far the wall clock has moved against the monotonic clock since the recording began, and the error,
+        ns.
 
-        Both ns; the error is that of the newest reading: half the time that it took.
+        The error is that of the newest reading: half the time that it took.
         """
         first, newest = self.metadata.anchor, self.anchor
         moved = (newest.realtime_ns - first.realtime_ns) - (newest.monotonic_ns - first.monotonic_ns)
         return moved, newest.bracket_ns // 2
 
     def identity(self) -> dict[str, str]:
-        """Labels that tell this rank from all others: run, rank, node, local rank, and its parallel coordinates."""
+        """Return labels of this rank alone: run, rank, node, local rank, and its parallel coordinates."""
         metadata = self.metadata
         named = {
             "run_id": metadata.run_id,
@@ -118,6 +118,6 @@ class LiveRank:
 
 
 def _label(name: str) -> str:
-    """A dimension's name as the name of a label: one that Prometheus cannot take would cost all of them."""
+    """Return a dimension's name as a label that Prometheus can take: one that it cannot would cost all of them."""
     word = re.sub(r"[^a-zA-Z0-9_]", "_", name).lstrip("_")
     return word if word and not word[0].isdigit() else f"dim_{word}"

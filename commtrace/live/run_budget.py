@@ -1,7 +1,7 @@
-"""The wall time of a running process so far: training, evaluation, checkpoints, loading, start.
+"""Divides the wall time of a running process so far: training, evaluation, checkpoints, loading, start.
 
-The same arithmetic as :mod:`commtrace.analysis.breakdown.run_budget`, step by step. Whether steps were lost by a
-restart, and how long it took, one process cannot know.
+The arithmetic is that of :mod:`commtrace.analysis.breakdown.run_budget`, step by step. One process cannot know whether
+steps were lost by a restart, and how long it took.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KNOWN_PARTS: Final = ("training", "evaluation", "checkpoint", "loading", "start"
 
 
 class LiveBudget:
-    """Adds up whose every instant was, up to the end of the last step. Not for several threads at a time."""
+    """Adds up the time of every part, up to the end of the last step. Not for several threads at a time."""
 
     def __init__(self) -> None:
         self._began_ns: int | None = None
@@ -31,7 +31,7 @@ class LiveBudget:
 
         Args:
             rows: of any kind.
-            topology: what the rank has told of itself: when its process began, and whether it records all steps.
+            topology: of the rank: when its process began, and whether it records all steps.
         """
         found = [(PART_OF_KIND[row.kind], row.start, row.end) for row in rows if row.kind in PART_OF_KIND]
         self._pending += found
@@ -52,11 +52,11 @@ class LiveBudget:
         self._pending = [one for one in self._pending if one[2] > self._until_ns]
 
     def seconds(self) -> dict[str, float]:
-        """By part; they add up to the time from the begin of the process to the end of its last step."""
+        """Return the time of each part; they add up to that from the begin of the process to the end of its last step."""
         return {part: self._ns[PARTS.index(part)] / 1e9 for part in KNOWN_PARTS}
 
     def goodput(self, now_ns: int) -> float | None:
-        """The share of the process's wall time until now in training steps; None before the first step has ended.
+        """Return the share of the process's wall time in training steps; None before the first step has ended.
 
         Args:
             now_ns: on the monotonic clock.

@@ -1,7 +1,4 @@
-"""Turns the rows of steps into their summaries, with the arithmetic of the analysis on a run of one rank.
-
-All steps that are complete are summed up together: Python's part is the same for one step and for a hundred.
-"""
+"""Sums up the rows of steps, with the arithmetic of the analysis on a run of one rank."""
 
 from __future__ import annotations
 
@@ -50,8 +47,7 @@ class StepWindow:
         names: what the codes in ``spans`` stand for.
         spans: the rows of the steps, everything that overlaps them, and the communications that they count.
         steps: the rows of the steps, in the order of their summaries.
-        owner: of every row the position of its step in ``steps``, negative without: a communication counts there, and
-            only there.
+        owner: of every row the position of its step in ``steps``, negative without: a communication counts only there.
         details: JSON extras of communications, by id.
     """
 
@@ -75,7 +71,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Stood:
-    """For how long a step stood still for a stall: its position, the row and ns; each pair once."""
+    """The stalls of steps: position of the step, row and ns; each pair once."""
 
     step: Int64
     row: Int64
@@ -90,8 +86,8 @@ def summarise(
     Args:
         window: around them.
         rank: whose they are.
-        extras: of each step the fields of :class:`StepSummary` that spans do not tell.
-        gil_yield: taken on the way.
+        extras: of each step the fields of :class:`StepSummary` that spans do not say.
+        gil_yield: asked on the way.
     """
     chosen = _relevant(window)
     spans = window.spans.take(chosen)
@@ -139,7 +135,7 @@ def summarise(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Of each step the time in its states, ns; ``compute`` by phase."""
+    """The time of each step in its states, ns; ``compute`` by phase."""
 
     compute: list[list[int]]
     data: list[int]
@@ -177,7 +173,7 @@ def _summary(parts: _Parts, at: int, operations: tuple[OperationSummary, ...], *
 
 
 def _relevant(window: StepWindow) -> Int64:
-    """Return the rows of the steps; what overlaps them or a communication that they count; of communications, only
+    """Return the rows of the steps, what overlaps them or a communication that they count, and of communications only
     those.
     """
     spans, steps = window.spans, window.steps
@@ -192,7 +188,7 @@ def _relevant(window: StepWindow) -> Int64:
 
 
 def _operations(calls: Calls, stood: _Stood, known: _Known) -> Iterator[tuple[int, OperationSummary]]:
-    """Of each step, by its position, and each operation and role its calls, and what was stood still for."""
+    """Yield the calls and stalls of each operation and role, with the position of their step."""
     step = np.concatenate([calls.step, stood.step])
     role = np.concatenate([calls.role, known.roles.role[stood.row]])
     name = np.concatenate([calls.name, known.spans.name[stood.row]])
@@ -257,7 +253,7 @@ def _on_the_bus(calls: Calls, names: Sequence[str]) -> tuple[npt.NDArray[np.floa
 
 
 def _collectives(stood: _Stood, known: _Known, numbers: Int32) -> Iterator[tuple[int, GroupSummary]]:
-    """Of each step, group and collective that ends on all members at once, one call: another one in every step.
+    """Yield one call, another one in every step, of each group and collective that ends on all members at once.
 
     Args:
         stood, known: of the rows.
@@ -308,7 +304,7 @@ def _collectives(stood: _Stood, known: _Known, numbers: Int32) -> Iterator[tuple
 
 
 def _stalled_on(call: Int64, summary: Int64, count: int, stood: _Stood, spans: Spans) -> Int64:
-    """Return how long the lane stood still, in the step of each call, for it; added up by summary."""
+    """Return the stalls on each call in its step, ns, added up by summary."""
     total = np.zeros(count, np.int64)
     if not len(stood.row):
         return total

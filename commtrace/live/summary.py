@@ -19,14 +19,14 @@ ENDING_TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "barrier
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One call out of those of one collective on one process group in a step; all members choose the same one.
+    """One call of a collective on a process group in a step; all members choose the same one.
 
     Attributes:
         group: its id, the same on all members.
         operation: its place in ``ENDING_TOGETHER``; ``name`` in words.
         name, role: as in :class:`OperationSummary`.
         size: members of the group.
-        seq: of the call: tells whether members have chosen the same one.
+        seq: of the call: shows whether members have chosen the same one.
         duration_ns: how long it was in flight; −1 if its end was never seen.
         stalled_ns: how long the lane stood still for it in this step.
         num_bytes: of all calls of the step.
@@ -72,17 +72,17 @@ class OperationSummary:
 
     @property
     def is_pipeline_transfer(self) -> bool:
-        """Return whether what it stalled counts as bubble: one rank alone cannot tell how much of it was transfer."""
+        """Return whether its stalls count as bubble: one rank alone cannot know how much of them was transfer."""
         return self.role == PIPELINE and self.operation in _POINT_TO_POINT
 
     @property
     def exposed_ns(self) -> int:
-        """Stalled time that is exposed communication; 0 for pipeline transfers, whose stalls are the bubble."""
+        """Return the stalls that are exposed communication; 0 for pipeline transfers, whose stalls are the bubble."""
         return 0 if self.is_pipeline_transfer else self.stalled_ns
 
     @property
     def busbw_bytes_per_second(self) -> float | None:
-        """Effective bus bandwidth over the duration, waiting included; None where there is none to tell."""
+        """Return the bus bandwidth over the duration, waiting included; None where there is none."""
         return self.bus_bytes / self.bus_ns * 1e9 if self.bus_ns and self.bus_bytes else None
 
     @property
@@ -140,7 +140,7 @@ class StepSummary:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation; None where the script told no FLOPs or the GPU's peak is not known."""
+        """Return the model FLOPs utilisation; None where the FLOPs or the GPU's peak are not known."""
         if self.device is None:
             return None
         return mfu(self.counts.get("model_flops", 0.0), self.duration_ns / 1e9, self.device.name)
@@ -156,31 +156,31 @@ class StepSummary:
 
 
 class StepListener(Protocol):
-    """Told of every step on the harvester thread. What can block belongs behind a bounded queue of the listener's own.
+    """Gets every step on the harvester thread. What can block belongs behind a bounded queue of the listener's own.
 
     A listener that raises is switched off, with one warning; training and the other listeners go on.
     """
 
     def step(self, summary: StepSummary, rows: Sequence[Row]) -> None:
-        """A step is complete.
+        """Take a complete step.
 
         Args:
             summary: its numbers.
-            rows: its rows in the order of ``schema.SCHEMA``, its ``step`` row and marks included, oldest first by
-                their arrival. Every row is handed out once: what arrived after its step was closed comes with the
-                next one.
+            rows: its rows in the order of ``schema.SCHEMA``, its ``step`` row and marks included, by their arrival.
+                Every row is handed out once: what arrived after its step was closed comes with the next one.
         """
 
     def close(self) -> None:
-        """Recording ends: give up threads, ports and files. Must not take longer than a second or two."""
+        """Give up threads, ports and files: the recording ends. Must not take longer than a second or two."""
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: everything belongs to the parent. Close inherited sockets, touch nothing else."""
+        """Close inherited sockets and touch nothing else, in a forked child: everything belongs to the parent."""
 
 
 def trace_id(run_id: str, step: int) -> int:
-    """Return the 128-bit trace id of a step: the first 16 bytes of SHA-256 over ``RUN_ID/STEP``, big-endian.
+    """Return the 128-bit trace id of a step, which all ranks find without talking to each other.
 
-    Written as 32 hexadecimal digits (``f"{trace_id(run_id, step):032x}"``) it is what OpenTelemetry calls a trace id.
+    The first 16 bytes of SHA-256 over ``RUN_ID/STEP``, big-endian. As 32 hexadecimal digits
+    (``f"{trace_id(run_id, step):032x}"``) it is what OpenTelemetry calls a trace id.
     """
     return int.from_bytes(hashlib.sha256(f"{run_id}/{step}".encode()).digest()[:16], "big")

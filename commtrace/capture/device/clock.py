@@ -1,8 +1,7 @@
-"""The two clocks by which a device's work is timed, behind one small protocol.
+"""The clocks that time a device's work, behind one small protocol.
 
-Hot code calls ``mark`` and keeps what it returns; the harvester thread later asks ``resolve`` for nanoseconds on the
-host's monotonic clock. On a CPU the mark *is* the time; on CUDA it is an event on the current
-stream (:mod:`commtrace.capture.device.cuda_clock`).
+Hot code calls ``mark`` and keeps what it returns; the harvester later asks ``resolve`` for nanoseconds on the host's
+monotonic clock. On a CPU the mark *is* the time; on CUDA it is an event (:mod:`commtrace.capture.device.cuda_clock`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class DeviceClock(Protocol):
         """Return whether the current stream is recording a graph, in which marks must not be taken."""
 
     def refresh(self) -> None:
-        """Called by the harvester before each pass: take a new anchor between device time and host time."""
+        """Take a new anchor between device time and host time: the harvester, before each pass."""
 
 
 class HostClock:

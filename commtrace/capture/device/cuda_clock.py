@@ -1,18 +1,11 @@
-"""Device time from CUDA events, without ever waiting for the device.
+"""Reads device time from CUDA events, without ever waiting for the device.
 
-A mark records a pooled event on the current stream. The harvester later asks the event, by query, whether the device
-has passed it, and reads its time relative to an *anchor*: an event whose host time is known within a bracket.
-``Event.elapsed_time`` returns float32 milliseconds, 60 ns fine at 1 s and 0.25 ms after an hour, so anchors are renewed
-as the run goes on. They are recorded on a stream on which nothing else runs: they pass at once and order nothing on the
-streams of the job.
+A mark records a pooled event on the current stream. The harvester later asks by query whether the device has passed it,
+and reads its time relative to an *anchor*: an event whose host time is known within a bracket.
 
-Where no event can or may be recorded the mark is the host's time instead: before the job uses the device (an event
-would create a context on it) and while the stream is captured into a graph (the event would belong to the graph).
-
-``cudaEventQuery`` and ``cudaEventElapsedTime`` can block when the driver is stuck: only the harvester calls them.
-
-
-Functions of the CUDA driver that the clock needs and ``torch.cuda`` lacks."""
+Where no event can or may be recorded the mark is the host's time: before the job uses the device (an event would create
+a context on it) and while the stream is captured into a graph (the event would belong to the graph).
+"""
 
 from __future__ import annotations
 
@@ -131,13 +124,12 @@ class CudaClock:
         return CudaMark(event, device, stream.stream_id)
 
     def is_capturing(self) -> bool:
-        """Return whether the current stream is captured into a graph: an event recorded there would belong to the
-        graph.
-        """
+        """Return whether the current stream is captured into a graph, to which an event would belong."""
         return bool(self._cuda.is_initialized() and self._cuda.is_current_stream_capturing())
 
     def resolve(self, mark: Mark) -> int | None:
-        """Host time of a mark in ns, or None while the device has not passed it. Harvester only; never waits.
+        """Return the host time of a mark in ns, or None while the device has not passed it. Harvester only; never
+        waits.
 
         Raises:
             RuntimeError: the clock is off, or the device has failed.
@@ -150,8 +142,10 @@ class CudaClock:
         if self.is_off:
             raise RuntimeError("the device's clock is switched off")
         anchor = self._anchors.get(mark.device)
+        # cudaEventQuery and cudaEventElapsedTime block when the driver is stuck: only the harvester calls them.
         if anchor is None or not mark.event.query():
             return None
+        # elapsed_time is float32 milliseconds: 60 ns fine at 1 s, 0.25 ms after an hour. So anchors are renewed.
         elapsed_ns = round(anchor.event.elapsed_time(mark.event) * NANOSECONDS_PER_MILLISECOND)
         time_ns: int = anchor.host_ns + elapsed_ns
         self._pools[mark.device].append(mark.event)
@@ -171,31 +165,33 @@ class CudaClock:
                 self._anchors[device] = anchor
 
     def switch_off(self) -> None:
-        """From now on marks are the host's time, and what has not been resolved cannot be."""
+        """Let marks be the host's time from now on; what has not been resolved cannot be."""
         self.is_off = True
 
     def current_stream(self) -> Any:
-        """Of the current device."""
+        """Return the current stream of the current device."""
         return self._cuda.current_stream()
 
     @property
     def event_type(self) -> type:
-        """The class of events: ``torch.cuda.Event``."""
+        """Return the class of events: ``torch.cuda.Event``."""
         found: type = self._cuda.Event
         return found
 
     @property
     def used_device(self) -> int | None:
-        """The device that was marked first; None before one has been."""
+        """Return the device that was marked first; None before one has been."""
         return next(iter(self._pools), None)
 
     def anchor_error_ns(self, device: int) -> int | None:
-        """Half the bracket of the newest anchor: the error of the device's axis against the host's."""
+        """Return half the bracket of the newest anchor: the error of the device's axis against the host's."""
         anchor = self._anchors.get(device)
         return None if anchor is None else anchor.bracket_ns // 2
 
     def _device_in_use(self, device: int) -> int | None:
-        """``device`` if the job uses it. If not, the job never set its device: the one that it uses, if it is one."""
+        """Return ``device`` if the job uses it; if not, the one that it uses, if it is one: the job never set its
+        device.
+        """
         if self._driver.has_context(device):
             return device
         return next(iter(self._pools)) if len(self._pools) == 1 else None
@@ -203,6 +199,7 @@ class CudaClock:
     def _take_anchor(self, device: int) -> Anchor | None:
         """Return the narrowest of a few readings."""
         with self._cuda.device(device):
+            # On a stream on which nothing else runs it passes at once, and orders nothing on the streams of the job.
             stream = self._streams.get(device)
             if stream is None:
                 stream = self._streams[device] = self._cuda.Stream()
@@ -225,9 +222,7 @@ class CudaClock:
         return None
 
     def _is_better(self, new: Anchor, old: Anchor | None) -> bool:
-        """Return a thread that did not get the GIL between its readings makes a wide bracket; the old anchor stays
-        then.
-        """
+        # A thread that did not get the GIL between its readings makes a wide bracket: the old anchor stays then.
         return (
             old is None or new.bracket_ns <= old.bracket_ns + 2 * DRIFT_PPM * (new.host_ns - old.host_ns) // 1_000_000
         )
@@ -249,28 +244,25 @@ _EXCHANGE_CAPTURE_MODE: Final = (
 
 
 class CudaDriver:
-    """Questions to the driver that create no context."""
+    """Functions of the CUDA driver that ``torch.cuda`` lacks; none creates a context."""
 
     def has_context(self, device: int) -> bool:
-        """Return whether this process uses the device.
-
-        A mark on a device that the job does not use would create a context there: some hundred MB on GPU 0 for each
-        rank of a node whose ranks never call ``torch.cuda.set_device``.
-        """
+        """Return whether this process uses the device."""
+        # A mark on a device that the job does not use would create a context there: some hundred MB on GPU 0 for each
+        # rank of a node whose ranks never call torch.cuda.set_device.
         import torch
 
         has_primary_context: Any = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
         return bool(has_primary_context(device))
 
     def spare_captures(self) -> None:
-        """Let the calling thread query events while another thread captures a graph.
-
-        By default such a query fails, and the capture with it; the watchdog of ProcessGroupNCCL does the same
-        (https://github.com/pytorch/pytorch/pull/148594). A context must be current.
+        """Let the calling thread query events while another thread captures a graph. A context must be current.
 
         Raises:
             OSError: the driver has no such function, or refuses.
         """
+        # By default such a query fails, and the capture with it. The watchdog of ProcessGroupNCCL does the same:
+        # https://github.com/pytorch/pytorch/pull/148594
         exchange = _exchange_capture_mode()
         status = exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
         if status != 0:

@@ -1,20 +1,11 @@
-"""Communication of tensors on an accelerator: marks on streams instead of readings of the host's clock.
+"""Times communication of tensors on an accelerator by marks on streams (docs/gpu-validation.md).
 
-How the end of an operation becomes known (docs/gpu-validation.md):
-
-* synchronous: it runs on the current stream; marks before and after bracket it, and it stalls that stream. Some
-  backends return no Work of it, some do (:mod:`commtrace.capture.collectives.nccl`).
+* synchronous: it runs on the current stream; marks before and after bracket it, and it stalls that stream.
 * asynchronous: marks before and after the wait for it. A stream that stood still between them did so until the
-  operation ended: that is its end. A stream that did not came later than the end, which is not known then.
-* on a stream that does not compute, or waited for there: the same, and no stall but where the stream that computes
-  waits for that one (:mod:`commtrace.capture.device.stream_waits`).
-* what C++ waits for (the reducer of DistributedDataParallel): marks around that wait, told by :meth:`stalled`.
-
-Two things that would tell more are never done. ``Work.wait`` releases the tensors that the operation still uses. A
-callback on the Work's future runs on one of torch's 32 pooled streams, behind the operation. Other communicators and
-the streams of the job are of these 32: one of them would wait for an operation it has nothing to do with, which can
-deadlock pipelines. And the operation's outputs would be recorded on that stream, which delays the reuse of their
-memory (``Future::invokeCallback`` in torch's ATen/core/ivalue_inl.h).
+  operation ended. A stream that did not came later than the end, which is not known then.
+* on a stream that does not compute: the same, and no stall but where the stream that computes waits for that one
+  (:mod:`commtrace.capture.device.stream_waits`).
+* what C++ waits for (the reducer of DDP): marks around that wait, handed to :meth:`DeviceCalls.stalled`.
 """
 
 from __future__ import annotations
@@ -69,12 +60,13 @@ class DeviceCalls:
 
     @property
     def replacements(self) -> tuple[tuple[type, str, Callable[[Any], Callable[..., Any]]], ...]:
-        """Methods that stand in for those of events: class, name, and what makes the replacement of the original."""
+        """Return the methods that replace those of events: class, name, and what makes the replacement of the original."""
         events = self._clock.event_type
         return (events, "record", self._streams.recording), (events, "wait", self._streams.waiting)
 
     def launch(self, launch: Launch, device: int | None = None) -> DeviceCall | None:
-        """Take the launch mark; None for an operation that is not launched now (in a bracket) or cannot be timed.
+        """Take the launch mark; return None for an operation that is not launched now (in a bracket) or cannot be
+        timed.
 
         Args:
             launch: without its start.
@@ -103,11 +95,16 @@ class DeviceCalls:
         return call
 
     def launched(self, call: DeviceCall, work: Any) -> None:
-        """The operation has been handed to the backend, which has returned ``work``."""
+        """Take note of the Work that the backend has returned for ``call``."""
         self._launched((call,), work)
 
     def complete(self, call: DeviceCall, _work: Any) -> None:
-        """The operation has been launched by C++, whose wait for it :meth:`stalled` will tell."""
+        """Take note of an operation that C++ launched; :meth:`stalled` follows when C++ has waited for it."""
+        # Neither waited for here nor called back, which would tell its end. Work.wait releases tensors that are in use.
+        # A callback on the future runs on one of torch's 32 pooled streams, behind the operation: communicators and
+        # streams of the job that are among them would wait for it, which can deadlock pipelines, and the outputs would
+        # be recorded on that stream, which delays the reuse of their memory (Future::invokeCallback in torch's
+        # ATen/core/ivalue_inl.h).
         assert call.queue is not None
         self._returned((call,))
         unwaited = self._unwaited.setdefault(call.queue, deque())
@@ -116,7 +113,9 @@ class DeviceCalls:
             self._ended(unwaited.popleft())
 
     def stalled(self, call: DeviceCall, start: Mark, end: Mark) -> None:
-        """C++ has waited from ``start`` to ``end`` for ``call`` and what was launched before it on the same stream."""
+        """Record a stall of C++, from ``start`` to ``end``, on ``call`` and what was launched before it on the same
+        stream.
+        """
         tracer = self._tracer
         tracer.last_mark = end
         unwaited = self._unwaited.get(call.queue) if call.queue is not None else None
@@ -129,12 +128,12 @@ class DeviceCalls:
         tracer.append((device_stall_rows, schema.STALL, call, tracer.coordinates, start, end))
 
     def future_taken(self, work: Any) -> None:
-        """Somebody takes the future of a Work: nobody will wait for the Work, if it is not for other reasons."""
+        """Take note that the future of a Work was taken: probably nobody will wait for the Work."""
         for call in self._pending.get(id(work), ()):
             call.has_future = True
 
     def futures_waited(self, first: int, start: Mark, end: Mark) -> None:
-        """C++ has waited from ``start`` to ``end`` for the futures of calls numbered from ``first`` on."""
+        """Record that C++ has waited from ``start`` to ``end`` for the futures of calls numbered from ``first`` on."""
         pending = list(self._pending.items())
         keys = [key for key, calls in pending if all(call.has_future and call.id >= first for call in calls)]
         calls = sorted((call for key in keys for call in self._pending.pop(key)), key=lambda call: call.id)
@@ -145,18 +144,18 @@ class DeviceCalls:
             self._stood_still(calls[-1], start, end)
 
     def about_to_wait(self, work: Any) -> tuple[tuple[DeviceCall, ...] | None, Mark | None]:
-        """What of ours this Work stands for, and a mark before the wait for it; nothing if it is not ours."""
+        """Return the calls that this Work stands for, and a mark before the wait for it; None if it is not ours."""
         calls = self._pending.get(id(work))
         return calls, None if calls is None else self._clock.mark(calls[0].device)
 
     def waited_by_its_work(self, work: Any, calls: tuple[DeviceCall, ...], start: Mark) -> None:
-        """The wait that :meth:`about_to_wait` told of has returned."""
+        """Record the return of the wait that :meth:`about_to_wait` has marked."""
         end = self._clock.mark(calls[0].device)
         if self._pending.pop(id(work), None) is calls:
             self._waited(calls, start, end)
 
     def synchronizing(self, original: Any) -> Callable[..., Any]:
-        """Replacement of ``Work.synchronize``: a wait of the current stream, as ``Work.wait`` is."""
+        """Return a replacement of ``Work.synchronize``: a wait of the current stream, as ``Work.wait`` is."""
 
         blocked, failed = self._tracer.blocked, self._tracer.failed
 
@@ -187,37 +186,37 @@ class DeviceCalls:
         return synchronize
 
     def waited(self, call: DeviceCall, start: Mark, end: Mark) -> None:
-        """Somebody who has no Work has waited for ``call``; it may have several results, each with a wait."""
+        """Record a wait for ``call`` without its Work; it may have several results, each with a wait."""
         if call.end is None:
             self._waited((call,), start, end)
         else:
             self._stood_still(call, start, end)
 
     def returned(self, call: DeviceCall) -> None:
-        """``call``, for which no Work will be waited, has been handed to the backend."""
+        """Take note that ``call``, for which no Work will be waited, has been handed to the backend."""
         self._returned((call,))
 
     def forgotten(self, call: DeviceCall) -> None:
-        """Nobody has waited for ``call``, and nobody will."""
+        """Give up ``call``: nobody has waited for it, and nobody will."""
         self._ended(call)
 
     def mark(self) -> Mark:
-        """A mark on the current device's current stream."""
+        """Return a mark on the current device's current stream."""
         return self._clock.mark()
 
     def host_stalled(self, launch: Launch, number: int, start: Mark, end: Mark) -> None:
-        """The host has waited for a host-timed communication: what the device missed is between the marks."""
+        """Record what the device missed, between the marks, while the host waited for a host-timed communication."""
         tracer = self._tracer
         tracer.last_mark = end
         tracer.append((marked_stall_rows, schema.STALL, launch, number, tracer.coordinates, self._clock, start, end))
 
     def forget(self, work: Any) -> None:
-        """This Work is not ours: what has its id is gone."""
+        """Give up what had the id of this Work, which is not ours."""
         for call in self._pending.pop(id(work), ()):
             self._ended(call)
 
     def forget_all(self) -> None:
-        """At the end of the recording: what nobody has waited for has no end."""
+        """Give up everything at the end of the recording: what nobody has waited for has no end."""
         for calls in (*self._pending.values(), *self._unwaited.values()):
             for call in calls:
                 self._ended(call)
@@ -228,12 +227,12 @@ class DeviceCalls:
             self.hidden_ends.stop()
 
     def unfinished(self) -> list[Launch]:
-        """Operations that were launched and that nobody has waited for."""
+        """Return operations that were launched and that nobody has waited for."""
         pending = [*list(self._pending.values()), *(tuple(calls) for calls in list(self._unwaited.values()))]
         return [call.launch for calls in pending for call in calls]
 
     def starting_bracket(self, original: Any) -> Callable[..., Any]:
-        """Replacement of ``_start_coalescing``: what follows is launched by ``_end_coalescing``."""
+        """Return a replacement of ``_start_coalescing``: what follows is launched by ``_end_coalescing``."""
         tracer = self._tracer
 
         def start_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
@@ -247,7 +246,7 @@ class DeviceCalls:
         return start_coalescing
 
     def ending_bracket(self, original: Any) -> Callable[..., Any]:
-        """Replacement of ``_end_coalescing``: the members are launched together, here."""
+        """Return a replacement of ``_end_coalescing``: the members are launched together, here."""
         tracer = self._tracer
 
         def end_coalescing(process_group: Any, /, *arguments: Any, **keywords: Any) -> Any:
@@ -319,7 +318,7 @@ class DeviceCalls:
         self._stood_still(calls[0], start, end)
 
     def _stood_still(self, call: DeviceCall, start: Mark, end: Mark) -> None:
-        """The current stream did, from ``start`` to ``end``: a stall, if it is the one that computes."""
+        """Record a stall from ``start`` to ``end``, if the current stream is the one that computes."""
         if not self._streams.computes(end):
             self._streams.passes(end, call)
             return

@@ -1,7 +1,7 @@
-"""Reads how the device of this process is doing, through NVIDIA's management library where that is installed.
+"""Reads clocks, temperature, power and errors of this process's device through NVIDIA's management library.
 
-A thread of its own asks: a device that is in trouble may keep the driver from answering, and then neither training nor
-the harvester must stand still. Nothing is asked of CUDA, and the device is not synchronised.
+A thread of its own asks: the driver may not answer for a device in trouble, and neither training nor the harvester may
+wait for it. Nothing is asked of CUDA, and the device is not synchronised.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class DeviceWatch:
     """Gathers readings of one device.
 
     Args:
-        failed: is told, once, of what went wrong in commtrace itself.
+        failed: gets, once, what went wrong in commtrace itself.
         now: clock, in ns.
-        wait: waits between two readings for so many seconds, and tells whether the watch is to end.
+        wait: waits between two readings for so many seconds; returns whether the watch is to end.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DeviceWatch:
                 self._failed(PART, error)
 
     def stop(self) -> None:
-        """Have the thread end; it is not waited for, as it may never come back from the driver."""
+        """Have the thread end. It is not waited for: it may never come back from the driver."""
         self._stop.set()
 
     def take(self) -> list[DeviceState]:
@@ -96,7 +96,7 @@ class DeviceWatch:
 
 
 def read_device(nvml: Any, device: Any, at_ns: int) -> DeviceState:
-    """Ask for everything once.
+    """Return one reading.
 
     Args:
         nvml: the module pynvml.

@@ -1,11 +1,10 @@
-"""How long NCCL operations took, as torch's own flight recorder knows it.
+"""Finds the durations of NCCL operations in torch's own flight recorder.
 
 With ``TORCH_NCCL_ENABLE_TIMING=1`` the backends measure every operation by a pair of events on its stream, and the
 flight recorder keeps the durations of the last operations (``TORCH_FR_BUFFER_SIZE``, 2,000 by default). A dump takes
-32 µs per entry, during which no other thread of Python runs: it is for steps in detail, a few seconds apart.
+32 µs per entry, with the GIL held: it is for steps in detail, a few seconds apart.
 
-An operation is found in the dump by its group and by the time of its launch, which both read from the system's clock:
-an entry is made while the call is being handed on, or right before, where torch's hook comes before ours. So it does
+An operation is found by its group and by the time of its launch, which both read from the system's clock, so it does
 not matter how either of the two counts operations.
 """
 
@@ -44,7 +43,7 @@ class Entry(NamedTuple):
 
 
 class FlightRecorder:
-    """Asks the flight recorders of torch's NCCL backends.
+    """Reads the flight recorders of torch's NCCL backends.
 
     Args:
         dump: returns the dump of a backend as JSON.
@@ -56,7 +55,7 @@ class FlightRecorder:
         self._dump = dump or dump_of
 
     def durations_ns(self, calls: Sequence[DeviceCall]) -> dict[int, int]:
-        """Return how long operations took on the device, by the id of the call: of those that are known."""
+        """Return the durations of operations on the device that are known, by the id of the call."""
         found: dict[int, int] = {}
         for backend in {call.launch.state.nccl.name for call in calls}:
             own = [call for call in calls if call.launch.state.nccl.name == backend]
@@ -65,7 +64,7 @@ class FlightRecorder:
 
 
 def dump_of(backend: str) -> bytes:
-    """Return what a backend's flight recorder holds; nothing where this torch has no such function."""
+    """Return a backend's flight recorder as JSON; empty where this torch has no such function."""
     import torch
 
     c10d: Any = torch._C._distributed_c10d
@@ -105,7 +104,7 @@ def entries_of(dump: bytes) -> Iterator[Entry]:
 
 
 def match(calls: Sequence[DeviceCall], entries: Sequence[Entry]) -> dict[int, int]:
-    """Find the durations of calls: of a call the entry that was made while it was handed on.
+    """Return durations by the id of the call: of the one entry that was made while the call was handed on.
 
     A coalescing bracket has one duration, which its members share. Where two entries could be meant, as of two threads
     that use a group at once, neither is taken; nor one of which an older entry may have been overwritten.

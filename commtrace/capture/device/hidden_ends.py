@@ -1,12 +1,10 @@
-"""True ends of communication that nobody stood still for, in steps of detail.
+"""Finds true ends of communication that nobody stood still for, in steps of detail.
 
-A stream that waits for an operation that is over already comes later than its end: events on that stream give an upper
-bound. Where something has measured how long operations took, the end is the start and that duration: an operation
-starts with its launch, or when the one before it on its stream ends, whichever is later.
+Events on a stream that waits for an operation that is over give an upper bound of its end. Where its duration was
+measured, it ends that much after its start: its launch, or the end of the one before it on its stream.
 
-Durations are asked for a few seconds later, all at once, because the answer costs time and is not there at once. Until
-then the rows of such calls are held back. What stays unknown is written with its upper bound, as everywhere else. Where
-the end is known from a stall as well, the two are compared.
+Durations are asked for a few seconds later, all at once; until then the rows of such calls are held back. Where the end
+is known from a stall as well, the two are compared.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class CompletionTimes(Protocol):
         """For people."""
 
     def durations_ns(self, calls: Sequence[DeviceCall]) -> Mapping[int, int]:
-        """Return how long operations took, by the id of the call: of those that are known. Harvester only."""
+        """Return the durations of operations that are known, by the id of the call. Harvester only."""
 
 
 class Held(NamedTuple):
@@ -59,7 +57,7 @@ class Held(NamedTuple):
 
     @property
     def has_stalled(self) -> bool:
-        """Whether its end is known from its own wait."""
+        """Return whether its end is known from its own wait."""
         return self.end - self.waited_from >= SHORTEST_STALL_NS or self.end - self.launch < SHORTEST_STALL_NS
 
 
@@ -92,7 +90,7 @@ class HiddenEnds:
         tracer.guard.on_failure(PART, self._switch_off)
 
     def follow(self, call: DeviceCall) -> None:
-        """A call is about to be launched. On the training thread."""
+        """Hold ``call``, which is about to be launched, back later. On the training thread."""
         step = call.launch.coordinates.step
         if not self._is_off and self._tracer.is_in_window(step):
             call.holder = self
@@ -111,14 +109,14 @@ class HiddenEnds:
         return True
 
     def stop(self) -> None:
-        """The recording ends: ask soon, for the last time."""
+        """Ask soon, for the last time: the recording ends."""
         self._stop_at = self._host_ns() + ANSWER_NS
 
     def _switch_off(self) -> None:
         self._is_off = True
 
     def _rows(self, _entry: Entry) -> list[Row] | None:
-        """The rows of all calls that are held, when it is time. Entry: ``(_rows, kind)``."""
+        """Make the rows of all calls that are held, when it is time. Entry: ``(_rows, kind)``."""
         now, ask_at = self._host_ns(), self._ask_at or 0
         if not self._is_off and now < min(ask_at, self._stop_at or ask_at):
             return None
@@ -153,10 +151,9 @@ def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row
         durations: ns, by the id of the call.
 
     Returns:
-        The rows, and for the mark ``hidden_ends``: how many ends were ``hidden``, of how many of these the true end is
-        ``known``, how many were ``refused`` because they would lie behind their upper bound, and of the operations
-        whose end is known otherwise, in how many the durations were ``compared``: the median and the largest absolute
-        difference, ns.
+        The rows, and for the mark ``hidden_ends``: how many ends were ``hidden``, how many of these are ``known``, how
+        many were ``refused`` because they lie behind their upper bound; in how many operations with a known end the
+        durations were ``compared``, with the median and the largest absolute difference, ns.
     """
     rows: list[Row] = []
     hidden = known = refused = 0
@@ -202,7 +199,7 @@ def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row
 
 
 def _start(launch: int, before: Placed) -> int | None:
-    """When an operation started whose predecessor on its stream is known; None if that may have run until later."""
+    """Return when an operation started whose predecessor on its stream is known; None if that may have run until later."""
     if before.is_exact:
         return max(launch, before.end)
     return launch if before.end <= launch else None

@@ -1,9 +1,8 @@
-"""Communication beside the stream that computes, as FSDP and ZeRO 3 have it on streams of their own.
+"""Finds stalls on communication that runs beside the stream that computes, as that of FSDP and ZeRO 3.
 
-There it stalls nobody, neither where it runs nor where such a stream waits for it. What computes stands still where its
-stream waits for the other one, by an event that was recorded behind the communication. So events of the job are
-followed, and marks around that wait are the stall. It takes in what the other stream did between the communication and
-the event: a copy, a division of gradients.
+What computes stands still where its stream waits for the other one, by an event that was recorded behind the
+communication. So events of the job are followed, and marks around that wait are the stall. It takes in what the other
+stream did between communication and event: a copy, a division of gradients.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _COMPUTES: Final = frozenset({schema.FORWARD, schema.BACKWARD, schema.RECOMPUTE,
 
 
 class StreamWaits:
-    """Tells which stream computes, and when it waits for communication on another one.
+    """Knows which stream computes, and when it waits for communication on another one.
 
     Args:
         tracer: where entries go, and what knows where steps and phases began.
@@ -42,13 +41,11 @@ class StreamWaits:
         self._latest: dict[tuple[int, int], DeviceCall] = {}
 
     def computes(self, mark: Mark) -> bool:
-        """Return whether the mark is on the stream that computes: that of the step's begin, or of a phase that is
-        open.
-        """
+        """Return whether the mark is on the stream that computes: that of the step's begin, or of an open phase."""
         return not isinstance(mark, CudaMark) or self._is_computing(mark.device, mark.stream)
 
     def passes(self, mark: CudaMark, call: DeviceCall) -> None:
-        """The stream of ``mark`` has ``call`` behind it, by running it or by waiting for it."""
+        """Take note that the stream of ``mark`` has ``call`` behind it, by running it or by waiting for it."""
         self._passes(mark.device, mark.stream, call)
 
     def forget(self) -> None:
@@ -56,7 +53,7 @@ class StreamWaits:
         self._latest.clear()
 
     def recording(self, original: Any) -> Callable[..., Any]:
-        """Replacement of ``torch.cuda.Event.record``."""
+        """Return a replacement of ``torch.cuda.Event.record``."""
         latest, failed, part = self._latest, self._tracer.failed, self._part
 
         def record(event: Any, /, *arguments: Any, **keywords: Any) -> Any:
@@ -71,7 +68,7 @@ class StreamWaits:
         return record
 
     def waiting(self, original: Any) -> Callable[..., Any]:
-        """Replacement of ``torch.cuda.Event.wait``, which ``Stream.wait_event`` and ``wait_stream`` call."""
+        """Return a replacement of ``torch.cuda.Event.wait``, which ``Stream.wait_event`` and ``wait_stream`` call."""
         failed, part = self._tracer.failed, self._part
 
         def wait(event: Any, /, *arguments: Any, **keywords: Any) -> Any:

@@ -1,11 +1,9 @@
 """Keeps torch.compile out of capture's own functions.
 
-Dynamo compiles what Python code runs beneath a compiled region, and traces into what it calls: the methods that stand
-in for torch's own would become part of a graph, with the numbers and times of the moment of the trace. torch's own are
-written in C++ and end a graph; with these files on the list of what Dynamo skips, so do ours.
-
-Wrappers of Python functions that compile (:mod:`commtrace._compile_safe`) are not on that list. Dynamo may look through
-them, but is not to compile their frames where the script calls them after the end of a graph.
+Dynamo traces into what a compiled region calls. Methods that replace torch's own, which end a graph, would become part
+of it, with the numbers and times of the moment of the trace. Files on the list of what Dynamo skips end a graph, too.
+Wrappers of Python functions that compile (:mod:`commtrace._compile_safe`) are not on that list; only their own frames
+are not compiled.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ PART: Final = "keeping torch.compile out of capture"
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Put capture's files on Dynamo's list, when Dynamo is imported; returns the function that takes them off."""
+    """Put capture's files on Dynamo's list when it is imported; return the function that takes them off."""
     hooks = Hooks(PART, tracer)
     taken_off: list[Callable[[], None]] = []
 

@@ -1,8 +1,4 @@
-"""Garbage collections as spans: Python's collector stops the thread that launches the work.
-
-Collections shorter than ``SHORTEST_NS`` are not recorded: a young-generation pass takes microseconds and there are
-thousands of them; what they cost in sum is within the error of the phases they fall into.
-"""
+"""Captures garbage collections as spans: Python's collector stops the thread that launches the work."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
 """Finds the begin and end of a module's backward by hooks on its input and output tensors.
 
-It begins when a gradient of an output has arrived: a hook on the output tensor, which adds no node to the graph and
-changes no view. It ends when the gradient of its input is complete, which a hook on the input tensor tells. Autograd
-runs the nodes of a graph from the youngest to the oldest, and every call of a module made a range of nodes; so it has
-ended, too, when the backward of a module begins that was not called inside of it, and when the graph has come to its
-end (a first layer, whose input has no gradient). Where functional code stands between the module and what made its
-input, and uses that input as well, its backward counts for the module.
-
-Handing a hook to torch and having it called takes 1.4 µs by itself; the rest is as little as could be: a tuple for what
-is open, a tuple for what has ended.
+It begins when a gradient of an output has arrived, which a hook on the output tells: it adds no node to the graph and
+changes no view. Autograd runs nodes from the youngest to the oldest, and every call of a module made a range of nodes.
+So the backward ends with the first of these: the gradient of its input is complete, which a hook on the input tells;
+the backward of a module begins that was not called inside of it; the graph has come to its end (a first layer, whose
+input has no gradient). Where functional code stands between the module and what made its input, and uses that input as
+well, its backward counts for the module.
 """
 
 from __future__ import annotations
@@ -27,8 +24,8 @@ from commtrace.capture.tracer import Tracer
 from commtrace.trace import schema
 
 KEY: Final = "commtrace"
-"""Of our first hook on a tensor. A call that takes such a tensor need not hook it: when its gradient is complete, that
-hook ends whatever came after it."""
+"""The key of our first hook on a tensor. A second one on an input is not needed: the first ends whatever came after it.
+"""
 
 _Tensor: Final = torch.Tensor
 _MOST_TENSORS: Final = 16
@@ -40,8 +37,7 @@ _Open: TypeAlias = tuple[Any, ...]
 
 
 class Hook(functools.partial):  # type: ignore[type-arg]
-    """A function and what it is to know of its tensor, as a hook: made without a frame of Python, and holding no tensor
-    and no node."""
+    """A function with arguments, as a hook: made without a frame of Python, and holding no tensor and no node."""
 
     __slots__ = ()
 
@@ -53,8 +49,7 @@ class BackwardSpans:
 
     Attributes:
         begins: hook on an output, behind name, first and last node of the call: its backward begins.
-        completes: hook on an input, behind the number of the node that made it: ends the backward of every call that
-            came after that node.
+        completes: hook on an input, behind the number of the node that made it: ends the backward of later calls.
         make_rows: first item of an entry of the recorder's for a module.
         hook_type, key, attach: :class:`Hook`, :data:`KEY` and :func:`attach`, for code that may not import this module.
     """
@@ -72,7 +67,7 @@ class BackwardSpans:
         self._open.clear()
 
     def watch_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have the youngest input tell when its gradient is complete: autograd comes to it first."""
+        """Hook the youngest input, to which autograd comes first."""
         youngest: tuple[int, Any, Any] = (-1, None, None)
         for tensor in _tensors((*args, *kwargs.values()) if kwargs else args):
             node = tensor.grad_fn
@@ -85,7 +80,7 @@ class BackwardSpans:
             attach(tensor, node, Hook(self.completes, number))
 
     def watch_outputs(self, result: Any, name: str, first: int, last: int) -> None:
-        """Have every output tell when its gradient arrives, but those that the module only passed through."""
+        """Hook every output, but those that the module only passed through."""
         made = [
             (tensor, node)
             for tensor in _tensors((result,))
@@ -119,7 +114,7 @@ def _hooks(
     opened: dict[int, list[_Open]],
     new_pass: Callable[[int], list[_Open]],
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return what :class:`BackwardSpans` calls ``begins`` and ``completes``: all that they use is theirs already."""
+    """Return ``begins`` and ``completes`` of :class:`BackwardSpans`, as closures over all that they use."""
     graph_task: Any = torch._C._current_graph_task_id  # number of the pass through a graph that this thread is in
     clock, recorder, stack_of = tracer.clock, tracer.recorder, opened.get
     mark, buffer, capacity, drop = clock.mark, recorder.buffer, recorder.capacity, recorder.drop
@@ -169,7 +164,7 @@ def _hooks(
 
 
 def _once_in_a_pass(begins: Callable[..., None]) -> Callable[..., None]:
-    """For a call with several outputs: the first one that has a gradient tells."""
+    """Return a hook for a call with several outputs, of which only the first one with a gradient counts."""
     latest = -1
 
     def once(name: str, first: int, last: int, gradient: Any) -> None:
@@ -207,9 +202,7 @@ def attach(tensor: Any, node: Any, hook: Hook) -> None:
 
 
 def _tensors(values: Any) -> list[Any]:
-    """Return the tensors in arguments or results: in lists, tuples, dictionaries and dataclasses, the first few of
-    them.
-    """
+    """Return the first few tensors in arguments or results, in lists, tuples, dictionaries and dataclasses."""
     if len(values) == 1 and type(values[0]) is _Tensor:
         return list(values)
     found: list[Any] = []

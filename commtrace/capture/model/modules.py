@@ -30,11 +30,14 @@ PART: Final = "capture of modules"
 _WRAPPED: Final = frozenset(
     {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
 )
-"""Names by which wrappers hold the one module that they wrap."""
+"""Names by which wrappers (DDP, FSDP, a compiled module, Megatron's Float16Module, …) hold the one module that they
+wrap.
+"""
 
 
 class ModuleSelection:
-    """Switches the capture of modules; on the training thread, between steps.
+    """Switches the capture of modules, between steps: those of the configuration, and others while a trigger asks for
+    them.
 
     Args:
         tracer: where spans go.
@@ -98,8 +101,11 @@ class Label:
 
 
 def _calls_twice(module: Any) -> bool:
-    """Whether a call goes through two functions that are replaced: its class has a ``_call_impl`` of its own, which may
-    call the one that it inherits, or it is compiled in place and may fall back."""
+    """Return whether a call goes through two functions that are replaced.
+
+    Its class has a ``_call_impl`` of its own, which may call the one that it inherits, or it is compiled in place and
+    may fall back.
+    """
     return "_call_impl" in type(module).__dict__ or module.__dict__.get("_compiled_call_impl") is not None
 
 
@@ -124,8 +130,8 @@ class ModuleSpans:
         self._backward = BackwardSpans(tracer, PART)
 
     def select(self, choice: str) -> None:
-        """Record the modules that ``choice`` takes (:class:`commtrace.trace.selection.module_choice.ModuleChoice`)
-        from now on.
+        """Record the modules that ``choice`` takes (:class:`commtrace.trace.selection.module_choice.ModuleChoice`) from
+        now on.
 
         Models that are made later are found at the beginning of the next step and at the next step of an optimizer.
 
@@ -141,7 +147,7 @@ class ModuleSpans:
         self._looks_left = 2
 
     def clear(self) -> None:
-        """Record no modules any more: every class is as it was before."""
+        """Record no modules any more, and leave every class as it was before."""
         self._choice = None
         self._looks_left = 0
         self._stop_listening()
@@ -163,7 +169,7 @@ class ModuleSpans:
 
     @property
     def names(self) -> list[str]:
-        """Of the modules that are recorded now."""
+        """Return the names of the modules that are recorded now."""
         return sorted({label.forward for label in self._labels.values()})
 
     # Finding modules
@@ -178,7 +184,7 @@ class ModuleSpans:
             self._tracer.failed(PART, error)
 
     def _optimizer_steps(self) -> None:
-        """By now the job has trained: its models exist."""
+        """Look for models: by now the job has trained, so they exist."""
         try:
             if self._looks_left:
                 self._looks_left = 0
@@ -244,7 +250,7 @@ class ModuleSpans:
         self._patched[owner] = (own, replacement)
 
     def _original(self, owner: type) -> Callable[..., Any]:
-        """What ``_call_impl`` of a class would be without us."""
+        """Return what ``_call_impl`` of a class would be without us."""
         for base in owner.__mro__:
             if base in self._patched and self._patched[base][0] is None:
                 continue
@@ -265,8 +271,8 @@ class Placed(NamedTuple):
     """A module in its model.
 
     Attributes:
-        name: ``decoder.layers.3``; the class for the outermost module of a model. Where a process has models of
-            several classes, the names of all but the largest begin with their class.
+        name: ``decoder.layers.3``; the class for the outermost module of a model. In all models but the largest it
+            begins with the class of the model, if that is another one.
         depth: inside how many other modules it is called.
         modules: the module, and before it what wraps it, outermost first.
     """
@@ -293,7 +299,7 @@ def find_models() -> list[Any]:
 
 
 def placed_modules(models: list[Any]) -> Iterator[Placed]:
-    """Yield all modules of these models that are called; containers (``ModuleList``, ``ModuleDict``) are not."""
+    """Yield the modules of these models that are called; containers (``ModuleList``, ``ModuleDict``) are not."""
     seen: set[int] = set()
     main = type(_unwrapped(models[0])[-1]) if models else None
     for model in models:

@@ -25,10 +25,10 @@ class StepListener(Protocol):
     """What records the steps of optimizers."""
 
     def before_step(self, optimizer: Any) -> None:
-        """Note that an optimizer is about to step."""
+        """Take note that an optimizer is about to step."""
 
     def after_step(self, optimizer: Any) -> None:
-        """Note that an optimizer has stepped."""
+        """Take note that an optimizer has stepped."""
 
     def failed(self, error: Exception) -> None:
         """Handle what one of these raised."""
@@ -51,7 +51,7 @@ class StepHooks:
 
     @property
     def active(self) -> bool:
-        """Whether somebody listens."""
+        """Return whether somebody listens."""
         return self.listener is not None
 
     def failed(self, error: Exception) -> None:

@@ -1,20 +1,14 @@
-"""Phases of a training loop beside its model: waiting for data, clipping gradients, saving and loading checkpoints.
-
-``import commtrace.auto`` is all that a script needs. Every call of these that the training thread makes is a span:
+"""Captures phases of a training loop beside its model: data, gradient clipping, checkpoints.
 
 * ``data``: ``next`` of a ``DataLoader``'s iterator (of torchdata's stateful loaders too), and its start;
-* ``checkpoint``: ``torch.save`` and ``torch.load`` of files, ``torch.distributed.checkpoint`` and Megatron's
-  ``dist_checkpointing``;
-* ``optimizer`` named ``clip_grad_norm`` or ``clip_grad_value``: clipping outside of an optimizer; ``phase`` of that
-  name inside one.
+* ``checkpoint``: ``torch.save`` and ``torch.load`` of files, ``torch.distributed.checkpoint``, Megatron's
+  ``dist_checkpointing`` and others;
+* ``optimizer`` named ``clip_grad_norm`` or ``clip_grad_value``: clipping outside of an optimizer; inside, a ``phase``.
 
-Only the outermost of nested ``data`` and ``checkpoint`` calls is a span: a data set that loads its samples with
-``torch.load`` waits for data. Threads beside the training (a loader that reads ahead, an asynchronous checkpoint) stop
-no training, so what they do is not recorded.
-
-Nothing here imports a module that the job has not imported. Names that scripts bound early (``from torch import save``)
-are met as well where there is something underneath to replace: a method, a function that is looked up late, or what a
-decorator holds (:meth:`commtrace.capture.hooks.Hooks.replace_function`).
+Only the outermost of nested ``data`` and ``checkpoint`` calls is a span, and only of the training thread: other threads
+(a loader that reads ahead, an asynchronous checkpoint) stop no training. Nothing is imported here that the job has not
+imported. Names that scripts bound early (``from torch import save``) are met where there is something underneath to
+replace (:meth:`commtrace.capture.hooks.Hooks.replace_function`).
 """
 
 from __future__ import annotations
@@ -121,7 +115,7 @@ class PhaseCapture:
         self._hooks.replace_function(module, function, wrap, *_HOLDERS)
 
     def _hook_loader(self, module: ModuleType) -> None:
-        """Every class of the module that has a ``__next__`` or makes such an iterator; nested ones count once."""
+        """Hook every class of the module that has a ``__next__`` or makes such an iterator; nested ones count once."""
         for found in list(vars(module).values()):
             if not isinstance(found, type) or found.__module__ != module.__name__:
                 continue
@@ -131,7 +125,7 @@ class PhaseCapture:
                 self._hooks.replace(found, "__iter__", self._waiting(schema.DATA, "start of loader"))
 
     def _hook_serialization(self, module: ModuleType) -> None:
-        """``torch.save`` and ``torch.load`` look up late what opens their files: names bound early are met as well."""
+        """Hook what opens the files of ``torch.save`` and ``torch.load``, which look it up late."""
         self._hooks.replace(module, "_open_zipfile_writer", self._opening)
         self._hooks.replace(module, "_open_file_like", self._opening)
 
@@ -166,12 +160,12 @@ class PhaseCapture:
         return opener
 
     def _waiting(self, kind: int, name: str) -> Wrap:
-        """Makes a function a wait, unless it is called inside another one."""
+        """Return a wrapper that makes a function a wait, unless it is called inside another one."""
         enter_wait, leave = self._enter_wait, self._tracer.leave
         return self._hooks.around(lambda args, kwargs: enter_wait(kind, name), lambda span, _: leave(span))
 
     def _saving_between_steps(self, name: str) -> Wrap:
-        """Makes a function a checkpoint before which the step ends."""
+        """Return a wrapper that makes a function a checkpoint before which the step ends."""
 
         def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
             if not self._tracer.open_waits and threading.get_ident() == self._training_thread:
@@ -186,7 +180,7 @@ class PhaseCapture:
         return self._tracer.enter(kind, name)
 
     def _clipping(self, name: str) -> Wrap:
-        """Clipping is the optimizer's work; inside an optimizer's step it is a part of that."""
+        """Return a wrapper for clipping: the optimizer's work; inside an optimizer's step a part of that."""
 
         def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
             if self._is_clipping:
@@ -242,9 +236,7 @@ class _Opened:
 
 
 def _is_file(file: Any) -> bool:
-    """Return whether a checkpoint goes to a file: what is written to memory is on its way to another rank, or a
-    copy.
-    """
+    """Return whether a checkpoint goes to a file: in memory it is on its way to another rank, or a copy."""
     if isinstance(file, (str, os.PathLike)):
         return True
     try:

@@ -1,19 +1,16 @@
-"""Steps of a training loop that nobody marks: each ends with the optimizer that ends an iteration.
+"""Finds the steps of a training loop that nobody marks: each ends with the optimizer that ends an iteration.
 
-The rules, in the order in which they matter:
-
-* the first step begins with the first forward or backward: the set-up before it is no step. An optimizer that steps
-  before that only fills its state, which is how torch.distributed.checkpoint restores one; where it does so again and
-  still nothing computed, the loop has nothing else that is seen, and its first step began there;
-* every further step begins where the one before it ended, so that loading data is part of a step;
-* a step ends when every optimizer of the loop has stepped: with gradient accumulation that is one step per update, in
-  a loop with two optimizers (a GAN) one per pair, in a loop that steps one optimizer per parameter inside the backward
-  one per backward. An optimizer that is never stepped is waited for a few iterations, then no more;
-* an evaluation at the begin of a step, before its first work, is no part of it, nor is what it communicates, unless
-  there was one in the step before as well: then it belongs to the loop;
-* a step that no optimizer has ended is not recorded: not the rest after the last update, and nothing at all in a
-  program without optimizers;
-* an integration or ``commtrace.step`` that begins a step takes over for good.
+* The first step begins with the first forward or backward: the set-up before it is no step. An optimizer that steps
+  before that only fills its state, as torch.distributed.checkpoint does to restore one. If it does so again and still
+  nothing computed, the loop has nothing else that is seen, and its first step began there.
+* Every further step begins where the one before it ended: loading data is part of a step.
+* A step ends when every optimizer of the loop has stepped: with gradient accumulation once per update, with two
+  optimizers (a GAN) once per pair, with one optimizer per parameter inside the backward once per backward. An optimizer
+  that is never stepped is waited for a few iterations.
+* An evaluation at the begin of a step, before its first work, is no part of it, nor is what it communicates, unless the
+  step before had one as well: then it belongs to the loop.
+* What no optimizer has ended is not recorded: the rest after the last update, a program without optimizers.
+* An integration or ``commtrace.step`` that begins a step takes over for good.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ class StepMarker(Protocol):
         """Close the current step and open the next one."""
 
     def restart_step(self) -> None:
-        """The current step begins only now."""
+        """Have the current step begin only now."""
 
     def leave_step(self) -> None:
         """Assign the following rows to no step."""
@@ -44,7 +41,7 @@ class StepMarker(Protocol):
         """Assign the following rows to the current step again."""
 
     def discard_step(self, *, frees_number: bool = False) -> None:
-        """The current step was none."""
+        """Drop the current step, which was none."""
 
 
 class StepFinder:
@@ -73,7 +70,7 @@ class StepFinder:
         self._of_step = self._most_of_a_step = 0
 
     def give_way(self, *, is_users: bool) -> None:
-        """Somebody marks steps: find none from now on."""
+        """Find no steps from now on: somebody marks them."""
         self.is_marked_by_framework = self.is_marked_by_framework or not is_users
         if self.finding:
             self.finding = False
@@ -82,7 +79,7 @@ class StepFinder:
                 self._tracer.discard_step(frees_number=True)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        """The outermost optimizer is about to step."""
+        """Take note that the outermost optimizer is about to step."""
         if not self.finding or self._has_computed:
             self.work_begins()
         elif id(optimizer) not in self._stepped_alone:
@@ -97,10 +94,10 @@ class StepFinder:
             self.work_begins()
 
     def begins_with(self, number: int) -> bool:
-        """Return the number of the first step in the program's own count.
+        """Set the number of the first step, in the program's own count.
 
         Returns:
-            Whether it will have: not where a step has begun, or somebody marks them.
+            Whether it is used: not where a step has begun, or somebody marks them.
         """
         if not self.finding or self._has_begun:
             return False
@@ -108,7 +105,7 @@ class StepFinder:
         return True
 
     def work_begins(self) -> None:
-        """A forward or backward of the training is about to begin."""
+        """Take note that a forward or backward of the training is about to begin."""
         if not self.finding:
             return
         if not self._has_computed:
@@ -122,20 +119,18 @@ class StepFinder:
         self._worked = True
 
     def iteration_begins(self) -> None:
-        """The schedule of a pipeline is about to run all its microbatches: an iteration, if there are no optimizers."""
+        """Take note that a pipeline is about to run all its microbatches: an iteration, if there are no optimizers."""
         if self.finding and self._worked and not self._references:
             self._cut()
         self.work_begins()
 
     def backward_ended(self) -> None:
-        """The outermost backward has returned."""
+        """Take note that the outermost backward has returned."""
         if self._ends_with_backward and self.finding:
             self._cut()
 
     def trains(self, model: Any) -> bool:
-        """Return whether all that one of the optimizers steps is of this model: it is no part of what is trained,
-        but all.
-        """
+        """Return whether all that one of the optimizers steps is of this model, so that it is all that is trained."""
         own = {id(parameter) for parameter in model.parameters()}
         for reference in tuple(self._references.values()):
             groups = getattr(reference(), "param_groups", None) or ()
@@ -145,10 +140,10 @@ class StepFinder:
         return False
 
     def evaluation_begins(self) -> bool:
-        """Something that trains nothing is about to begin.
+        """Take note that something that trains nothing is about to begin.
 
         Returns:
-            Whether the current step has been left for it; :meth:`evaluation_ended` is to be told.
+            Whether the current step has been left for it, which :meth:`evaluation_ended` has to be told.
         """
         if self._has_left or not self._is_between_steps():
             return False
@@ -157,10 +152,10 @@ class StepFinder:
         return True
 
     def evaluation_ended(self, *, has_left: bool = False) -> None:
-        """Something that trained nothing has ended.
+        """Take note that something that trained nothing has ended.
 
         Args:
-            has_left: what :meth:`evaluation_begins` said of it.
+            has_left: what :meth:`evaluation_begins` returned.
         """
         self._evaluated = True
         if self._is_between_steps():
@@ -169,7 +164,7 @@ class StepFinder:
                 self._return()
 
     def optimizer_made(self, optimizer: Any) -> None:
-        """There is one optimizer more."""
+        """Expect one optimizer more."""
         if not self.finding or id(optimizer) in self._references:
             return
         number = id(optimizer)
@@ -177,12 +172,12 @@ class StepFinder:
         self._missing.add(number)
 
     def optimizer_is_part_of_another(self, optimizer: Any) -> None:
-        """It steps inside the step of another one: that one is waited for, not this."""
+        """Wait no more for an optimizer that steps inside the step of another one."""
         if self.finding:
             self._forget(id(optimizer))
 
     def optimizer_ended(self, optimizer: Any) -> None:
-        """The outermost optimizer has stepped, or was skipped because its gradients overflowed."""
+        """Take note that the outermost optimizer has stepped, or was skipped because its gradients overflowed."""
         self.updates += 1
         if not self.finding:
             return

@@ -23,7 +23,7 @@ from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.recorder import mark_row
+from commtrace.trace.rows import mark_row
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
 from commtrace.trace.files.writer import SegmentWriter

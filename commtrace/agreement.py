@@ -1,12 +1,8 @@
-"""The ranks of a job agree on the name and the attempt of their run, through the job's own store.
+"""Lets the ranks of a job agree on the name and the attempt of their run, through the job's own store.
 
-Rank 0 says what they are, and the others take it over: so they agree also where a launcher gives no name, or hands its
-variables to some of the nodes only. Nobody waits in the store: each request is answered at once, and whoever finds
-nothing yet asks again. That matters because the training thread uses the same connection.
-
-torchrun may keep one store for all attempts, and it counts a restart only on the node that failed. So every rank counts
-how often it has arrived, takes no answer that rank 0 gave in an earlier round, and tells how many restarts it knows of
-before rank 0 says which attempt this is.
+Rank 0 says what they are and the others take it over: also where a launcher gives no name, or hands its variables to
+some of the nodes only. Nobody waits in the store, because the training thread uses the same connection: each request is
+answered at once, and a rank that finds nothing yet asks again.
 """
 
 from __future__ import annotations
@@ -65,7 +61,7 @@ class _Announcement(NamedTuple):
 
 
 class Agreement:
-    """One rank's part in it.
+    """One rank's part in the agreement.
 
     Args:
         rank, world_size: of this process in the default process group.
@@ -110,7 +106,7 @@ class Agreement:
         return Agreed(announced.run_id, announced.attempt)
 
     def not_heard_of(self, store: Store) -> int:
-        """Return how many ranks do not have what rank 0 has said; 0 on other ranks, which need not know."""
+        """Return how many ranks do not have what rank 0 has said; 0 on other ranks."""
         if self._rank != 0:
             return 0
         return max(0, self._world_size - 1 - store.add(f"{_PREFIX}/heard/{self._round}", 0))
@@ -155,7 +151,7 @@ def _number(value: bytes) -> int:
 
 
 def _parsed(value: bytes) -> _Announcement | None:
-    """Return what rank 0 has set; None if somebody else must have."""
+    """Return what rank 0 has set; None for what somebody else must have set."""
     if len(value) > _MOST_BYTES:
         return None
     try:

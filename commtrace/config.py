@@ -448,7 +448,7 @@ def has_variables(environment: Mapping[str, str]) -> bool:
 
 
 def _warn_of_unknown(name: str) -> None:
-    """Recording goes on: the variable may be that of a newer version in a profile that all jobs share."""
+    """Warn of a variable; recording goes on, as it may be that of a newer version in a profile that all jobs share."""
     options = [known.removeprefix(_PREFIX) for known in VARIABLES]
     close = difflib.get_close_matches(name.removeprefix(_PREFIX), options, 1, cutoff=0.5)
     hint = f"did you mean {_PREFIX}{close[0]}?" if close else "docs/environment-variables.md lists what it reads."

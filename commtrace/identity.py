@@ -1,7 +1,7 @@
-"""The identity of this process: everything in :class:`~commtrace.trace.metadata.RankMetadata`.
+"""Finds the identity of this process: everything in :class:`~commtrace.trace.metadata.RankMetadata`.
 
-The only place that decides what a run is called, its attempt, and a process's rank and local rank. What a launcher says
-is read by :mod:`commtrace.launchers`; what its ranks agree on is in :mod:`commtrace.agreement`.
+The only place that decides what a run is called, its attempt, and a process's rank and local rank. What launchers say
+is read by :mod:`commtrace.launchers`; what ranks agree on is in :mod:`commtrace.agreement`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from commtrace import launchers
 from commtrace.agreement import Agreed, Agreement, Store
 from commtrace.config import FORWARDED, Config
 from commtrace.options import is_run_id
-from commtrace.settings import stored_settings
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 
 _PACKAGES: Final = (
@@ -78,7 +77,7 @@ class Identity:
         Asks once and never waits. Not for the training thread.
 
         Args:
-            place: that capture has seen the process have; by now its process groups may be gone, or smaller.
+            place: of the process as capture has seen it; by now its process groups may be gone, or smaller.
         """
         with self._lock:
             if self._found is None:
@@ -86,7 +85,7 @@ class Identity:
             return self._found
 
     def settled(self, seconds: float, place: Place | None = None) -> Found:
-        """Return who this process is, by its own lights if rank 0 does not say in so many seconds.
+        """Return who this process is, without rank 0 if that says nothing in so many seconds.
 
         Rank 0 waits so long for the others to hear it, unless the store outlives its process.
 
@@ -106,7 +105,7 @@ class Identity:
         return found
 
     def _store_outlives_us(self) -> bool:
-        """Return whether it is torchrun's, and not one that a rank keeps: a script may make a store of its own."""
+        """Return whether the store is torchrun's, and not one that a rank keeps."""
         try:
             store = _default_store()
         except (RuntimeError, ValueError) as error:  # the training thread has just destroyed the group
@@ -118,7 +117,7 @@ class Identity:
         return address == launchers.agent_store(self._environment)
 
     def look_for_others(self) -> None:
-        """On rank 0, say once if ranks have not been heard of for long: what they do is not recorded.
+        """Report, on rank 0, ranks that have not been heard of for long: what they do is not recorded.
 
         For each pass of the harvester; asks until all are there, never waits.
         """
@@ -190,7 +189,7 @@ class Identity:
         return Found(agreed.run_id, agreed.attempt, place.rank, local_rank, place.world_size, place.backend)
 
     def _local_rank(self, place: Place, store: Store | None) -> int:
-        """As the launcher says. A process whose rank is not the launcher's takes a number among those of its host."""
+        """Return the launcher's number, or one among the ranks of the host where the rank is not the launcher's."""
         launched = launchers.position(self._environment)
         if launched is None or launched[:2] != place[:2]:
             launched = launchers.position(os.environ)  # a script may have set them for itself
@@ -280,9 +279,8 @@ def attempt(environment: Mapping[str, str] = os.environ) -> int:
 def run_id(config: Config, environment: Mapping[str, str] = os.environ) -> str:
     """Return a name for the run that all its ranks find without talking to each other; empty if they cannot.
 
-    It comes from COMMTRACE_RUN_ID, the name that Megatron's own telemetry was given, torchrun's ``--rdzv-id`` or
-    Slurm. Where the launcher says that all ranks are on one node, its process is what they have in common. Anything
-    else is for rank 0 to say: see :class:`Identity`.
+    It comes from COMMTRACE_RUN_ID, Megatron's own telemetry, torchrun's ``--rdzv-id`` or Slurm. Where all ranks are on
+    one node, it is made of the launcher's process. Anything else is for rank 0 to say: see :class:`Identity`.
     """
     of_telemetry = environment.get("MEGATRON_OTEL_RUN_ID") or environment.get("NEMO_LENS_RUN_ID")
     named = config.run_id or of_telemetry or launchers.job_name(environment)
@@ -297,7 +295,7 @@ def directory(config: Config, run_id: str) -> Path:
 
 
 def _name_of_launcher(environment: Mapping[str, str]) -> str:
-    """After the process that has started the ranks of this node; a process that nobody has launched is its own."""
+    """Return a name of the process that has started the ranks of this node, or of this one if nobody has."""
     is_launched = launchers.position(environment) is not None or multiprocessing.parent_process() is not None
     return _name_of_process(os.getppid() if is_launched else os.getpid())
 
@@ -309,7 +307,7 @@ def _default_store() -> Any:
 
 
 def _name_of_process(pid: int) -> str:
-    """Return the process's start and number: the same whenever and by whomever of the host it is asked."""
+    """Return the process's start and number: the same for whoever of the host asks."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
@@ -320,7 +318,7 @@ def _name_of_process(pid: int) -> str:
 
 
 def process_start_ns() -> int | None:
-    """Return when this process began, on the host's monotonic clock, to 10 ms; None where /proc does not tell."""
+    """Return when this process began, on the host's monotonic clock, to 10 ms; None without /proc."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot_ns = int(after_name[_START_FIELD]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -330,7 +328,7 @@ def process_start_ns() -> int | None:
 
 
 def clock_anchor(tries: int = 5) -> ClockAnchor:
-    """Return the monotonic clock against the wall clock: of a few readings, the one taken in the shortest time."""
+    """Return the monotonic clock against the wall clock: of a few readings, the shortest."""
     best = None
     for _ in range(tries):
         before = time.monotonic_ns()
@@ -351,7 +349,7 @@ def current_place() -> Place | None:
 
 
 def _backend(distributed: Any) -> str:
-    """As the script named it; where it named none, what torch chose: ``gloo``, or by device ``cpu:gloo,cuda:nccl``."""
+    """Return the backend as the script named it, else what torch chose: ``gloo``, ``cpu:gloo,cuda:nccl``."""
     named = str(distributed.get_backend())
     if named != "undefined":
         return named
@@ -361,11 +359,11 @@ def _backend(distributed: Any) -> str:
 
 
 def device(number: int | None = None) -> tuple[str, str]:
-    """Name and UUID of the accelerator that this process uses, without creating a context on one.
+    """Return name and UUID of the accelerator that this process uses, without creating a context on one.
 
     Args:
-        number: which it is, if that is known. torch's current device does not tell: it is that of the calling thread,
-            and the thread that asks is not the one that trains.
+        number: which it is, if that is known. torch's current device is that of the calling thread, which does not
+            train.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -377,7 +375,7 @@ def device(number: int | None = None) -> tuple[str, str]:
 
 
 def _device_in_use(torch: Any) -> int | None:
-    """Of the devices on which this process has a context, the one that is its own by its local rank, else the first."""
+    """Return the device with a context that is the process's by its local rank, else the first one."""
     in_use = [number for number in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(number)]
     local_rank = launchers.local_rank(os.environ)
     return local_rank if local_rank in in_use else next(iter(in_use), None)
@@ -394,3 +392,43 @@ def _versions() -> dict[str, str]:
     if torch is not None and getattr(torch.version, "cuda", None):
         found["cuda"] = str(torch.version.cuda)
     return found
+
+
+_LONGEST: Final = 100
+_NCCL: Final = """
+    ALGO BUFFSIZE CGA_CLUSTER_SIZE CHECKS_DISABLE COLLNET_ENABLE COLLNET_NODE_THRESHOLD COMM_BLOCKING CROSS_NIC
+    CTA_POLICY CUMEM_ENABLE CUMEM_HOST_ENABLE DEBUG DEBUG_SUBSYS DMABUF_ENABLE GRAPH_MIXING_SUPPORT GRAPH_REGISTER
+    IB_ADAPTIVE_ROUTING IB_AR_THRESHOLD IB_DISABLE IB_ECE_ENABLE IB_FIFO_TC IB_GID_INDEX IB_HCA IB_MERGE_NICS
+    IB_PCI_RELAXED_ORDERING IB_QPS_PER_CONNECTION IB_RETRY_CNT IB_ROCE_VERSION_NUM IB_SL IB_SPLIT_DATA_ON_QPS IB_TC
+    IB_TIMEOUT IGNORE_CPU_AFFINITY LAUNCH_MODE LL128_NTHREADS LL_THRESHOLD LOCAL_REGISTER MAX_CTAS MAX_NCHANNELS
+    MAX_NRINGS MAX_P2P_NCHANNELS MIN_CTAS MIN_NCHANNELS MIN_NRINGS MIN_P2P_NCHANNELS MNNVL_ENABLE
+    NCHANNELS_PER_NET_PEER NET NET_GDR_C2C NET_GDR_LEVEL NET_GDR_READ NET_SHARED_BUFFERS NET_SHARED_COMMS
+    NSOCKS_PERTHREAD NTHREADS NVB_DISABLE NVLS_CHUNKSIZE NVLS_ENABLE P2P_DIRECT_DISABLE P2P_DISABLE P2P_LEVEL
+    P2P_NET_CHUNKSIZE P2P_PXN_LEVEL PROTO PXN_DISABLE RAS_ENABLE RUNTIME_CONNECT SET_STACK_SIZE SHM_DISABLE
+    SINGLE_PROC_MEM_REG_ENABLE SOCKET_FAMILY SOCKET_IFNAME SOCKET_NTHREADS THREAD_THRESHOLDS TREE_THRESHOLD
+    WIN_ENABLE WORK_FIFO_BYTES
+"""
+_TORCH_NCCL: Final = """
+    ASYNC_ERROR_HANDLING AVOID_RECORD_STREAMS BLOCKING_WAIT COORD_CHECK_MILSEC CUDA_EVENT_CACHE DESYNC_DEBUG
+    DUMP_ON_TIMEOUT ENABLE_MONITORING ENABLE_TIMING HEARTBEAT_TIMEOUT_SEC HIGH_PRIORITY NAN_CHECK PROPAGATE_ERROR
+    RANKS_PER_ROOT RETHROW_CUDA_ERRORS TRACE_BUFFER_SIZE TRACE_CPP_STACK USE_COMM_NONBLOCKING
+    USE_TENSOR_REGISTER_ALLOCATOR_HOOK WAIT_TIMEOUT_DUMP_MILSEC
+"""
+STORED: Final = frozenset(
+    [
+        *(f"NCCL_{name}" for name in _NCCL.split()),
+        *(f"TORCH_NCCL_{name}" for name in _TORCH_NCCL.split()),
+        # what the scheduler calls the node, and that it is Kubernetes
+        "SLURMD_NODENAME", "NODE_NAME", "KUBERNETES_SERVICE_PORT",
+        "CUDA_DEVICE_MAX_CONNECTIONS", "GLOO_DEVICE_TRANSPORT", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS",
+    ]
+)  # fmt: skip
+
+
+def stored_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that are stored, with their values."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in STORED and len(value) <= _LONGEST and value.isprintable()
+    }

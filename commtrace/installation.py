@@ -1,7 +1,4 @@
-"""Checks that installed packages fit: pyarrow with numpy, and the versions that commtrace was tried with.
-
-pip's metadata cannot say all of it: a pyarrow that refuses the numpy beside it does so when it is imported.
-"""
+"""Checks that installed packages fit: pyarrow with numpy, and the versions that commtrace was tried with."""
 
 from __future__ import annotations
 
@@ -39,6 +36,8 @@ _warned: set[str] = set()
 def import_pyarrow() -> None:
     """Import pyarrow, which everything that records or reads a run needs.
 
+    pip's metadata cannot say which numpy it accepts: it refuses one when it is imported.
+
     Raises:
         InstallationError: it cannot be imported; the message has the command that mends it.
     """
@@ -52,10 +51,7 @@ def import_pyarrow() -> None:
 
 
 def warn_if_untried(package: str, version: str) -> None:
-    """Warn, once for each package, where its version lies outside of what commtrace was tried with.
-
-    It is recorded all the same: a version that is not known is seldom one that does not work.
-    """
+    """Warn, once for each package, of a version that commtrace was not tried with. It is recorded all the same."""
     number = re.match(r"(\d+)\.(\d+)", version)
     tried = TRIED[package]
     if launchers.local_rank(os.environ):  # one rank of a node says it for all

@@ -51,8 +51,8 @@ class Kind:
 
     Attributes:
         types: of a value in a script. A bool is no number here.
-        read: Return the value that the text of a variable stands for; raise ValueError or KeyError for others.
-        accepts: Return whether a value of these types can be used; it may raise a ConfigurationError that says why not.
+        read: returns the value of a variable's text; raises ValueError or KeyError for others.
+        accepts: returns whether a value of these types can be used; may raise a ConfigurationError that says why not.
         expected: what to write instead, for an error.
     """
 
@@ -146,7 +146,7 @@ def is_run_id(text: str) -> bool:
 
 
 def is_token(text: str) -> bool:
-    """Return whether this can be the secret that a monitor shares with the ranks: long enough, printable ASCII."""
+    """Return whether this can be the secret of a monitor and its ranks: long enough, printable ASCII."""
     return re.fullmatch(r"[!-~]{16,256}", text) is not None
 
 

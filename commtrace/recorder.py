@@ -1,9 +1,8 @@
 """The recorder: a bounded buffer that training threads fill, and a thread that empties it into sinks.
 
-Training threads call :meth:`Recorder.append` with an *entry* — a small tuple that knows how to become rows — and never
-wait: when the buffer is full the entry is dropped and counted. The harvester thread turns entries into rows of the
-trace schema as soon as the device has reached their marks, and hands them to the sinks twice a second, so that a killed
-process loses less than a second.
+Training threads append *entries*, tuples that know how to become rows, and never wait: when the buffer is full an entry
+is dropped and counted. The harvester thread makes rows as soon as the device has reached their marks, and hands them to
+the sinks twice a second: a killed process loses less than a second.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
 from commtrace.trace.rows import Row
-from commtrace.trace.rows import mark_row as mark_row
+from commtrace.trace.rows import mark_row
 
 _logger = logging.getLogger("commtrace")
 
@@ -58,29 +57,28 @@ class Sink(Protocol):
     """Receives finished rows on the harvester thread."""
 
     def write(self, rows: list[Row]) -> None:
-        """Take the rows of one pass; there may be none.
-
-        An exception makes the recorder drop and count them, and try again later.
+        """Take the rows of one pass; there may be none. If it raises, they are counted as dropped, and it is tried
+        again later.
         """
 
     def close(self) -> None:
-        """No more rows will come."""
+        """Finish: no more rows will come."""
 
 
 class Recorder:
-    """Buffers records, resolves them in a thread of its own, and feeds the sinks.
+    """Buffers entries, makes rows of them in a thread of its own, and feeds the sinks.
 
     Args:
         open_sinks: called once on the harvester thread, as soon as ``ready`` says so: the rank is known only after
             the job has initialised torch.distributed.
         ready: whether the sinks can be opened.
         capacity: entries that the buffer holds.
+        before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
+        last_word: called at the end with the lost spans, by kind, that no sink could note.
 
     Attributes:
         recording: False once the recorder is stopping.
         buffer: entries not yet harvested. Hot paths may append to it themselves, minding ``capacity`` and ``drop``.
-        before_pass: called at the beginning of each pass; returns marks (name, detail) to write.
-        last_word: called at the end with the lost spans, by kind, of which the sinks could not take word.
     """
 
     def __init__(
@@ -120,7 +118,7 @@ class Recorder:
         self.captured = [0] * len(schema.KINDS)
 
     def append(self, entry: Entry) -> None:
-        """Called by training threads. One deque append: atomic under the GIL, no lock."""
+        """Add an entry, from any thread. One deque append: atomic under the GIL, no lock."""
         if len(self.buffer) < self.capacity:
             self.buffer.append(entry)
         else:
@@ -138,7 +136,7 @@ class Recorder:
         self._thread = thread  # Once it runs: a system out of threads leaves none that a stop would join.
 
     def stop(self, timeout_seconds: float = 5.0) -> bool:
-        """Harvest what is left and close the sinks. False if the harvester did not come to an end in time."""
+        """Harvest what is left and close the sinks; return False if that did not end in time."""
         self.recording = False
         self._stopping = True
         self._wake.set()
@@ -156,7 +154,7 @@ class Recorder:
         return True
 
     def harvest_soon(self, patience_seconds: float = 0.0) -> None:
-        """Have the harvester write what there is at once: the process may not have long to live. From any thread.
+        """Have the harvester write at once, from any thread: the process may not have long to live.
 
         Args:
             patience_seconds: so long at most the caller waits for it, and leaves Python's lock to it.
@@ -167,12 +165,12 @@ class Recorder:
             self._passed.wait(patience_seconds)
 
     def flush(self) -> None:
-        """Harvest now, on the calling thread. For tests and for the end of the run."""
+        """Harvest now, on the calling thread: for tests and the end of the run."""
         with self._pass_lock:
             self._harvest(last=False)
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: the harvester thread does not exist there and the files belong to the parent."""
+        """Give up thread and files in a forked child: they are the parent's."""
         self.recording = False
         self._stopping = True
         self._thread = None
@@ -180,12 +178,12 @@ class Recorder:
         self.buffer.clear()
 
     def unresolved(self) -> list[Entry]:
-        """Entries that wait for the device, oldest first. For the harvester's thread."""
+        """Return entries that wait for the device, oldest first. For the harvester's thread."""
         return list(self._unresolved)
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Spans dropped so far, by kind: those the buffer had no room for and those no sink could take.
+        """Return the spans dropped so far, by kind: for lack of room, and because no sink could take them.
 
         To be read by one thread at a time.
         """
@@ -248,7 +246,7 @@ class Recorder:
             self._untold_marks = [row for row in rows if row.kind == schema.MARK and row.name not in _TOLD_AGAIN]
 
     def _marks(self) -> list[Row]:
-        """Return what is to be written beside spans. That it cannot be found out costs no span."""
+        """Return what is to be written beside spans; a failure here loses no span."""
         marks: list[Row] = []
         if time.monotonic() >= self._marks_retry_at:
             try:
@@ -264,9 +262,7 @@ class Recorder:
         return marks
 
     def _trained(self) -> bool:
-        """Return whether anything but garbage was recorded: a launcher or data loader is no rank and must not write
-        as one.
-        """
+        """Return whether anything but garbage was recorded: a launcher or data loader is no rank."""
         if multiprocessing.parent_process() is not None:
             return False  # what a spawned DataLoader worker records must not take the place of its rank
         return any(entry[1] != schema.GC for entry in list(self.buffer))
@@ -310,17 +306,17 @@ class Recorder:
             rows += own
 
     def _count_unreached(self) -> None:
-        """At the end of the run, work that the device never reached cannot be timed: it is counted, not invented."""
+        """Count work that the device never reached: it cannot be timed."""
         while self._unresolved:
             self._count_lost_entry(self._unresolved.popleft())
 
     def _count_unwritten(self) -> None:
-        """At the end of a run for which nothing could be opened."""
+        """Count everything of a run for which nothing could be opened."""
         while self.buffer:
             self._count_lost_entry(self.buffer.popleft())
 
     def _tell_losses(self) -> None:
-        """At the end: once in the log, and in the rank's folder if its segments could not take it."""
+        """Report losses at the end: in the log, and in the rank's folder if its segments could not take them."""
         if self._sinks is None and not self._sink_failed:
             return  # there was nothing to record
         dropped = self.dropped
@@ -350,7 +346,7 @@ class Recorder:
         return [mark_row("dropped", news)] if news else []
 
     def _write(self, rows: list[Row]) -> bool:
-        """Hand rows to the sinks; False if they could not take them, which is counted."""
+        """Hand rows to the sinks; return False, and count them, if they could not be taken."""
         # Every sink for itself: a full disk takes nothing from those that do not write. Passes without rows are told as
         # well: a sink may wait for what does not come any more.
         batch = RowBatch(rows)
@@ -413,7 +409,7 @@ def _kinds(entry: Entry) -> tuple[int, ...]:
 
 
 def uncaught_exception() -> BaseException | None:
-    """Return the exception that nobody caught, if Python ends for one. It is known before what is called at exit."""
+    """Return the exception for which Python ends, if nobody caught it; known before what is called at exit."""
     error: BaseException | None = getattr(sys, "last_value", None)
     # An interactive Python goes on after an exception.
     return None if hasattr(sys, "ps1") or threading.main_thread().is_alive() else error

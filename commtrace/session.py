@@ -1,4 +1,4 @@
-"""Starting and stopping commtrace in a training process: puts capture, recorder and trace files together.
+"""Starts and stops commtrace in a training process: puts capture, recorder and trace files together.
 
 A process has at most one session. Nothing here raises into a training loop: what cannot start is logged and left off.
 """
@@ -34,10 +34,10 @@ _exit_pid = 0
 
 
 def start(config: Config | None = None) -> None:
-    """Start recording in this process.
+    """Start recording in this process. Idempotent: a second call warns and changes nothing.
 
-    Idempotent: a second call warns and changes nothing. Variables that cannot be used and failures to start are logged,
-    never raised. (A :class:`Config` that cannot be used cannot be made: its construction raises ValueError.)
+    Variables that cannot be used and failures to start are logged, never raised. (A :class:`Config` that cannot be used
+    cannot be made: its construction raises ValueError.)
 
     Args:
         config: options; read from COMMTRACE_* variables if None.
@@ -108,9 +108,7 @@ def span(name: str) -> Iterator[None]:
 
 
 def count(*, tokens: float = 0, samples: float = 0, model_flops: float = 0) -> None:
-    """Tell what this rank works on in the current step; several calls in a step add up.
-
-    Live metrics make throughput of it, and, of ``model_flops`` on a GPU whose peak is known, MFU.
+    """Add to what this rank works on in the current step, for throughput and MFU.
 
     Args:
         tokens, samples: that this rank takes in.
@@ -203,7 +201,7 @@ def _started(config: Config) -> Instrumentation:
 
 
 def _end_in_order(session: Instrumentation) -> None:
-    """At exit, wait for the callbacks of this session and of those before it that still have some to come."""
+    """Wait, at exit, for the callbacks of this session and of earlier ones that still have some to come."""
     global _sessions, _exit_pid
     _sessions = [*(earlier for earlier in _sessions if earlier.awaits_callbacks), session]
     if _exit_pid != os.getpid():
@@ -220,15 +218,15 @@ def _open_observers(config: Config) -> OpenObservers | None:
 
 
 def _end_before_others() -> None:
-    """At exit, be called before what has been registered so far: who registered last is called first.
+    """Have :func:`_end` called at exit before what has been registered so far.
 
-    The earlier registration stays. Where Python is ending already, it calls only what it knew before.
+    The earlier registration stays: where Python is ending already, it calls only what it knew before.
     """
     atexit.register(_end, _exit_pid)
 
 
 def _end(pid: int) -> None:
-    """At the end of the process that started the sessions, which may have stopped them long before."""
+    """End the session with the process that started it; it may have been stopped long before."""
     if os.getpid() != pid:
         return
     try:
@@ -239,7 +237,7 @@ def _end(pid: int) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """A forked child (a DataLoader worker) records nothing: the thread and the files are its parent's."""
+    """Record nothing in a forked child (a DataLoader worker): the thread and the files are its parent's."""
     global _current, _lock, _starting
     _lock, _starting = threading.RLock(), threading.Lock()
     session, _current = _current, None

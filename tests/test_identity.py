@@ -1,4 +1,4 @@
-"""The name of a run: equal on all its ranks, different from launch to launch."""
+"""The name of a run: equal on all its ranks, different from launch to launch; and what is stored of the environment."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from commtrace import agreement, identity
 from commtrace.config import Config
+from commtrace.identity import stored_settings
 
 
 def test_the_name_that_is_given_wins() -> None:
@@ -316,3 +317,14 @@ def test_a_backend_that_the_script_did_not_name_is_the_one_that_torch_chose(
     distributed = SimpleNamespace(get_backend=lambda: named, get_backend_config=lambda: by_device)
 
     assert identity._backend(distributed) == shown
+
+
+def test_only_known_settings_with_short_values_are_stored() -> None:
+    environment = {
+        "NCCL_ALGO": "Ring", "TORCH_NCCL_BLOCKING_WAIT": "1", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "4",
+        "NCCL_PLUGIN_TOKEN": "secret", "NCCL_DEBUG_FILE": "/home/secret", "GLOO_PASSWORD": "secret",
+        "NCCL_IB_HCA": "x" * 101, "NCCL_NET": "a\x1b]0;", "AWS_SECRET_ACCESS_KEY": "secret", "OMP_NUM_THREADS_X": "1",
+    }  # fmt: skip
+    assert stored_settings(environment) == {
+        "NCCL_ALGO": "Ring", "TORCH_NCCL_BLOCKING_WAIT": "1", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "4",
+    }  # fmt: skip

@@ -38,8 +38,7 @@ from commtrace.trace.files.writer import SegmentWriter, rank_directory, segment_
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.rows import mark_row
 from commtrace.trace.selection.aggregates import AggregatingSink
-from commtrace.trace.selection.detail import DetailPlan
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection.step_range import DetailPlan, StepRange
 
 _logger = logging.getLogger("commtrace")
 

@@ -19,8 +19,7 @@ from commtrace.capture.model.step_finder import StepFinder
 from commtrace.capture.records import Coordinates, Launch, Span, count_rows, failed_rows, span_rows
 from commtrace.recorder import Recorder
 from commtrace.trace import schema
-from commtrace.trace.selection.detail import DetailPlan
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection.step_range import DetailPlan, StepRange
 
 _HOST_LANE_KINDS = frozenset({schema.DATA, schema.CHECKPOINT, schema.GC, schema.EVALUATION})
 

@@ -52,7 +52,7 @@ class LiveBudget:
         self._pending = [one for one in self._pending if one[2] > self._until_ns]
 
     def seconds(self) -> dict[str, float]:
-        """Return the time of each part; they add up to that from the begin of the process to the end of its last step."""
+        """Return the time of each part; together, that from the begin of the process to the end of its last step."""
         return {part: self._ns[PARTS.index(part)] / 1e9 for part in KNOWN_PARTS}
 
     def goodput(self, now_ns: int) -> float | None:

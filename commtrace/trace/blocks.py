@@ -84,8 +84,8 @@ class Block:
 def end_to_end(start: Int64, end: Int64, bounds: Int64) -> Int64:
     """Return a shift per rank that places the times of all ranks one after the other on a common axis.
 
-    Rows of all ranks can then be sorted, searched or cut by time at once. Ranks keep their order, and times within a
-    rank their distances.
+    Rows of all ranks can then be sorted, searched or cut by time at once; ranks keep their order, times their
+    distances.
 
     Args:
         start, end: of rows, one rank after the other, ns.

@@ -1,8 +1,8 @@
-"""The ranks of its host that a rank saw end, in order, kept beside its segments.
+"""Keeps the ranks of its host that a rank saw end, in order, in a file beside its segments.
 
-A file of its own, ``gone-SESSION``, with a line for each look that found somebody gone, ``[at_ns, [ranks]]``, and one
-without ranks a little later: whoever wrote it was still there. Rows would come too late: the launcher kills the rank a
-tenth of a second after it has seen that, or sooner. Who ends in order removes its file.
+``gone-SESSION`` has a line for each look that found somebody gone, ``[at_ns, [ranks]]``, and one without ranks a little
+later: the rank that wrote it was still there. Rows would come too late: the launcher kills the rank a tenth of a second
+later, or sooner. A rank that ends in order removes its file.
 """
 
 from __future__ import annotations

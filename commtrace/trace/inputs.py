@@ -1,12 +1,11 @@
-"""Opens and decodes untrusted files, JSON and text.
+r"""Opens and decodes untrusted files, JSON and text: readers, importers and ``commtrace top`` use nothing else.
 
-Readers of the trace, importers and ``commtrace top`` use nothing else to let something in: no other code meets a pipe
-that never ends, a number that no column can hold, or text that moves the cursor.
+No other code meets a pipe that never ends, a number that no column can hold, or text that moves the cursor.
 
 >>> decode_json(b'{"step": 3}', dict[str, int])
 {'step': 3}
->>> printable("all_reduce\\x1b[2J")
-'all_reduce\\\\x1b[2J'
+>>> printable("all_reduce\x1b[2J")
+'all_reduce\\x1b[2J'
 """
 
 from __future__ import annotations

@@ -1,19 +1,292 @@
-"""The marks of a rank, collected: for readers of files and for the live view of a running rank."""
+"""Marks: facts about a rank that change during its run, as rows of kind ``mark`` whose ``detail`` is JSON.
+
+Readers check the detail of each against its type below. Fields that are not declared are left out, and marks that are
+not are passed over.
+
+>>> read_mark("progress", '{"step": 3}', most_ranks=1)
+{'step': 3}
+>>> read_mark("progress", '{"step": "3"}', most_ranks=1)
+Traceback (most recent call last):
+...
+ValueError: Expected `int`, got `str` - at `$.step`
+
+=================  ===================================================================================
+mark name          detail
+=================  ===================================================================================
+process_group      {"id", "ranks", "ordinal", "role", "name", "description", "backend"}; the last one wins
+topology           {"coordinates": {"tp": 0, …}, "parallel": {"tp": 2, …}, "framework": {"name", "version"},
+                   "recording": {option: value}, "invisible_paths": {name: "active" | "loaded"}, "process_start_ns",
+                   "first_step": of the process, "step_numbers": whose they are where the program counts, …}; merged
+clock_anchor       {"monotonic_ns", "realtime_ns", "bracket_ns"}
+dropped            {"kind": count, …}: spans dropped since the previous such mark
+in_flight          [{"operation", "group", "seq", "peer", "bytes", "dtype", "is_async", "start", "blocking"}, …]:
+                   communications under way since before the last pass; start is ns, blocking says that training
+                   stands still for it, state (on a device only) is scheduled or started
+activity           of a rank that recorded nothing for two seconds, and once at the beginning: {"at": [step,
+                   microbatch, chunk, stage], "open": [{"kind", "name", "since"}, …] innermost phase first,
+                   "collectives": {group: how many were launched}, "p2p": [[group, is_send, peer, tag, how many], …],
+                   "frames": ["file:line function", …] innermost first, "quiet_ns", "again_within_ns"}
+count              {"tokens", "samples", "model_flops"}: counts of the script for the step in the row's column
+aggregate          [[kind, name, group, peer, count, ns, bytes, longest ns], …]: sums over a step; see aggregates.py
+trigger            {"id", "first", "end", "modules", "by", "seen_at_step", "late"}: detail was asked for, see trigger.py
+hidden_ends        {"source", "hidden", "known", "refused", "compared", "median_difference_ns",
+                   "largest_difference_ns", "took_ns"}: true ends of hidden communication, see
+                       capture/device/hidden_ends.py
+device_state       one reading of the device, as the driver tells it: the fields of device_state.py that are known
+progress           {"step"}: where a rank is that records nothing now
+discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
+problem            {"message"}: a part of commtrace was disabled, and why
+failed             {"operation", "group", "seq", "peer", "exception", "at_ns"}: a communication raised this, as when
+                   another rank is gone
+end                {"exception", "frames"}: the recorder was closed in order; the type of the exception that nobody
+                   caught, if the program ended for one, and where it was raised, innermost first
+=================  ===================================================================================
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any, Final
 
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from commtrace.trace import schema
 from commtrace.trace.device_state import DeviceState
 from commtrace.trace.groups import Group
+from commtrace.trace.inputs import MOST_RANKS, all_printable, decode_json
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.run import Drop
 
+_LARGEST: Final = 2**62
+"""Sums and differences of two such numbers still fit into 64 bits."""
+
+_LARGEST_SUM: Final = 2**52
+"""Of a step: 52 days of nanoseconds, 4 PB. A thousand of them can be added up."""
+
+Time = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
+Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
+Identity = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Number = Annotated[int, Meta(ge=-1, le=_LARGEST)]
+Step = Annotated[int, Meta(ge=-1, lt=2**31 - 1)]
+Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+Size = Annotated[int, Meta(ge=0, le=MOST_RANKS)]
+Word = Annotated[str, Meta(max_length=65_536)]
+Sizes = Annotated[dict[Word, Size], Meta(max_length=64)]
+Plain = Word | int | float | bool | None
+
+
+class _Group(Struct):
+    id: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)]  # empty where an imported trace does not tell them
+    ordinal: Count
+    role: Word
+    name: Word = ""
+    description: Word = ""
+    backend: Word = ""
+
+
+class _Device(Struct):
+    name: Word
+    uuid: Word
+
+
+class _Topology(Struct, omit_defaults=True):
+    coordinates: Sizes | UnsetType = UNSET
+    parallel: Sizes | UnsetType = UNSET
+    framework: Annotated[dict[Word, Word], Meta(max_length=64)] | UnsetType = UNSET
+    device: _Device | UnsetType = UNSET
+    recording: Annotated[dict[Word, Plain | list[Word]], Meta(max_length=256)] | UnsetType = UNSET
+    invisible_paths: Annotated[dict[Word, Word], Meta(max_length=4096)] | UnsetType = UNSET
+    not_visible: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET
+    process_start_ns: Time | UnsetType = UNSET
+    first_step: Step | UnsetType = UNSET
+    step_numbers: Word | UnsetType = UNSET
+    schedule: Word | UnsetType = UNSET
+    stages: Size | UnsetType = UNSET
+    chunks: Size | UnsetType = UNSET
+    microbatches: Count | UnsetType = UNSET
+    zero_stage: Size | UnsetType = UNSET
+    stage_indices: Annotated[list[Size], Meta(max_length=MOST_RANKS)] | UnsetType = UNSET
+    whatif: Annotated[dict[Word, Count], Meta(max_length=256)] | UnsetType = UNSET
+
+
+class _ClockAnchor(Struct):
+    monotonic_ns: Time
+    realtime_ns: Time
+    bracket_ns: Count = 0
+
+
+class _InFlight(Struct, omit_defaults=True):
+    operation: Word = "communication"
+    group: Identity | UnsetType = UNSET
+    seq: Number | UnsetType = UNSET
+    peer: Annotated[int, Meta(ge=-1, lt=MOST_RANKS)] | UnsetType = UNSET
+    bytes: Number | UnsetType = UNSET
+    dtype: Word | UnsetType | None = UNSET
+    is_async: bool | UnsetType = UNSET
+    start: Time | UnsetType = UNSET
+    blocking: bool | UnsetType | None = UNSET
+    state: Word | UnsetType = UNSET
+
+
+class _Open(Struct):
+    kind: Word
+    name: Word
+    since: Time | None
+
+
+_Messages = tuple[Identity, bool, Annotated[int, Meta(ge=-1, lt=MOST_RANKS)], Time, Count]
+
+
+class _Activity(Struct, omit_defaults=True):
+    at: tuple[Step, Number, Number, Number] | UnsetType = UNSET
+    open: Annotated[list[_Open], Meta(max_length=4096)] | UnsetType = UNSET
+    collectives: dict[Annotated[str, Meta(pattern=r"^-?[0-9]{1,19}$")], Count] | UnsetType = UNSET
+    p2p: list[_Messages] | UnsetType = UNSET
+    frames: Annotated[list[Word], Meta(max_length=4096)] | UnsetType = UNSET
+    quiet_ns: Count | UnsetType = UNSET
+    again_within_ns: Count | UnsetType = UNSET
+
+
+class _DeviceState(Struct, omit_defaults=True):
+    at_ns: Time
+    clock_mhz: Count | None = None
+    most_clock_mhz: Count | None = None
+    temperature_c: Annotated[int, Meta(ge=-300, le=1000)] | None = None
+    power_mw: Count | None = None
+    power_limit_mw: Count | None = None
+    slowdowns: Annotated[list[Word], Meta(max_length=16)] = []
+    corrected_errors: Count | None = None
+    uncorrected_errors: Count | None = None
+    nvlink_errors: Count | None = None
+    pcie_replays: Count | None = None
+    serial: Word = ""
+
+
+class _Progress(Struct):
+    step: Step
+
+
+class _Discarded(Struct):
+    segments: Count
+    bytes: Count
+    first_step: Step
+    last_step: Step
+    at_ns: Time
+
+
+class _Trigger(Struct):
+    id: Word
+    first: Step
+    end: Annotated[int, Meta(ge=-1, lt=2**31)]
+    seen_at_step: Step
+    modules: Word = ""
+    by: Word = ""
+    late: bool = False
+
+
+class _Problem(Struct):
+    message: Word
+
+
+class _End(Struct, omit_defaults=True):
+    exception: Word = ""
+    frames: Annotated[list[Word], Meta(max_length=64)] = []
+
+
+class _Failed(Struct):
+    operation: Word
+    group: Identity
+    seq: Number
+    peer: Number
+    exception: Word
+    at_ns: Time
+
+
+_TYPES: Final[Mapping[str, Any]] = {
+    "process_group": _Group,
+    "topology": _Topology,
+    "clock_anchor": _ClockAnchor,
+    "dropped": Annotated[dict[Word, Count], Meta(max_length=256)],
+    "in_flight": Annotated[list[_InFlight], Meta(max_length=65_536)],
+    "activity": _Activity,
+    "device_state": _DeviceState,
+    "progress": _Progress,
+    "discarded": _Discarded,
+    "trigger": _Trigger,
+    "problem": _Problem,
+    "failed": _Failed,
+    "end": _End,
+}
+
+
+def read_mark(name: str, text: str | None, *, most_ranks: int) -> Any:
+    """Return the detail of a mark, as plain values of the types above; None for marks that readers pass over.
+
+    Args:
+        most_ranks: no rank of the job has this number.
+
+    Raises:
+        ValueError: the text is none, or says what cannot be.
+    """
+    if name not in _TYPES:
+        return None
+    detail = all_printable(msgspec.to_builtins(decode_json(text or "{}", _TYPES[name])))
+    if name == "process_group":
+        _check_members(detail["ranks"], most_ranks)
+    elif name == "topology":
+        _check_topology(detail)
+    return detail
+
+
+def topology_fields() -> set[str]:
+    """Return the declared fields of a topology; readers leave out anything else."""
+    return set(_Topology.__struct_fields__)
+
+
+def _check_members(ranks: list[int], most_ranks: int) -> None:
+    if not all(before < after for before, after in pairwise(ranks)):
+        raise ValueError("the ranks of a group are not ascending, each once")
+    if ranks and ranks[-1] >= most_ranks:
+        raise ValueError(f"a group of a job of {most_ranks} ranks holds rank {ranks[-1]}")
+
+
+def _check_topology(detail: dict[str, Any]) -> None:
+    recording, whatif = detail.get("recording", {}), detail.get("whatif")
+    sample = recording.get("sample", 1)
+    if (
+        not isinstance(sample, int)
+        or not 0 <= sample < _LARGEST
+        or not isinstance(recording.get("skip_roles", []), list)
+    ):
+        raise ValueError("no recording has such options")
+    if whatif is None:
+        return
+    if not whatif.get("seq_stride") or not whatif.get("pp_size"):
+        raise ValueError("the sizes of the what-if trace are missing, or 0")
+    if not {"pp", "dp"} <= set(detail.get("coordinates", ())):
+        raise ValueError("the place of the rank in the what-if trace is missing")
+
+
+_Aggregates = list[tuple[Word, Word, Identity, Number, Count, Count, Count, Count]]
+
+
+def check_aggregates(text: str | None) -> None:
+    """Check the detail of an ``aggregate`` mark.
+
+    Raises:
+        ValueError: it is none.
+    """
+    decoded: list[Any] = decode_json(text or "", _Aggregates)
+    if any(one[0] not in schema.KINDS or max(one[4:]) > _LARGEST_SUM for one in decoded):
+        raise ValueError("sums of a kind that does not exist, or larger than any step makes")
+
 
 class Marks:
-    """Collects marks in the order in which they were written (see trace/metadata.py).
+    """Collects marks in the order in which they were written: from files, or of a running rank.
 
     A thread that reads while another one collects copies first (``dict(marks.groups)`` is atomic under the GIL).
     """
@@ -55,7 +328,7 @@ class Marks:
         return sizes
 
     def completed(self, metadata: RankMetadata) -> RankMetadata:
-        """Metadata of the rank, with what was not known yet when the header of its files was written."""
+        """Return the rank's metadata with what was not known yet when the header of its files was written."""
         device = self.topology.get("device")
         if device is None:
             return metadata

@@ -1,41 +1,7 @@
 """Facts about a rank apart from its spans: identity, host, versions, clocks.
 
-It travels as JSON in the Arrow schema metadata of every segment; what changes during the run (process groups,
-topology, clock anchors, drops) is appended as rows of kind ``mark`` whose ``detail`` is JSON:
-
-=================  ===================================================================================
-mark name          detail
-=================  ===================================================================================
-process_group      {"id", "ranks", "ordinal", "role", "name", "description", "backend"}; the last one wins
-topology           {"coordinates": {"tp": 0, …}, "parallel": {"tp": 2, …}, "framework": {"name", "version"},
-                   "recording": {option: value}, "invisible_paths": {name: "active" | "loaded"}, "process_start_ns",
-                   "first_step": of the process, "step_numbers": whose they are where the program counts, …}; merged
-clock_anchor       {"monotonic_ns", "realtime_ns", "bracket_ns"}
-dropped            {"kind": count, …}: spans dropped since the previous such mark
-in_flight          [{"operation", "group", "seq", "peer", "bytes", "dtype", "is_async", "start", "blocking"}, …]:
-                   communications under way since before the last pass; start is ns, blocking says that training
-                   stands still for it, state (on a device only) is scheduled or started
-activity           of a rank that recorded nothing for two seconds, and once at the beginning: {"at": [step,
-                   microbatch, chunk, stage], "open": [{"kind", "name", "since"}, …] innermost phase first,
-                   "collectives": {group: how many were launched}, "p2p": [[group, is_send, peer, tag, how many], …],
-                   "frames": ["file:line function", …] innermost first, "quiet_ns", "again_within_ns"}
-count              {"tokens", "samples", "model_flops"}: counts of the script for the step in the row's column
-aggregate          [[kind, name, group, peer, count, ns, bytes, longest ns], …]: sums over a step; see aggregates.py
-trigger            {"id", "first", "end", "modules", "by", "seen_at_step", "late"}: detail was asked for, see trigger.py
-hidden_ends        {"source", "hidden", "known", "refused", "compared", "median_difference_ns",
-                   "largest_difference_ns", "took_ns"}: true ends of hidden communication, see
-                       capture/device/hidden_ends.py
-device_state       one reading of the device, as the driver tells it: the fields of device_state.py that are known
-progress           {"step"}: where a rank is that records nothing now
-discarded          {"segments", "bytes", "first_step", "last_step", "at_ns"}: deleted so far; the last one wins
-problem            {"message"}: a part of commtrace was disabled, and why
-failed             {"operation", "group", "seq", "peer", "exception", "at_ns"}: a communication raised this, as when
-                   another rank is gone
-end                {"exception", "frames"}: the recorder was closed in order; the type of the exception that nobody
-                   caught, if the program ended for one, and where it was raised, innermost first
-=================  ===================================================================================
-
-Readers check each against its type in mark_schema.py.
+It travels as JSON in the Arrow schema metadata of every segment. What changes during the run is appended as marks
+(:mod:`commtrace.trace.marks`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""State of the process that recorded a rank, as far as its own host can tell."""
+"""Reads the state of the process that recorded a rank, as far as its own host can see it."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def process_state(metadata: RankMetadata) -> str | None:
 
 
 def _started_ns(ticks: int) -> int:
-    """Epoch ns of a start: a process that began after the recording did is another one by the same number."""
+    """Return the epoch ns of a start: a process that began after the recording is another one with the same number."""
     boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
     return int((int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")) * 1e9)

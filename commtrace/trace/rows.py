@@ -1,4 +1,4 @@
-"""Spans as rows of the table that commtrace records, and marks: rows that are no spans (see trace/metadata.py)."""
+"""Spans as rows of the table that commtrace records, and marks: rows that are no spans (see trace/marks.py)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class PeerLook(NamedTuple):
 
     Attributes:
         at_ns: on the host's monotonic clock.
-        ended: ranks that had ended since the look before; none where the rank only tells that it is still there.
+        ended: ranks that had ended since the look before; none to show that the rank itself is still there.
     """
 
     at_ns: int
@@ -53,7 +53,7 @@ class RankTrace:
         dropped: spans that the recorder had to drop, by kind.
         anchors: the monotonic clock against the wall clock, over the run.
         in_flight: communications that had been launched and had not ended when the rank last reported.
-        activity: what the rank said it was doing when it had recorded nothing for a while (see trace/metadata.py);
+        activity: what the rank said it was doing when it had recorded nothing for a while (see trace/marks.py);
             empty in what older recorders and importers wrote.
         activity_ns: when it said so, on its own clock.
         drops: reports of dropped spans, in order.
@@ -117,12 +117,12 @@ class RankTrace:
 
     @property
     def first_step(self) -> int:
-        """Number of the step with which the process began to train: the warm-up, recorded or not."""
+        """Return the number of the first step of the process: the warm-up, recorded or not."""
         return int(self.topology.get("first_step", 0))
 
     @property
     def clock_key(self) -> tuple[str, str]:
-        """Ranks with an equal key read the same clock."""
+        """Return a key that is equal for ranks that read the same clock."""
         return (self.metadata.node, self.metadata.boot_id)
 
 
@@ -146,11 +146,11 @@ class Run:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The rows of all ranks as blocks of many ranks: as they were loaded, else a copy."""
+        """Return the rows of all ranks as blocks of many ranks: as they were loaded, else a copy."""
         return tuple(blocks_of({rank: trace.spans for rank, trace in self.ranks.items()}))
 
     def with_blocks(self, blocks: Sequence[Block]) -> Run:
-        """Return this run with other rows: the ranks of these blocks, which it has, and what is in them."""
+        """Return this run with the ranks and rows of these blocks."""
         ranks = {
             rank: replace(self.ranks[rank], spans=block.spans.take(rows))
             for block in blocks
@@ -162,7 +162,7 @@ class Run:
 
     @property
     def any_metadata(self) -> RankMetadata:
-        """Metadata of the lowest rank found, for what is equal on all of them."""
+        """Return the metadata of the lowest rank found, for what is equal on all of them."""
         return next(iter(self.ranks.values())).metadata
 
     @property

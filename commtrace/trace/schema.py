@@ -1,12 +1,11 @@
 """The table that commtrace records: a row is a span of time on one rank.
 
-Everything that commtrace shows is computed from these rows. Times are int64 nanoseconds of the host's monotonic clock
-(``CLOCK_MONOTONIC``), which all ranks of one boot of one host share and which no clock step can bend; the anchors in
-the rank's metadata translate them to the epoch.
+Times are int64 nanoseconds of the host's monotonic clock (``CLOCK_MONOTONIC``), which all ranks of one boot of a host
+share and which no clock step can bend; the anchors in the rank's metadata translate them to the epoch.
 
-The words of the closed vocabularies (``KINDS``, ``LANES``, ``TIMINGS``) are stored as Arrow dictionaries, so that
-pandas, polars and duckdb show words; inside commtrace they are small integer codes: the position in these tuples.
-Append to the tuples, never reorder them: files hold the codes of the version that wrote them next to the words.
+The words of the closed vocabularies (``KINDS``, ``LANES``, ``TIMINGS``) are stored as Arrow dictionaries; inside
+commtrace they are small integer codes, the position in these tuples. Append to the tuples, never reorder them: files
+hold the codes of the version that wrote them next to the words.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Report(Struct, frozen=True, tag="report"):
 
 
 class InFlight(Struct, frozen=True, omit_defaults=True):
-    """A communication under way, see the mark ``in_flight`` in trace/metadata.py."""
+    """A communication under way, see the mark ``in_flight`` in trace/marks.py."""
 
     operation: Text
     group: Key
@@ -116,7 +116,7 @@ class OpenPhase(Struct, frozen=True):
 
 
 class Activity(Struct, frozen=True):
-    """The activity of the training thread, see the mark ``activity`` in trace/metadata.py."""
+    """The activity of the training thread, see the mark ``activity`` in trace/marks.py."""
 
     at: tuple[Number, Number, Number, Number]
     open: Annotated[tuple[OpenPhase, ...], Meta(max_length=64)]

@@ -43,7 +43,7 @@ def find_invisible(modules: Modules | None = None) -> dict[str, str]:
 
 
 def _held(modules: Modules, module: str, name: str) -> Any:
-    """Return a module's own variable, or None. Asks ``__dict__``: a lazy module that imports on access is not made to."""
+    """Return a module's own variable, or None. By ``__dict__``: a lazy module would import it on access."""
     found = modules.get(module)
     return None if found is None else vars(found).get(name)
 

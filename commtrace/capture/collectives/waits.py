@@ -37,7 +37,7 @@ PendingWorks: TypeAlias = dict[int, PendingWork]
 
 
 def tell_failure(tracer: Tracer, blocked: Any, raised: Exception, part: str) -> None:
-    """Record that a communication failed: of ranks that fail together, those that see this were cut off by another one."""
+    """Record that a communication failed: such a rank was cut off by another one that failed."""
     try:
         launch = blocked.launch if isinstance(blocked, DeviceCall) else blocked
         if launch is not None:

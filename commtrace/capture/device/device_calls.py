@@ -60,7 +60,7 @@ class DeviceCalls:
 
     @property
     def replacements(self) -> tuple[tuple[type, str, Callable[[Any], Callable[..., Any]]], ...]:
-        """Return the methods that replace those of events: class, name, and what makes the replacement of the original."""
+        """Return the methods of events to replace: class, name, and what makes the replacement of the original."""
         events = self._clock.event_type
         return (events, "record", self._streams.recording), (events, "wait", self._streams.waiting)
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.records import SHORTEST_STALL_NS, DeviceCall, Entry, Placed, communication_row
 from commtrace.capture.tracer import Tracer
-from commtrace.recorder import mark_row
+from commtrace.trace.rows import mark_row
 from commtrace.trace import schema
 from commtrace.trace.rows import Row
 
@@ -199,7 +199,7 @@ def placed(held: Sequence[Held], durations: Mapping[int, int]) -> tuple[list[Row
 
 
 def _start(launch: int, before: Placed) -> int | None:
-    """Return when an operation started whose predecessor on its stream is known; None if that may have run until later."""
+    """Return when an operation started; None if the one before it on its stream may have run until later."""
     if before.is_exact:
         return max(launch, before.end)
     return launch if before.end <= launch else None

@@ -14,8 +14,7 @@ from commtrace.trace import schema
 from commtrace.trace.blocks import Block, bounds_of, end_to_end
 from commtrace.trace.files.row_checks import possible_rows
 from commtrace.trace.inputs import printable
-from commtrace.trace.mark_schema import check_aggregates, read_mark
-from commtrace.trace.marks import Marks
+from commtrace.trace.marks import Marks, check_aggregates, read_mark
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.order import stable_order
 from commtrace.trace.run import RankTrace

@@ -1,7 +1,7 @@
-"""The count of spans that a rank could not write before its end, kept beside its segments.
+"""Keeps the count of spans that a rank could not write before its end.
 
-A full disk has no room for another batch, but nearly always for an empty file. So the count is in the name of one,
-``lost-SESSION-COUNT``. Without it, readers would take the rank for killed.
+A full disk nearly always has room for an empty file, so the count is in the name of one, ``lost-SESSION-COUNT``.
+Without it, readers would take the rank for killed.
 """
 
 from __future__ import annotations

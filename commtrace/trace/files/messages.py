@@ -1,8 +1,9 @@
 """Finds the messages of a segment without reading their contents, and the memory that they would take.
 
-A segment is a stream of encapsulated Arrow messages (https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format):
-a marker, the size of the metadata, the metadata, a body. The metadata (a flatbuffer, Message.fbs) tells the length of
-the body, so that one can step over it, and where the body's buffers lie, each of which tells how long it is unpacked.
+A segment is a stream of encapsulated Arrow messages
+(https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format): a marker, the size of the metadata,
+the metadata, a body. The metadata (a flatbuffer, Message.fbs) tells the length of the body, so that one can step over
+it, and where the body's buffers lie, each of which tells how long it is unpacked.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from commtrace.trace.files.segment_index import SegmentIndex, SegmentReplacedErr
 from commtrace.trace.files.sessions import missing_ranks
 from commtrace.trace.files.writer import rank_directory, segment_paths
 from commtrace.trace.inputs import MOST_RANKS, printable
-from commtrace.trace.mark_schema import read_mark
+from commtrace.trace.marks import read_mark
 from commtrace.trace.metadata import RankMetadata
 from commtrace.trace.run import Run
 from commtrace.trace.selection.step_range import StepRange

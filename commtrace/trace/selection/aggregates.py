@@ -1,7 +1,7 @@
-"""Totals of a step that is not recorded in detail: its duration, and sums over its spans.
+"""Sums up a step that is not recorded in detail: its duration, and sums over its spans.
 
-A mark named ``aggregate`` carries the sums of one step, one entry for each kind, name, group and (of point-to-point
-operations) peer. Late spans, after the step's own row, go into a further mark: the marks of a step add up.
+A mark named ``aggregate`` has one entry for each kind, name, group and (of point-to-point operations) peer. Late spans,
+after the step's own row, go into a further mark: the marks of a step add up.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ class AggregatingSink:
 
     Args:
         sink: where rows go.
-        in_detail: whether a step is to be recorded in detail. Asked for each row as it comes, so what is decided about
-            a step must be known before its first row.
+        in_detail: whether a step is recorded in detail. Asked for each row as it comes.
     """
 
     def __init__(self, sink: _RowSink, in_detail: Callable[[int], bool]) -> None:

@@ -11,8 +11,7 @@ from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.rows import Row
 from commtrace.trace.selection.aggregates import Aggregate, AggregatingSink, read_aggregates
-from commtrace.trace.selection.detail import DetailPlan
-from commtrace.trace.selection.step_range import StepRange
+from commtrace.trace.selection.step_range import DetailPlan, StepRange
 from tests.trace.rows import mark, metadata, row, steps
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commtrace.trace.mark_schema import check_aggregates, read_mark, topology_fields
+from commtrace.trace.marks import check_aggregates, read_mark, topology_fields
 from tests.fuzz.mutators import DEEP_JSON
 
 GROUP = {"id": 7, "ranks": [0, 2], "ordinal": 0, "role": "dp", "name": "1", "description": "", "backend": "gloo"}

@@ -25,12 +25,11 @@ MAY_IMPORT: Final[Mapping[str, frozenset[str]]] = {
     "trace": frozenset({"errors"}),
     "options": frozenset({"errors", "trace"}),
     "config": frozenset({"errors", "launchers", "options", "trace"}),
-    "settings": frozenset(),
     "redaction": frozenset(),
     # in the training process
     "launchers": frozenset(),
     "agreement": BASE | {"options"},
-    "identity": BASE | {"options", "settings", "launchers", "agreement"},
+    "identity": BASE | {"options", "launchers", "agreement"},
     "recorder": BASE,
     "_compile_safe": frozenset(),
     "capture": BASE | {"recorder", "identity", "_compile_safe", "installation"},

@@ -301,13 +301,11 @@ def _name_of_launcher(environment: Mapping[str, str]) -> str:
 
 
 def _default_store() -> Any:
-    """Return the store of the default process group; None if that is gone meanwhile."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     return distributed._get_default_store() if distributed is not None and distributed.is_initialized() else None
 
 
 def _name_of_process(pid: int) -> str:
-    """Return the process's start and number: the same for whoever of the host asks."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))

@@ -277,7 +277,6 @@ class Recorder:
         return True
 
     def _resolved_rows(self, last: bool) -> list[Row]:
-        """Return the rows of all entries that the device has reached, oldest first."""
         rows: list[Row] = []
         most = sys.maxsize if last else _ENTRIES_NOT_REACHED
         again, self._unresolved = self._unresolved, deque()
@@ -311,12 +310,10 @@ class Recorder:
             self._count_lost_entry(self._unresolved.popleft())
 
     def _count_unwritten(self) -> None:
-        """Count everything of a run for which nothing could be opened."""
         while self.buffer:
             self._count_lost_entry(self.buffer.popleft())
 
     def _tell_losses(self) -> None:
-        """Report losses at the end: in the log, and in the rank's folder if its segments could not take them."""
         if self._sinks is None and not self._sink_failed:
             return  # there was nothing to record
         dropped = self.dropped

@@ -121,7 +121,6 @@ def count(*, tokens: float = 0, samples: float = 0, model_flops: float = 0) -> N
 
 
 def _begin_step(number: int | None) -> Callable[[], None] | None:
-    """Return what ends the step; None if nothing is recorded."""
     session = _current
     if session is None:
         return None
@@ -130,7 +129,6 @@ def _begin_step(number: int | None) -> Callable[[], None] | None:
 
 
 def _begin_span(name: str) -> Callable[[], None] | None:
-    """Return what ends the span; None if nothing is recorded."""
     session = _current
     if session is None:
         return None

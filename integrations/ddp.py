@@ -1,6 +1,6 @@
-"""``DistributedDataParallel``: its forward is a span, its process group has the role dp.
+"""Integrates ``DistributedDataParallel``: its forward is a span, its process group has the role dp.
 
-What its reducer sends during the backward is captured by :mod:`commtrace.capture.collectives.ddp_reducer`.
+:mod:`commtrace.capture.collectives.ddp_reducer` captures what its reducer sends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ForwardWrapper(Protocol):
     """Makes a forward a span."""
 
     def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
-        """``original`` as a span; ``tell`` is called with the model before it."""
+        """Return ``original`` as a span; ``tell`` is called with the model before it."""
 
 
 def hook(hooks: Hooks, tracer: Tracer, loop: ForwardWrapper) -> None:

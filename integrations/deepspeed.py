@@ -1,17 +1,12 @@
-"""DeepSpeed: each gradient accumulation a step, each micro-step a forward and a backward, each process group its role.
+"""Integrates DeepSpeed: a step per gradient accumulation, a forward and a backward per micro-step, roles of groups.
 
-``import commtrace.auto`` is all that a script needs, before or after its imports of DeepSpeed. From then on
-
-* the first ``engine(batch)`` after a boundary of the gradient accumulation begins a step, numbered as in DeepSpeed's
-  own log: as ``engine.global_steps`` is after it; with gradients disabled it is an ``evaluation`` span, and at a
-  boundary of the accumulation the step that trained ends before it;
+* The first ``engine(batch)`` after a boundary of the gradient accumulation begins a step, numbered as in DeepSpeed's
+  own log: as ``engine.global_steps`` is after it. With gradients disabled it is an ``evaluation`` span, and at a
+  boundary of the accumulation the step that trained ends before it.
 * ``engine(…)`` and ``engine.backward(…)`` (or ``loss.backward()``) are spans with the micro-step as microbatch, and an
-  ``engine.step()`` that updates the model is an ``optimizer`` span;
-* of a ``PipelineModule``, a ``train_batch`` begins a step, and the instructions of its schedule are the spans, with
-  microbatch and stage; ``eval_batch`` is an ``evaluation`` span;
-* the gathering and prefetching of parameters and the reduction of gradients are ``phase`` spans inside of these
-  (:mod:`commtrace.integrations.deepspeed_zero`), the repeated forward of activation checkpointing is a ``recompute``
-  span (:mod:`commtrace.integrations.recompute`), saving and loading a ``checkpoint`` span.
+  ``engine.step()`` that updates the model is an ``optimizer`` span.
+* Of a ``PipelineModule``, a ``train_batch`` begins a step, and the instructions of its schedule are the spans, with
+  microbatch and stage; ``eval_batch`` is an ``evaluation`` span.
 
 Of several engines in one process, the one that trains first begins the steps. Where another framework has opened a
 microbatch already, as Megatron-DeepSpeed does around the engine's forward, its span stands and there is none of ours.
@@ -40,11 +35,7 @@ PART: Final = "deepspeed"
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument DeepSpeed as soon as it is imported, or now if it has been.
-
-    Returns:
-        What puts every original back.
-    """
+    """Instrument DeepSpeed as soon as it is imported, or now if it has been; return what puts every original back."""
     return installed(DeepSpeedIntegration(tracer))
 
 
@@ -55,8 +46,7 @@ class Accumulation:
         begun: there was a forward since the last boundary.
         microbatch: the micro-step that the engine is in.
         finished: that micro-step has had its backward; the next forward begins another one.
-        forwards: of the pipeline's current batch.
-        backwards: of the pipeline's current batch.
+        forwards, backwards: of the pipeline's current batch.
         direct_backward: the span of a ``loss.backward()`` that DeepSpeed was not asked for but noticed.
         announced: micro-steps of the accumulation when the engine was announced to the tracer; 0 before that.
     """
@@ -90,7 +80,7 @@ class DeepSpeedIntegration:
         ZeroPhases(self._tracer, self._hooks).install()
 
     def uninstall(self) -> None:
-        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        """Put every original back."""
         self._hooks.restore()
         self._engines.clear()
 
@@ -134,7 +124,7 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, end)(original)
 
     def _read_groups(self, engine: Any) -> None:
-        """Tell the tracer what this engine's groups are for and, of the engine that begins the steps, the topology."""
+        """Set the roles of this engine's groups and, of the engine that begins the steps, the topology."""
         self._accumulation(engine).announced = engine.gradient_accumulation_steps()
         roles = group_roles(engine)
         for group, role in roles:
@@ -167,7 +157,7 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, self._hooks.end)(original)
 
     def _wrap_backward_prologue(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """DeepSpeed calls this when gradients reach the output of the model: in any backward, also in a direct one."""
+        """Wrap what DeepSpeed calls when gradients reach the model's output: in any backward, also in a direct one."""
 
         def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
             if not self._is_inside_a_microbatch():
@@ -204,7 +194,7 @@ class DeepSpeedIntegration:
         return self._hooks.around(begin, end)(original)
 
     def _is_inside_a_microbatch(self) -> bool:
-        """Somebody's span of a microbatch is open: the schedule's instruction, or another framework's."""
+        """Return whether a microbatch is open: the schedule's instruction, or another framework's."""
         return self._tracer.coordinates.microbatch >= 0
 
     def _accumulation(self, engine: Any) -> Accumulation:
@@ -344,7 +334,7 @@ def _name_of_optimizer(engine: Any) -> str:
 
 
 def _is_boundary(engine: Any) -> bool:
-    """Return whether ``engine.step()`` will update the model: where the user owns the boundary, it always does."""
+    """Return whether ``engine.step()`` updates the model: where the user owns the boundary, it always does."""
     managed = getattr(engine, "managed_gradient_accumulation", None)
     return bool(engine.is_gradient_accumulation_boundary()) or (managed is not None and not managed())
 

@@ -1,8 +1,8 @@
-"""Reads from DeepSpeed what its process groups are for, and where this rank stands among them.
+"""Reads the roles of DeepSpeed's process groups, and the place of this rank in them.
 
-DeepSpeed keeps its groups in three places: the globals of ``deepspeed.utils.groups``, the engine, and the object that
-knows the model's parallelism (``mpu``: the grid of a pipeline, or what the user passed). All are read; groups are told
-apart by identity, and the first place that holds a group says what it is for.
+DeepSpeed keeps groups in the globals of ``deepspeed.utils.groups``, the engine, and the object that knows the model's
+parallelism (``mpu``: the grid of a pipeline, or what the user passed). Groups are told apart by identity; the first
+place that holds a group says what it is for.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _DIMENSIONS: Final = ("tp", "pp", "dp", "sp", "ep", "expert-dp")
 def group_roles(engine: Any) -> list[tuple[ProcessGroup, str]]:
     """Return every group that DeepSpeed holds for this engine, once, with its role.
 
-    Where Megatron's own ``parallel_state`` is the ``mpu``, its integration tells the roles of its groups.
+    Where Megatron's own ``parallel_state`` is the ``mpu``, its integration sets the roles.
     """
     mpu = getattr(engine, "mpu", None)
     if mpu is not None and mpu is sys.modules.get("megatron.core.parallel_state"):
@@ -65,7 +65,7 @@ def group_roles(engine: Any) -> list[tuple[ProcessGroup, str]]:
 
 
 def topology(engine: Any, roles: list[tuple[ProcessGroup, str]]) -> dict[str, Any]:
-    """Coordinates of this rank, sizes of every dimension, ZeRO stage, schedule, and DeepSpeed's version."""
+    """Return the coordinates of this rank, sizes of every dimension, ZeRO stage, schedule, and DeepSpeed's version."""
     coordinates = dict.fromkeys(("tp", "pp", "dp"), 0)
     sizes = dict.fromkeys(("tp", "pp", "dp"), 1)
     topology: dict[str, Any] = {}
@@ -112,7 +112,7 @@ def _holdings(engine: Any, mpu: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _group_of(method: Any) -> Any:
-    """Of an ``mpu`` that was written for something else: it may have groups that it has not made."""
+    """Return a group of an ``mpu`` that was written for something else, and may not have made it."""
     try:
         return method()
     except (AssertionError, AttributeError, KeyError, NotImplementedError):

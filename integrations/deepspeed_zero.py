@@ -1,7 +1,6 @@
-"""The phases of ZeRO 1 to 3: what is gathered and reduced, where it is launched.
+"""Captures the phases of ZeRO 1 to 3: ``gather`` and ``prefetch`` of parameters, ``reduce`` of gradients.
 
-``gather`` of the parameters that a module needs now, ``prefetch`` of those that later modules will need (ZeRO 3, once
-it has seen all modules of a micro-step in their order), ``reduce`` of gradients.
+ZeRO 3 prefetches what later modules will need, once it has seen all modules of a micro-step in their order.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class ZeroPhases:
             replace(module, owner, method, self._hooks.timed(schema.PHASE, "reduce"))
 
     def _fetching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a module: first its own parameters are gathered, then those of modules to come."""
+        """Wrap the fetching of a module: first of its own parameters, then of those of modules to come."""
 
         def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any]:
             outer = self._fetched_for
@@ -68,7 +67,7 @@ class ZeroPhases:
 
 
 def _is_parameter_of(module: Any, parameter: Any) -> bool:
-    """Return whether DeepSpeed counts the parameter among those that this module, without the ones in it, needs."""
+    """Return whether this module, without the ones in it, needs the parameter."""
     own = module.parameters(recurse=bool(getattr(module, "_z3_leaf", False)))
     external = getattr(module, "_external_params", {}).values()  # of other modules, which it uses all the same
     return any(one is parameter for one in (*own, *external))

@@ -1,4 +1,4 @@
-"""Facts that integrations in one job (DDP or FSDP inside a pipeline) contribute about its dimensions."""
+"""Sets facts about a job's dimensions to which several integrations contribute (DDP or FSDP inside a pipeline)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAYS_NOTHING: Final = re.compile(rf"{UNKNOWN_ROLE}|world|default|dim_\d+")
 
 
 def tell_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None:
-    """Say where this rank stands in one parallel dimension, beside what is known of others."""
+    """Add the place of this rank in one parallel dimension to the topology."""
     _, known = tracer.topology()
     tracer.set_topology(
         {
@@ -26,7 +26,7 @@ def tell_dimension(tracer: Tracer, dimension: str, rank: int, size: int) -> None
 
 
 def tell_framework(tracer: Tracer, name: str) -> None:
-    """Say what runs the training, beside what is known: ``torch.distributed.pipelining + FSDP``."""
+    """Add what runs the training to the topology: ``torch.distributed.pipelining + FSDP``."""
     _, known = tracer.topology()
     names = [part for part in str(known.get("framework", {}).get("name", "")).split(" + ") if part]
     if name not in names:
@@ -34,11 +34,7 @@ def tell_framework(tracer: Tracer, name: str) -> None:
 
 
 def tell_role(tracer: Tracer, process_group: Any, role: str) -> str:
-    """Say what a group is for, unless a framework or the name of its mesh dimension has said so.
-
-    Returns:
-        The role that the group has now.
-    """
+    """Set what a group is for, unless a framework or the name of its mesh dimension has said so; return its role."""
     if _SAYS_NOTHING.fullmatch(tracer.groups.state(process_group).group.role):
         tracer.set_role(process_group, role)
     return tracer.groups.state(process_group).group.role

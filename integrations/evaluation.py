@@ -1,10 +1,8 @@
-"""Evaluation in loops without a wrapper around their model: from ``model.eval()`` to ``model.train()``.
+"""Captures evaluation in loops without a wrapper around their model: from ``model.eval()`` to ``model.train()``.
 
-A bare ``nn.Module`` has no forward of its own kind to be hooked. But its loop says in which mode it is: the time
-from ``eval()`` (or ``train(False)``, which some classes make of it) until ``train()`` of the same module is an
-``evaluation`` span named ``eval() to train()``, if nothing was trained meanwhile. Else the mode says something else (a
-frozen teacher, frozen batch norms), and there is none; nor is there one of a model that is never put back into
-training. What an evaluation loads, saves or collects is in it, with spans of its own.
+The time from ``eval()`` (or ``train(False)``, which some classes make of it) until ``train()`` of the same module is an
+``evaluation`` span, if nothing was trained meanwhile. Else the mode says something else (a frozen teacher, frozen batch
+norms), and there is none; nor is there one of a model that is never put back into training.
 
 Between two found steps, what is communicated until ``train()`` belongs to neither, if the model is the one that the
 optimizer trains: averaged weights are never put back into training, and when a loop goes on without DDP or FSDP is
@@ -46,7 +44,7 @@ class EvaluationMode:
         self._hooks.replace(torch.nn.Module, "train", self._wrap_train)
 
     def training_goes_on(self) -> None:
-        """A forward or backward that trains begins: what is in evaluation mode now is no evaluation."""
+        """Forget what is in evaluation mode now: a forward or backward that trains begins, so it is no evaluation."""
         if self._open:
             for key in tuple(self._open):
                 self._is_none(key)
@@ -73,7 +71,7 @@ class EvaluationMode:
         return eval
 
     def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Called for every module in a model: little more than a look whether any model is in evaluation mode."""
+        """Wrap ``train``, which is called for every module in a model: a look whether any model is in evaluation mode."""
         failed, begins, ends, opened = self._hooks.failed, self._begins, self._ends, self._open
         leaving: set[int] = set()  # threads in which a module leaves training, and with it its children
         thread = threading.get_ident
@@ -140,7 +138,7 @@ class EvaluationMode:
             self._tracer.steps.evaluation_ended(has_left=known.has_left)
 
     def _is_none(self, key: int) -> None:
-        """The mode of this model tells no evaluation, from now on."""
+        """Take the mode of this model for no evaluation, from now on."""
         opened = self._open.pop(key, None)
         if opened is not None and opened.reference() is not None:
             self._says_something_else[key] = opened.reference

@@ -1,9 +1,9 @@
-"""FSDP, both generations: the forward of the root is a span, and process groups have the roles that they shard for.
+"""Integrates FSDP, both generations: the forward of the root is a span, and groups have the roles that they shard for.
 
-Parameters are gathered by the all_gather of role ``dp`` (or what its mesh dimension is called), gradients reduced by
-the reduce_scatter of it. With hybrid sharding the group that shards has the role ``dp-shard``, the one across
-replicas, whose all_reduce follows the reduce_scatter, ``dp-replicate``. A prefetch is such an all_gather that is
-launched before the layer that needs it: it has no name of its own.
+Parameters are gathered by the all_gather of role ``dp`` (or the name of its mesh dimension), gradients reduced by its
+reduce_scatter. With hybrid sharding the group that shards has the role ``dp-shard``, the one across replicas
+``dp-replicate``. A prefetch is an all_gather that is launched before the layer that needs it, without a name of its
+own.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Forwards(Protocol):
     """Makes forwards spans."""
 
     def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
-        """``original`` as a span; ``tell`` is called with the model before it."""
+        """Return ``original`` as a span; ``tell`` is called with the model before it."""
 
     def begin_forward(self, module: Any) -> Span | None:
         """Begin the outermost forward of a model."""
 
     def end_forward(self, span: Span | None) -> None:
-        """End it."""
+        """End what :meth:`begin_forward` began."""
 
 
 def hook(hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
@@ -75,8 +75,7 @@ class _Wrapped:
 class _States:
     """``fully_shard``, the second generation: hooks of the model's own modules, which find the root themselves.
 
-    Dynamo is kept out of its methods, or traces them (versions of torch with ``skip_fsdp_hooks``): then the wrappers
-    are as good as not there.
+    Dynamo is kept out of its methods, or traces them (``skip_fsdp_hooks``) as if the wrappers were not there.
     """
 
     def __init__(self, hooks: Hooks, tracer: Tracer, loop: Forwards) -> None:
@@ -117,7 +116,7 @@ class _States:
         self._open = None if span is None else (state, span)
 
     def _wrap_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Of what is called at the end of every module's forward, the root's included."""
+        """Wrap the end of every module's forward, the root's included."""
 
         failed = self._hooks.failed
 
@@ -152,7 +151,7 @@ def _groups_below(module: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _name(of_mesh: Any, word: str) -> str:
-    """Return what the mesh calls the dimension; torch names no group so that is all of the job."""
+    """Return the mesh's name of the dimension; torch names no group that has all ranks."""
     names, dimension = of_mesh.mesh.mesh_dim_names, getattr(of_mesh, f"{word}_mesh_dim", None)
     return "" if names is None or dimension is None else str(names[dimension])
 

@@ -1,20 +1,14 @@
-"""Training loops that no framework runs: the forward of their DDP or FSDP model and every backward are spans.
+"""Captures training loops that no framework runs: the forward of their DDP or FSDP model, and every backward.
 
-``import commtrace.auto`` is all that a script needs, before or after it wraps its model. From then on
+* The outermost forward of a ``DistributedDataParallel``, ``FullyShardedDataParallel`` or ``fully_shard`` model is a
+  forward; with gradients disabled and the model in evaluation mode it is an ``evaluation`` span. Evaluations of other
+  models: :mod:`commtrace.integrations.evaluation`.
+* ``loss.backward()`` (``torch.autograd.backward``) is a backward.
+* ``microbatch`` is the number of the forward, or backward, in its step: with gradient accumulation, the micro-step.
+* Steps end with the optimizer (:mod:`commtrace.capture.model.step_finder`), or are marked by ``commtrace.step``.
 
-* the outermost forward of a ``DistributedDataParallel``, ``FullyShardedDataParallel`` or ``fully_shard`` model is a
-  forward; with gradients disabled and the model in evaluation mode it is an ``evaluation`` span;
-* an evaluation of any other model is the time from its ``eval()`` to its ``train()``
-  (:mod:`commtrace.integrations.evaluation`);
-* ``loss.backward()`` (``torch.autograd.backward``) is a backward;
-* ``microbatch`` says which forward, or which backward, of its step each is: with gradient accumulation, the
-  micro-step;
-* steps end with the optimizer (:mod:`commtrace.capture.model.step_finder`), or are those of
-  ``with commtrace.step(i):``.
-
-Where an integration marks the steps of a framework, its own spans stand and there are none of these.
-
-Code that ``torch.compile`` compiles keeps what it had: while it is traced, the wrappers are as good as not there.
+Where an integration marks the steps of a framework, its own spans stand and there are none of these. While
+``torch.compile`` traces code, the wrappers are as good as not there.
 """
 
 from __future__ import annotations
@@ -41,11 +35,7 @@ _WORK: Final = frozenset({schema.FORWARD, schema.BACKWARD, schema.EVALUATION})
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument ``torch.autograd.backward``, and DDP and FSDP as soon as they are imported, or now if they have been.
-
-    Returns:
-        What puts every original back.
-    """
+    """Instrument ``torch.autograd.backward``, DDP and FSDP, now or when imported; return what puts every original back."""
     return installed(TrainingLoop(tracer))
 
 
@@ -68,11 +58,11 @@ class TrainingLoop:
         fsdp.hook(self._hooks, self._tracer, self)
 
     def uninstall(self) -> None:
-        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        """Put every original back."""
         self._hooks.restore()
 
     def wrap_forward(self, original: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
-        """Of the class of a wrapped model; ``tell`` is called with each model before its forward."""
+        """Wrap the forward of the class of a wrapped model; ``tell`` is called with each model before it."""
 
         def begin_of(module: Any) -> Span | None:
             self._hooks.guarded(tell, module)
@@ -192,7 +182,7 @@ class TrainingLoop:
         return False
 
     def _unseen_by_dynamo(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, which dynamo neither compiles nor looks into once it has been imported."""
+        """Return ``function`` as one that dynamo neither compiles nor looks into once it has been imported."""
         disabled: Callable[..., Any] | None = None
 
         def call(*args: Any) -> Any:

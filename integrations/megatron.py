@@ -1,22 +1,15 @@
-"""Megatron: every iteration a step, every microbatch a forward and a backward, every process group its role.
+"""Integrates Megatron: every iteration a step, every microbatch a forward and a backward, every process group its role.
 
-``import commtrace.auto`` is all that a script needs, before or after its imports of Megatron. From then on
-
-* a call of a schedule (``get_forward_backward_func()``) begins a step, numbered as the iteration that Megatron-LM's own
-  loop will log; where that repeats an iteration, whose result it suspects, the step goes on;
-* with ``forward_only=True`` it is an ``evaluation`` span, before which the step that trained ends;
+* A call of a schedule (``get_forward_backward_func()``) begins a step, numbered as the iteration that Megatron-LM's own
+  loop will log; where that repeats an iteration, whose result it suspects, the step goes on. With ``forward_only=True``
+  it is an ``evaluation`` span, before which the step that trained ends.
 * ``forward_step``, ``backward_step`` and, of pipelines of several modules, ``backward_step_multimodule``, which all
-  schedules look up late, are spans with microbatch, chunk and stage;
-* the step of the outermost Megatron optimizer is an ``optimizer`` span;
-* the repeated forward of activation checkpointing is a ``recompute`` span inside its backward
-  (:mod:`commtrace.integrations.recompute`);
-* parts of these are ``phase`` spans: ``dispatch`` and ``combine`` of tokens in mixtures of experts, ``gather`` of
-  parameters and ``reduce`` of gradients by the distributed optimizer and Megatron's DDP, ``finalize gradients`` after
-  the last backward;
-* the roles of all groups are read whenever ``megatron.core.parallel_state`` has set them up.
-
-Where Megatron interleaves one microbatch's forward with another one's backward, layer by layer
-(``overlap_moe_expert_parallel_comm``), see :mod:`commtrace.integrations.megatron_combined`.
+  schedules look up late, are spans with microbatch, chunk and stage.
+* The step of the outermost Megatron optimizer is an ``optimizer`` span.
+* ``phase`` spans: ``dispatch`` and ``combine`` of tokens in mixtures of experts, ``gather`` of parameters and
+  ``reduce`` of gradients by the distributed optimizer and Megatron's DDP, ``finalize gradients`` after the last
+  backward.
+* The roles of all groups are read whenever ``megatron.core.parallel_state`` has set them up.
 """
 
 from __future__ import annotations
@@ -66,11 +59,7 @@ _OPTIMIZER_MODULES: Final = ("optimizer", "distrib_optimizer", "layer_wise_optim
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument megatron-core as soon as it is imported, or now if it has been.
-
-    Returns:
-        What puts every original back.
-    """
+    """Instrument megatron-core as soon as it is imported, or now if it has been; return what puts every original back."""
     return installed(MegatronIntegration(tracer))
 
 
@@ -119,7 +108,7 @@ class MegatronIntegration:
             self._hooks.replace_method_when_imported(module, owner, method, wrap)
 
     def uninstall(self) -> None:
-        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        """Put every original back."""
         self._hooks.restore()
         self._awaiting_backward.clear()
 
@@ -139,7 +128,7 @@ class MegatronIntegration:
         return self._hooks.around(lambda args, kwargs: True, end)(original)
 
     def _read_groups(self) -> None:
-        """Tell the tracer about groups that it does not know yet."""
+        """Set the roles of groups that the tracer does not know yet."""
         if self._parallel_state is None:
             return
         if not self._parallel_state.model_parallel_is_initialized():
@@ -202,7 +191,7 @@ class MegatronIntegration:
             self._tracer.begin_step(iteration)
 
     def _read_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Read groups and stage from what scripts that do without parallel_state hand to the schedules."""
+        """Read groups and stage from the schedule's arguments, where scripts do without parallel_state."""
         collection, communicator = arguments.get("pg_collection"), arguments.get("p2p_communicator")
         for group, role in communicator_roles(communicator):
             self._tracer.set_role(group, role)
@@ -229,13 +218,10 @@ class MegatronIntegration:
             self._tracer.set_topology({**topology, "framework": framework()})
 
     def _time_finalization(self, model: Any) -> Callable[[], None]:
-        """Have what the schedule calls after the last backward be a phase.
+        """Make what the schedule calls after the last backward a phase; return what puts the script's function back.
 
-        The script may have bound the function before commtrace was imported, or chosen one of its own: the schedule
-        takes it from the model's configuration.
-
-        Returns:
-            What puts the script's function back.
+        The schedule takes it from the model's configuration: scripts bind it before commtrace is imported, or have
+        their own.
         """
         config = _configuration(model)
         function = getattr(config, "finalize_model_grads_func", None)
@@ -293,7 +279,7 @@ class MegatronIntegration:
         self._combined.hook_steps(module, _argument_getter)
 
     def _open_combined(self, argument: Callable[[str], Any]) -> Combined:
-        """Either model is None in the steps that only run the other direction."""
+        """Open the spans of a combined step; either model is None in steps that only run the other direction."""
         opened: list[Span] = []
         backward = None
         if argument("b_model") is not None:
@@ -331,7 +317,7 @@ class MegatronIntegration:
         return Place(int(microbatch), int(chunk))
 
     def _chunk_of_model(self, model: Any) -> int:
-        """For versions of Megatron that do not pass the chunk: the model or the global state knows it."""
+        """Return the chunk where a version of Megatron does not pass it: the model or the global state knows it."""
         while model is not None:
             chunk = getattr(model, "vp_stage", None)
             if chunk is not None:
@@ -365,7 +351,7 @@ class MegatronIntegration:
         self._wrap_optimizers()
 
     def _wrap_optimizers(self) -> None:
-        """Wrap ``step`` of every optimizer class there is by now; the caller may define more of them later."""
+        """Wrap ``step`` of every optimizer class there is; the caller may define more of them later."""
         base = getattr(self._optimizer_module, "MegatronOptimizer", None)
         if base is None:
             return
@@ -390,16 +376,14 @@ class MegatronIntegration:
 
 
 def _iteration() -> int | None:
-    """Return the iteration that begins, as Megatron-LM will log it; None in a loop of somebody else's around
-    megatron-core.
-    """
+    """Return the iteration that begins, as Megatron-LM will log it; None in a loop of somebody else's."""
     arguments = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
     completed = getattr(arguments, "curr_iteration", None)
     return completed + 1 if isinstance(completed, int) else None
 
 
 def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any], str], Any]:
-    """Reads an argument by name, however it was passed; None where this version has no such parameter."""
+    """Return a function that reads an argument, however it was passed; None where this version has no such parameter."""
     positions = {name: position for position, name in enumerate(inspect.signature(function).parameters)}
 
     def argument(args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
@@ -412,15 +396,16 @@ def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], M
 
 
 def _first_tensor(value: Any) -> Any:
-    """``forward_step`` returns a tensor, a list of them, or one for each module, in newer versions beside the number of
-    tokens."""
+    """Return the first tensor of what ``forward_step`` returns: one, a list, or one for each module, perhaps with
+    tokens.
+    """
     while isinstance(value, (list, tuple, dict)):
         value = next(iter(value.values() if isinstance(value, dict) else value), None)
     return value
 
 
 def _configuration(model: Any) -> Any:
-    """Return the configuration that a schedule takes from what it trains: that of the first chunk."""
+    """Return the configuration that a schedule takes: that of the first chunk."""
     if isinstance(model, (list, tuple)):
         model = model[0] if model else None
     while model is not None and not hasattr(model, "config"):

@@ -1,11 +1,8 @@
-"""Megatron's combined steps: one microbatch's forward and another one's backward, interleaved layer by layer.
+"""Captures Megatron's combined steps: one microbatch's forward and another one's backward, interleaved layer by layer.
 
 With ``overlap_moe_expert_parallel_comm`` one function runs both. There is a span of each, from the begin of the two to
-their end: the forward lies inside the backward, and the time of both counts as forward.
-
-What is communicated has the place of what issued it: the nodes of which a step is made run either direction, and those
-that run backward have the backward's microbatch and chunk. Messages between stages have none, as in Megatron's other
-schedules.
+their end: the forward lies inside the backward, and the time of both counts as forward. What is communicated has the
+place of what issued it: nodes that run backward have the backward's microbatch and chunk.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ class CombinedSteps:
     """Hooks around combined steps and the nodes that they run.
 
     Args:
-        tracer: is told where the nodes are.
+        tracer: gets the place of the nodes.
         hooks: of the integration.
         open_spans: opens the spans of a step, from its arguments.
     """
@@ -50,7 +47,7 @@ class CombinedSteps:
         self._backward: Coordinates | None = None
 
     def hook_steps(self, module: ModuleType, argument_getter: Callable[[Callable[..., Any]], Any]) -> None:
-        """Of ``megatron.core.pipeline_parallel.combined_1f1b``."""
+        """Hook ``megatron.core.pipeline_parallel.combined_1f1b``."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             argument = argument_getter(original)
@@ -75,14 +72,14 @@ class CombinedSteps:
             self._tracer.leave(span)
 
     def hook_nodes(self, module: ModuleType) -> None:
-        """Of ``megatron.core.pipeline_parallel.utils``: what a node's backward issues."""
+        """Hook ``megatron.core.pipeline_parallel.utils``, for what a node's backward issues."""
         self._hooks.replace_method(module, "ScheduleNode", "backward", lambda original: self._at(self._place, original))
 
     def _place(self) -> Coordinates | None:
         return self._backward
 
     def _at(self, place: Callable[[], Coordinates | None], original: Callable[..., Any]) -> Callable[..., Any]:
-        """``original``, run at another place in the schedule, if there is one."""
+        """Return ``original``, run at another place in the schedule, if there is one."""
         tracer = self._tracer
 
         def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Coordinates | None:

@@ -1,7 +1,7 @@
-"""Reads from megatron-core what its process groups are for, and where this rank stands among them.
+"""Reads the roles of megatron-core's process groups, and the place of this rank in them.
 
-Groups are recognised by identity: Megatron has several of the same members (with one tensor-parallel rank, the
-data-parallel group and the world), so members say nothing about the role.
+Groups are recognised by identity: with one tensor-parallel rank, the data-parallel group and the world have the same
+members.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def communicator_roles(communicator: Any) -> list[tuple[ProcessGroup, str]]:
 
 
 def topology(parallel_state: Any) -> dict[str, Any]:
-    """Coordinates of this rank, sizes of every dimension, and the framework's version."""
+    """Return the coordinates of this rank, sizes of every dimension, and the framework's version."""
     coordinates, sizes = {}, {}
     for dimension, name in _DIMENSIONS.items():
         rank = getattr(parallel_state, f"get_{name}_rank", None)
@@ -138,7 +138,7 @@ def topology(parallel_state: Any) -> dict[str, Any]:
 
 
 def framework() -> dict[str, str]:
-    """Name and version of the megatron-core in this process."""
+    """Return name and version of the megatron-core in this process."""
     version = getattr(sys.modules.get("megatron.core"), "__version__", "")
     return {"name": "megatron-core", "version": str(version)}
 
@@ -169,5 +169,5 @@ def _holds_a_group(name: str) -> bool:
 
 
 def _role_from_name(name: str) -> str:
-    """For a group that a later Megatron adds: ``_VISION_ENCODER_GROUP`` → ``vision-encoder``."""
+    """Return the role of a group that a later Megatron adds: ``_VISION_ENCODER_GROUP`` → ``vision-encoder``."""
     return name.strip("_").replace("_GROUPS", "").replace("_GROUP", "").lower().replace("_", "-")

@@ -1,16 +1,13 @@
-"""torch.distributed.pipelining: every action of a schedule a span with microbatch, chunk and stage.
-
-``import commtrace.auto`` is all that a script needs, before or after it builds its schedule. From then on
+"""Integrates torch.distributed.pipelining: every action of a schedule is a span with microbatch, chunk and stage.
 
 * ``schedule.step(…)`` is one iteration's forwards and backwards inside a step, which ends with the optimizer's;
-  ``schedule.eval(…)`` is an ``evaluation`` span;
-* an action of the schedule is a span. ``F`` is a forward; a whole backward (``B``) is a backward of that name, one of
-  the inputs alone (``I``) is named ``backward_input``, one of the weights alone (``W``) ``backward_weight``. Gradient
-  reduction of a stage (``REDUCE_GRAD``) is a ``phase`` span, ``reduce``;
+  ``schedule.eval(…)`` is an ``evaluation`` span.
+* ``F`` is a forward; a whole backward (``B``) is a backward, one of the inputs alone (``I``) is named
+  ``backward_input``, one of the weights alone (``W``) ``backward_weight``. ``REDUCE_GRAD`` is a ``phase``, ``reduce``.
 * ``stage`` is the rank's place in the pipeline's group, from 0 to p − 1, and ``chunk`` the place of torch's stage among
-  those of the rank, as everywhere in commtrace. torch numbers stages through all chunks: the ``stage_indices`` of the
-  topology tell them by chunk, and with them whether the pipeline goes round in a loop or back in a V;
-* the group of the stages has the role ``pp``, unless its mesh dimension has a name.
+  those of the rank. torch numbers stages through all chunks: ``stage_indices`` of the topology has them by chunk, and
+  with them whether the pipeline goes round in a loop or back in a V.
+* The group of the stages has the role ``pp``, unless its mesh dimension has a name.
 """
 
 from __future__ import annotations
@@ -41,11 +38,7 @@ _SCHEDULES: Final[Mapping[str, str]] = {
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument torch.distributed.pipelining as soon as it is imported, or now if it has been.
-
-    Returns:
-        What puts every original back.
-    """
+    """Instrument torch.distributed.pipelining, now or when it is imported; return what puts every original back."""
     return installed(PipeliningIntegration(tracer))
 
 
@@ -65,7 +58,7 @@ class PipeliningIntegration:
         self._hooks.when_imported("torch.distributed.pipelining.schedules", self._hook_schedules)
 
     def uninstall(self) -> None:
-        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        """Put every original back."""
         self._hooks.restore()
 
     # Schedules
@@ -151,7 +144,7 @@ class PipeliningIntegration:
     def _action(
         self, original: Callable[..., Any], kind: int, name: Callable[[Mapping[str, Any]], str]
     ) -> Callable[..., Any]:
-        """Return every version calls these methods with the microbatch first and the rest by name."""
+        """Wrap a method of an action; every version passes the microbatch first and the rest by name."""
 
         def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | None:
             stage, microbatch = args[:2]

@@ -1,15 +1,9 @@
-"""Activation checkpointing: the forward that a backward repeats is a ``recompute`` span, whoever repeats it.
+"""Captures activation checkpointing: the forward that a backward repeats is a ``recompute`` span.
 
-``import commtrace.auto`` is all that a script needs. Found are
-
-* ``torch.utils.checkpoint``, reentrant and not, and what is made of it (``checkpoint_sequential``, FSDP's wrapper,
-  the composable ``checkpoint``);
-* ``deepspeed.checkpointing``, reentrant and not;
-* the checkpoints of Megatron and of Transformer Engine.
-
-Each of them keeps the function that it is to repeat, in its autograd node or in a frame that saved tensors hold on to;
-that function gets a span around it. In a graph of ``torch.compile`` what is repeated is part of the graph: no call, no
-span.
+Found are ``torch.utils.checkpoint`` and what is made of it (``checkpoint_sequential``, FSDP's wrapper, the composable
+``checkpoint``), ``deepspeed.checkpointing``, and the checkpoints of Megatron and Transformer Engine. Each keeps the
+function that it is to repeat, in its autograd node or in a frame that saved tensors hold on to; that function gets a
+span around it. In a graph of ``torch.compile`` what is repeated is part of the graph: no call, no span.
 """
 
 from __future__ import annotations
@@ -45,11 +39,7 @@ _CALLS_AGAIN: Final = ("deepspeed.runtime.activation_checkpointing.checkpointing
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument whatever of these is imported, now or later.
-
-    Returns:
-        What puts every original back.
-    """
+    """Instrument whatever of these is imported, now or later; return what puts every original back."""
     return installed(Recomputation(tracer))
 
 
@@ -77,9 +67,7 @@ class Recomputation:
         self._hooks.replace(module, function, self._calling_again)
 
     def _repeating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a checkpoint's backward, which calls ``run_function``, its forward, again: that call is the
-        recompute.
-        """
+        """Wrap a checkpoint's backward, which calls ``run_function``, its forward, again: that call is the recompute."""
 
         def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
             checkpoint = args[0]
@@ -114,7 +102,7 @@ class Recomputation:
         return checkpoint
 
     def _after_the_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, whose first call is the forward."""
+        """Wrap ``function``, whose first call is the forward."""
         calls = iter((function,))
         timed = self._timed(function)
 

@@ -1,10 +1,8 @@
-"""The numbers that Hugging Face's Trainer and Lightning give their steps, also after a resume.
+"""Numbers steps as Hugging Face's Trainer and Lightning do, also after a resume.
 
-Both train in loops of their own around torch's optimizers, where :mod:`commtrace.capture.model.step_finder` finds the
-steps. Here it only learns with which number training begins:
-
-* transformers logs a step under the number of updates made by its end: the first one is ``state.global_step + 1``;
-* Lightning logs it under the number made before it: the first one is ``trainer.global_step``.
+Both train in loops of their own, whose steps :mod:`commtrace.capture.model.step_finder` finds: here it learns with
+which number training begins. transformers logs a step under the number of updates made by its end (the first one is
+``state.global_step + 1``), Lightning under the number made before it (``trainer.global_step``).
 """
 
 from __future__ import annotations
@@ -22,11 +20,7 @@ _LIGHTNING: Final = ("lightning.pytorch.trainer.call", "pytorch_lightning.traine
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Hook both as soon as they are imported, or now if they have been.
-
-    Returns:
-        What puts every original back.
-    """
+    """Hook both now or when they are imported; return what puts every original back."""
     return installed(TrainerNumbers(tracer))
 
 
@@ -46,7 +40,7 @@ class TrainerNumbers:
             self._hooks.when_imported(module, self._hook_lightning)
 
     def uninstall(self) -> None:
-        """Put every original back; import hooks that are still waiting do nothing from now on."""
+        """Put every original back."""
         self._hooks.restore()
 
     def _hook_lightning(self, module: ModuleType) -> None:

@@ -94,7 +94,6 @@ class RunMarks:
         yield from self._what_is_going_on()
 
     def _progress(self) -> Iterator[tuple[str, Any]]:
-        """Yield where a rank is that records nothing now."""
         if self._tracer.latest_step >= 0:
             yield "progress", {"step": self._tracer.latest_step}
 
@@ -109,7 +108,6 @@ class RunMarks:
             return []
 
     def _what_is_going_on(self) -> list[tuple[str, Any]]:
-        """Return the marks that a hang report starts from."""
         if self._activity is None:
             return []
         marks: list[tuple[str, Any]] = []

@@ -109,7 +109,6 @@ class Triggers:
         write_request(directory, make_request(metadata.run_id, metadata.attempt, first, SIGNALLED_STEPS, by=by))
 
     def _step_ns(self) -> float | None:
-        """Return the mean duration of the latest steps."""
         if len(self._begun) < 2:
             return None
         (start, first), (end, last) = self._begun[0], self._begun[-1]

@@ -77,7 +77,6 @@ class PendingRows:
         self._gil_yield.maybe_yield()
 
     def _recoded(self, spans: Spans, words: Sequence[str]) -> Spans:
-        """Return spans with our codes for the words."""
         own = {name: code for code, name in enumerate(self.names)}
         for word in words:
             if word not in own:

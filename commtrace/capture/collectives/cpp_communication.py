@@ -51,7 +51,6 @@ class _Timed:
         self._waits = FunctionalWaits(tracer, devices)
 
     def unfinished(self) -> list[Launch]:
-        """Return what was launched and whose end has not been seen."""
         return [*self._waits.unfinished(), *self._issued.unfinished()]
 
 

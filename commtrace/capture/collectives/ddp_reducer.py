@@ -157,7 +157,6 @@ class _Backward:
         self._start: Mark = None
 
     def queue(self) -> None:
-        """Run :meth:`_before` when the backward pass has ended, before what is queued later."""
         _queue_callback(self._before)
 
     def _before(self) -> None:
@@ -286,7 +285,6 @@ class ReducerKernels:
 
 
 def _key_of_backend() -> KeyOf:
-    """Return a function that finds the dispatch key of the first tensor's backend."""
     from torch._C import DispatchKey, _dispatch_keys, _dispatch_keyset_full_after
 
     meta, backends = DispatchKey.Meta, _dispatch_keyset_full_after(DispatchKey.BackendSelect)

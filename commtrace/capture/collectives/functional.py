@@ -320,13 +320,11 @@ class FunctionalCapture:
 
 
 def _device(value: Any) -> Any:
-    """Return the device of a tensor, or of the first one of a list."""
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     return getattr(tensor, "device", None)
 
 
 def _process_group(group: Any) -> Any:
-    """Return a group, which graphs name."""
     from torch.distributed import distributed_c10d
 
     resolve: Any = vars(distributed_c10d)["_resolve_process_group"]

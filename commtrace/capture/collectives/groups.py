@@ -215,7 +215,6 @@ class GroupRegistry:
 
 
 def _global_ranks(process_group: Any) -> list[int]:
-    """Return the global ranks in the order of the ranks inside the group."""
     from torch.distributed import distributed_c10d
 
     global_rank_to_group_rank = distributed_c10d._world.pg_group_ranks.get(process_group)

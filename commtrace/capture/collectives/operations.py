@@ -48,15 +48,12 @@ _EMPTY: Final = (0, NO_SELF_BYTES, None, None, None)
 
 
 def _flat(value: Any) -> list[Any]:
-    """Return the tensors of an argument: a tensor, a list, or a list of lists."""
     if not isinstance(value, (list, tuple)):
         return [value]
     return [tensor for item in value for tensor in _flat(item)]
 
 
 def _tensors(position: int) -> Measure:
-    """Return the bytes of all tensors in one argument."""
-
     def measure(arguments: tuple[Any, ...], _process_group: Any) -> Payload:
         tensor = arguments[position]
         if type(tensor) is list:
@@ -114,7 +111,6 @@ def _split_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
 
 
 def _list_input(arguments: tuple[Any, ...], process_group: Any) -> Payload:
-    """Return the bytes of an alltoall of tensor lists, which may differ in size."""
     tensors = arguments[1]
     if not tensors:
         return _EMPTY

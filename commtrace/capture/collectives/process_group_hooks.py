@@ -228,8 +228,7 @@ class ProcessGroupHooks:
 
 
 def _other_threads() -> set[int]:
-    """Return the idents of other threads than this one and ours: they could communicate for the first time at this
-    moment.
+    """Return the idents of threads, but for this one and ours, that could communicate for the first time now.
 
     Threads of C++ that send for a backward pass are not among them, but the thread that has called it is.
     """

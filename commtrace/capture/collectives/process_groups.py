@@ -261,7 +261,6 @@ class ProcessGroupCapture:
         return launched
 
     def _completing(self) -> Callable[[object, tuple[Launch, Any], Any], None]:
-        """Return what a completion calls, on a thread of the backend."""
         tracer = self._tracer
         buffer, capacity, drop = tracer.recorder.buffer, tracer.recorder.capacity, tracer.recorder.drop
 
@@ -346,14 +345,13 @@ def _p2p_number(operation: Operation, state: GroupState, arguments: tuple[Any, .
 
 
 def _barrier_device(arguments: tuple[Any, ...]) -> Any:
-    """Return the device that runs an operation without tensors, where its options say so."""
     return getattr(arguments[-1], "device", None) if arguments else None
 
 
 def _by_position(
     arguments: tuple[Any, ...], keywords: dict[str, Any], names: tuple[tuple[str, ...], ...]
 ) -> tuple[Any, ...]:
-    """Return arguments in the order of ``names``, wherever they were passed by keyword; None for missing ones."""
+    """Return arguments in the order of ``names``, also those passed by keyword; None for missing ones."""
     return arguments + tuple(
         next((keywords[name] for name in alternatives if name in keywords), None)
         for alternatives in names[len(arguments) :]

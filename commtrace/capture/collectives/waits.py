@@ -176,8 +176,6 @@ FUTURES: Final = "capture of waits for futures"
 
 
 class _OfWork(NamedTuple):
-    """A pending communication whose future was taken, with the id of its Work."""
-
     key: int
     entry: PendingWork
 
@@ -242,7 +240,6 @@ class FutureWaits:
         return get_future
 
     def _taken(self, work: Any) -> _OfWork | None:
-        """Return the pending communication of a Work whose future is taken."""
         if self._devices is not None:
             self._devices.future_taken(work)
         key = id(work)

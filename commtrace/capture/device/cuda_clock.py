@@ -197,7 +197,6 @@ class CudaClock:
         return next(iter(self._pools)) if len(self._pools) == 1 else None
 
     def _take_anchor(self, device: int) -> Anchor | None:
-        """Return the narrowest of a few readings."""
         with self._cuda.device(device):
             # On a stream on which nothing else runs it passes at once, and orders nothing on the streams of the job.
             stream = self._streams.get(device)

@@ -250,7 +250,6 @@ class ModuleSpans:
         self._patched[owner] = (own, replacement)
 
     def _original(self, owner: type) -> Callable[..., Any]:
-        """Return what ``_call_impl`` of a class would be without us."""
         for base in owner.__mro__:
             if base in self._patched and self._patched[base][0] is None:
                 continue

@@ -165,8 +165,6 @@ class PhaseCapture:
         return self._hooks.around(lambda args, kwargs: enter_wait(kind, name), lambda span, _: leave(span))
 
     def _saving_between_steps(self, name: str) -> Wrap:
-        """Return a wrapper that makes a function a checkpoint before which the step ends."""
-
         def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Span | None:
             if not self._tracer.open_waits and threading.get_ident() == self._training_thread:
                 self._tracer.end_iteration()

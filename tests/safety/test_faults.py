@@ -369,16 +369,10 @@ def test_under_deepspeed(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None
 NOT_REACHED = {
     "capture/announcement.py": "the harvester says where it writes when it opens the files",
     "capture/device/clock.py": "its clocks are functions of C's",
-    "capture/device/cuda_clock.py": "only a CUDA device reaches it",
     "capture/collectives/untraced_paths.py": "the harvester asks it",
 }
 """Modules that no job breaks, and why."""
-if torch_has_hooks():
-    by_kernels = "only a torch without hooks of process groups needs it"
-    NOT_REACHED |= {
-        f"capture/collectives/{name}.py": by_kernels for name in ("functional_operations", "reducer_kernels")
-    }
-else:
+if not torch_has_hooks():
     NOT_REACHED["capture/collectives/process_group_hooks.py"] = "only torch 2.14 and newer have such hooks"
 
 

@@ -23,12 +23,11 @@ from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.collector import StepCollector
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary
-from commtrace.trace.rows import mark_row
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
 from commtrace.trace.files.writer import SegmentWriter
 from commtrace.trace.metadata import RankMetadata
-from commtrace.trace.rows import Row
+from commtrace.trace.rows import Row, mark_row
 
 PASSES = 15
 CALLS_PER_STEP = (3, 30, 300, 3_000)

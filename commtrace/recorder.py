@@ -21,8 +21,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from commtrace.trace import schema
 from commtrace.trace.files.row_batch import RowBatch
-from commtrace.trace.rows import Row
-from commtrace.trace.rows import mark_row
+from commtrace.trace.rows import Row, mark_row
 
 _logger = logging.getLogger("commtrace")
 

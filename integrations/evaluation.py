@@ -71,7 +71,7 @@ class EvaluationMode:
         return eval
 
     def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``train``, which is called for every module in a model: a look whether any model is in evaluation mode."""
+        """Wrap ``train``, called for every module in a model: a look whether any model is in evaluation mode."""
         failed, begins, ends, opened = self._hooks.failed, self._begins, self._ends, self._open
         leaving: set[int] = set()  # threads in which a module leaves training, and with it its children
         thread = threading.get_ident

@@ -35,7 +35,7 @@ _WORK: Final = frozenset({schema.FORWARD, schema.BACKWARD, schema.EVALUATION})
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument ``torch.autograd.backward``, DDP and FSDP, now or when imported; return what puts every original back."""
+    """Instrument ``torch.autograd.backward``, DDP and FSDP, now or when imported; return what undoes it."""
     return installed(TrainingLoop(tracer))
 
 

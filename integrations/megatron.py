@@ -59,7 +59,7 @@ _OPTIMIZER_MODULES: Final = ("optimizer", "distrib_optimizer", "layer_wise_optim
 
 
 def install(tracer: Tracer) -> Callable[[], None]:
-    """Instrument megatron-core as soon as it is imported, or now if it has been; return what puts every original back."""
+    """Instrument megatron-core now or when it is imported; return what puts every original back."""
     return installed(MegatronIntegration(tracer))
 
 
@@ -383,7 +383,7 @@ def _iteration() -> int | None:
 
 
 def _argument_getter(function: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any], str], Any]:
-    """Return a function that reads an argument, however it was passed; None where this version has no such parameter."""
+    """Return a function that reads an argument however it was passed; None where this version has none such."""
     positions = {name: position for position, name in enumerate(inspect.signature(function).parameters)}
 
     def argument(args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:

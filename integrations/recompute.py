@@ -67,7 +67,7 @@ class Recomputation:
         self._hooks.replace(module, function, self._calling_again)
 
     def _repeating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a checkpoint's backward, which calls ``run_function``, its forward, again: that call is the recompute."""
+        """Wrap a checkpoint's backward, which calls its forward, ``run_function``, again: the recompute."""
 
         def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
             checkpoint = args[0]

@@ -16,10 +16,9 @@ from commtrace.capture.collectives.nccl import NcclBackend
 from commtrace.capture.collectives.operations import Operation
 from commtrace.capture.device.clock import DeviceClock, Mark
 from commtrace.capture.device.cuda_clock import CudaClock
-from commtrace.trace.rows import mark_row
 from commtrace.trace import schema
 from commtrace.trace.groups import Group
-from commtrace.trace.rows import Row, row_of
+from commtrace.trace.rows import Row, mark_row, row_of
 
 _NO = schema.NOT_APPLICABLE
 

@@ -17,9 +17,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from commtrace.capture.device.clock import now_ns
 from commtrace.capture.records import SHORTEST_STALL_NS, DeviceCall, Entry, Placed, communication_row
 from commtrace.capture.tracer import Tracer
-from commtrace.trace.rows import mark_row
 from commtrace.trace import schema
-from commtrace.trace.rows import Row
+from commtrace.trace.rows import Row, mark_row
 
 PART: Final = "true ends of hidden communication"
 

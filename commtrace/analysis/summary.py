@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
-from commtrace.analysis.breakdown.modules import ModuleTime, module_table
-from commtrace.analysis.breakdown.rank_means import RankMean, rank_means
+from commtrace.analysis.breakdown.critical_path import CriticalPath
+from commtrace.analysis.breakdown.modules import ModuleTime
+from commtrace.analysis.breakdown.rank_means import RankMean
 from commtrace.analysis.breakdown.run_budget import RunBudget, run_budget
 from commtrace.analysis.chain import Analysis, analyse
 from commtrace.analysis.clocks.align import Alignment
-from commtrace.analysis.communication.table import Communication, communication_table
-from commtrace.analysis.communication.unmatched import Unmatched, find_unmatched, roles_of_one_rank
-from commtrace.analysis.matching.coverage import Coverage, find_coverage, missing_numbers
+from commtrace.analysis.communication.table import Communication
+from commtrace.analysis.communication.unmatched import roles_of_one_rank
+from commtrace.analysis.matching.coverage import Coverage, missing_numbers
 from commtrace.analysis.matching.match import Matches
 from commtrace.analysis.matching.operations import ONLY_KERNELS, is_kernel_trace
 from commtrace.analysis.pipeline.observed import Pipeline, observe_pipeline
 from commtrace.analysis.problems import find_problems
 from commtrace.analysis.replay.graph import ReplayError
 from commtrace.analysis.replay.program import Program, build_program
+from commtrace.analysis.step_totals import step_totals
 from commtrace.analysis.steps.attempts import LaunchSteps, RepeatedStep, repeated_steps
 from commtrace.analysis.steps.choice import StepChoice
 from commtrace.analysis.steps.detail import RecordedDetail, find_detail
@@ -146,8 +147,10 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
         analysis: of the run.
         is_whole: all of its steps were loaded, so that gaps in the numbers of its communications are losses.
     """
-    tables = _tables(analysis, is_whole)
-    ranks = rank_means(analysis.run, analysis.partition, analysis.matches, tables.unmatched.ranks)
+    totals = step_totals(analysis)
+    ranks = totals.times.means(analysis.run)
+    communication = totals.communication.table(analysis.run)
+    unmatched = totals.unmatched.find(analysis.recorded)
     budget, repeated = _launches(analysis.recorded, is_whole)
     awaited = awaited_ranks(analysis.context)
     pipeline, findings, lost = _replay(analysis)
@@ -160,24 +163,24 @@ def summarise_analysis(analysis: Analysis, *, is_whole: bool = False) -> Summary
         run_budget=budget,
         repeated_steps=tuple(repeated),
         ranks=tuple(ranks),
-        critical_path=critical_path(analysis.context, analysis.alignment) if analysis.steps.used else None,
+        critical_path=totals.critical_path,
         lost_time=lost,
         awaited=tuple(awaited),
-        communication=tuple(tables.communication),
-        modules=tuple(tables.modules),
+        communication=tuple(communication),
+        modules=totals.modules,
         pipeline=pipeline,
         stragglers=findings.verdicts,
         abstentions=findings.abstentions,
-        coverage=tables.coverage,
-        missing=tables.missing,
+        coverage=totals.captured.coverage(analysis.run),
+        missing=missing_numbers(analysis.recorded) if is_whole else None,
         verdict=verdict(
             ranks,
             findings.verdicts,
-            tables.unmatched.roles | roles_of_one_rank(tables.communication),
+            unmatched.roles | roles_of_one_rank(communication),
             awaited=awaited,
             partition=analysis.partition,
         ),
-        problems=tuple(find_problems(analysis, tables.communication)),
+        problems=tuple(find_problems(analysis, communication)),
     )
 
 
@@ -196,26 +199,6 @@ def _launches(recorded: Run, is_whole: bool) -> tuple[RunBudget | None, list[Rep
     repeated = repeated_steps([*launches, LaunchSteps.of(recorded)])
     own = set(recorded_steps(recorded))
     return budget, [step for step in repeated if is_whole or step.step in own]
-
-
-class _Tables(NamedTuple):
-    communication: list[Communication]
-    modules: list[ModuleTime]
-    coverage: Coverage
-    missing: int | None
-    unmatched: Unmatched
-
-
-def _tables(analysis: Analysis, is_whole: bool) -> _Tables:
-    context, times = analysis.context, analysis.partition
-    communication = communication_table(context.run, context.matches, times, context.roles, context.steps)
-    return _Tables(
-        communication,
-        module_table(context.run, times, context.steps),
-        find_coverage(analysis.run, analysis.roles),
-        missing_numbers(analysis.recorded) if is_whole else None,
-        find_unmatched(context, times, analysis.recorded),
-    )
 
 
 class _Replayed(NamedTuple):

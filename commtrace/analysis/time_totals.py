@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from commtrace.analysis.breakdown.partition import Partition, concatenate
 from commtrace.analysis.breakdown.rank_means import RankMean, RankTotals, rank_totals
 from commtrace.analysis.chain import Analysis
-from commtrace.analysis.communication.unmatched import find_unmatched
+from commtrace.analysis.communication.unmatched import UnmatchedSums, sum_unmatched
 from commtrace.trace.run import Run
 
 
@@ -40,9 +40,9 @@ class TimeTotals:
         return [own.mean(run.ranks[rank], states) for rank, own in self.ranks.items() if own.num_steps]
 
 
-def time_totals(analysis: Analysis) -> TimeTotals:
-    """Return where the time of the steps that count went."""
+def time_totals(analysis: Analysis, unmatched: UnmatchedSums | None = None) -> TimeTotals:
+    """Return where the time of the steps that count went; ``unmatched`` of these, where the caller has it."""
     times = analysis.partition
-    unmatched = find_unmatched(analysis.context, times, analysis.recorded)
+    unmatched = unmatched or sum_unmatched(analysis.context, times)
     ranks = rank_totals(analysis.run, times, analysis.matches, unmatched.ranks)
     return TimeTotals((replace(times, stalled_ns={}),), ranks)

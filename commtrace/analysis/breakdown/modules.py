@@ -7,7 +7,7 @@ nested: those of a layer hold its attention's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,6 +43,21 @@ class ModuleTime:
     ns: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0, RECOMPUTE: 0})
     exposed_ns: int = 0
     of_step_ns: dict[int, Int64] = field(default_factory=dict)
+
+    def __add__(self, later: ModuleTime) -> ModuleTime:
+        """Return the row of these steps and of later ones."""
+        none = np.zeros(0, np.int64)
+        return ModuleTime(
+            self.name,
+            self.members | later.members,
+            self.calls + later.calls,
+            {way: total + later.ns[way] for way, total in self.ns.items()},
+            self.exposed_ns + later.exposed_ns,
+            {
+                rank: np.concatenate([self.of_step_ns.get(rank, none), later.of_step_ns.get(rank, none)])
+                for rank in sorted({*self.of_step_ns, *later.of_step_ns})
+            },
+        )
 
     def step_quantile(self, share: float) -> int:
         """Return a quantile of the forward and backward of a step, over ranks and steps, ns; 0 of none."""
@@ -110,7 +125,19 @@ def module_table(run: Run, times: Partition, steps: Sequence[int]) -> list[Modul
             if way != RECOMPUTE:  # it may lie in the backward
                 of_step = row.of_step_ns.setdefault(rank, np.zeros(len(known), np.int64))
                 np.add.at(of_step, number[own], duration[own])
-    return sorted(table.values(), key=lambda row: (-sum(row.ns.values()), row.name))
+    return _dearest_first(table.values())
+
+
+def add_modules(some: Iterable[ModuleTime], later: Iterable[ModuleTime]) -> list[ModuleTime]:
+    """Return the table of some steps and of later ones."""
+    table = {row.name: row for row in some}
+    for row in later:
+        table[row.name] = table[row.name] + row if row.name in table else row
+    return _dearest_first(table.values())
+
+
+def _dearest_first(rows: Iterable[ModuleTime]) -> list[ModuleTime]:
+    return sorted(rows, key=lambda row: (-sum(row.ns.values()), row.name))
 
 
 def _add(

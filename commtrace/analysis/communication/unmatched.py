@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,19 +34,46 @@ class Unmatched(NamedTuple):
     ranks: dict[int, int]
 
 
-def find_unmatched(context: Context, partition: Partition, recorded: Run) -> Unmatched:
-    """Of a run that was analysed.
+@dataclass(frozen=True, slots=True)
+class UnmatchedSums:
+    """How long lanes stalled, ns. Sums of several windows add up.
 
-    Args:
-        context, partition: of the analysis.
-        recorded: whatever was loaded: which ranks there are.
+    Attributes:
+        roles: by role, in all, and on what was not matched on all members.
+        ranks: by rank, the latter.
     """
+
+    roles: Mapping[str, tuple[int, int]]
+    ranks: Mapping[int, int]
+
+    def __add__(self, other: UnmatchedSums) -> UnmatchedSums:
+        roles = {
+            role: (total + other.roles[role][0], unmatched + other.roles[role][1])
+            for role, (total, unmatched) in self.roles.items()
+        }
+        return UnmatchedSums(roles, {rank: time + other.ranks[rank] for rank, time in self.ranks.items()})
+
+    def find(self, recorded: Run) -> Unmatched:
+        """Return what matters of it.
+
+        Args:
+            recorded: whatever was loaded: which ranks there are.
+        """
+        sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."
+        return Unmatched(
+            {role: sentence for role, (total, unmatched) in self.roles.items() if unmatched > _FEW * total},
+            {rank: time for rank, time in self.ranks.items() if time},
+        )
+
+
+def sum_unmatched(context: Context, partition: Partition) -> UnmatchedSums:
+    """Add up the stalls of a run that was analysed."""
     parts = [_stood(context, partition, block) for block in context.run.blocks]
-    total, unmatched = sum((part.roles for part in parts), np.zeros((2, len(context.roles.words))))
-    sentence = f"How much of it is waiting cannot be told, because {_reason(recorded)}."
-    return Unmatched(
-        {context.roles.words[role]: sentence for role in np.flatnonzero(unmatched > _FEW * total)},
-        {rank: time for part in parts for rank, time in part.ranks.items() if time},
+    words = context.roles.words
+    total, unmatched = sum((part.roles for part in parts), np.zeros((2, len(words)))).astype(np.int64).tolist()
+    return UnmatchedSums(
+        dict(zip(words, zip(total, unmatched, strict=True), strict=True)),
+        {rank: time for part in parts for rank, time in part.ranks.items()},
     )
 
 

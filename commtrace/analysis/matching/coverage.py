@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -32,7 +32,7 @@ _USUAL_BYPASS: Final = {
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """Attributes:
-    captured: rows by kind.
+    captured: rows by kind, of the steps that count.
     dropped: rows that the recorders had to drop, by kind.
     not_visible: sentences: paths that were active, or must have been, and that were not seen.
     """
@@ -42,19 +42,52 @@ class Coverage:
     not_visible: tuple[str, ...]
 
 
-def find_coverage(run: Run, roles: Roles) -> Coverage:
-    """Add up all ranks. ``topology["not_visible"]`` of a rank is where integrations name paths that they found."""
-    captured, dropped = Counter[str](), Counter[str]()
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What was captured. That of several windows adds up.
+
+    Attributes:
+        rows: by kind.
+        roles: those that communicated.
+    """
+
+    rows: Mapping[str, int]
+    roles: frozenset[str]
+
+    def __add__(self, other: Captured) -> Captured:
+        rows = Counter(self.rows) + Counter(other.rows)
+        return Captured({kind: rows[kind] for kind in schema.KINDS if rows[kind]}, self.roles | other.roles)
+
+    def coverage(self, run: Run) -> Coverage:
+        """Return what was captured, dropped and cannot have been seen.
+
+        Args:
+            run: what its recorders told matters, not its rows. ``topology["not_visible"]`` of a rank is where
+                integrations name paths that they found.
+        """
+        dropped = Counter[str]()
+        for trace in run.ranks.values():
+            dropped.update(trace.dropped)
+        skipped = {str(role) for trace in run.ranks.values() for role in trace.recording.get("skip_roles", ())}
+        told = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
+        silent = _silent_dimensions(run, self.roles, skipped) if self.rows else ()
+        paths = (*sorted(told), *_invisible_paths(run), *_skipped(skipped), *silent)
+        return Coverage(dict(self.rows), dict(dropped), paths)
+
+
+def find_captured(run: Run, roles: Roles, steps: Sequence[int] | None = None) -> Captured:
+    """Add up the rows of all ranks; only those of some steps, where they are given."""
+    counts = np.zeros(len(schema.KINDS), np.int64)
     for block in run.blocks:
-        counts = np.bincount(block.spans.kind, minlength=len(schema.KINDS))
-        captured.update({kind: int(count) for kind, count in zip(schema.KINDS, counts, strict=True) if count})
-    for trace in run.ranks.values():
-        dropped.update(trace.dropped)
-    skipped = {str(role) for trace in run.ranks.values() for role in trace.recording.get("skip_roles", ())}
-    told = {str(path) for trace in run.ranks.values() for path in trace.topology.get("not_visible", ())}
-    silent = _silent_dimensions(run, roles, skipped) if any(len(trace.spans) for trace in run.ranks.values()) else ()
-    paths = (*sorted(told), *_invisible_paths(run), *_skipped(skipped), *silent)
-    return Coverage(dict(captured), dict(dropped), paths)
+        kind = block.spans.kind if steps is None else block.spans.kind[np.isin(block.spans.step, steps)]
+        counts += np.bincount(kind, minlength=len(schema.KINDS))
+    rows = {kind: count for kind, count in zip(schema.KINDS, counts.tolist(), strict=True) if count}
+    return Captured(rows, frozenset(_roles_that_communicated(run, roles)))
+
+
+def find_coverage(run: Run, roles: Roles) -> Coverage:
+    """Add up all ranks."""
+    return find_captured(run, roles).coverage(run)
 
 
 def _invisible_paths(run: Run) -> Iterable[str]:
@@ -76,9 +109,8 @@ def _skipped(roles: Iterable[str]) -> Iterable[str]:
         yield f"{role}: not recorded (skipped by COMMTRACE_SKIP_ROLES); its time is not zero, it is unknown."
 
 
-def _silent_dimensions(run: Run, roles: Roles, skipped: Collection[str]) -> Iterable[str]:
+def _silent_dimensions(run: Run, heard: Collection[str], skipped: Collection[str]) -> Iterable[str]:
     """Parallel dimensions that must communicate and of which nothing was seen."""
-    heard = _roles_that_communicated(run, roles)
     sizes: dict[str, int] = {}
     for trace in run.ranks.values():
         sizes.update(trace.parallel)

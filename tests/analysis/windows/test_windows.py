@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from commtrace.analysis.chain import Analysis
 from commtrace.analysis.communication.table import CommunicationSums, Detail, communication_sums
 from commtrace.analysis.comparison.compare import StepSeries, step_series
+from commtrace.analysis.step_totals import StepTotals, step_totals
 from commtrace.analysis.stragglers.links import LinkSpeeds, measure_links
-from commtrace.analysis.time_totals import TimeTotals, time_totals
 from commtrace.analysis.windows.run import MeasuredRun, measure_run
 from commtrace.synth import Fault, Job, random_clocks, synthesize
 from commtrace.synth.writing import write
+from commtrace.trace.json_values import to_json
 from commtrace.trace.run import Run
 from tests.analysis.steps.test_window import crossing_run
 from tests.analysis.windows.recording import record
@@ -39,7 +40,7 @@ class Told:
     communication: tuple[CommunicationSums, ...]
     speeds: LinkSpeeds
     series: StepSeries
-    times: TimeTotals
+    totals: StepTotals
 
     def __add__(self, other: Told) -> Told:
         sums = zip(self.communication, other.communication, strict=True)
@@ -47,7 +48,7 @@ class Told:
             tuple(one + more for one, more in sums),
             self.speeds + other.speeds,
             self.series + other.series,
-            self.times + other.times,
+            self.totals + other.totals,
         )
 
 
@@ -61,14 +62,15 @@ def tell(analysis: Analysis) -> Told:
         ),
         measure_links(context.run, context.matches, context.steps),
         step_series(analysis),
-        time_totals(analysis),
+        step_totals(analysis),
     )
 
 
 def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
     """Everything that is said of a run, in plain values."""
     told, recorded = run.result, run.recorded
-    divided = told.times.partition()
+    totals = told.totals
+    divided = totals.times.partition()
     return {
         "problems": recorded.problems,
         "alignment": run.alignment.to_json(),
@@ -77,7 +79,11 @@ def plain(run: MeasuredRun[Told]) -> dict[str, Any]:
         "links": [link.to_json() for link in told.speeds.links()],
         "wall_ns": told.series.wall_ns.tolist(),
         "states": {state: own.tolist() for state, own in sorted(told.series.states.items())},
-        "ranks": [mean.to_json() for mean in told.times.means(recorded)],
+        "ranks": [mean.to_json() for mean in totals.times.means(recorded)],
+        "critical_path": to_json(totals.critical_path),
+        "unmatched": totals.unmatched.find(recorded),
+        "modules": [row.to_json() for row in totals.modules],
+        "coverage": totals.captured.coverage(recorded),
         "partition": [getattr(divided, name).tolist() for name in ("rank", "step", "start", "end", "ns", "hidden_ns")],
         "busbw_gbps": {link: own.tolist() for link, own in sorted(told.series.busbw_gbps.items())},
     }
@@ -137,6 +143,8 @@ def far_reaching_run() -> Run:
                 span("step", begin + late, begin + 920 + late, step=step),
                 span("data", begin + late, begin + 100 + late, step=step),
                 span("forward", begin + 100 + late, begin + 300 + late, step=step),
+                span("module", begin + 110 + late, begin + 190 + late, step=step, name=f"layers.{step % 3}"),
+                span("module", begin + 290 + late, begin + 500 + late, step=step, name="layers.0 backward"),
                 span("backward", begin + 450, begin + 900, step=step),
                 first,
                 stall(first, begin + 300 + late, begin + 450, step=step),

@@ -1,0 +1,63 @@
+"""What the steps of a run add up to: all that a summary says of them without a replay.
+
+>>> totals = step_totals(analyse("commtrace-runs/my-run"))                  # doctest: +SKIP
+>>> totals.times.means(analysis.run), totals.unmatched.find(analysis.run)   # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from commtrace.analysis.breakdown.critical_path import CriticalPath, critical_path
+from commtrace.analysis.breakdown.modules import ModuleTime, add_modules, module_table
+from commtrace.analysis.chain import Analysis
+from commtrace.analysis.communication.table import CommunicationSums, communication_sums
+from commtrace.analysis.communication.unmatched import UnmatchedSums, sum_unmatched
+from commtrace.analysis.matching.coverage import Captured, find_captured
+from commtrace.analysis.time_totals import TimeTotals, time_totals
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """What some steps add up to. Totals of several windows of a run add up to those of the run.
+
+    Attributes:
+        times: where their time went.
+        critical_path: of what their length is made; None without steps or common clocks.
+        communication: sums over their calls.
+        unmatched: stalls on what was not matched on all members.
+        modules: those that took longest first.
+        captured: rows by kind, and what communicated.
+    """
+
+    times: TimeTotals
+    critical_path: CriticalPath | None
+    communication: CommunicationSums
+    unmatched: UnmatchedSums
+    modules: tuple[ModuleTime, ...]
+    captured: Captured
+
+    def __add__(self, later: StepTotals) -> StepTotals:
+        path, later_path = self.critical_path, later.critical_path
+        return StepTotals(
+            times=self.times + later.times,
+            critical_path=None if path is None or later_path is None else path.plus(later_path),
+            communication=self.communication + later.communication,
+            unmatched=self.unmatched + later.unmatched,
+            modules=tuple(add_modules(self.modules, later.modules)),
+            captured=self.captured + later.captured,
+        )
+
+
+def step_totals(analysis: Analysis) -> StepTotals:
+    """Add up the steps that count."""
+    context, times = analysis.context, analysis.partition
+    unmatched = sum_unmatched(context, times)
+    return StepTotals(
+        times=time_totals(analysis, unmatched),
+        critical_path=critical_path(context, analysis.alignment) if analysis.steps.used else None,
+        communication=communication_sums(context.run, context.matches, times, context.roles, context.steps),
+        unmatched=unmatched,
+        modules=tuple(module_table(context.run, times, context.steps)),
+        captured=find_captured(analysis.run, analysis.roles, context.steps),
+    )

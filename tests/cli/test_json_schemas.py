@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
 from typer.testing import CliRunner
 
+from commtrace.analysis.hangs.diagnosis import examine
 from commtrace.analysis.stragglers.links import Link, SlowLinks, Traffic
 from commtrace.analysis.stragglers.verdict import CAUSES, PLACES
 from commtrace.cli.main import app
+from tests.analysis.hangs.test_flight_calls import calls, hung
+from tests.analysis.hung_runs import NOW_NS, done, flight, stopped_run
 from tests.cli.recorded import record
+from tests.factory import group
+from tests.json_schemas import errors, schemas
 from tests.pipeline_factory import PipelineJob
 from tests.two_ranks import write_two_ranks
-
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "json"
-
-
-def _schemas() -> dict[str, Any]:
-    return {path.name: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.schema.json"))}
-
-
-def _closed(schema: Any) -> Any:
-    """Return a schema that allows no field that it does not name: the published ones leave room for new ones."""
-    if isinstance(schema, list):
-        return [_closed(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: _closed(one) for name, one in schema.items()}
-    return {**closed, "additionalProperties": False} if "properties" in schema else closed
-
-
-def _errors(name: str, told: Any) -> Iterator[str]:
-    closed = {file: _closed(schema) for file, schema in _schemas().items()}
-    registry: Any = Registry().with_resources(
-        [(file, Resource.from_contents(schema)) for file, schema in closed.items()]
-    )
-    for error in Draft202012Validator(closed[f"{name}.schema.json"], registry=registry).iter_errors(told):
-        yield f"{error.json_path}: {error.message}"
 
 
 def _told(*words: str) -> Any:
@@ -67,9 +44,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(path) for name, path in made.items()}
 
 
-@pytest.mark.parametrize("name", _schemas())
+@pytest.mark.parametrize("name", schemas())
 def test_a_schema_is_one(name: str) -> None:
-    Draft202012Validator.check_schema(_schemas()[name])
+    Draft202012Validator.check_schema(schemas()[name])
 
 
 @pytest.mark.parametrize(
@@ -85,17 +62,23 @@ def test_a_schema_is_one(name: str) -> None:
         ("bandwidth", ["two"]),
         ("straggler", ["slow"]),
         ("straggler", ["pipeline"]),
+        ("summary", ["pipeline"]),
+        ("summary", ["slow"]),
+        ("summary", ["nodes", "--steps=2:4"]),
+        ("doctor", ["nodes"]),
+        ("doctor", ["pipeline"]),
+        ("top", ["slow"]),
     ],
 )
 def test_what_is_printed_is_what_the_schema_says(command: str, names: list[str], runs: dict[str, str]) -> None:
     told = _told(command, *(runs.get(name, name) for name in names))
 
-    assert list(_errors(command, told)) == []
+    assert list(errors(command, told)) == []
 
 
 def test_the_words_for_where_and_why_are_those_of_verdicts(runs: dict[str, str]) -> None:
     (verdict,) = _told("straggler", runs["slow"])["verdicts"]
-    words = _schemas()["straggler.schema.json"]["properties"]["verdicts"]["items"]["properties"]
+    words = schemas()["straggler.schema.json"]["properties"]["verdicts"]["items"]["properties"]
 
     assert (words["place"]["enum"], words["cause"]["enum"]) == (list(PLACES), list(CAUSES))
     assert (verdict["place"], verdict["cause"], len(verdict["stretches"])) == ("ranks", "compute", 1)
@@ -108,14 +91,29 @@ def test_slow_links_and_clocks_that_were_stepped_have_their_place_in_the_schema(
     told["alignment"]["hosts"][1]["steps"] = [{"at_ns": 5, "offset_ns": -40, "drift_ppm": 0.1}]
 
     assert told["alignment"]["observations"] > 0
-    assert list(_errors("bandwidth", told)) == []
+    assert list(errors("bandwidth", told)) == []
+
+
+def test_the_diagnosis_of_a_hang_and_of_a_failure_is_what_the_schema_says() -> None:
+    pair = group("tp", 0, 1)
+    rows = {0: done({pair: 5}), 1: done({pair: 5})}
+    failed = stopped_run(rows, [pair], last={1: 98}, exceptions={1: "ValueError"}, in_flight={0: [flight(pair, 5)]})
+    dumps = [*calls(0, 6, state="started"), *calls(1, 5)]
+    for diagnosis in (
+        examine(hung(), now_ns=NOW_NS),
+        examine(hung(), now_ns=NOW_NS, flight_calls=dumps),
+        examine(failed, now_ns=NOW_NS, all_ranks=True),
+    ):
+        printed = json.loads(json.dumps(diagnosis.to_json()))
+        assert diagnosis.findings
+        assert list(errors("doctor", printed)) == []
 
 
 def test_a_field_that_no_schema_names_would_be_found(runs: dict[str, str]) -> None:
     told = {**_told("bandwidth", runs["two"]), "colour": "red"}
     told["communication"][0]["count"] = "many"
 
-    assert sorted(_errors("bandwidth", told)) == [
+    assert sorted(errors("bandwidth", told)) == [
         "$.communication[0].count: 'many' is not of type 'integer'",
         "$: Additional properties are not allowed ('colour' was unexpected)",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from commtrace.analysis.hangs.diagnosis import examine
 from commtrace.cli.main import app
 from commtrace.trace.processes import process_state
 from tests.e2e.launch import REPOSITORY
+from tests.json_schemas import errors
 
 pytestmark = pytest.mark.e2e
 
@@ -206,6 +208,13 @@ def test_a_normal_end_is_healthy(jobs: Jobs) -> None:
         assert told["findings"] == []
         assert {one["state"] for one in told["ranks"]} == {"ended"}
     assert all(seen["missing"] == 0 for group in told["groups"] for seen in group["collectives"])
+
+
+def test_every_diagnosis_is_what_the_schema_says(jobs: Jobs) -> None:
+    dead = [jobs.told(path.name) for path in jobs.folder.iterdir() if path.is_dir()]
+    assert len(dead) > len(LOOKED_AT_WHILE_THEY_RUN)
+    for told in (*jobs.running.values(), *dead):
+        assert list(errors("doctor", json.loads(json.dumps(told)))) == []
 
 
 def test_the_command_says_it_and_its_exit_code(jobs: Jobs) -> None:

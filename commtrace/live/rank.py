@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.monitoring.waits import Split
@@ -15,6 +15,9 @@ from commtrace.live.run_budget import LiveBudget
 from commtrace.trace.marks import Marks
 from commtrace.trace.metadata import ClockAnchor, RankMetadata
 from commtrace.trace.rows import Row
+
+if TYPE_CHECKING:
+    from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
 
 _MOST_EVENTS: Final = 100
 
@@ -64,12 +67,12 @@ class LiveRank:
         self.dropped: Mapping[str, int] = {}
         self.overhead_ns = 0
         self.joins = False
-        self.stragglers: tuple[Mapping[str, Any], ...] = ()
+        self.stragglers: tuple[LiveStraggler, ...] = ()
         self.score: float | None = None
         self.budget = LiveBudget()
         self.job_steps: Mapping[tuple[int, int], JobStep] = {}
         self.split: Mapping[tuple[str, str], Split] = {}
-        self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        self.events: deque[LiveEvent] = deque(maxlen=_MOST_EVENTS)
 
     @property
     def run_id(self) -> str:

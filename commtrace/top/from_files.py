@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -86,7 +86,7 @@ class FileSource:
         self._ranks = len(newest.run.ranks)
         lowest = min(newest.run.ranks)
         before = self._tail.sample_durations(lowest)
-        monitor: Mapping[str, Any] | None = None
+        monitor: MonitorFile | None = None
         damaged: tuple[str, ...] = ()
         try:
             monitor = read_monitor(newest.run.path)
@@ -109,7 +109,7 @@ def _count_ranks(path: str | Path) -> int:
     return sum(1 for _ in find_run_directory(Path(path)).glob("rank-*"))
 
 
-def read_monitor(directory: Path) -> Mapping[str, Any] | None:
+def read_monitor(directory: Path) -> MonitorFile | None:
     """Return what the online monitor last said of the run; None without one.
 
     Raises:
@@ -117,32 +117,34 @@ def read_monitor(directory: Path) -> Mapping[str, Any] | None:
     """
     path = directory / MONITOR_FILE
     try:
-        told: _Status = decode_json(read_file(path, _LARGEST_STATUS), _Status)
+        status: MonitorFile = decode_json(read_file(path, _LARGEST_STATUS), MonitorFile)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise TraceFormatError(f"{path} is not what a monitor writes, and was left out ({error}).") from None
-    return all_printable(msgspec.to_builtins(told))  # type: ignore[no-any-return]
+    return msgspec.convert(all_printable(msgspec.to_builtins(status)), MonitorFile)
 
 
-class _Straggler(msgspec.Struct, omit_defaults=True):
+class MonitorStraggler(msgspec.Struct, frozen=True):
+    """One of its stragglers, with the fields of :class:`commtrace.live.monitoring.findings.LiveStraggler`."""
+
     rank: Annotated[int, msgspec.Meta(ge=-1, lt=MOST_RANKS)]
     host: str
     cause: str
     cost_ms_per_step: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)] | None
     evidence: str
     since: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-    who: str | msgspec.UnsetType = msgspec.UNSET
-    place: str | msgspec.UnsetType = msgspec.UNSET
-    ranks: list[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]] | msgspec.UnsetType = msgspec.UNSET
+    who: str = ""
+    place: str = RANKS
+    ranks: tuple[Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)], ...] = ()
 
 
-class _Status(msgspec.Struct):
+class MonitorFile(msgspec.Struct, frozen=True):
     """``monitor.json``, as far as it is shown; ``time`` in epoch seconds."""
 
     time: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0
-    stragglers: Annotated[list[_Straggler], msgspec.Meta(max_length=100_000)] = msgspec.field(default_factory=list)
-    abstentions: list[str] | msgspec.UnsetType = msgspec.UNSET
+    stragglers: Annotated[tuple[MonitorStraggler, ...], msgspec.Meta(max_length=100_000)] = ()
+    abstentions: tuple[str, ...] = ()
 
 
 def make_frame(
@@ -150,7 +152,7 @@ def make_frame(
     last: int,
     now_ns: int,
     before: Sequence[int] = (),
-    monitor: Mapping[str, Any] | None = None,
+    monitor: MonitorFile | None = None,
     ask: AskProcess = unknown_process,
 ) -> Frame:
     """Return the frame of what was read.
@@ -326,32 +328,32 @@ def _told_by_steps(findings: Findings) -> Iterator[Slow]:
         )
 
 
-def _told_by_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Iterator[Slow]:
+def _told_by_monitor(monitor: MonitorFile | None, now_ns: int) -> Iterator[Slow]:
     if monitor is None or _is_old(monitor, now_ns):
         return
-    for one in monitor.get("stragglers", ()):
-        who = one.get("who", f"rank {one['rank']} on {one['host']}")
-        others = tuple(rank for rank in one.get("ranks", ()) if rank != one["rank"])
+    for one in monitor.stragglers:
+        who = one.who or f"rank {one.rank} on {one.host}"
+        others = tuple(rank for rank in one.ranks if rank != one.rank)
         yield Slow(
-            one["rank"],
-            one["host"],
-            one.get("place", RANKS),
-            one["cause"],
-            one["cost_ms_per_step"],
-            one["evidence"],
+            one.rank,
+            one.host,
+            one.place,
+            one.cause,
+            one.cost_ms_per_step,
+            one.evidence,
             MONITOR,
             who,
-            one["since"],
+            one.since,
             others,
         )
 
 
-def _abstentions_of_monitor(monitor: Mapping[str, Any] | None, now_ns: int) -> Sequence[str]:
-    return () if monitor is None or _is_old(monitor, now_ns) else monitor.get("abstentions", ())
+def _abstentions_of_monitor(monitor: MonitorFile | None, now_ns: int) -> Sequence[str]:
+    return () if monitor is None or _is_old(monitor, now_ns) else monitor.abstentions
 
 
-def _is_old(monitor: Mapping[str, Any], now_ns: int) -> bool:
-    return now_ns / 1e9 - float(monitor.get("time", 0.0)) > _OLD_MONITOR_SECONDS
+def _is_old(monitor: MonitorFile, now_ns: int) -> bool:
+    return now_ns / 1e9 - monitor.time > _OLD_MONITOR_SECONDS
 
 
 def _each_once(by_monitor: Sequence[Slow], by_steps: Sequence[Slow], *, judged: bool) -> tuple[Slow, ...]:
@@ -394,7 +396,7 @@ def _notes(
     analysis: Analysis | None,
     step_ns: int | None,
     now_ns: int,
-    monitor: Mapping[str, Any] | None,
+    monitor: MonitorFile | None,
 ) -> Iterator[str]:
     silent = [rank for rank, ending in endings.items() if ending.state == SILENT]
     if silent:
@@ -431,8 +433,8 @@ def _notes(
         yield f"{dropped} spans were dropped in what is shown: the parts of these ranks are too small."
     if analysis is not None and analysis.alignment.refused is not None:
         yield "The hosts' clocks could not be brought together: waiting between hosts is not told from transfer."
-    if monitor is not None and now_ns / 1e9 - float(monitor.get("time", 0.0)) > _OLD_MONITOR_SECONDS:
-        yield f"The monitor last spoke {seconds_in_words(int(now_ns - 1e9 * float(monitor.get('time', 0.0))))} ago."
+    if monitor is not None and now_ns / 1e9 - monitor.time > _OLD_MONITOR_SECONDS:
+        yield f"The monitor last spoke {seconds_in_words(int(now_ns - 1e9 * monitor.time))} ago."
     yield from run.problems
 
 

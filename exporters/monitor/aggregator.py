@@ -6,12 +6,12 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from commtrace.exporters.monitor.hangs import HangAggregator, no_stack
 from commtrace.exporters.monitor.messages import Job
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.monitoring.findings import LiveEvent
+from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
 from commtrace.live.monitoring.waits import LeastTimes
 from commtrace.live.monitoring.watch import Watch
 from commtrace.live.monitoring.window import WindowReport
@@ -24,7 +24,7 @@ _logger = logging.getLogger("commtrace")
 class AlertSink(Protocol):
     """Where findings go."""
 
-    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         """Take what is new, possibly nothing, and how things stand."""
 
 
@@ -74,20 +74,20 @@ class Aggregator:
             sink.alert(events, status)
         return events
 
-    def _status(self, reports: Sequence[WindowReport], now: float) -> dict[str, Any]:
+    def _status(self, reports: Sequence[WindowReport], now: float) -> MonitorStatus:
         watch = self.watch
-        return {
-            "time": now,
-            "world_size": self._job.world_size,
-            "ranks_heard": watch.heard,
-            "silent": watch.silent,
-            "step_ms": watch.step_ns / 1e6,
-            "last_step": max((report.last_step for report in reports), default=-1),
-            "peers_missing": watch.peers_missing,
-            "hang": self._hangs.sentence or None,
-            "abstentions": list(watch.abstentions),
-            "stragglers": [straggler.to_json() for straggler in watch.stragglers],
-        }
+        return MonitorStatus(
+            time=now,
+            world_size=self._job.world_size,
+            ranks_heard=watch.heard,
+            silent=watch.silent,
+            step_ms=watch.step_ns / 1e6,
+            last_step=max((report.last_step for report in reports), default=-1),
+            peers_missing=watch.peers_missing,
+            hang=self._hangs.sentence or None,
+            abstentions=tuple(watch.abstentions),
+            stragglers=tuple(watch.stragglers),
+        )
 
 
 def _stack_of(directory: Path, rank: int, session: int) -> tuple[str, ...]:

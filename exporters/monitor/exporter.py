@@ -260,8 +260,8 @@ class MonitorExporter:
     def _learn_findings(self, reply: Reply) -> None:
         """What a monitor outside of the job has found is shown by the exporters of one rank."""
         self._rank.joins = True
-        self._rank.stragglers = tuple(straggler.to_json() for straggler in reply.findings.stragglers)
-        self._rank.events = deque((event.to_json() for event in reply.findings.events), self._rank.events.maxlen)
+        self._rank.stragglers = reply.findings.stragglers
+        self._rank.events = deque(reply.findings.events, self._rank.events.maxlen)
 
     @property
     def _shows_more(self) -> bool:

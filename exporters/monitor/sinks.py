@@ -12,13 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from commtrace.exporters.monitor.messages import MOST_EVENTS, Findings
 from commtrace.exporters.monitor.store import MonitorStore
-from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler
+from commtrace.live.monitoring.findings import LiveEvent, LiveStraggler, MonitorStatus
 from commtrace.live.rank import LiveRank
 from commtrace.redaction import http_reason, redacted_url
 from commtrace.trace.inputs import printable
@@ -41,10 +39,10 @@ class LogSink:
     def __init__(self) -> None:
         self._abstains = False
 
-    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         for event in events:
             _logger.warning("commtrace: %s", printable(event.sentence))
-        abstentions = status["abstentions"]
+        abstentions = status.abstentions
         if abstentions and not self._abstains:
             _logger.warning("commtrace: %s", printable(abstentions[0]))
         self._abstains = bool(abstentions)
@@ -58,10 +56,10 @@ class FileSink:
         self._events = directory / "monitor.jsonl"
         self._failed = False
 
-    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         try:
             beside = self._status.with_suffix(".tmp")
-            beside.write_text(json.dumps(status) + "\n", encoding="utf-8")
+            beside.write_text(json.dumps(status.to_json()) + "\n", encoding="utf-8")
             beside.replace(self._status)
             if events:
                 with self._events.open("a", encoding="utf-8") as file:
@@ -80,9 +78,9 @@ class LiveSink:
         self._rank = rank
         rank.joins = True
 
-    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
-        self._rank.stragglers = tuple(status["stragglers"])
-        self._rank.events.extend(event.to_json() for event in events)
+    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
+        self._rank.stragglers = status.stragglers
+        self._rank.events.extend(events)
 
 
 class FindingsSink:
@@ -96,12 +94,12 @@ class FindingsSink:
         self._store = store
         self._events: deque[LiveEvent] = deque(maxlen=MOST_EVENTS)
 
-    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         for event in events:
             straggler = _with_fewer_ranks(event.straggler) if event.straggler is not None else None
             self._events.append(replace(event, sentence=event.sentence[:_MOST_SENTENCE], straggler=straggler))
-        stragglers = msgspec.convert(status["stragglers"][:MOST_EVENTS], tuple[LiveStraggler, ...])
-        self._store.publish_findings(Findings(tuple(map(_with_fewer_ranks, stragglers)), tuple(self._events)))
+        stragglers = tuple(map(_with_fewer_ranks, status.stragglers[:MOST_EVENTS]))
+        self._store.publish_findings(Findings(stragglers, tuple(self._events)))
 
 
 def _with_fewer_ranks(straggler: LiveStraggler) -> LiveStraggler:
@@ -123,7 +121,7 @@ class WebhookSink:
         self._thread = threading.Thread(target=self._run, name="commtrace-webhook", daemon=True)
         self._thread.start()
 
-    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         for event in events:
             try:
                 self._waiting.put_nowait(event)

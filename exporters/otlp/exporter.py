@@ -14,8 +14,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from commtrace.config import Config
 from commtrace.errors import ConfigurationError, MissingExtraError
@@ -45,6 +45,7 @@ from commtrace.trace.rows import Row
 
 if TYPE_CHECKING:
     from commtrace.exporters.otlp.sender import MetricSink, SpanSink
+    from commtrace.live.monitoring.findings import LiveEvent
 
 _logger = logging.getLogger("commtrace")
 
@@ -124,14 +125,14 @@ def _check_that_it_is_installed() -> None:
 class _Seen(NamedTuple):
     """Findings that were exported before."""
 
-    keys: frozenset[tuple[Any, ...]] = frozenset()
+    keys: frozenset[tuple[float, str, int]] = frozenset()
 
-    def new_events(self, events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def new_events(self, events: Sequence[LiveEvent]) -> list[LiveEvent]:
         return [event for event in events if _key(event) not in self.keys]
 
 
-def _key(event: Mapping[str, Any]) -> tuple[Any, ...]:
-    return event["time"], event["kind"], event["rank"]
+def _key(event: LiveEvent) -> tuple[float, str, int]:
+    return event.time, event.kind, event.rank
 
 
 class OtlpExporter:

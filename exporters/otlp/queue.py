@@ -6,8 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import StepSummary
 from commtrace.trace.rows import Row
@@ -69,7 +70,7 @@ class Job(NamedTuple):
     summary: StepSummary
     rows: Sequence[Row]
     job_steps: Sequence[JobStep]
-    findings: Sequence[Mapping[str, Any]]
+    findings: Sequence[LiveEvent]
     epoch_offset_ns: int
     clock_error_ns: int
     dropped: int

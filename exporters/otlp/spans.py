@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -24,6 +24,7 @@ from commtrace.analysis.matching.roles import role_of
 from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.exporters.otlp.span_ids import SpanIds
+from commtrace.live.monitoring.findings import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep, Repetitions
 from commtrace.live.rank import LiveRank
 from commtrace.live.summary import StepSummary, trace_id
@@ -167,24 +168,25 @@ class _StepSpans:
         trace, parent = self._place(row)
         return self._span(name, _context(trace, self._maker.next_own_id()), parent, row, attributes)
 
-    def _finding(self, finding: Mapping[str, Any]) -> ReadableSpan:
-        """Return who is slow, as the monitor on this rank found: from since when it is, to when that was found."""
-        step = self._job.summary.step
-        told = finding.get("straggler") or {}
-        at = round(finding["time"] * 1e9)
+    def _finding(self, finding: LiveEvent) -> ReadableSpan:
+        """Return a finding of the monitor as a span: of a straggler from its beginning to when it was found."""
+        step, straggler = self._job.summary.step, finding.straggler
+        at = round(finding.time * 1e9)
         attributes: Attributes = {
-            "commtrace.finding": finding["kind"],
-            "commtrace.finding.rank": finding["rank"],
-            "commtrace.finding.node": finding["host"],
-            "commtrace.finding.sentence": finding["sentence"],
+            "commtrace.finding": finding.kind,
+            "commtrace.finding.rank": finding.rank,
+            "commtrace.finding.node": finding.host,
+            "commtrace.finding.sentence": finding.sentence,
         }
-        for name in ("place", "cause", "cost_ms_per_step", "gpu_hours_per_day"):
-            if name in told:
-                attributes[f"commtrace.finding.{name}"] = told[name]
-        begins = round(told["since"] * 1e9) if finding["kind"] == "straggler" and "since" in told else at
+        begins = at
+        if straggler is not None:
+            for name in ("place", "cause", "cost_ms_per_step", "gpu_hours_per_day"):
+                attributes[f"commtrace.finding.{name}"] = getattr(straggler, name)
+            if finding.kind == FOUND:
+                begins = round(straggler.since * 1e9)
         trace = trace_id(self._rank.run_id, step)
         return ReadableSpan(
-            name=finding["kind"],
+            name=finding.kind,
             context=_context(trace, self._maker.next_own_id()),
             parent=self._step_context(step)[1] if self._filter.takes_step(step) else None,
             resource=self._resource,

@@ -239,8 +239,8 @@ class RankCollector(Collector):
         dearest: dict[tuple[str, str, str], float] = {}
         for straggler in self._rank.stragglers[:_MOST_STRAGGLERS]:
             # Two links of a rank have the same ones.
-            labels = (str(straggler["rank"]), straggler["place"], straggler["cause"])
-            dearest.setdefault(labels, straggler["cost_ms_per_step"] / 1e3)
+            labels = (str(straggler.rank), straggler.place, straggler.cause)
+            dearest.setdefault(labels, straggler.cost_ms_per_step / 1e3)
         for labels, seconds in dearest.items():
             cost.add_metric(list(labels), seconds)
         yield cost

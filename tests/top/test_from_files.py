@@ -12,7 +12,7 @@ import pytest
 
 from commtrace.errors import RunNotFoundError, TraceFormatError
 from commtrace.top.frame import PARTS, Exposed, Frame
-from commtrace.top.from_files import FileSource, make_frame, read_monitor, steps_of
+from commtrace.top.from_files import FileSource, MonitorFile, MonitorStraggler, make_frame, read_monitor, steps_of
 from commtrace.trace import schema
 from commtrace.trace.files.reader import load_run
 from commtrace.trace.files.tail import Newest
@@ -182,10 +182,15 @@ def _unmarked(spans: Spans) -> Spans:
     return rest.replace(step=np.full(len(rest), -1, np.int32))
 
 
-MONITOR = {
-    "time": EPOCH_NS / 1e9,
-    "stragglers": [{"rank": 1, "host": "n", "cause": "data", "cost_ms_per_step": 3.5, "evidence": "E.", "since": 5.0}],
-}
+def monitor_file(*stragglers: MonitorStraggler) -> MonitorFile:
+    return MonitorFile(EPOCH_NS / 1e9, stragglers)
+
+
+def named(rank: int, cause: str, who: str = "") -> MonitorStraggler:
+    return MonitorStraggler(rank, "n", cause, cost_ms_per_step=3.5, evidence="E.", since=5.0, who=who)
+
+
+MONITOR = monitor_file(named(1, "data"))
 
 
 def test_the_monitor_is_told_first_while_it_speaks() -> None:
@@ -198,8 +203,7 @@ def test_the_monitor_is_told_first_while_it_speaks() -> None:
 
 def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
     job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={2: MS})
-    told = {"host": "n", "cause": "unknown", "cost_ms_per_step": 3.5, "evidence": "E.", "since": 5.0}
-    monitor = {"time": EPOCH_NS / 1e9, "stragglers": [{**told, "rank": 2, "who": "rank 2 on n"}, {**told, "rank": 5}]}
+    monitor = monitor_file(named(2, "unknown", "rank 2 on n"), named(5, "unknown"))
     frame = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor)
 
     both, other = frame.stragglers
@@ -211,8 +215,7 @@ def test_whom_the_monitor_and_the_steps_name_is_shown_once() -> None:
 
 def test_ranks_that_the_monitor_names_one_by_one_and_the_steps_together_are_shown_once() -> None:
     job = PipelineJob(2, 8, data_parallel=4, steps=12, extra_forward_ns={0: MS, 2: MS})
-    told = {"host": "n", "cause": "compute", "cost_ms_per_step": 3.5, "evidence": "E.", "since": 5.0}
-    monitor = {"time": EPOCH_NS / 1e9, "stragglers": [{**told, "rank": 2}, {**told, "rank": 0}]}
+    monitor = monitor_file(named(2, "compute"), named(0, "compute"))
     (both,) = make_frame(newest(job.run(), 1, 12), 11, EPOCH_NS, monitor=monitor).stragglers
 
     assert (both.who, both.told_by) == ("ranks 0, 2 on node0", "monitor and the steps shown")
@@ -222,7 +225,7 @@ def test_ranks_that_the_monitor_names_one_by_one_and_the_steps_together_are_show
 def test_a_monitor_file_is_read_as_what_a_monitor_writes_or_refused(tmp_path: Path) -> None:
     assert read_monitor(tmp_path) is None
     (tmp_path / "monitor.json").write_text('{"time": 1}')
-    assert read_monitor(tmp_path) == {"time": 1, "stragglers": []}
+    assert read_monitor(tmp_path) == MonitorFile(time=1.0)
     for text in ('{"time": 1', '{"time": "now"}', '{"stragglers": [{"rank": 1}]}', "[" * 100_000):
         (tmp_path / "monitor.json").write_text(text)
         with pytest.raises(TraceFormatError, match="is not what a monitor writes"):

@@ -12,10 +12,9 @@ from commtrace.trace.inputs import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from commtrace.exporters.monitor.messages import Job
-    from commtrace.live.monitoring.findings import LiveEvent
+    from commtrace.live.monitoring.findings import LiveEvent, MonitorStatus
 
 _POLL_SECONDS = 1.0
 
@@ -88,7 +87,7 @@ class _Printed:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
-    def alert(self, events: Sequence[LiveEvent], status: dict[str, Any]) -> None:
+    def alert(self, events: Sequence[LiveEvent], status: MonitorStatus) -> None:
         import json
 
         for event in events:

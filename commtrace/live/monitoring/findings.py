@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from commtrace.analysis.clocks.time_of_day import clock_time, iso_utc
 from commtrace.analysis.rank_words import seconds_in_words
 from commtrace.analysis.stragglers.verdict import RANKS, Member, cause_in_words
-from commtrace.trace.json_values import JsonObject
+from commtrace.trace.json_values import JsonObject, fields_to_json
 
 FOUND: Final = "straggler"
 CHANGED: Final = "changed"
@@ -89,6 +90,38 @@ class LiveEvent:
         """Return the fields, and the instants by ISO 8601 as well."""
         straggler = self.straggler.to_json() if self.straggler else None
         return {**asdict(self), "straggler": straggler, "time_utc": iso_utc(_ns(self.time))}
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorStatus:
+    """How things stand, as ``monitor.json`` has it.
+
+    Attributes:
+        time: epoch seconds.
+        world_size: ranks of the job.
+        ranks_heard: how many report.
+        silent: ranks that stopped reporting.
+        step_ms: median of the ranks' mean step in the newest windows.
+        last_step: the highest that a rank reported; −1 before the first.
+        peers_missing: ranks without another one that does the same work.
+        hang: the sentence about it; None while there is none.
+        abstentions: what cannot be judged, and why.
+        stragglers: who is slow now, the costliest first.
+    """
+
+    time: float
+    world_size: int
+    ranks_heard: int
+    silent: Sequence[int]
+    step_ms: float
+    last_step: int
+    peers_missing: bool
+    hang: str | None
+    abstentions: tuple[str, ...]
+    stragglers: tuple[LiveStraggler, ...]
+
+    def to_json(self) -> JsonObject:
+        return fields_to_json(self)
 
 
 def found(straggler: LiveStraggler, now: float, device: str) -> LiveEvent:

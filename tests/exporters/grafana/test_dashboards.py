@@ -21,6 +21,7 @@ from commtrace.exporters.prometheus.totals import StepTotals
 from commtrace.live.device import Device
 from commtrace.live.monitoring.waits import Split
 from tests.exporters.prometheus.steps import rank, summary
+from tests.live.findings import live_straggler
 
 NAMES = list(dashboards())
 
@@ -38,7 +39,7 @@ def exported() -> set[str]:
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
     live = rank()
     live.split = {("all_reduce", "dp"): Split(1, 1)}
-    live.joins, live.stragglers = True, ({"rank": 1, "place": "ranks", "cause": "compute", "cost_ms_per_step": 1.0},)
+    live.joins, live.stragglers = True, (live_straggler(),)
     samples = {sample.name for family in RankCollector(live, totals).collect() for sample in family.samples}
     run = PathTotals(".")
     run.path, run.last_step = CriticalPath(1, (Share(0, "forward", "", 1, 0),)), 0

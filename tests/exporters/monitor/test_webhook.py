@@ -15,6 +15,7 @@ import pytest
 from commtrace.exporters.monitor import sinks
 from commtrace.exporters.monitor.sinks import WebhookSink
 from commtrace.live.monitoring.findings import LiveEvent
+from tests.live.findings import status
 
 EVENT = LiveEvent("silent", 1.0, 3, "node0", "Rank 3 is silent.")
 LIMIT_SECONDS = 30.0
@@ -50,7 +51,7 @@ def test_a_refusal_is_said_once_without_what_is_secret(
     refusing: int, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = WebhookSink(f"http://127.0.0.1:{refusing}{path}")
-    sink.alert([EVENT] * 3, {})
+    sink.alert([EVENT] * 3, status())
     sink.close()
     sink._thread.join(LIMIT_SECONDS)
     assert [record.getMessage() for record in caplog.records] == [
@@ -63,7 +64,7 @@ def test_a_refusal_is_said_once_without_what_is_secret(
 )
 def test_an_address_that_cannot_be_used_does_not_show_its_secret(url: str, caplog: pytest.LogCaptureFixture) -> None:
     sink = WebhookSink(url)
-    sink.alert([EVENT], {})
+    sink.alert([EVENT], status())
     sink.close()
     sink._thread.join(LIMIT_SECONDS)
     assert "did not take an event" in caplog.text
@@ -77,7 +78,7 @@ def test_a_receiver_that_hangs_holds_up_neither_the_monitor_nor_the_end(
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING):
         sink = WebhookSink(f"http://127.0.0.1:{silent.getsockname()[1]}/")
         begin = time.monotonic()
-        sink.alert([EVENT] * 300, {})
+        sink.alert([EVENT] * 300, status())
         sink.close()
         assert time.monotonic() - begin < LIMIT_SECONDS
     assert caplog.text.count("the webhook is too slow") >= 190

@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from commtrace.errors import ConfigurationError
 from commtrace.exporters.live import live_view
 from commtrace.exporters.otlp import exporter as exporter_module
 from commtrace.exporters.otlp.exporter import OtlpExporter, open_otlp
+from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import trace_id
 from commtrace.recorder import Recorder
@@ -286,11 +288,11 @@ def test_requests_with_metrics_that_are_refused_are_counted_apart_from_spans(
 
 def test_findings_of_the_monitor_are_told_once(opened: Callable[..., OtlpExporter], tmp_path: Path) -> None:
     exporter = opened(config=Config(otlp=OtlpConfig(level="steps", file=str(tmp_path))))
-    finding = {"kind": "silent", "time": 1.7e9, "rank": 2, "host": "alpha", "sentence": "…", "straggler": None}
+    finding = LiveEvent("silent", 1.7e9, 2, "alpha", "…")
     run_steps(exporter, 0, 1)
     exporter._rank.events.append(finding)
     run_steps(exporter, 1, 2)
-    exporter._rank.events.append({**finding, "kind": "back", "time": 1.8e9})
+    exporter._rank.events.append(replace(finding, kind="back", time=1.8e9))
     run_steps(exporter, 3, 1)
     until(lambda: is_settled(exporter))
     exporter.close()

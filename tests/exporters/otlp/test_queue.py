@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from commtrace.exporters.otlp.queue import AT_THE_END, QUEUE_FULL, REFUSED, UNANSWERED, Account, Job, JobQueue
+from commtrace.live.monitoring.findings import LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from tests.exporters.prometheus.steps import summary
 from tests.trace.rows import row
 
 
 def job(rows: int, *, is_root: bool = False, findings: int = 0) -> Job:
-    told: list[dict[str, Any]] = [{}] * findings
+    told = [LiveEvent("silent", 0.0, 1, "alpha", "…")] * findings
     roots = (JobStep(0, 0, 0, 1, 1),) if is_root else ()
     return Job(summary(), [row(start=number) for number in range(rows)], roots, told, 0, 0, 0)
 

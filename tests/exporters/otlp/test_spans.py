@@ -11,12 +11,14 @@ from opentelemetry.trace import SpanContext, SpanKind
 from commtrace.exporters.otlp.queue import Job
 from commtrace.exporters.otlp.span_filter import SpanFilter
 from commtrace.exporters.otlp.spans import MOST_LINKS, SpanMaker
+from commtrace.live.monitoring.findings import FOUND, LiveEvent
 from commtrace.live.monitoring.job_steps import JobStep
 from commtrace.live.summary import trace_id
 from commtrace.trace import schema
 from commtrace.trace.selection.step_range import StepRange
 from tests.exporters.otlp.made import EPOCH_NS, RESOURCE, RUN, job_spans, live_rank, spans_of, step_rows, summary
 from tests.factory import group
+from tests.live.findings import live_straggler
 from tests.trace.rows import row
 
 
@@ -203,13 +205,8 @@ def test_members_of_a_large_group_link_to_the_lowest_and_this_one_to_some(size: 
 
 
 def test_a_finding_of_the_monitor_is_a_span_from_since_when_it_is() -> None:
-    straggler = {
-        "place": "ranks", "cause": "data", "since": 1_700_000_010.5, "cost_ms_per_step": 3.5, "gpu_hours_per_day": 1.0,
-    }  # fmt: skip
-    finding = {
-        "kind": "straggler", "time": 1_700_000_020.0, "rank": 3, "host": "alpha", "sentence": "Rank 3 …",
-        "straggler": straggler,
-    }  # fmt: skip
+    straggler = live_straggler(3, cause="data", since=1_700_000_010.5, cost_ms_per_step=3.5)
+    finding = LiveEvent(FOUND, 1_700_000_020.0, 3, "alpha", "Rank 3 …", straggler)
     *_, span = spans_of(live_rank(0), step_rows(0, 0), findings=(finding,))
 
     assert (span.name, span.start_time, span.end_time) == (

@@ -18,6 +18,7 @@ from commtrace.live.monitoring.waits import Split
 from commtrace.trace import schema
 from commtrace.trace.rows import Row
 from tests.exporters.prometheus.steps import rank, summary
+from tests.live.findings import live_straggler
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -32,11 +33,7 @@ def test_every_metric_is_documented() -> None:
     counts = {"tokens": 1.0, "samples": 1.0, "model_flops": 1.0}
     totals.add(summary(counts=counts, device=Device("NVIDIA H200", 1)))
     live = rank()
-    live.joins, live.score, live.stragglers = (
-        True,
-        1.0,
-        ({"rank": 1, "place": "ranks", "cause": "compute", "cost_ms_per_step": 1.0},),
-    )
+    live.joins, live.score, live.stragglers = True, 1.0, (live_straggler(),)
     live.budget.add([Row(schema.STEP, "step", schema.COMPUTE, 0, 1)], {})
     live.split = {("all_reduce", "dp"): Split(1, 1)}
     names = {

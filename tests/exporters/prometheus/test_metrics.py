@@ -21,6 +21,7 @@ from commtrace.live.monitoring.waits import Split
 from commtrace.live.summary import OperationSummary, trace_id
 from commtrace.trace import schema
 from tests.exporters.prometheus.steps import SECOND, rank, summary
+from tests.live.findings import live_straggler
 from tests.trace.rows import mark
 
 PROMTOOL = shutil.which("promtool")
@@ -37,10 +38,6 @@ def samples(collector: RankCollector) -> list[Sample]:
     registry.register(collector)
     text = generate_latest(registry).decode()
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-
-
-def straggler(slow: int) -> dict[str, object]:
-    return {"rank": slow, "place": "ranks", "cause": "compute", "cost_ms_per_step": 12.0}
 
 
 def values(collector: RankCollector, without: str = "commtrace_spans_dropped") -> dict[str, float]:
@@ -206,7 +203,7 @@ def test_a_rank_never_has_more_series_than_its_budget(pairs: list[tuple[str, str
     live.joins = True
     live.split = {pair: Split(1, 2) for pair in pairs}
     live.score = 1.2
-    live.stragglers = tuple(map(straggler, range(20)))
+    live.stragglers = tuple(map(live_straggler, range(20)))
 
     told = samples(RankCollector(live, totals))
 
@@ -252,7 +249,7 @@ def test_the_rank_that_joins_tells_who_is_slow_and_every_rank_whether_it_hangs()
     live.joins = True
     live.score = 1.25
     live.hang = lambda: {"quiet_ns": 1}
-    live.stragglers = tuple(map(straggler, range(20)))
+    live.stragglers = tuple(map(live_straggler, range(20)))
     told = values(RankCollector(live, StepTotals()))
     assert told["commtrace_hung"] == 1
     assert told["commtrace_straggler_cost_seconds{cause=compute,place=ranks,straggler_rank=5}"] == 0.012

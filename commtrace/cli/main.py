@@ -12,9 +12,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from commtrace import __version__
-from commtrace.cli.failures import USER_ERROR, in_words
 from commtrace.errors import CommtraceError
 from commtrace.installation import import_pyarrow
+from commtrace.trace.inputs import printable, printable_lines
+
+_USER_ERROR: Final = 2
+"""Exit status for errors that a user can fix."""
 
 
 class _Command(NamedTuple):
@@ -39,20 +42,20 @@ COMMANDS: Final[Mapping[str, _Command]] = {
     ),
     "summary": _Command("Print where the time of a run went, and what to look at.", analyses=True),
     "report": _Command("Write the timeline and the breakdown of a run as one HTML file.", analyses=True),
-    "top": _Command("Show a running job in the terminal: where its time goes now.", analyses=True),
+    "top": _Command("Show in the terminal where the time of a running job goes.", analyses=True),
     "doctor": _Command("Print what a recording misses, and where a hung job stopped.", analyses=True),
-    "straggler": _Command("Print who slows the job, why, and what it costs.", analyses=True),
+    "straggler": _Command("Print which ranks slow the job, why, and what that costs.", analyses=True),
     "pipeline": _Command("Print the pipeline schedule of a run, and why each stage waits.", analyses=True),
     "bandwidth": _Command("Print how fast each kind of communication was.", analyses=True),
-    "sql": _Command("Answer a question about a run in SQL.", analyses=True),
+    "sql": _Command("Query a run with SQL.", analyses=True),
     "compare": _Command("Print what changed between two runs; fail if slower.", analyses=True),
     "bench": _Command("Measure what recording costs a training command."),
-    "trigger": _Command("Have a running job record the next steps in detail, on all ranks."),
-    "monitor": _Command("Watch a running job: who is slow, why, what it costs."),
-    "metrics": _Command("Tell the critical path of a run to Prometheus or OpenTelemetry.", analyses=True),
+    "trigger": _Command("Record coming steps of a running job in detail, on all ranks."),
+    "monitor": _Command("Watch a running job: which ranks are slow, why, what it costs."),
+    "metrics": _Command("Export the critical path of a run to Prometheus or OpenTelemetry.", analyses=True),
     "export": _Command("Write a run for the Perfetto UI or another viewer.", analyses=True),
-    "import": _Command("Make a run from what another program recorded.", analyses=True),
-    "merge": _Command("Bring the ranks of one job on several nodes together."),
+    "import": _Command("Make a run from a recording of another program.", analyses=True),
+    "merge": _Command("Merge the ranks of one job from several nodes."),
     "synth": _Command("Make a run of a simulated job, and the truth about it.", analyses=True),
 }
 
@@ -67,8 +70,8 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
         name, command, rest = super().resolve_command(context, arguments)
         if name is not None and name in COMMANDS and COMMANDS[name].analyses:
-            # Before numpy is imported: a clock fit is too small for OpenBLAS's threads. On busy cores they wait for one
-            # another, which took a hundred times as long as the fit.
+            # Before numpy is imported: OpenBLAS's threads wait for one another on busy cores, which took a hundred
+            # times as long as the small clock fit itself.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             import_pyarrow()
         return name, command and load_command(str(name)), rest
@@ -77,16 +80,22 @@ class _LazyGroup(TyperGroup):
         try:
             return super().invoke(context)
         except BrokenPipeError:
-            raise  # whoever read the output has seen enough; click ends quietly
+            raise  # the reader of the output is gone; click ends quietly
         except (CommtraceError, OSError) as error:
             if context.params["traceback"]:
                 raise
-            typer.echo(f"commtrace: {in_words(error)}", err=True)
-            raise typer.Exit(USER_ERROR) from error
+            typer.echo(f"commtrace: {_message(error)}", err=True)
+            raise typer.Exit(_USER_ERROR) from error
+
+
+def _message(error: CommtraceError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return printable(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    return printable_lines(str(error))
 
 
 def command_function(name: str) -> Callable[..., None]:
-    """Return what a command calls; its docstring is the command's help."""
+    """Return the function of a command; its docstring is the help."""
     identifier = f"{name}_" if iskeyword(name) else name
     function: Callable[..., None] = getattr(import_module(f"commtrace.cli.commands.{identifier}"), identifier)
     return function

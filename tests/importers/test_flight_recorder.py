@@ -9,7 +9,7 @@ import pytest
 
 from commtrace.analysis.matching.match import match
 from commtrace.analysis.summary import summarise
-from commtrace.cli.flight_records import read_flight_calls
+from commtrace.cli.commands.doctor import read_flight_calls
 from commtrace.errors import ImportFileError
 from commtrace.importers import flight_recorder
 from commtrace.importers.flight_recorder import import_flight_recorder, read_flight_record

@@ -33,7 +33,7 @@ class BenchError(CommtraceError):
 def bench(
     what: Annotated[Literal["overhead"], typer.Argument(help="What to measure: overhead.", show_default=False)],
     command: Annotated[list[str], typer.Argument(help="The training command, after --.", show_default=False)],
-    pairs: Annotated[int, typer.Option(min=1, help="How many runs without, and as many with commtrace.")] = 5,
+    pairs: Annotated[int, typer.Option(min=1, help="Number of runs without commtrace, and of runs with it.")] = 5,
     json_output: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, in nanoseconds.")] = False,
 ) -> None:
     """Run a training command with and without commtrace in turns, and print what recording costs it.

@@ -54,8 +54,8 @@ def compare(
 ) -> None:
     """Print what changed between two runs: step time, each part of it, bandwidths, versions and environment.
 
-    What differs from one start of a job to the next is in the noise only where a side was recorded more than once: name
-    the further runs with --before and --after.
+    Restarts of a job differ by themselves. To count that as noise, record a side several times and name the further
+    runs with --before and --after.
 
     The exit code is for use in CI: 0 where a step is not slower, 1 where its median is slower by more than the
     threshold and by more than the noise of the steps, 2 where that cannot be told.

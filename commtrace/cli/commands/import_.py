@@ -42,7 +42,7 @@ def import_(
         str,
         typer.Option(
             metavar="REGEX",
-            help="kineto: names of communication kernels, besides those named nccl.",
+            help="kineto: finds further communication kernels by name, besides those named nccl.",
             show_default=False,
         ),
     ] = "",
@@ -50,16 +50,16 @@ def import_(
         int,
         typer.Option(
             min=0,
-            help="kineto, flight-recorder: how many ranks share a host, and so a clock. Default: as many as a trace "
-            "lists devices, else 8.",
+            help="kineto, flight-recorder: number of ranks that share a host, and so a clock. Default: the devices in "
+            "a trace, else 8.",
             show_default=False,
         ),
     ] = 0,
     meta: Annotated[
-        Path | None, typer.Option(help="whatif: the file with the sizes of the job.", show_default=False)
+        Path | None, typer.Option(help="whatif: file with the sizes of the job.", show_default=False)
     ] = None,
 ) -> None:
-    """Make a run from what another program recorded; every reading command takes it.
+    """Make a run from a recording of another program. Every reading command accepts it.
 
     kineto: the JSON that torch.profiler writes, plain or gzip. whatif: a Parquet trace of the what-if study of
     stragglers. flight-recorder: the dumps of torch's flight recorder. workerlog: the logs of Paddle's executor, or the

@@ -17,13 +17,13 @@ def merge(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The run directory to make.", show_default=False)],
     links: Annotated[
-        bool, typer.Option("--links", help="Point to the ranks' folders: of a running job, what comes is seen too.")
+        bool, typer.Option("--links", help="Link to the ranks' folders: new files of a running job appear too.")
     ] = False,
 ) -> None:
-    """Bring the ranks of one job together that lie in several directories, as copied from nodes without a shared disk.
+    """Merge directories with ranks of one job, such as copies from nodes without a shared disk.
 
-    Files are copied; on the same file system they take no room, as they are hard links. What is not of one job is
-    refused: jobs of other sizes, ranks that lie in two directories, jobs that did not run at the same time, process
+    Files are copied; on the same file system they are hard links and take no space. The command refuses directories of
+    different jobs: world sizes that differ, a rank in two directories, jobs that did not run at the same time, process
     groups that contradict each other.
     """
     ranks = merging.merge(nodes, output, merging.link if links else merging.copy)

@@ -29,17 +29,15 @@ def metrics(
         typer.Option("--output", "-o", help="Write a file for node-exporter, such as x.prom.", show_default=False),
     ] = None,
     serve: Annotated[
-        str, typer.Option(help="Listen here for Prometheus: HOST:PORT, and read on.", show_default=False)
+        str, typer.Option(help="Serve them to Prometheus at HOST:PORT, updated until Ctrl-C.", show_default=False)
     ] = "",
-    otlp: Annotated[bool, typer.Option("--otlp", help="Send them to OTEL_EXPORTER_OTLP_ENDPOINT.")] = False,
-    every: Annotated[
-        float, typer.Option(help="Read on so often, in seconds, until the run has ended; 0: once.", min=0)
-    ] = 0.0,
+    otlp: Annotated[bool, typer.Option("--otlp", help="Send them over OTLP to OTEL_EXPORTER_OTLP_ENDPOINT.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two updates until the run ends; 0: once.", min=0)] = 0.0,
 ) -> None:
-    """Tell the critical path of a run as metrics: of what the length of the job's steps is made.
+    """Export the critical path of a run as metrics: what the length of the job's steps consists of.
 
-    By rank, kind and role, added up over all steps that all ranks have recorded; of a running job, some seconds behind
-    it. Without an option they are printed. With --serve, this command reads on every 15 seconds until Ctrl-C.
+    Sums by rank, kind and role over all steps that all ranks have recorded; of a running job, some seconds behind it.
+    Without an option they are printed. With --serve they are updated every 15 seconds until Ctrl-C.
     """
     from commtrace.exporters.prometheus.critical_path import PathCollector
 

@@ -21,16 +21,16 @@ _POLL_SECONDS = 1.0
 
 def monitor(
     serve: Annotated[str, typer.Option(help="Listen here for the ranks: HOST:PORT.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where monitor.json and monitor.jsonl go.")] = Path(),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory of monitor.json, monitor.jsonl.")] = Path(),
     webhook: Annotated[str, typer.Option(help="POST every finding to this URL.", show_default=False)] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print every finding as a line of JSON.")] = False,
-    windows: Annotated[int, typer.Option(help="End after so many windows; 0: with Ctrl-C.", min=0)] = 0,
+    windows: Annotated[int, typer.Option(help="End after this number of windows; 0: with Ctrl-C.", min=0)] = 0,
 ) -> None:
     """Watch a running job: who is slow, since when, why, and what it costs.
 
-    Start the job with COMMTRACE_EXPORT=monitor and COMMTRACE_MONITOR_STORE=HOST:PORT. The job does not need this
-    process: it trains and records the same when this one is gone, and reports to it again when it is back. Both share a
-    token: COMMTRACE_MONITOR_TOKEN, else ~/.config/commtrace/monitor-token, which is made for you.
+    Start the job with COMMTRACE_EXPORT=monitor and COMMTRACE_MONITOR_STORE=HOST:PORT. The job does not depend on this
+    process: without it the job trains and records as before, and it reports again when the process is back. Both share
+    a token: COMMTRACE_MONITOR_TOKEN, else ~/.config/commtrace/monitor-token, which is created if it is missing.
     """
     from commtrace.config import Config
     from commtrace.exporters.monitor.address import Address

@@ -28,8 +28,8 @@ def pipeline(
     """Print the pipeline schedule of a run, and why each stage waits.
 
     The schedule, stages, chunks and microbatches are reconstructed from the spans. The bubble of every stage is divided
-    by phase (warm-up, steady, cool-down) and by cause: what the schedule costs by itself, stages that differ,
-    microbatches and ranks that differ, and the transfers.
+    by phase (warm-up, steady, cool-down) and by cause: the ideal schedule, differences between stages, differences
+    between microbatches and ranks, and transfers.
     """
     run = run_directory(runs)
     analysis = analyse(run, steps or None)

@@ -36,7 +36,7 @@ def run(
     command: Annotated[list[str], typer.Argument(help="The command to run, after --.", show_default=False)],
     directory: Annotated[str, typer.Option("--dir", help="Record here, not in commtrace-runs/{run_id}.")] = "",
     run_id: Annotated[
-        str, typer.Option(help="Name of the run. Default: what the launcher calls the job, else the ranks agree.")
+        str, typer.Option(help="Name of the run. Default: the launcher's job name, else the ranks agree on one.")
     ] = "",
     steps: Annotated[str, typer.Option(help="Record only these steps: A:B (B exclusive) or A:B:k (one in k).")] = "",
     node_id: Annotated[str, typer.Option(help="Name of this node. Default: the host name.")] = "",

@@ -38,7 +38,7 @@ class Format(str, Enum):
 
 def sql(
     run: RunArgument,
-    query: Annotated[str, typer.Argument(help="A SELECT, as DuckDB knows it.", metavar="QUERY")],
+    query: Annotated[str, typer.Argument(help="A SELECT statement of DuckDB.", metavar="QUERY")],
     steps: Annotated[
         str, typer.Option(help="Only these steps: A:B (B exclusive), A:B:k (one in k) or A.", show_default=False)
     ] = "",
@@ -47,7 +47,7 @@ def sql(
         Path | None, typer.Option("-o", "--output", help="The file to write. Default: standard output.")
     ] = None,
 ) -> None:
-    """Answer a question about a run in SQL.
+    """Query a run with SQL.
 
     The tables are spans, steps, partition, ranks, communication, communication_by_size, communication_by_group, stages,
     stragglers, and files, which has every row as it was recorded. Times are in nanoseconds. docs/python.md has their

@@ -49,16 +49,16 @@ def straggler(
     ] = "",
     baseline: Annotated[
         str,
-        typer.Option(help="A run of the same job in which it was well: tells what is normal where ranks cannot."),
+        typer.Option(help="A healthy run of the same job, as the reference for normal durations."),
     ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Print who slows the job, why, what it costs, and what the job would gain without.
+    """Print which ranks slow the job, why, what that costs, and what the job would gain without it.
 
-    The steps are replayed with some durations exchanged for those of peers that do the same work. S is the slowdown of
-    the job against ideal durations, of one operation, stage, data-parallel rank or worker if only that one keeps its
-    measured durations. M_W is the share of the slowdown that goes when the slowest 3 % of workers (at least one) are
-    ideal, M_S when the last stage is.
+    The steps are replayed with ideal durations: those of peers that do the same work. S is the slowdown of the measured
+    job against the ideal one; S of an operation, stage, data-parallel rank or worker is the slowdown if only that one
+    keeps its measured durations. M_W is the share of the slowdown that disappears if the slowest 3 % of workers (at
+    least one) are ideal, M_S likewise for the last stage.
     """
     run = run_directory(runs)
     report = report_stragglers(run, steps or None, baseline_of(baseline) if baseline else None)

@@ -25,17 +25,16 @@ def summary(
     ] = "",
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON, in nanoseconds.")] = False,
     all_ranks: Annotated[
-        bool, typer.Option("--all-ranks", help="Show every rank; without, the extremes of more than 16.")
+        bool, typer.Option("--all-ranks", help="Show every rank. Default: of more than 16, the extremes.")
     ] = False,
 ) -> None:
     """Print where the time of a run went, and what to look at.
 
-    First comes what the wall time of the whole run went to (training steps, evaluation, checkpoints, loading, start,
-    restarts) with the goodput, unless --steps asks for some of it. Every rank's mean step is divided, exactly, into
-    compute, time exposed to communication, pipeline bubble, input, checkpoints, garbage collection and what is in no
-    span; then come the critical path of the job's step, what was lost and to what, communication by role and operation,
-    the pipeline, stragglers, and one sentence that says what to look at. The first step is left out as warm-up unless
-    --steps says which steps to use.
+    Without --steps, the first lines divide the wall time of the whole run (training steps, evaluation, checkpoints,
+    loading, start, restarts) and give the goodput. Then every rank's mean step is divided, exactly, into compute,
+    exposed communication, pipeline bubble, input, checkpoints, garbage collection and time in no span. Then come the
+    critical path of the job's step, lost time by cause, communication by role and operation, the pipeline, stragglers,
+    and one sentence that says what to look at. The first step is left out as warm-up unless --steps includes it.
     """
     run = run_directory(runs)
     found = summarise(run, steps or None)

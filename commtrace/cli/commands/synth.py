@@ -34,16 +34,16 @@ def synth(
     cp: Annotated[int, typer.Option(min=1, help="Context-parallel size.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert-parallel size; divides dp · cp.")] = 1,
     chunks: Annotated[int, typer.Option(min=1, help="Model chunks per stage (interleaved schedule).")] = 1,
-    microbatches: Annotated[int, typer.Option(min=1, help="Per replica and step.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
+    microbatches: Annotated[int, typer.Option(min=1, help="Microbatches per replica and step.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps.")] = 10,
     schedule: Annotated[
-        Schedule | None, typer.Option(help="Default: 1f1b, with several chunks interleaved.", show_default=False)
+        Schedule | None, typer.Option(help="Default: 1f1b, or interleaved with several chunks.", show_default=False)
     ] = None,
-    layers: Annotated[int, typer.Option(min=1, help="Of the whole model.")] = 8,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the whole model.")] = 8,
     overlap_grad_reduce: Annotated[
         bool, typer.Option("--overlap-grad-reduce", help="Reduce gradients while the last backwards run.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     jitter: Annotated[float, typer.Option(min=0.0, help="Scatter of every duration: 0.01 is about 1 %.")] = 0.01,
     wander: Annotated[
         float, typer.Option(min=0.0, help="Drift of every rank's speed over steps: 0.03 is about 3 %.")
@@ -52,7 +52,7 @@ def synth(
         list[str] | None,
         typer.Option(
             metavar="FAULT",
-            help=f"What is wrong; may be repeated: {'; '.join(FORMS.values())}. @A:B behind it: only in these steps.",
+            help=f"A fault; repeatable: {'; '.join(FORMS.values())}. Append @A:B for only these steps.",
             show_default=False,
         ),
     ] = None,
@@ -60,7 +60,7 @@ def synth(
         list[str] | None,
         typer.Option(
             metavar="MS | HOST=MS",
-            help="Hosts' wall clocks are wrong: all by up to MS, or one.",
+            help="Error of the hosts' wall clocks: of all, up to MS, or of one.",
             show_default=False,
         ),
     ] = None,
@@ -68,7 +68,7 @@ def synth(
         list[str] | None,
         typer.Option(
             metavar="PPM | HOST=PPM",
-            help="Hosts' clocks drift: all by up to PPM, or one.",
+            help="Drift of the hosts' clocks: of all, up to PPM, or of one.",
             show_default=False,
         ),
     ] = None,
@@ -76,12 +76,12 @@ def synth(
         list[str] | None,
         typer.Option(
             metavar="HOST=MS@S",
-            help="A host's clocks jump by MS, S seconds after the start.",
+            help="Jump of a host's clocks by MS, S seconds after the start.",
             show_default=False,
         ),
     ] = None,
     outliers: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of collectives whose recorded end is late by milliseconds.")
+        float, typer.Option(min=0.0, max=1.0, help="Share of collectives whose recorded end is milliseconds late.")
     ] = 0.0,
     missing: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of communications that were not recorded.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import sys
 import time
@@ -56,20 +55,18 @@ def top(
     refresh: Annotated[
         float, typer.Option(min=0.2, help="Seconds between two looks; more where looking takes long.")
     ] = 2.0,
-    ranks: Annotated[
-        int, typer.Option(min=0, help="So many ranks at most, the extremes; 0: as the terminal has lines.")
-    ] = 0,
+    ranks: Annotated[int, typer.Option(min=0, help="Show at most this number of ranks; 0: as many as fit.")] = 0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one frame as JSON, in nanoseconds.")] = False,
     run_id: Annotated[
-        str, typer.Option(help="Of the runs that a Prometheus knows, this one.", show_default=False)
+        str, typer.Option(help="The run to show of a Prometheus. Default: the newest.", show_default=False)
     ] = "",
 ) -> None:
     """Show where the time of a running job goes: its ranks, what they wait for, who is slow.
 
-    Reads only the newest steps, so it works on a login node, over ssh, while the job runs, and rests four times as long
-    as a look takes, at least. Waits for a run that is not there yet. Ctrl-C ends it. Without a terminal, and with
-    --once, one frame is printed; --once and --json end with 3 if there is nothing to show yet.
+    Reads only the newest steps, so it works on a login node, over ssh, while the job runs. It uses at most a fifth of a
+    core, and waits for a run that does not exist yet. Ctrl-C ends it. With --once, or without a terminal, it prints one
+    frame. The exit code of --once and --json is 3 if there is nothing to show yet.
     """
     run = runs[0] if len(runs) == 1 else str(run_directory([Path(one) for one in runs]))
     source = _source(run, last, run_id)
@@ -111,7 +108,7 @@ def _print_once(source: Source, run: str, ranks: int, *, as_json: bool) -> None:
 
 
 def _watch(source: Source, run: str, console: PlainConsole, refresh: float, ranks: int) -> None:
-    """Draw frame after frame on the terminal's other screen, so that what stood there is there again afterwards."""
+    """Draw frames on the terminal's alternate screen until Ctrl-C."""
     with Live(Text(printable(f"Reading {run} …")), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         while True:
@@ -119,14 +116,11 @@ def _watch(source: Source, run: str, console: PlainConsole, refresh: float, rank
             drawn = _drawn(source, run, console, ranks, refresh)
             pause = pause_seconds(time.monotonic() - began, refresh)
             live.update(drawn, refresh=True)
-            gc.collect()  # none was made while it looked: what a look leaves behind must not add up over days
             time.sleep(pause)
 
 
 def pause_seconds(took: float, refresh: float) -> float:
-    """Return how long to rest after a look that took so long: as is wished, but never so little that a core is kept
-    busy.
-    """
+    """Return the pause after a look: ``refresh``, but long enough to bound the share of a core."""
     return max(refresh, took * (1 - _BUSY_SHARE) / _BUSY_SHARE)
 
 

@@ -38,18 +38,16 @@ def trigger(
             show_default=False,
         ),
     ] = None,
-    wait: Annotated[
-        float, typer.Option(min=0, help="Wait so many seconds for the ranks to say that they have seen it.")
-    ] = 10.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Print what was asked for, and who saw it, as JSON.")] = (
-        False
-    ),
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the ranks to confirm it.")] = 10.0,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the request and the ranks that confirmed it as JSON.")
+    ] = False,
 ) -> None:
-    """Have all ranks of a running job record the same steps to come in detail, and then go back.
+    """Record some coming steps of a running job in detail, the same steps on all ranks.
 
-    The request is a file in the run directory; ranks look for it twice a second. The steps lie so far ahead that every
-    rank sees it in time; one that does not says so. Ranks that write to another directory (nodes without a shared file
-    system) are not reached.
+    The request is a file in the run directory; ranks look for it twice a second. The steps are far enough ahead for
+    every rank to see the request in time; a rank that is late reports it. Ranks that write to another directory (nodes
+    without a shared file system) do not get the request.
     """
     if modules:
         ModuleChoice.parse(modules)
@@ -100,7 +98,7 @@ def _announce(request: Request, progress: Progress) -> None:
 
 
 def _answers(run: Path, request: Request, seconds: float) -> dict[int, Any]:
-    """Return what each rank has said about the request, once all have or the time is over."""
+    """Return the ranks' answers, once all have answered or the time is over."""
     deadline = time.monotonic() + seconds
     while True:
         newest = load_newest(run)

@@ -49,7 +49,7 @@ def test_where_only_the_rules_of_the_study_can_replay_a_trace_its_numbers_are_to
         raise ReplayError("recorded events wait for one another in a circle")
 
     import_whatif(write_trace(tmp_path / "trace.parquet", two_stages()), tmp_path / "run")
-    monkeypatch.setattr("commtrace.cli.commands.straggler.build_program", refuse)
+    monkeypatch.setattr("commtrace.analysis.stragglers.report.build_program", refuse)
     monkeypatch.setattr(stragglers, "build_program", refuse)
 
     told = json.loads(CliRunner().invoke(app, ["straggler", str(tmp_path / "run"), "--json"]).stdout)

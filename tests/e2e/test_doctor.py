@@ -48,7 +48,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     found = Jobs(folder)
     process = subprocess.Popen([sys.executable, str(PROGRAM), str(folder)], cwd=REPOSITORY)
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 150
         while not (folder / "hanging").exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         found.running = {name: found.told(name) for name in LOOKED_AT_WHILE_THEY_RUN}

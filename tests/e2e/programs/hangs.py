@@ -27,7 +27,7 @@ FOLDER = Path(sys.argv[1])
 WORLD_SIZE = 4
 STEPS = 5
 FOREVER = 600.0
-SECONDS_TO_GET_THERE = 60.0
+SECONDS_TO_GET_THERE = 120.0
 SECONDS_OF_HANGING = 5.0
 
 Groups = dict[str, Any]
@@ -178,7 +178,7 @@ SCENARIOS: dict[str, Callable[[int, Groups], None]] = {
 }
 
 
-HANG_SECONDS = {one_keeps_the_lock_of_its_interpreter.__name__: 1.0}
+HANG_SECONDS = {one_keeps_the_lock_of_its_interpreter.__name__: 0.5}
 
 
 def has_left_its_stack() -> bool:

@@ -164,8 +164,8 @@ class CommunicationKey(NamedTuple):
     detail: int
 
 
-MOST_DURATIONS: Final = 4_000_000
-"""Of a table, up to which its quantiles are exact: 32 MB."""
+MOST_DURATIONS: Final = 1_000_000
+"""Of a table, up to which its quantiles are exact: 8 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,8 @@ class Route(NamedTuple):
     target: str
 
 
-MOST_SPEEDS: Final = 4_000_000
-"""Of a run, up to which medians are exact: 32 MB."""
+MOST_SPEEDS: Final = 1_000_000
+"""Of a run, up to which medians are exact: 8 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from commtrace.analysis.breakdown.modules import add_modules
 from commtrace.analysis.summary import summarise
 from commtrace.cli.views.summary import print_summary
 from tests.factory import Row, collective, group, make_run, span, stall
@@ -71,6 +72,25 @@ def test_median_and_tail_over_steps_and_which_rank_is_slowest() -> None:
 
     (alone,) = summarise(make_run({0: steps(0)}), steps="0:20").modules
     assert alone.slowest() == (None, None)
+
+
+def test_tables_of_some_steps_and_of_later_ones_add_up() -> None:
+    def steps(slow: int) -> list[Row]:
+        return [
+            row
+            for begin, step in ((0, 0), (1_000, 1), (2_000, 2))
+            for row in (
+                span("step", begin, begin + 1_000, step=step),
+                span("module", begin, begin + 100 + 7 * step + slow, step=step, name=f"layers.{step}"),
+                *([span("module", begin, begin + 900, step=step, name="head")] if step == 2 else []),
+            )
+        ]
+
+    run = make_run({0: steps(0), 1: steps(30)})
+    first, second, whole = (list(summarise(run, steps).modules) for steps in ("0:2", "2:3", "0:3"))
+
+    assert [row.to_json() for row in add_modules(first, second)] == [row.to_json() for row in whole]
+    assert [row.name for row in whole] == ["head", "layers.*"]
 
 
 def test_a_stall_in_a_repeated_forward_counts_once() -> None:

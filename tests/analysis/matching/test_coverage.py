@@ -4,8 +4,9 @@ from typing import Any
 
 from commtrace.analysis.hangs.diagnosis import examine
 from commtrace.analysis.matching.arrivals import find_arrivals
-from commtrace.analysis.matching.coverage import Seen, cover_groups, find_coverage
+from commtrace.analysis.matching.coverage import Captured, Seen, cover_groups, find_coverage
 from commtrace.analysis.matching.roles import find_roles
+from commtrace.trace import schema
 from commtrace.trace.json_values import fields_to_json
 from commtrace.trace.run import Run
 from tests.analysis.hung_runs import NOW_NS, activity, done, flight, stopped_run
@@ -22,6 +23,13 @@ def test_rows_and_drops_are_added_up_over_the_ranks() -> None:
     rows = {rank: [collective("all_reduce", PAIR, 0, 0, 1), span("forward", 0, 1)] for rank in (0, 1)}
     run = make_run(rows, [PAIR], dropped=lambda rank: {"p2p": 3 + rank})
     assert coverage(run) == {"captured": {"forward": 2, "collective": 2}, "dropped": {"p2p": 7}, "not_visible": []}
+
+
+def test_what_was_captured_in_parts_adds_up() -> None:
+    some, more = Captured({"step": 1}, frozenset({"dp"})), Captured({"gc": 2, "step": 3}, frozenset({"tp", "dp"}))
+
+    assert some + more == more + some == Captured({"step": 4, "gc": 2}, frozenset({"dp", "tp"}))
+    assert [*(more + some).rows] == [kind for kind in schema.KINDS if kind in ("step", "gc")]
 
 
 def test_a_dimension_that_must_communicate_and_was_not_heard_is_not_visible() -> None:
